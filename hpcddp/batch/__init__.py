@@ -1,0 +1,1 @@
+"""The batch contract: who gets which samples at which learning rate. No torch."""

@@ -1,0 +1,5 @@
+"""``python -m hpcddp.cli``."""
+
+from hpcddp.cli.main import main
+
+main()

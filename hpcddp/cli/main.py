@@ -1,0 +1,42 @@
+"""The ``hpcddp`` command: every command group, and the one place that turns an error into an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from hpcddp import __version__
+from hpcddp.cli import boundary
+
+app = typer.Typer(
+    name="hpcddp",
+    help="From one typed job file to a PyTorch DDP training under Slurm, with proof.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001
+    if value:
+        typer.echo(f"hpcddp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def hpcddp(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options that every command shares."""
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(boundary.run(app, sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""From a job file to running tasks: render, submit, rendezvous, the task's first lines."""

@@ -1,0 +1,123 @@
+"""One class knows every path of a run: ``<run_root>/<name>/<run_id>/``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The layout of a run's directory.
+
+    Args:
+        path: the directory itself; it need not exist.
+    """
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.path.name
+
+    @property
+    def job_file(self) -> Path:
+        """The resolved job, as every task reads it."""
+        return self.path / "job.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """The batch plan."""
+        return self.path / "plan.json"
+
+    @property
+    def script(self) -> Path:
+        """The script that was submitted."""
+        return self.path / "job.sbatch"
+
+    @property
+    def batch_log(self) -> Path:
+        """What the batch script itself printed, over all attempts."""
+        return self.path / "batch.log"
+
+    @property
+    def submitit(self) -> Path:
+        """The folder that submitit keeps its pickles in."""
+        return self.path / "submitit"
+
+    @property
+    def events(self) -> Path:
+        """The run's own event log."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One line per optimizer step and per evaluation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def result(self) -> Path:
+        """What came of the run; written once it has ended for good."""
+        return self.path / "result.json"
+
+    @property
+    def attempts(self) -> Path:
+        """The folder of attempts."""
+        return self.path / "attempts"
+
+    def attempt(self, number: int) -> AttemptDirectory:
+        """Return the directory of attempt ``number`` (0 is the first)."""
+        return AttemptDirectory(self.attempts / str(number))
+
+    def newest_attempt(self) -> int | None:
+        """Return the highest attempt number on disk, or None before the first start."""
+        if not self.attempts.is_dir():
+            return None
+        return max((int(entry.name) for entry in self.attempts.iterdir() if entry.name.isdecimal()), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDirectory:
+    """The directory of one attempt: ``attempts/<n>/``."""
+
+    path: Path
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Return the attempt directory that the batch script exported as ``HPCDDP_ATTEMPT_DIR``."""
+        return cls(Path(text))
+
+    @property
+    def number(self) -> int:
+        """The attempt's number."""
+        return int(self.path.name)
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run that this is an attempt of."""
+        return RunDirectory(self.path.parent.parent)
+
+    @property
+    def start(self) -> Path:
+        """Who started this attempt: job id, restart count, submit time, token."""
+        return self.path / "start.json"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Where rank 0 of this attempt listens."""
+        return self.path / "rendezvous.json"
+
+    def rank_log(self, rank: int) -> Path:
+        """Return the log of one rank."""
+        return self.path / f"rank-{rank}.log"
+
+    def rank_error(self, rank: int) -> Path:
+        """Return the error record of one rank."""
+        return self.path / f"error-rank-{rank}.json"

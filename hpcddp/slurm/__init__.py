@@ -1,0 +1,1 @@
+"""Slurm's language and its doors: directives, host lists, rank environment, commands."""

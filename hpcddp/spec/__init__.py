@@ -1,0 +1,1 @@
+"""What the user asks for: the job file, its types, units, overrides and origins."""

@@ -1,0 +1,1 @@
+"""The training itself: the only room that imports torch."""
