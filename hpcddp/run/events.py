@@ -12,7 +12,14 @@ KINDS = ("start", "stop", "save", "requeue", "failure", "finish")
 
 
 def append_event(  # noqa: PLR0913
-    path: Path, *, kind: str, time: float, attempt: int, step: int | None = None, reason: str | None = None, **facts: Any
+    path: Path,
+    *,
+    kind: str,
+    time: float,
+    attempt: int,
+    step: int | None = None,
+    reason: str | None = None,
+    **facts: Any,
 ) -> None:
     """Append one event.
 

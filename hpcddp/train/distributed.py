@@ -1,0 +1,286 @@
+"""Opening and closing the process group: all ranks, or an error that names the missing one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from hpcddp.errors import HpcddpError
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.stop.exit_codes import ExitCode
+
+_POLL_S = 0.05
+# How long the others may take to read rank 0's verdict after it was given.
+_VERDICT_GRACE = timedelta(seconds=30)
+_TEARDOWN_TIMEOUT = timedelta(seconds=30)
+
+
+class MissingRankError(HpcddpError):
+    """Some ranks did not arrive."""
+
+    kind = "missing_rank"
+    exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
+
+
+class DisagreementError(HpcddpError):
+    """The ranks are not of one mind: another version, job file, attempt, or one GPU twice."""
+
+    kind = "disagreement"
+    exit_code: ClassVar[int] = ExitCode.USER_CODE
+
+
+class DeviceError(HpcddpError):
+    """The device that this rank should use is not there."""
+
+    kind = "device"
+    exit_code: ClassVar[int] = ExitCode.USER_CODE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What must agree on all ranks, and where this rank is.
+
+    Args:
+        host: this rank's host.
+        hpcddp: version of hpcddp.
+        python: version of Python.
+        torch: version of torch.
+        job: sha256 of the resolved job file as this rank read it.
+        attempt: the attempt's number.
+        gpu: the GPU's UUID, or None on a CPU.
+    """
+
+    host: str
+    hpcddp: str
+    python: str
+    torch: str
+    job: str
+    attempt: int
+    gpu: str | None
+
+
+_MUST_AGREE = {
+    "hpcddp": "hpcddp",
+    "python": "Python",
+    "torch": "torch",
+    "job": "the job file (sha256)",
+    "attempt": "attempt",
+}
+
+
+def choose_device(env: RankEnv, kind: str) -> torch.device:
+    """Return the device of this rank and make it the current one.
+
+    The index is decided from what the process sees: 0 if Slurm left one device visible, else the local rank.
+
+    Args:
+        env: who this rank is.
+        kind: ``cuda`` or ``cpu``.
+
+    Raises:
+        DeviceError: GPUs were asked for and this host shows none, or fewer than the local rank needs.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    host = socket.gethostname()
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            f"rank {env.rank} on {host} sees no CUDA device, but the job asks for GPUs; "
+            "ask for a node with GPUs, or set train.device: cpu to run the same job on CPUs"
+        )
+    visible = torch.cuda.device_count()
+    index = 0 if visible == 1 else env.local_rank
+    if index >= visible:
+        raise DeviceError(
+            f"rank {env.rank} on {host} has local rank {env.local_rank} but sees {visible} CUDA devices; "
+            "ask for as many GPUs per node as tasks per node"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def gpu_uuid(device: torch.device) -> str | None:
+    """Return the UUID of the GPU behind ``device``, or None for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+@contextlib.contextmanager
+def process_group(  # noqa: PLR0913
+    env: RankEnv,
+    *,
+    address: str,
+    port: int,
+    token: str,
+    listener: socket.socket | None,
+    identity: Identity,
+    device: torch.device,
+    rendezvous_timeout: timedelta,
+    hang_timeout: timedelta,
+    watch: Callable[[], None],
+) -> Iterator[None]:
+    """Open the default process group with every rank in it, and close it at the end.
+
+    Args:
+        env: who this rank is.
+        address: rank 0's host.
+        port: the port that rank 0 listens on.
+        token: what this attempt's keys begin with, so that a stranger's keys never meet ours.
+        listener: rank 0's listening socket, handed over to the store; None on the other ranks.
+        identity: what must agree on all ranks.
+        device: this rank's device: NCCL on a GPU, gloo on a CPU.
+        rendezvous_timeout: how long to wait for the ranks.
+        hang_timeout: how long a collective may take.
+        watch: called while waiting; raises if it is known that waiting is in vain.
+
+    Raises:
+        MissingRankError: names the ranks that did not arrive, and their hosts.
+        DisagreementError: names the rank that differs, or the two ranks on one GPU.
+    """
+    store = dist.PrefixStore(token, _open_store(env, address, port, listener, rendezvous_timeout))
+    _gather_ranks(store, env, identity, rendezvous_timeout, watch)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=env.rank,
+        world_size=env.world_size,
+        timeout=hang_timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+    yield
+    # Only after success: after an exception no collective is entered and the process ends at once.
+    dist.barrier()
+    with _deadline(_TEARDOWN_TIMEOUT):
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _deadline(timeout: timedelta) -> Iterator[None]:
+    """End the process with success if tearing down hangs: every rank has passed the last barrier, all is written."""
+    timer = threading.Timer(timeout.total_seconds(), end_process, [ExitCode.FINISHED])
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
+
+
+def _open_store(
+    env: RankEnv, address: str, port: int, listener: socket.socket | None, timeout: timedelta
+) -> dist.TCPStore:
+    if listener is None:
+        return dist.TCPStore(address, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
+    # The store owns the descriptor from here on: detach, or Python would close it a second time.
+    return dist.TCPStore(
+        address,
+        port,
+        env.world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _gather_ranks(
+    store: dist.Store, env: RankEnv, identity: Identity, timeout: timedelta, watch: Callable[[], None]
+) -> None:
+    """Wait for every rank, compare them on rank 0, and let all ranks hear the same verdict."""
+    store.set(f"rank/{env.rank}", json.dumps(asdict(identity)))
+    if env.rank == 0:
+        error = _judge(store, env, timeout, watch)
+        store.set("verdict", json.dumps(error))
+        _wait_until(lambda: store.check([f"heard/{rank}" for rank in _arrived(store, env)[1:]]), _VERDICT_GRACE, watch)
+    else:
+        if not _wait_until(lambda: store.check(["verdict"]), timeout + _VERDICT_GRACE, watch):
+            raise MissingRankError(
+                f"rank 0 gave no verdict within {timeout} (seen from rank {env.rank} on {identity.host})"
+            )
+        error = json.loads(store.get("verdict"))
+        store.set(f"heard/{env.rank}", "")
+    if error is not None:
+        raise {"missing": MissingRankError, "disagreement": DisagreementError}[error["kind"]](error["message"])
+
+
+def _judge(store: dist.Store, env: RankEnv, timeout: timedelta, watch: Callable[[], None]) -> dict[str, str] | None:
+    """Return what is wrong with the ranks that arrived, or None."""
+    everyone = [f"rank/{rank}" for rank in range(env.world_size)]
+    if not _wait_until(lambda: store.check(everyone), timeout, watch):
+        arrived = set(_arrived(store, env))
+        missing = [rank for rank in range(env.world_size) if rank not in arrived]
+        return {"kind": "missing", "message": missing_sentence(env, missing, timeout)}
+    identities = [json.loads(store.get(key)) for key in everyone]
+    sentence = disagreement_sentence(identities) or shared_gpu_sentence(identities)
+    return {"kind": "disagreement", "message": sentence} if sentence else None
+
+
+def _arrived(store: dist.Store, env: RankEnv) -> list[int]:
+    return [rank for rank in range(env.world_size) if store.check([f"rank/{rank}"])]
+
+
+def _wait_until(met: Callable[[], bool], timeout: timedelta, watch: Callable[[], None]) -> bool:
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not met():
+        watch()
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def missing_sentence(env: RankEnv, missing: list[int], timeout: timedelta) -> str:
+    """Return the error that names the ranks in ``missing`` and their hosts."""
+    named = ", ".join(f"rank {rank} on {env.host_of(rank) or 'an unknown host'}" for rank in missing[:16])
+    more = f" and {len(missing) - 16} more" if len(missing) > 16 else ""  # noqa: PLR2004
+    return (
+        f"{len(missing)} of {env.world_size} ranks did not start within the rendezvous timeout of "
+        f"{timeout.total_seconds():g} s: {named}{more}; look at those hosts, or raise launch.rendezvous_timeout"
+    )
+
+
+def disagreement_sentence(identities: list[dict[str, Any]]) -> str | None:
+    """Return the error that names the first rank that differs from the majority, or None if all agree."""
+    for field, label in _MUST_AGREE.items():
+        common, _ = Counter(identity[field] for identity in identities).most_common(1)[0]
+        for rank, identity in enumerate(identities):
+            if identity[field] != common:
+                return (
+                    f"rank {rank} on {identity['host']} has {label} {identity[field]}, the other ranks have {common}; "
+                    "every host must see the same environment and the same run directory"
+                )
+    return None
+
+
+def shared_gpu_sentence(identities: list[dict[str, Any]]) -> str | None:
+    """Return the error that names two ranks on one GPU, or None."""
+    seen: dict[str, int] = {}
+    for rank, identity in enumerate(identities):
+        if (gpu := identity["gpu"]) is None:
+            continue
+        if gpu in seen:
+            return (
+                f"ranks {seen[gpu]} and {rank} on {identity['host']} share the GPU {gpu}; "
+                "one task needs one GPU: ask for as many GPUs per node as tasks per node"
+            )
+        seen[gpu] = rank
+    return None
+
+
+def end_process(code: int) -> None:
+    """Leave the process without running destructors of the process group.
+
+    Freeing DDP's reducer after the group has been destroyed can deadlock on the GIL, and interpreter shutdown can abort
+    in a still running backend thread. All that matters has been written and flushed by now.
+    """
+    os._exit(code)
