@@ -11,7 +11,7 @@ from hpcddp.run.files import append_line
 KINDS = ("start", "stop", "save", "requeue", "failure", "finish")
 
 
-def append_event(  # noqa: PLR0913
+def append_event(
     path: Path,
     *,
     kind: str,
@@ -19,7 +19,7 @@ def append_event(  # noqa: PLR0913
     attempt: int,
     step: int | None = None,
     reason: str | None = None,
-    **facts: Any,
+    **facts: object,
 ) -> None:
     """Append one event.
 

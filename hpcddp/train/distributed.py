@@ -117,7 +117,7 @@ def gpu_uuid(device: torch.device) -> str | None:
 
 
 @contextlib.contextmanager
-def process_group(  # noqa: PLR0913
+def process_group(
     env: RankEnv,
     *,
     address: str,
@@ -169,7 +169,7 @@ def process_group(  # noqa: PLR0913
 @contextlib.contextmanager
 def _deadline(timeout: timedelta) -> Iterator[None]:
     """End the process with success if tearing down hangs: every rank has passed the last barrier, all is written."""
-    timer = threading.Timer(timeout.total_seconds(), end_process, [ExitCode.FINISHED])
+    timer = threading.Timer(timeout.total_seconds(), os._exit, [ExitCode.FINISHED])
     timer.daemon = True
     timer.start()
     yield
@@ -275,12 +275,3 @@ def shared_gpu_sentence(identities: list[dict[str, Any]]) -> str | None:
             )
         seen[gpu] = rank
     return None
-
-
-def end_process(code: int) -> None:
-    """Leave the process without running destructors of the process group.
-
-    Freeing DDP's reducer after the group has been destroyed can deadlock on the GIL, and interpreter shutdown can abort
-    in a still running backend thread. All that matters has been written and flushed by now.
-    """
-    os._exit(code)

@@ -1,0 +1,219 @@
+"""What the batch script runs before and after the tasks: ``begin`` claims the run, ``end`` says what became of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcddp.errors import HpcddpError, UserError
+from hpcddp.launch.claim import RunDirectoryError, Start, conflict, make_private_directory
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.events import append_event
+from hpcddp.run.failure import describe_failure, read_failures
+from hpcddp.run.files import read_json, write_json, write_text
+from hpcddp.slurm import commands
+from hpcddp.stop.exit_codes import ExitCode
+
+# Slurm kept a job id in these states, or is about to run it again.
+_ENDED_STATES = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+)
+
+
+def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, environment: Mapping[str, str]) -> str:
+    """Claim the run directory for one more attempt.
+
+    Args:
+        run_root: where runs live; relative to the working directory.
+        name: the job's name.
+        run_id: the run's id; None derives ``<cluster name>-<job id>``.
+        job_text: the resolved job file.
+        environment: the batch script's environment.
+
+    Returns:
+        The attempt's directory, or an empty text if the run has finished already and nothing is left to do.
+
+    Raises:
+        RunDirectoryError: the directory belongs to another job, or is not safe.
+    """
+    start = _observe(environment)
+    run = RunDirectory(Path(run_root).absolute() / name / (run_id or _derived_run_id(environment)))
+    make_private_directory(run.path)
+    previous = _newest_start(run)
+    alive = previous is not None and previous.job_id != start.job_id and _is_alive(previous)
+    if (why := conflict(previous, start, previous_alive=alive)) is not None:
+        raise RunDirectoryError(f"the run directory {run.path} is taken: {why}; use another run id or run_root")
+    if _has_finished(run):
+        return ""
+    _keep_job_file(run, job_text)
+    # A result is written when a run has ended for good; this one is being continued.
+    run.result.unlink(missing_ok=True)
+    attempt = _create_attempt(run)
+    write_json(attempt.start, start.as_json())
+    append_event(
+        run.events, kind="start", time=start.time, attempt=attempt.number, job_id=start.job_id, host=start.host
+    )
+    return str(attempt.path)
+
+
+def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Decide what the batch script exits with, and say why.
+
+    Args:
+        attempt: the attempt that has ended.
+        code: what srun (or the local controller) exited with; it hides the cause.
+        environment: the batch script's environment.
+
+    Returns:
+        The exit code of the job and the paragraph for its log.
+    """
+    run = attempt.run
+    if _has_finished(run):
+        return ExitCode.FINISHED, f"run {run.run_id} has finished; its result is {run.result}"
+    failures = read_failures(attempt)
+    now = time.time()
+    if failures and not failures[0].secondary:
+        first = failures[0]
+        _write_failed(run, attempt, first.message, exit_code=first.exit_code)
+        append_event(
+            run.events, kind="failure", time=now, attempt=attempt.number, rank=first.rank, reason=first.message
+        )
+        return first.exit_code, describe_failure(failures)
+    text = f"the tasks ended (srun code {code}) without a result and without naming a cause"
+    if failures:
+        text += "\n" + describe_failure(failures)
+    if _still_ours(environment):
+        _write_failed(run, attempt, text, exit_code=ExitCode.INFRASTRUCTURE)
+    append_event(run.events, kind="failure", time=now, attempt=attempt.number, reason=text.splitlines()[0])
+    return ExitCode.INFRASTRUCTURE, f"{text}\nthe logs of the ranks are in {attempt.path}"
+
+
+def _observe(environment: Mapping[str, str]) -> Start:
+    """Return who starts now, with the submit time that Slurm knows."""
+    job_id = _slurm_job_id(environment)
+    job = commands.show_job(job_id) if job_id else None
+    return Start(
+        job_id=job_id or environment.get("HPCDDP_LOCAL_JOB_ID"),
+        restart_count=int(environment.get("SLURM_RESTART_COUNT") or 0) if job_id else 0,
+        submit_time=job.get("SubmitTime") if job else None,
+        host=environment.get("SLURMD_NODENAME") or socket.gethostname(),
+        token=secrets.token_hex(16),
+        time=time.time(),
+    )
+
+
+def _slurm_job_id(environment: Mapping[str, str]) -> str | None:
+    if "HPCDDP_LOCAL_JOB_ID" in environment:
+        return None
+    if "SLURM_ARRAY_JOB_ID" in environment:
+        return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
+    return environment.get("SLURM_JOB_ID")
+
+
+def _derived_run_id(environment: Mapping[str, str]) -> str:
+    job_id = _slurm_job_id(environment)
+    if job_id is None:
+        raise UserError("this script was rendered for sbatch; run it with sbatch, or use hpcddp submit --cluster local")
+    cluster = re.sub(r"[^A-Za-z0-9._-]", "-", environment.get("SLURM_CLUSTER_NAME") or "cluster")
+    return f"{cluster}-{job_id}"
+
+
+def _newest_start(run: RunDirectory) -> Start | None:
+    number = run.newest_attempt()
+    document = None if number is None else read_json(run.attempt(number).start)
+    return None if document is None else Start(**document)
+
+
+def _is_alive(start: Start) -> bool:
+    """Return whether the job of an earlier start still runs or waits; not known counts as alive only for Slurm's."""
+    if start.job_id is None:
+        return False
+    if start.submit_time is None:
+        return start.host == socket.gethostname() and Path(f"/proc/{start.job_id}").exists()
+    job = commands.show_job(start.job_id)
+    return job is not None and job.get("SubmitTime") == start.submit_time and job.get("JobState") not in _ENDED_STATES
+
+
+def _has_finished(run: RunDirectory) -> bool:
+    result = read_json(run.result)
+    return result is not None and result.get("status") == "finished"
+
+
+def _keep_job_file(run: RunDirectory, text: str) -> None:
+    """Write the resolved job once; a run never changes its job."""
+    if not run.job_file.exists():
+        write_text(run.job_file, text)
+    elif run.job_file.read_text(encoding="utf-8") != text:
+        raise RunDirectoryError(
+            f"the run directory {run.path} holds another job file than this script; use another run id or run_root"
+        )
+
+
+def _create_attempt(run: RunDirectory) -> AttemptDirectory:
+    """Create the next attempt's directory; two scripts at once get two numbers."""
+    run.attempts.mkdir(mode=0o700, exist_ok=True)
+    number = run.newest_attempt()
+    attempt = run.attempt(0 if number is None else number + 1)
+    attempt.path.mkdir(mode=0o700)
+    return attempt
+
+
+def _still_ours(environment: Mapping[str, str]) -> bool:
+    """Return whether nothing but us decides on this job now: it was neither cancelled nor preempted nor requeued."""
+    job_id = _slurm_job_id(environment)
+    job = commands.show_job(job_id) if job_id else None
+    return job is None or (job.get("JobState") == "RUNNING" and job.get("PreemptTime", "None") == "None")
+
+
+def _write_failed(run: RunDirectory, attempt: AttemptDirectory, reason: str, *, exit_code: int) -> None:
+    document = {"status": "failed", "reason": reason, "exit_code": int(exit_code), "attempts": attempt.number + 1}
+    write_json(run.result, document)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m hpcddp.launch.attempt")
+    commands_of = parser.add_subparsers(dest="command", required=True)
+    begin_parser = commands_of.add_parser("begin")
+    begin_parser.add_argument("--run-root", required=True)
+    begin_parser.add_argument("--name", required=True)
+    begin_parser.add_argument("--run-id")
+    end_parser = commands_of.add_parser("end")
+    end_parser.add_argument("--code", type=int, required=True)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run ``begin`` or ``end`` and return the exit code of this process."""
+    options = _parse(arguments)
+    try:
+        if options.command == "end":
+            attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
+            code, text = end(attempt, code=options.code, environment=environment)
+            sys.stderr.write(f"hpcddp: {text}\n")
+            return code
+        directory = begin(
+            run_root=options.run_root,
+            name=options.name,
+            run_id=options.run_id,
+            job_text=sys.stdin.read(),
+            environment=environment,
+        )
+    except HpcddpError as error:
+        sys.stderr.write(f"hpcddp: {error.message}\n")
+        return error.exit_code
+    if directory:
+        sys.stdout.write(f"{directory}\n")
+    else:
+        sys.stderr.write("hpcddp: this run has finished already; nothing to do\n")
+    return ExitCode.FINISHED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

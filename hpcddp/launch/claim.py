@@ -1,0 +1,97 @@
+"""Whether a job may use a run directory: a run belongs to one job at a time."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcddp.errors import UserError
+
+
+class RunDirectoryError(UserError):
+    """The run directory cannot be used."""
+
+    kind = "run_directory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Who started an attempt.
+
+    Args:
+        job_id: Slurm's job id, or the process id of a local run; None by hand.
+        restart_count: how often Slurm has requeued the job before.
+        submit_time: Slurm's submit time of this start, None if it could not be asked. Slurm renews it at every requeue.
+        host: where the batch script runs.
+        token: what only this attempt knows.
+        time: seconds since the epoch.
+    """
+
+    job_id: str | None
+    restart_count: int
+    submit_time: str | None
+    host: str
+    token: str
+    time: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document for ``start.json``."""
+        return asdict(self)
+
+
+def conflict(previous: Start | None, start: Start, *, previous_alive: bool) -> str | None:
+    """Return why ``start`` must not use the directory that ``previous`` used, or None if it may.
+
+    Args:
+        previous: who started the newest attempt there; None if there was none.
+        start: who wants to start now.
+        previous_alive: whether the job of ``previous`` is known to be alive, when it is another job.
+    """
+    if previous is None:
+        return None
+    if previous.job_id != start.job_id:
+        return f"job {previous.job_id} is still using it" if previous_alive else None
+    if start.restart_count > previous.restart_count:
+        return None
+    # Job ids come again after a cluster is rebuilt; a requeue of the same job has a higher restart count.
+    return (
+        f"it belongs to another job {previous.job_id}, submitted at {previous.submit_time}; "
+        f"this one was submitted at {start.submit_time}"
+    )
+
+
+def make_private_directory(path: Path) -> None:
+    """Create ``path`` and its parents with mode 0700, and refuse a place that others could write to.
+
+    Raises:
+        RunDirectoryError: it is not the user's own, others may write to it, or a parent lets anyone replace it.
+    """
+    try:
+        for parent in [*reversed(path.parents), path]:
+            if not parent.exists():
+                parent.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {path} cannot be created: {error.strerror}; choose another run_root"
+        ) from error
+    for sentence in _dangers(path.resolve()):
+        raise RunDirectoryError(sentence)
+
+
+def _dangers(path: Path) -> Iterator[str]:
+    """Yield why a pickle in ``path`` might not be the user's own."""
+    status = path.stat()
+    if not path.is_dir():
+        yield f"the run directory {path} is not a directory; choose another run_root"
+    if status.st_uid != os.getuid():
+        yield f"the run directory {path} belongs to user {status.st_uid}, not to you; choose another run_root"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        yield f"the run directory {path} can be written by others; run: chmod go-w {path}"
+    for parent in path.parents:
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            yield f"{parent}, above the run directory, can be written by everyone; choose another run_root"

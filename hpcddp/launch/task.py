@@ -1,0 +1,136 @@
+"""The program that every task runs: ``python -P -u -m hpcddp.launch.task``.
+
+It learns who it is, sends its output to its own log, sets the thread count before any numerical library is loaded, and
+turns an exception into a record and an exit code. Where submitit submitted the job it goes through submitit, so that a
+``submitit.Job`` has its result and its exception.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.claim import RunDirectoryError
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.stop.exit_codes import ExitCode
+
+PICKLE_DIGEST = "HPCDDP_PICKLE_SHA256"
+"""The environment variable that carries the pickle's sha256 from the submission to the task."""
+
+_PICKLE_TIMEOUT_S = 60.0
+
+
+def main() -> int:
+    """Run the task and return its exit code."""
+    environment = os.environ
+    attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
+    try:
+        env = RankEnv.from_env(environment)
+        if env.source == "submitit":
+            _redirect_output(attempt.rank_log(env.rank))
+        environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(attempt)))
+        # Relative imports of the user's own modules mean the directory of submission; -P keeps it from coming first.
+        sys.path.append(str(Path.cwd()))
+        _work(env, attempt, environment)
+    except SystemExit as error:
+        return _record(attempt, error, exit_code=ExitCode.USER_CODE)
+    except KeyboardInterrupt as error:
+        return _record(attempt, error, exit_code=ExitCode.INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  this is the task's boundary: recorded, printed, and the process ends
+        return _record(attempt, error, exit_code=None)
+    return ExitCode.FINISHED
+
+
+def _work(env: RankEnv, attempt: AttemptDirectory, environment: Mapping[str, str]) -> None:
+    digest = environment.get(PICKLE_DIGEST)
+    if digest is None:
+        from hpcddp.launch import work
+
+        work.run(str(attempt.path))
+        return
+    os.environ["SUBMITIT_EXECUTOR"] = "local" if env.source == "submitit" else "slurm"
+    folder = attempt.run.submitit
+    check_pickle(folder / f"{env.job_id}_submitted.pkl", digest)
+    from submitit.core.submission import process_job
+
+    process_job(folder)
+
+
+def check_pickle(path: Path, digest: str) -> None:
+    """Wait for the submitted pickle and compare it with the digest that came with the job.
+
+    Raises:
+        RunDirectoryError: the pickle is missing, or is not the one that was submitted.
+    """
+    deadline = time.monotonic() + _PICKLE_TIMEOUT_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise RunDirectoryError(f"{path} did not appear; every host must see the run directory")
+        time.sleep(0.05)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != digest:
+        raise RunDirectoryError(f"{path} is not the file that was submitted (sha256 {found}, expected {digest})")
+
+
+def _redirect_output(log: Path) -> None:
+    """Send this process's output, and that of its children, to the rank's own log, as srun does on a cluster."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _cpus_of_this_task(attempt: AttemptDirectory) -> int:
+    """Return how many CPUs this task may use: what it asked for, unless the kernel allows it fewer."""
+    from hpcddp.spec.write import parse_resolved
+
+    spec = parse_resolved(attempt.run.job_file.read_text(encoding="utf-8"))
+    return max(1, min(spec.resources.cpus_per_task, len(os.sched_getaffinity(0))))
+
+
+def _record(attempt: AttemptDirectory, error: BaseException, *, exit_code: int | None) -> int:
+    """Write the error record, print the error, and return the exit code."""
+    from hpcddp.launch.work import is_peer_loss
+
+    secondary = is_peer_loss(error)
+    if exit_code is None:
+        declared = getattr(error, "exit_code", ExitCode.INFRASTRUCTURE if secondary else ExitCode.USER_CODE)
+        # The command line's codes 1 and 2 mean nothing to a requeue decision.
+        exit_code = declared if declared in tuple(ExitCode) else ExitCode.USER_CODE
+    text = "".join(traceback.format_exception(error))
+    record = FailureRecord(
+        rank=_rank(os.environ),
+        host=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        time=time.time(),
+        kind=getattr(error, "kind", None) or type(error).__name__,
+        message=error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__,
+        traceback=text,
+        exit_code=int(exit_code),
+        secondary=secondary,
+    )
+    write_failure(attempt, record)
+    sys.stderr.write(f"{text}\nhpcddp: rank {record.rank} on {record.host}: {record.kind}: {record.message}\n")
+    return int(exit_code)
+
+
+def _rank(environment: Mapping[str, str]) -> int:
+    """Return the rank for the record even where the rank environment as a whole is wrong."""
+    names = ("SUBMITIT_LOCAL_GLOBALID", "SLURM_PROCID", "RANK")
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), 0)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # No interpreter shutdown: freeing DDP's reducer then can deadlock, and all that matters has been written.
+    os._exit(code)
