@@ -1,0 +1,89 @@
+"""Why a batch cannot be split as asked, and which numbers can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcddp.batch.split import ceil_div
+from hpcddp.errors import UserError
+
+
+class PlanError(UserError):
+    """A batch that cannot be split as asked; the sentence names the numbers that can."""
+
+    kind = "plan"
+
+
+def refuse_below_one(**numbers: int | None) -> None:
+    """Refuse any of the numbers, by name, that is given and below 1."""
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise PlanError(f"{name} is {number}, and there is nothing to split below 1; write 1 or more", name=name)
+
+
+def refuse_idle_ranks(batch: int, world: int) -> None:
+    """Refuse B < W."""
+    if batch < world:
+        raise PlanError(
+            f"global_batch_size is {batch}, fewer samples than the {world} ranks of the job, so that some ranks would "
+            f"always idle; write global_batch_size {world} or more, or use {count(batch, 'rank')} or fewer",
+            global_batch_size=batch,
+            world_size=world,
+        )
+
+
+def refuse_uneven(batch: int, world: int) -> None:
+    """Refuse a B that W does not divide: ``split: error``."""
+    remainder = batch % world
+    if remainder:
+        below, above = batch - remainder, batch - remainder + world
+        raise PlanError(
+            f"global_batch_size is {batch}, which {world} ranks do not divide, and split is 'error'; "
+            f"write {below} or {above}, or split 'exact' for shares that differ by one sample",
+            below=below,
+            above=above,
+        )
+
+
+def refuse_over_cap(share: int, steps: int, cap: int | None, needed: int) -> None:
+    """Refuse an A said by hand that is less than the cap m needs."""
+    if cap is None or steps >= needed:
+        return
+    largest = ceil_div(share, steps)
+    raise PlanError(
+        f"grad_accum_steps is {steps}, which makes micro-batches of {largest} samples from a share of {share}, and "
+        f"max_per_device_batch_size allows {cap}; write grad_accum_steps {needed} or more, leave it out, or allow "
+        f"{largest} samples",
+        grad_accum_steps=steps,
+        needed=needed,
+    )
+
+
+def refuse_empty_epoch(samples: int, batch: int) -> None:
+    """Refuse N < B when the tail is dropped: an epoch without a step."""
+    if samples < batch:
+        raise PlanError(
+            f"tail is 'drop' and the training data has {count(samples, 'sample')}, fewer than one global batch of "
+            f"{batch}, so that an epoch would have no step; write global_batch_size {samples} or less, or tail 'keep' "
+            "or 'wrap'",
+            samples=samples,
+            global_batch_size=batch,
+        )
+
+
+def refuse_single(*, step: int, batch: int, rank: int, micro_step: int, ways_out: Sequence[str]) -> None:
+    """Refuse a micro-batch of one sample in front of BatchNorm; ``ways_out`` are changes that were found to work."""
+    raise PlanError(
+        f"step {step} of every epoch has {count(batch, 'sample')}, which leaves rank {rank} one sample in micro-step "
+        f"{micro_step}, and BatchNorm has no variance over one sample; "
+        f"write {', or '.join(ways_out)}, or use a model without BatchNorm",
+        step=step,
+        batch=batch,
+        rank=rank,
+        micro_step=micro_step,
+    )
+
+
+def count(number: int, noun: str) -> str:
+    """Return the number with its noun, ``1 rank`` or ``2 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

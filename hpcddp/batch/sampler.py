@@ -1,0 +1,80 @@
+"""Global batches: which samples a step trains on, and which of them are whose (batch contract, sections 1 and 2)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Literal, TypeAlias
+
+import numpy as np  # noqa: TID253
+
+from hpcddp.batch.order import Indices, KeyedOrder, Order, TorchOrder
+from hpcddp.batch.plan import BatchPlan, Tail, plan_batch
+from hpcddp.batch.split import offset
+
+OrderName: TypeAlias = Literal["keyed", "torch"]
+
+
+class GlobalBatches:
+    """The global batches of a training: a function of seed, epoch, step, N, B, tail and order, and of nothing else.
+
+    The world size, accumulation, nodes and loader workers do not enter.
+
+    Args:
+        samples: N >= 1, samples of the training data.
+        global_batch_size: B >= 1.
+        tail: what becomes of an epoch's last batch.
+        order: ``keyed``, or ``torch`` for the order of ``torch.randperm``.
+        seed: the root seed.
+
+    Raises:
+        PlanError: the tail is dropped and N < B, so that an epoch has no step.
+    """
+
+    def __init__(self, samples: int, global_batch_size: int, tail: Tail, order: OrderName, seed: int) -> None:
+        # One rank is a plan of every world: it knows the steps and their sizes.
+        self._plan = plan_batch(global_batch_size=global_batch_size, world_size=1, samples=samples, tail=tail)
+        self._samples = samples
+        self._make_order = KeyedOrder if order == "keyed" else TorchOrder
+        self._seed = seed
+        self._current: tuple[int, Order] | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """S, optimizer steps per epoch."""
+        return self._plan.steps_per_epoch or 0
+
+    def indices(self, epoch: int, step: int) -> Indices:
+        """Return the sample indices of one global batch, ``[b]``, in the order in which the ranks share it.
+
+        Args:
+            epoch: zero-based.
+            step: step in the epoch, 0..S-1.
+
+        Raises:
+            ValueError: there is no such step.
+        """
+        first = step * self._plan.global_batch_size
+        positions = np.arange(first, first + self._plan.batch_size(step), dtype=np.int64)
+        # Beyond the end the order begins again: only a tail that wraps gets there, several times when B > N.
+        return self._order(epoch)(positions % self._samples)
+
+    def _order(self, epoch: int) -> Order:
+        if self._current is None or self._current[0] != epoch:
+            self._current = epoch, self._make_order(self._samples, self._seed, epoch)
+        return self._current[1]
+
+
+def share_of(plan: BatchPlan, indices: Indices, rank: int) -> list[Indices]:
+    """Return the samples of one rank, per micro-step: ``[A]`` arrays, some of them empty when the batch is small.
+
+    Shares are contiguous in rank order, micro-batches contiguous in the share (batch contract, section 2).
+
+    Args:
+        plan: the plan of the job.
+        indices: a global batch, ``[b]`` with b <= B.
+        rank: 0..W-1.
+    """
+    sizes = plan.rank_share(len(indices), rank)
+    start = offset(len(indices), plan.world_size, rank)
+    bounds = np.cumsum((start, *sizes))
+    return [indices[begin:end] for begin, end in itertools.pairwise(bounds)]

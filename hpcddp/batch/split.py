@@ -1,0 +1,38 @@
+"""Dividing a count into parts that differ by one at most: batch contract, section 2."""
+
+from __future__ import annotations
+
+
+def part(total: int, parts: int, index: int) -> int:
+    """Return the size of one part: ``floor(total/parts) + (1 if index < total mod parts else 0)``.
+
+    Args:
+        total: what is divided, >= 0.
+        parts: into how many, >= 1.
+        index: which part, 0..parts-1.
+    """
+    quotient, remainder = divmod(total, parts)
+    return quotient + (index < remainder)
+
+
+def offset(total: int, parts: int, index: int) -> int:
+    """Return where part ``index`` begins when the parts lie one behind the other; arguments as for ``part``."""
+    quotient, remainder = divmod(total, parts)
+    return index * quotient + min(index, remainder)
+
+
+def divide(total: int, parts: int) -> tuple[int, ...]:
+    """Return all parts, in order; they add up to ``total``."""
+    quotient, remainder = divmod(total, parts)
+    return (quotient + 1,) * remainder + (quotient,) * (parts - remainder)
+
+
+def part_sizes(total: int, parts: int) -> tuple[int, ...]:
+    """Return the different sizes that occur among the parts, largest first: one or two numbers."""
+    quotient, remainder = divmod(total, parts)
+    return (quotient + 1, quotient) if remainder else (quotient,)
+
+
+def ceil_div(total: int, parts: int) -> int:
+    """Return ``ceil(total / parts)``, exactly: the largest part."""
+    return -(-total // parts)
