@@ -55,7 +55,7 @@ def _work(env: RankEnv, attempt: AttemptDirectory, environment: Mapping[str, str
     if digest is None:
         from hpcddp.launch import work
 
-        work.run(str(attempt.path))
+        work.run(str(attempt.run.path))
         return
     os.environ["SUBMITIT_EXECUTOR"] = "local" if env.source == "submitit" else "slurm"
     folder = attempt.run.submitit

@@ -13,9 +13,11 @@ import socket
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcddp import __version__
+from hpcddp.launch.claim import RunDirectoryError
 from hpcddp.launch.rendezvous import Rendezvous, meet, raise_if_a_rank_failed
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import read_json
@@ -36,11 +38,11 @@ _PEER_LOSS = (
 )
 
 
-def run(attempt_directory: str) -> dict[str, Any] | None:
-    """Be one rank of the attempt from the first meeting to the last barrier.
+def run(run_directory: str) -> dict[str, Any] | None:
+    """Be one rank of the run's current attempt from the first meeting to the last barrier.
 
     Args:
-        attempt_directory: ``<run directory>/attempts/<n>``.
+        run_directory: the run's directory, the same over all attempts; the batch script says which attempt this is.
 
     Returns:
         The run's result on rank 0, None on the others.
@@ -48,7 +50,11 @@ def run(attempt_directory: str) -> dict[str, Any] | None:
     began = time.monotonic()
     _restore_signals()
     env = RankEnv.from_env(os.environ)
-    attempt = AttemptDirectory.from_text(attempt_directory)
+    attempt = AttemptDirectory.from_text(os.environ["HPCDDP_ATTEMPT_DIR"])
+    if attempt.run.path != Path(run_directory):
+        raise RunDirectoryError(
+            f"this task was started for {attempt.run.path}, but the job was submitted for {run_directory}"
+        )
     text = attempt.run.job_file.read_text(encoding="utf-8")
     timeout = parse_resolved(text).launch.rendezvous_timeout
     host = own_host()

@@ -1,0 +1,148 @@
+"""submitit's executors, with our script in place of theirs.
+
+submitit would write a script of its own (shell quotes in directives, the inherited environment, a ``srun`` line
+that is not ours). Here the script *is* the rendered text, so what ``render`` prints is what is submitted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit import LocalExecutor, LocalJob, SlurmExecutor, SlurmJob  # noqa: TID253  the CLI imports this module late
+from submitit.core.utils import DelayedSubmission  # noqa: TID253
+
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.task import PICKLE_DIGEST
+from hpcddp.slurm import commands
+
+# Longer than any machine stays up; submitit has no word for "no limit".
+_NO_LIMIT_S = 10 * 365 * 24 * 3600
+
+
+def _dump(folder: Path, submission: DelayedSubmission) -> tuple[Path, str]:
+    """Write the pickle under a temporary name and return the path and its sha256."""
+    path = folder / f"{uuid.uuid4().hex}.pkl"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    os.close(descriptor)
+    submission.dump(path)
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _only(submissions: Sequence[DelayedSubmission]) -> DelayedSubmission:
+    """Return the one submission; submitit's array path would build a plain executor with a script of its own."""
+    if len(submissions) != 1:
+        raise HpcddpError(f"{len(submissions)} functions were submitted at once; one script runs one function")
+    return submissions[0]
+
+
+class RenderedSlurmExecutor(SlurmExecutor):
+    """Submits a rendered script through ``sbatch --parsable``.
+
+    Args:
+        folder: the run's submitit folder.
+        script: the whole script.
+        tasks: how many tasks it starts, over all nodes.
+        environment: what sbatch gets and Slurm stores with the job.
+    """
+
+    def __init__(self, folder: Path, *, script: str, tasks: int, environment: Mapping[str, str]) -> None:
+        super().__init__(folder)
+        self._script = script
+        self._tasks = tasks
+        self._environment = dict(environment)
+
+    def _num_tasks(self) -> int:
+        return self._tasks
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002  the script has its command
+        return self._script
+
+    def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Any]:
+        pickle, digest = _dump(self.folder, _only(delayed_submissions))
+        script = self.folder / f".submission_file_{pickle.stem}.sh"
+        script.write_text(self._make_submission_file_text("", pickle.stem), encoding="utf-8")
+        try:
+            job_id = commands.sbatch(script, environment={**self._environment, PICKLE_DIGEST: digest})
+        except HpcddpError:
+            pickle.unlink()
+            script.unlink()
+            raise
+        job: SlurmJob[Any] = SlurmJob(folder=self.folder, job_id=job_id, tasks=list(range(self._tasks)))
+        job.paths.move_temporary_file(script, "submission_file")
+        job.paths.move_temporary_file(pickle, "submitted_pickle")
+        return [job]
+
+
+class RenderedLocalExecutor(LocalExecutor):
+    """Runs a rendered script on this machine, in a session of its own that outlives the terminal.
+
+    Args:
+        folder: the run's submitit folder.
+        script: the file with the script.
+        log: where the script's own output goes.
+        command: the words that start one task.
+        tasks: how many tasks to start.
+        time_limit_s: when to end them, None for no limit.
+        signal_lead_s: how long before that submitit warns them.
+        environment: the script's environment.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        script: Path,
+        log: Path,
+        command: str,
+        tasks: int,
+        time_limit_s: int | None,
+        signal_lead_s: int,
+        environment: Mapping[str, str],
+    ) -> None:
+        super().__init__(folder)
+        self._script = script
+        self._log = log
+        self._tasks = tasks
+        # The variables that submitit's controller reads (submitit/local/local.py, Controller.__init__).
+        self._environment = {
+            **environment,
+            "SUBMITIT_EXECUTOR": "local",
+            "SUBMITIT_LOCAL_COMMAND": command,
+            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+            "SUBMITIT_LOCAL_NODEID": "0",
+            "SUBMITIT_LOCAL_NTASKS": str(tasks),
+            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(signal_lead_s),
+            "SUBMITIT_LOCAL_TIMEOUT_S": str(time_limit_s or _NO_LIMIT_S),
+            # The controller's parent, the script, is the job: its process id is the job id.
+            "SUBMITIT_LOCAL_WITH_SHELL": "1",
+            "SUBMITIT_STDERR_TO_STDOUT": "1",
+        }
+
+    def _num_tasks(self) -> int:
+        return self._tasks
+
+    def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Any]:
+        pickle, digest = _dump(self.folder, _only(delayed_submissions))
+        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            process = subprocess.Popen(
+                ["/bin/bash", str(self._script)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**self._environment, PICKLE_DIGEST: digest},
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        job: LocalJob[Any] = LocalJob(
+            folder=self.folder, job_id=str(process.pid), tasks=list(range(self._tasks)), process=process
+        )
+        job.paths.move_temporary_file(pickle, "submitted_pickle")
+        return [job]

@@ -1,0 +1,125 @@
+"""Watching a run from outside: what its files say, and whether its job is still there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import read_json
+
+JobState = Literal["pending", "running", "ended"]
+
+_POLL_S = 0.25
+# How long a result may take to appear on a shared file system after the job has gone.
+_RESULT_GRACE_S = 5.0
+
+
+class Display(Protocol):
+    """Whoever shows the progress."""
+
+    def job(self, state: JobState) -> None:
+        """Show that the job's state has changed."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Show one record of ``events.jsonl``."""
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Show one training record of ``metrics.jsonl``."""
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        """Show one evaluation record of ``metrics.jsonl``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a followed run ended.
+
+    Args:
+        status: ``finished``, ``failed``, ``cancelled``, or ``lost`` when the job ended and left no result.
+        result: the content of ``result.json``, or None.
+    """
+
+    status: str
+    result: dict[str, Any] | None
+
+
+class LineReader:
+    """Returns the lines that were added to a file since the last look, also when the file is replaced by a shorter one.
+
+    Args:
+        path: the file; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode: int | None = None
+        self._offset = 0
+
+    def new_records(self) -> Iterator[dict[str, Any]]:
+        """Yield the JSON documents of the complete lines that are new."""
+        try:
+            stream = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with stream:
+            inode = self._path.stat().st_ino
+            if inode != self._inode:
+                self._inode, self._offset = inode, 0
+            stream.seek(self._offset)
+            text = stream.read()
+        complete = text.rfind(b"\n") + 1
+        self._offset += complete
+        for line in text[:complete].splitlines():
+            yield json.loads(line)
+
+
+def follow(run: RunDirectory, display: Display, *, job_state: Callable[[], JobState]) -> Outcome:
+    """Show a run's progress until it has ended for good, through requeues.
+
+    Args:
+        run: the run's directory.
+        display: where to show it.
+        job_state: asks what became of the job.
+
+    Returns:
+        How it ended.
+    """
+    events, metrics = LineReader(run.events), LineReader(run.metrics)
+    state: JobState | None = None
+    newest_step = 0
+    gone_since: float | None = None
+    while True:
+        # Asked first: what the files hold after the job has gone is all that there will be.
+        now = job_state()
+        if now != state:
+            state = now
+            display.job(now)
+        for event in events.new_records():
+            display.event(event)
+        for record in metrics.new_records():
+            newest_step = _show(record, display, newest_step)
+        result = read_json(run.result)
+        if now == "ended":
+            gone_since = gone_since or time.monotonic()
+            if result is not None:
+                return Outcome(status=result["status"], result=result)
+            if time.monotonic() - gone_since > _RESULT_GRACE_S:
+                return Outcome(status="lost", result=None)
+        else:
+            gone_since = None
+        time.sleep(_POLL_S)
+
+
+def _show(record: dict[str, Any], display: Display, newest_step: int) -> int:
+    """Show one record unless it was shown before (a resumed run rewrites its metrics); return the newest step shown."""
+    if "val_loss" in record:
+        display.evaluation(record)
+    elif record["step"] > newest_step:
+        display.step(record)
+        return int(record["step"])
+    return newest_step

@@ -1,0 +1,210 @@
+"""From a resolved job to a running one: the run directory, the script, the executor."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcddp.errors import HpcddpError, UserError
+from hpcddp.launch.claim import make_private_directory
+from hpcddp.launch.render import render_script
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import write_json, write_text
+from hpcddp.slurm import commands
+from hpcddp.spec.read import ResolvedJob
+from hpcddp.spec.write import dump_job
+
+if TYPE_CHECKING:
+    from submitit import Job
+
+Cluster = Literal["slurm", "local"]
+
+# Where Slurm's packages and its configless mode keep the configuration (slurm.conf(5)).
+_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
+_DEFAULT_SIGNAL_LEAD_S = 30
+
+
+class SubmissionError(UserError):
+    """The job cannot be submitted as it stands."""
+
+    kind = "submission"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job that was handed over.
+
+    Args:
+        run: its run directory.
+        cluster: where it went.
+        job: submitit's job.
+        dropped: inherited variables that sbatch did not get, because they would have overridden directives.
+    """
+
+    run: RunDirectory
+    cluster: Cluster
+    job: Job[Any]
+    dropped: tuple[str, ...]
+
+    @property
+    def job_id(self) -> str:
+        """Slurm's job id, or the process id of a local run."""
+        return str(self.job.job_id)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``submit --json`` prints."""
+        return {
+            "run_id": self.run.run_id,
+            "job_id": self.job_id,
+            "run_dir": str(self.run.path),
+            "cluster": self.cluster,
+            "dropped_environment": list(self.dropped),
+        }
+
+
+def new_run_id(now: datetime, token: str) -> str:
+    """Return a run id that sorts by time and does not collide.
+
+    Args:
+        now: the time of submission.
+        token: some random letters.
+    """
+    return f"{now:%Y%m%d-%H%M%S}-{token}"
+
+
+def choose_cluster(requested: Literal["auto", "slurm", "local"], environment: Mapping[str, str]) -> Cluster:
+    """Return where the job goes.
+
+    Args:
+        requested: the user's word; ``auto`` is Slurm where sbatch and a configuration are found.
+        environment: the submitter's environment.
+
+    Raises:
+        SubmissionError: Slurm was asked for and is not here, or its controller does not answer.
+    """
+    if requested == "local":
+        return "local"
+    has_sbatch = shutil.which("sbatch", path=environment.get("PATH")) is not None
+    configurations = (environment.get("SLURM_CONF"), *_CONFIGURATIONS)
+    configured = any(path and Path(path).is_file() for path in configurations)
+    if not (has_sbatch and configured):
+        if requested == "slurm":
+            missing = "sbatch was not found" if not has_sbatch else "no slurm.conf was found"
+            raise SubmissionError(
+                f"--cluster slurm: {missing}; submit on a login node, set SLURM_CONF, or use --cluster local"
+            )
+        return "local"
+    if not commands.controller_answers(environment):
+        raise SubmissionError("Slurm's controller does not answer; try again later, or run here with --cluster local")
+    return "slurm"
+
+
+def check_submittable(job: ResolvedJob, cluster: Cluster, environment: Mapping[str, str]) -> None:
+    """Find what would make the job fail although its file is right.
+
+    Raises:
+        SubmissionError: more than one node on this machine, a secret that is not set, a data_dir that does not exist.
+    """
+    spec = job.spec
+    if cluster == "local" and spec.resources.nodes > 1:
+        raise SubmissionError(
+            f"resources.nodes is {spec.resources.nodes}, but this machine is one node; add --set resources.nodes=1"
+        )
+    unset = [name for name in spec.environment.pass_env if name not in environment]
+    if unset:
+        raise SubmissionError(
+            f"environment.pass_env names {', '.join(unset)}, not set here; export it, or remove the name"
+        )
+    data_dir = spec.train.data_dir if spec.train else None
+    if data_dir is not None and not Path(data_dir).is_dir():
+        raise SubmissionError(
+            f"train.data_dir is {data_dir!r}, and there is no such directory; give the directory that holds the data"
+        )
+
+
+def preview(job: ResolvedJob, *, cluster: Cluster, run_id: str, python: str, template: str | None) -> dict[str, Any]:
+    """Return what ``submit`` would do: where the job would go, its run directory, its script."""
+    run = _run_directory(job, run_id)
+    script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
+    return {"cluster": cluster, "run_id": run_id, "run_dir": str(run.path), "script": script}
+
+
+def submit(
+    job: ResolvedJob,
+    *,
+    cluster: Cluster,
+    run_id: str,
+    python: str,
+    template: str | None,
+    environment: Mapping[str, str],
+) -> Submission:
+    """Write the run directory and hand the job over.
+
+    Args:
+        job: the resolved job.
+        cluster: where it goes.
+        run_id: the id of the new run.
+        python: the interpreter that the tasks run.
+        template: the sbatch template's name or path, None for the default one.
+        environment: the submitter's environment.
+
+    Raises:
+        HpcddpError: the job could not be handed over; nothing is left behind.
+    """
+    check_submittable(job, cluster, environment)
+    script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
+    run = _run_directory(job, run_id)
+    if run.path.exists():
+        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root")
+    make_private_directory(run.path)
+    try:
+        _write_run(run, job, script)
+        return _hand_over(job, run, cluster=cluster, script=script, python=python, environment=environment)
+    except (HpcddpError, OSError):
+        shutil.rmtree(run.path)
+        raise
+
+
+def _run_directory(job: ResolvedJob, run_id: str) -> RunDirectory:
+    return RunDirectory(Path(job.spec.run_root).absolute() / job.spec.name / run_id)
+
+
+def _write_run(run: RunDirectory, job: ResolvedJob, script: str) -> None:
+    from hpcddp.batch.job import plan_job
+
+    run.submitit.mkdir(mode=0o700)
+    write_text(run.job_file, dump_job(job.spec, environment_values=False))
+    write_json(run.plan, plan_job(job.spec, samples=None).as_json())
+    write_text(run.script, script)
+
+
+def _hand_over(
+    job: ResolvedJob, run: RunDirectory, *, cluster: Cluster, script: str, python: str, environment: Mapping[str, str]
+) -> Submission:
+    from hpcddp.launch import executors, work
+
+    clean, dropped = commands.submission_environment(environment)
+    executor: executors.RenderedSlurmExecutor | executors.RenderedLocalExecutor
+    if cluster == "slurm":
+        executor = executors.RenderedSlurmExecutor(
+            run.submitit, script=script, tasks=job.spec.world_size, environment=clean
+        )
+    else:
+        limit, lead = job.spec.resources.time_limit, job.spec.requeue.signal_lead
+        executor = executors.RenderedLocalExecutor(
+            run.submitit,
+            script=run.script,
+            log=run.batch_log,
+            command=shlex.join([python, "-P", "-u", "-m", "hpcddp.launch.task"]),
+            tasks=job.spec.tasks_per_node,
+            time_limit_s=limit.seconds if limit else None,
+            signal_lead_s=int(lead.total_seconds()) if lead else _DEFAULT_SIGNAL_LEAD_S,
+            environment=clean,
+        )
+    submitted = executor.submit(work.run, str(run.path))
+    return Submission(run=run, cluster=cluster, job=submitted, dropped=dropped if cluster == "slurm" else ())

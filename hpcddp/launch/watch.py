@@ -1,0 +1,42 @@
+"""Whether a Slurm job is still there."""
+
+from __future__ import annotations
+
+import time
+
+from hpcddp.launch.follow import JobState
+from hpcddp.slurm import commands
+
+# One question every two seconds is what Slurm's own documentation calls considerate (squeue(1), PERFORMANCE).
+_ASK_EVERY_S = 2.0
+
+_PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING", "SPECIAL_EXIT"})
+_RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+
+
+class SlurmWatch:
+    """Answers for one job, asking Slurm now and then.
+
+    Args:
+        job_id: the job.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._asked = float("-inf")
+        self._state: JobState = "pending"
+
+    def __call__(self) -> JobState:
+        """Return the job's state; a controller that does not answer changes nothing, a forgotten job has ended."""
+        if time.monotonic() - self._asked >= _ASK_EVERY_S:
+            self._asked = time.monotonic()
+            job = commands.show_job(self._job_id)
+            self._state = "ended" if job is None else state_of(job.get("JobState", ""))
+        return self._state
+
+
+def state_of(slurm_state: str) -> JobState:
+    """Return what a word of ``scontrol show job`` means to somebody who waits for the run's end."""
+    if slurm_state in _PENDING:
+        return "pending"
+    return "running" if slurm_state in _RUNNING else "ended"
