@@ -1,0 +1,108 @@
+"""Following a run by its files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.cli.progress import PlainDisplay
+from hpcddp.launch import follow as following
+from hpcddp.launch.follow import JobState, LineReader, Outcome, follow
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import write_json
+
+
+class Recorder:
+    """Keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.states: list[JobState] = []
+        self.events: list[dict[str, Any]] = []
+        self.steps: list[int] = []
+        self.evaluations: list[int] = []
+
+    def job(self, state: JobState) -> None:
+        self.states.append(state)
+
+    def event(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+    def step(self, record: dict[str, Any]) -> None:
+        self.steps.append(record["step"])
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        self.evaluations.append(record["step"])
+
+
+def line(step: int) -> str:
+    return json.dumps({"step": step, "epoch": 0, "loss": 1.0, "samples_per_s": 10.0}) + "\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    monkeypatch.setattr(following, "_POLL_S", 0.0)
+    monkeypatch.setattr(following, "_RESULT_GRACE_S", 0.05)
+    return RunDirectory(tmp_path)
+
+
+def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reader = LineReader(path)
+    assert list(reader.new_records()) == []
+    path.write_text(line(1) + '{"step": 2')
+    assert [record["step"] for record in reader.new_records()] == [1]
+    path.write_text(line(1) + line(2))
+    assert [record["step"] for record in reader.new_records()] == [2]
+
+
+def test_a_replaced_file_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(line(1) + line(2) + line(3))
+    reader = LineReader(path)
+    assert len(list(reader.new_records())) == 3
+    replacement = tmp_path / "new"
+    replacement.write_text(line(1))
+    replacement.replace(path)
+    assert [record["step"] for record in reader.new_records()] == [1]
+
+
+def test_a_run_is_followed_through_a_requeue_and_no_step_is_shown_twice(run: RunDirectory) -> None:
+    states: list[JobState] = ["pending", "running", "pending", "running", "ended"]
+    seen = 0
+
+    def job_state() -> JobState:
+        nonlocal seen
+        seen += 1
+        if seen == 2:
+            run.metrics.write_text(line(1) + line(2) + line(3))
+        if seen == 4:
+            resumed = run.path / "resumed"
+            resumed.write_text(line(1) + line(2) + line(3) + line(4))
+            resumed.replace(run.metrics)
+        if seen == 5:
+            write_json(run.result, {"status": "finished"})
+        return states[min(seen, 5) - 1]
+
+    recorder = Recorder()
+    assert follow(run, recorder, job_state=job_state) == Outcome(status="finished", result={"status": "finished"})
+    assert recorder.states == states
+    assert recorder.steps == [1, 2, 3, 4]
+
+
+def test_a_job_that_ended_without_a_result_is_lost(run: RunDirectory) -> None:
+    assert follow(run, Recorder(), job_state=lambda: "ended") == Outcome(status="lost", result=None)
+
+
+def test_plain_lines_say_where_training_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay(steps_per_epoch=12, epochs=5)
+    display.job("running")
+    display.event({"event": "start", "attempt": 1, "host": "n1"})
+    display.event({"event": "save", "attempt": 1})
+    display.step({"step": 24, "epoch": 1, "loss": 0.51234, "samples_per_s": 4321.0})
+    display.evaluation({"step": 24, "epoch": 1, "val_loss": 0.25, "val_accuracy": 0.9667, "val_samples": 360})
+    assert capsys.readouterr().err.splitlines() == [
+        "the job is running",
+        "started on n1 (attempt 1)",
+        "epoch 2/5  step 24/60  loss 0.5123  4,321 samples/s  val_loss 0.2500  val_accuracy 96.67%",
+    ]

@@ -1,0 +1,31 @@
+"""Which address other hosts can reach."""
+
+import pytest
+
+from hpcddp.launch import network
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "fe80::1%eth0", "0.0.0.0"])
+def test_addresses_that_mean_something_else_elsewhere_are_local_only(address: str) -> None:
+    assert network.is_local_only(address)
+
+
+def test_a_single_host_meets_on_loopback() -> None:
+    assert network.reachable_addresses(["anything"], []) == ["127.0.0.1"]
+
+
+def test_loopback_names_are_never_offered_to_peers() -> None:
+    assert "127.0.0.1" not in network.reachable_addresses(["localhost"], ["localhost"])
+
+
+def test_the_interface_of_the_loopback_address_is_lo() -> None:
+    assert network.interface_of("127.0.0.1") == "lo"
+    assert network.interface_of("203.0.113.77") is None
+
+
+def test_a_name_that_nobody_knows_resolves_to_nothing() -> None:
+    assert network.resolve("no-such-host.invalid") == []
+
+
+def test_the_source_address_of_loopback_is_loopback() -> None:
+    assert network.source_address("127.0.0.1") == "127.0.0.1"

@@ -1,0 +1,26 @@
+"""The run's own event log."""
+
+from pathlib import Path
+
+from hpcddp.run.events import append_event, read_events
+
+
+def test_events_come_back_in_order_with_their_facts(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    append_event(path, kind="start", time=1.5, attempt=0, host="n1")
+    append_event(path, kind="save", time=2.5, attempt=0, step=10, reason="interval")
+    first, second = read_events(path)
+    assert (first["event"], first["host"], first["step"]) == ("start", "n1", None)
+    assert (second["event"], second["step"], second["reason"]) == ("save", 10, "interval")
+
+
+def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    append_event(path, kind="start", time=1.0, attempt=0)
+    with path.open("a") as stream:
+        stream.write('{"event": "sa')
+    assert [event["event"] for event in read_events(path)] == ["start"]
+
+
+def test_a_run_without_events_has_none(tmp_path: Path) -> None:
+    assert read_events(tmp_path / "events.jsonl") == []

@@ -1,0 +1,49 @@
+"""Files that other processes read are whole or absent."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run import files
+
+
+def test_a_replaced_file_leaves_no_temporary_one(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "a.json", {"x": 1})
+    files.write_json(tmp_path / "a.json", {"x": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert files.read_json(tmp_path / "a.json") == {"x": 2}
+
+
+def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write_text(tmp_path / "a", "old")
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_text(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_first_of_many_creators_wins_and_its_document_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "first.json"
+    with ThreadPoolExecutor(8) as pool:
+        created = list(pool.map(lambda number: files.create_json(path, {"number": number}), range(32)))
+    assert sum(created) == 1
+    assert files.read_json(path) == {"number": created.index(True)}
+
+
+def test_a_missing_document_is_none(tmp_path: Path) -> None:
+    assert files.read_json(tmp_path / "nothing.json") is None
+
+
+def test_appended_lines_of_many_writers_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: files.append_line(path, json.dumps({"n": number, "pad": "x" * 500})), range(200)))
+    numbers = [json.loads(line)["n"] for line in path.read_text().splitlines()]
+    assert sorted(numbers) == list(range(200))
