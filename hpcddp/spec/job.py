@@ -1,0 +1,91 @@
+"""The job file as one frozen value: every section of it, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from hpcddp.spec.batch import Batch, LearningRate, Order, Rule, Schedule, Split, Tail, Unit
+from hpcddp.spec.fields import Every, FunctionReference, Line, Name, Section, Text
+from hpcddp.spec.recovery import ALL_CAUSES, Cause, Checkpoint, Launch, Requeue
+from hpcddp.spec.resources import Container, Environment, Resources
+from hpcddp.spec.training import Device, Optimizer, Precision, Train
+from hpcddp.spec.units import TimeLimit
+
+__all__ = [
+    "ALL_CAUSES",
+    "Batch",
+    "Cause",
+    "Checkpoint",
+    "Container",
+    "Device",
+    "Environment",
+    "Every",
+    "JobSpec",
+    "Launch",
+    "LearningRate",
+    "Optimizer",
+    "Order",
+    "Precision",
+    "Requeue",
+    "Resources",
+    "Rule",
+    "Schedule",
+    "Split",
+    "Tail",
+    "TimeLimit",
+    "Train",
+    "Unit",
+]
+
+
+class JobSpec(Section):
+    """A job file, whole: the names of the fields are the keys of the file."""
+
+    name: Name = Field(description="Name of the job and of its directory under `run_root`.")
+    run_root: Line = Field(
+        "runs",
+        description="Directory of all runs, on a file system that every node sees. Relative to the directory of submission.",
+    )
+    profile: Line | None = Field(None, description="Name of a cluster profile. null is `default`, if there is one.")
+    resources: Resources = Field(default_factory=Resources, description="What the job asks Slurm for.")
+    environment: Environment = Field(default_factory=Environment, description="What the tasks run in.")
+    batch: Batch = Field(description="Who gets how many samples.")
+    learning_rate: LearningRate = Field(default_factory=LearningRate, description="The learning rate.")
+    train: Train | None = Field(None, description="The built-in training.")
+    entrypoint: FunctionReference | None = Field(
+        None, description="Your own function in place of `train`. Not in this version."
+    )
+    command: Annotated[tuple[Text, ...], Field(strict=False)] | None = Field(
+        None, description="Your own command in place of `train`. Not in this version."
+    )
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When the training is saved.")
+    requeue: Requeue = Field(default_factory=Requeue, description="When the same job runs again.")
+    launch: Launch = Field(default_factory=Launch, description="How long ranks wait for each other.")
+    sweep: Mapping[str, Any] | None = Field(
+        None, description="Values of fields to run one job each for. Not in this version."
+    )
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Ranks on each node: as asked for, else one for each GPU, else one."""
+        return self.resources.tasks_per_node or self.resources.gpus_per_node or 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the job."""
+        return self.resources.nodes * self.tasks_per_node
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether the job asks for GPUs."""
+        return self.resources.gpus_per_node > 0
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        """Where the ranks compute: as said in ``train.device``, else on the GPUs that are asked for."""
+        if self.train is not None and self.train.device is not None:
+            return self.train.device
+        return "cuda" if self.uses_gpus else "cpu"

@@ -1,0 +1,95 @@
+"""What a job asks Slurm for, and the environment that its tasks run in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainValidator, TypeAdapter, WithJsonSchema
+
+from hpcddp.spec.fields import GpuType, Line, Memory, Section, Text, TimeLimitField, VariableName, refusal
+
+# Slurm keeps these counts in 16 bits, of which the largest values have a meaning of their own (slurm.h, NO_VAL16).
+LARGEST_16_BIT_COUNT = 0xFFFD
+# Node counts have 32 bits; what sbatch parses is a C int.
+LARGEST_NODE_COUNT = 2**31 - 1
+
+def _flag_value(value: object) -> str | bool:
+    if value is True:
+        return True
+    if value is False or value is None:
+        raise refusal("a flag cannot be written as off", "write true for a flag without a value, or leave it out")
+    if not isinstance(value, str | int):
+        raise refusal("a flag takes one value", 'write a text or a whole number, and quote a number with a point: "1.5"')
+    return _LINE.validate_python(str(value))
+
+
+_LINE: TypeAdapter[str] = TypeAdapter(Line)
+FlagValue = Annotated[
+    str | bool, PlainValidator(_flag_value), WithJsonSchema({"anyOf": [{"const": True}, {"type": ["string", "integer"]}]})
+]
+
+
+class Resources(Section):
+    """What the job asks Slurm for."""
+
+    nodes: int = Field(1, ge=1, le=LARGEST_NODE_COUNT, description="Hosts of the allocation.")
+    gpus_per_node: int = Field(
+        0, ge=0, le=LARGEST_16_BIT_COUNT, description="GPUs on each node, one task each; 0 is a CPU job (gloo)."
+    )
+    gpu_type: GpuType | None = Field(None, description="Kind of GPU: `a100` becomes `--gres=gpu:a100:N`.")
+    tasks_per_node: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST_16_BIT_COUNT,
+        description="Ranks on each node. null is `gpus_per_node`, or 1 for a CPU job; with GPUs it must equal `gpus_per_node`.",
+    )
+    cpus_per_task: int = Field(1, ge=1, le=LARGEST_16_BIT_COUNT, description="CPUs of each task.")
+    mem: Memory | None = Field(
+        None, description="Memory of each node: a number with K, M, G or T; 0 is all of the node. null writes no directive."
+    )
+    mem_per_cpu: Memory | None = Field(None, description="Memory for each CPU, in place of `mem`.")
+    mem_per_gpu: Memory | None = Field(None, description="Memory for each GPU, in place of `mem`.")
+    time_limit: TimeLimitField | None = Field(
+        None,
+        description="Walltime: minutes (`90`), `90min`, `2h`, `10:00` (minutes:seconds), `1:30:00`, `2-00:00:00` or "
+        "`unlimited`. null writes no directive: the partition's default.",
+    )
+    partition: Line | None = Field(None, description="Slurm partition, or several with commas.")
+    account: Line | None = Field(None, description="Account that pays.")
+    qos: Line | None = Field(None, description="Quality of service.")
+    constraint: Line | None = Field(None, description="Node features that are required.")
+    reservation: Line | None = Field(None, description="Reservation to run in.")
+    nodelist: Line | None = Field(None, description="Nodes that the job must get.")
+    exclude: Line | None = Field(None, description="Nodes that the job must not get.")
+    exclusive: bool = Field(False, description="Whether the job shares its nodes with no other job.")
+    licenses: Line | None = Field(None, description="Licenses that the job holds while it runs.")
+    sbatch: Mapping[str, FlagValue] = Field(
+        default_factory=dict,
+        description="Any other sbatch flag, by its long name; `true` writes the flag without a value.",
+    )
+
+
+class Container(Section):
+    """The container that the tasks run in."""
+
+    image: Line = Field(description="Image of the container.")
+    mounts: Annotated[tuple[Line, ...], Field(strict=False)] = Field((), description="Directories to mount.")
+    runtime: Literal["pyxis", "apptainer"] = Field("pyxis", description="What starts the container.")
+
+
+class Environment(Section):
+    """The environment that the tasks run in."""
+
+    modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field((), description="Modules to load, in order.")
+    setup: Annotated[tuple[Text, ...], Field(strict=False)] = Field(
+        (), description="Shell lines that run once, before srun."
+    )
+    env: Mapping[VariableName, Text] = Field(
+        default_factory=dict, description="Plain values of environment variables; they are quoted for you."
+    )
+    pass_env: Annotated[tuple[VariableName, ...], Field(strict=False)] = Field(
+        (), description="Secrets, by name only: set when the job is submitted, never written into the script."
+    )
+    python: Line | None = Field(None, description="Interpreter of the tasks. null is the one that submits.")
+    container: Container | None = Field(None, description="Container to run in. Not in this version.")
