@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from itertools import chain
 
 from hpcddp.batch import refusals
 from hpcddp.batch.refusals import PlanError
-from hpcddp.batch.split import ceil_div, divide, part, part_sizes
+from hpcddp.batch.split import ceil_div, divide, part, runs
+from hpcddp.spec.batch import Split, Tail
 
-__all__ = ["BatchPlan", "PlanError", "Split", "Tail", "plan_batch", "refuse_single_sample"]
-
-Tail: TypeAlias = Literal["keep", "drop", "wrap"]
-Split: TypeAlias = Literal["exact", "error"]
+__all__ = ["BatchPlan", "PlanError", "accumulation_for", "has_single_sample", "plan_batch", "refuse_single_sample"]
 
 # How far the search for a number that works goes; each try is a few divisions.
 _TRIES = 1000
@@ -121,16 +119,17 @@ class BatchPlan:
 
     def micro_batch_sizes(self, batch: int) -> frozenset[int]:
         """Return the different ``n[r,a]`` of a global batch of ``batch`` samples: three numbers at most."""
-        shares = part_sizes(batch, self.world_size)
-        return frozenset(size for share in shares for size in part_sizes(share, self.grad_accum_steps))
+        shares = runs(batch, self.world_size)
+        return frozenset(size for _, share in shares for _, size in runs(share, self.grad_accum_steps))
 
     def first_single(self, batch: int) -> tuple[int, int]:
         """Return (rank, micro-step) of the first micro-batch of one sample in a global batch that has one."""
         # Shares fall by one sample once, and micro-batches likewise: the first rank of each kind stands for all.
         for rank in (0, batch % self.world_size):
-            share = self.rank_share(batch, rank)
-            if 1 in share:
-                return rank, share.index(1)
+            share = part(batch, self.world_size, rank)
+            for micro_step in (0, share % self.grad_accum_steps):
+                if part(share, self.grad_accum_steps, micro_step) == 1:
+                    return rank, micro_step
         raise ValueError(f"a global batch of {batch} samples has no micro-batch of one")
 
 
@@ -220,13 +219,17 @@ def has_single_sample(plan: BatchPlan) -> bool:
 def _ways_out(plan: BatchPlan) -> list[str]:
     """Return the changes that leave no micro-batch of one sample, each of them tried."""
     ways = []
-    if plan.tail == "keep" and (plan.samples or 0) >= plan.global_batch_size:
-        ways += ["tail 'drop'"] * (not has_single_sample(replace(plan, tail="drop")))
-    batches = range(plan.global_batch_size, plan.global_batch_size + _TRIES)
-    ways += [f"global_batch_size {batch}" for batch in batches if _works(plan, batch, plan.world_size)][:1]
-    worlds = range(plan.world_size - 1, max(0, plan.world_size - _TRIES), -1)
-    ways += [f"{world} ranks" for world in worlds if _works(plan, plan.global_batch_size, world)][:1]
-    return ways
+    droppable = plan.tail == "keep" and plan.samples is not None and plan.samples >= plan.global_batch_size
+    if droppable and not has_single_sample(replace(plan, tail="drop")):
+        ways.append("tail 'drop'")
+    batch, world = plan.global_batch_size, plan.world_size
+    batches = chain(range(batch + 1, batch + _TRIES), range(batch - 1, max(world - 1, batch - _TRIES), -1))
+    worlds = range(world - 1, max(0, world - _TRIES), -1)
+    other_batch = next((other for other in batches if _works(plan, other, world)), None)
+    other_world = next((other for other in worlds if _works(plan, batch, other)), None)
+    ways += [] if other_batch is None else [f"global_batch_size {other_batch}"]
+    ways += [] if other_world is None else [refusals.count(other_world, "rank")]
+    return [*ways, "a model without BatchNorm"]
 
 
 def _works(plan: BatchPlan, batch: int, world: int) -> bool:

@@ -75,8 +75,7 @@ def refuse_single(*, step: int, batch: int, rank: int, micro_step: int, ways_out
     """Refuse a micro-batch of one sample in front of BatchNorm; ``ways_out`` are changes that were found to work."""
     raise PlanError(
         f"step {step} of every epoch has {count(batch, 'sample')}, which leaves rank {rank} one sample in micro-step "
-        f"{micro_step}, and BatchNorm has no variance over one sample; "
-        f"write {', or '.join(ways_out)}, or use a model without BatchNorm",
+        f"{micro_step}, and BatchNorm has no variance over one sample; use {' or '.join(ways_out)}",
         step=step,
         batch=batch,
         rank=rank,
@@ -86,4 +85,4 @@ def refuse_single(*, step: int, batch: int, rank: int, micro_step: int, ways_out
 
 def count(number: int, noun: str) -> str:
     """Return the number with its noun, ``1 rank`` or ``2 ranks``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"1 {noun}" if number == 1 else f"{number:,} {noun}s"

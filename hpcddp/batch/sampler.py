@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import Literal, TypeAlias
 
 import numpy as np  # noqa: TID253
 
 from hpcddp.batch.order import Indices, KeyedOrder, Order, TorchOrder
-from hpcddp.batch.plan import BatchPlan, Tail, plan_batch
+from hpcddp.batch.plan import BatchPlan, plan_batch
 from hpcddp.batch.split import offset
-
-OrderName: TypeAlias = Literal["keyed", "torch"]
+from hpcddp.spec.batch import Order as OrderName
+from hpcddp.spec.batch import Tail
 
 
 class GlobalBatches:

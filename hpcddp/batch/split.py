@@ -21,16 +21,16 @@ def offset(total: int, parts: int, index: int) -> int:
     return index * quotient + min(index, remainder)
 
 
+def runs(total: int, parts: int) -> tuple[tuple[int, int], ...]:
+    """Return the parts in order, equal neighbours folded: one or two pairs (how many parts, size), largest first."""
+    quotient, remainder = divmod(total, parts)
+    pairs = ((remainder, quotient + 1), (parts - remainder, quotient))
+    return tuple(pair for pair in pairs if pair[0])
+
+
 def divide(total: int, parts: int) -> tuple[int, ...]:
     """Return all parts, in order; they add up to ``total``."""
-    quotient, remainder = divmod(total, parts)
-    return (quotient + 1,) * remainder + (quotient,) * (parts - remainder)
-
-
-def part_sizes(total: int, parts: int) -> tuple[int, ...]:
-    """Return the different sizes that occur among the parts, largest first: one or two numbers."""
-    quotient, remainder = divmod(total, parts)
-    return (quotient + 1, quotient) if remainder else (quotient,)
+    return tuple(size for count, size in runs(total, parts) for _ in range(count))
 
 
 def ceil_div(total: int, parts: int) -> int:

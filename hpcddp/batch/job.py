@@ -1,0 +1,153 @@
+"""The plan of a whole job: the batch, how long the training is, and the learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.batch.notes import split_notes
+from hpcddp.batch.plan import BatchPlan, plan_batch
+from hpcddp.batch.refusals import count, refuse_below_one
+from hpcddp.spec.job import JobSpec, LearningRate, Train
+
+# Longer lists than this explain nothing to anyone; the rule gives each number.
+_MOST_NUMBERS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """A batch plan with the length of the training and its learning rate.
+
+    Args:
+        batch: who gets what.
+        epochs: epochs of the training; None = unknown.
+        learning_rate: the rate after the warm-up and before any decay; None = unknown.
+        schedule: the job's ``learning_rate`` section; None without a job file.
+        notes: what a person should know beyond the numbers.
+    """
+
+    batch: BatchPlan
+    epochs: int | None = None
+    learning_rate: float | None = None
+    schedule: LearningRate | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole training: S * epochs; None when either is unknown."""
+        if self.batch.steps_per_epoch is None or self.epochs is None:
+            return None
+        return self.batch.steps_per_epoch * self.epochs
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``hpcddp plan --json``; what is not known is None, and a note says why."""
+        batch, notes = self.batch, list(self.notes)
+        listable = batch.world_size * batch.grad_accum_steps <= _MOST_NUMBERS
+        if not listable:
+            notes.append(
+                "per_rank_samples and micro_batches are left out, being more than a million numbers: rank r gets "
+                "floor(B/W) + (1 if r < B mod W else 0) samples, and micro-step a of its n likewise "
+                "floor(n/A) + (1 if a < n mod A else 0)."
+            )
+        return {
+            "global_batch_size": batch.global_batch_size,
+            "world_size": batch.world_size,
+            "grad_accum_steps": batch.grad_accum_steps,
+            "per_rank_samples": list(batch.per_rank_samples) if listable else None,
+            "micro_batches": [list(micro) for micro in batch.micro_batches] if listable else None,
+            "steps_per_epoch": batch.steps_per_epoch,
+            "tail_samples": batch.tail_samples,
+            "samples_per_epoch": batch.samples_per_epoch,
+            "duplicated": batch.duplicated,
+            "dropped": batch.dropped,
+            "imbalance": batch.imbalance,
+            "learning_rate": self.learning_rate,
+            "total_steps": self.total_steps,
+            "notes": notes,
+        }
+
+
+def plan_job(spec: JobSpec, *, samples: int | None, notes: Sequence[str] = ()) -> JobPlan:
+    """Return the plan of a job.
+
+    Args:
+        spec: the job.
+        samples: N, samples of its training data; None = unknown.
+        notes: what is known already, for instance why ``samples`` is not; they come first.
+
+    Raises:
+        PlanError: the batch cannot be split as asked.
+    """
+    batch = plan_batch(
+        global_batch_size=spec.batch.global_batch_size,
+        world_size=spec.world_size,
+        samples=samples,
+        max_per_device_batch_size=spec.batch.max_per_device_batch_size,
+        grad_accum_steps=spec.batch.grad_accum_steps,
+        tail=spec.batch.tail,
+        split=spec.batch.split,
+    )
+    unknown = () if samples is not None or notes else ("The number of samples is unknown; give it with --samples.",)
+    return JobPlan(
+        batch=batch,
+        epochs=None if spec.train is None else spec.train.epochs,
+        learning_rate=spec.learning_rate.base,
+        schedule=spec.learning_rate,
+        notes=(
+            *notes,
+            *unknown,
+            *split_notes(batch),
+            *_rate_notes(spec.learning_rate, spec.train, spec.batch.global_batch_size),
+        ),
+    )
+
+
+def plan_numbers(
+    batch: BatchPlan, *, epochs: int | None, learning_rate: float | None, notes: Sequence[str] = ()
+) -> JobPlan:
+    """Return the plan of numbers that come without a job file.
+
+    Args:
+        batch: the batch plan.
+        epochs: epochs of the training; None = unknown.
+        learning_rate: the base rate; None = unknown.
+        notes: what is known already; they come first.
+
+    Raises:
+        PlanError: there is less than one epoch.
+    """
+    refuse_below_one(epochs=epochs)
+    unknown = []
+    if batch.samples is None:
+        unknown.append(
+            "steps_per_epoch and what follows from it is unknown: no number of samples was given (--samples)."
+        )
+    if epochs is None:
+        unknown.append("total_steps is unknown: no number of epochs was given (--epochs).")
+    if learning_rate is None:
+        unknown.append("learning_rate is unknown: no base was given (--base-lr).")
+    return JobPlan(
+        batch=batch, epochs=epochs, learning_rate=learning_rate, notes=(*notes, *unknown, *split_notes(batch))
+    )
+
+
+def _rate_notes(rate: LearningRate, train: Train | None, global_batch_size: int) -> Iterator[str]:
+    if train is None:
+        return
+    if rate.warmup_epochs >= train.epochs:
+        yield (
+            f"learning_rate.warmup_epochs is {rate.warmup_epochs:g} and the training has "
+            f"{count(train.epochs, 'epoch')}: the rate does nothing but rise."
+        )
+    tuned = rate.base_global_batch_size
+    if tuned is not None and tuned != global_batch_size:
+        # Goyal et al. 2017 for SGD, Malladi et al. 2022 for the Adam family (batch contract, section 3).
+        kappa = global_batch_size / tuned
+        law, factor = ("linear", kappa) if train.optimizer.name == "sgd" else ("square-root", math.sqrt(kappa))
+        yield (
+            f"learning_rate.base {rate.base:g} was tuned for a global batch of {tuned}, and this one has "
+            f"{global_batch_size}: rule 'none' leaves it. The {law} rule would give {rate.base * factor:g}; "
+            "no rule fits every model (Shallue et al. 2019)."
+        )

@@ -1,0 +1,66 @@
+"""What a person should know about a plan beyond its numbers: one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcddp.batch.plan import BatchPlan, refuse_single_sample
+from hpcddp.batch.refusals import PlanError, count
+from hpcddp.batch.split import ceil_div
+
+# Below this many values per channel the batch statistics are poor (Wu and He 2018, "Group Normalization", figure 1).
+_SMALL_BATCH_NORM_GROUP = 4
+
+
+def split_notes(plan: BatchPlan) -> Iterator[str]:
+    """Yield the notes on the split and the steps of an epoch."""
+    yield from _short_epoch(plan)
+    yield from _idle_shares(plan)
+    yield from _batch_norm(plan)
+
+
+def _short_epoch(plan: BatchPlan) -> Iterator[str]:
+    if plan.samples is None or plan.samples >= plan.global_batch_size:
+        return
+    if plan.tail == "keep":
+        yield (
+            f"The training data has {count(plan.samples, 'sample')}, fewer than one global batch: every step trains on "
+            f"{plan.samples}, not on {plan.global_batch_size}."
+        )
+    else:
+        yield (
+            f"The training data has {count(plan.samples, 'sample')}, fewer than one global batch: every step repeats "
+            f"some of them to fill {plan.global_batch_size}."
+        )
+
+
+def _idle_shares(plan: BatchPlan) -> Iterator[str]:
+    share = ceil_div(plan.global_batch_size, plan.world_size)
+    if plan.grad_accum_steps > share:
+        yield (
+            f"grad_accum_steps is {plan.grad_accum_steps}, more than the {count(share, 'sample')} of a rank: "
+            "some micro-steps are empty in every step."
+        )
+    if plan.tail_samples is not None and plan.tail_samples < plan.world_size:
+        idle = plan.world_size - plan.tail_samples
+        yield (
+            f"The last step of an epoch has {count(plan.tail_samples, 'sample')} for {plan.world_size} ranks: "
+            f"{count(idle, 'rank')} without any, in step with the others and counting nothing."
+        )
+
+
+def _batch_norm(plan: BatchPlan) -> Iterator[str]:
+    try:
+        refuse_single_sample(plan)
+    except PlanError as error:
+        yield f"If the model has BatchNorm, the job is refused before its first step: {error.message}."
+        return
+    for step, batch in plan.distinct_batches():
+        smallest = min(size for size in plan.micro_batch_sizes(batch) if size)
+        if smallest <= _SMALL_BATCH_NORM_GROUP:
+            where = "every step" if step == 0 else f"the last step of every epoch (step {step})"
+            yield (
+                f"If the model has BatchNorm: in {where} it takes its statistics over micro-batches of {smallest} "
+                "samples, and 4 or fewer are poor; use fewer ranks or a larger global batch."
+            )
+            return

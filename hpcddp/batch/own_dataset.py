@@ -1,0 +1,83 @@
+"""The length of a dataset that the user wrote, measured in a child process so that no torch is loaded here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcddp.errors import UserError
+
+# The user's code may print what it likes: its standard output becomes standard error, and the answer has a pipe alone.
+_CHILD = """
+import importlib, json, os, sys
+directory, module, function, arguments = sys.argv[1:]
+answer = os.dup(1)
+os.dup2(2, 1)
+sys.path.insert(0, directory)
+dataset = getattr(importlib.import_module(module), function)(split="train", **json.loads(arguments))
+os.write(answer, str(len(dataset)).encode())
+"""
+
+
+class OwnDatasetError(UserError):
+    """The dataset could not be made or has no length."""
+
+    kind = "dataset"
+
+
+def count_own_samples(
+    target: str, arguments: Mapping[str, Any], *, directory: Path, python: str, timeout_s: float
+) -> int:
+    """Return ``len(function(split="train", **arguments))``.
+
+    Args:
+        target: ``pkg.module:function``.
+        arguments: ``train.dataset_args``.
+        directory: what the module is imported from first, and the child's working directory.
+        python: the interpreter.
+        timeout_s: how long the child may take, in seconds; then it is ended with all that it started.
+
+    Raises:
+        OwnDatasetError: it failed, took too long or has no length.
+    """
+    module, _, function = target.partition(":")
+    command = [python, "-c", _CHILD, str(directory), module, function, json.dumps(dict(arguments))]
+    try:
+        output, errors, code = _run(command, directory, timeout_s)
+    except OSError as error:
+        raise OwnDatasetError(f"train.dataset {target} could not be made ({error})") from error
+    if code is None:
+        raise OwnDatasetError(f"train.dataset {target} took longer than {timeout_s:g} s to make")
+    if code != 0 or not output.isdecimal():
+        reason = errors.strip().rpartition("\n")[2] or f"exit code {code}"
+        raise OwnDatasetError(f"train.dataset {target} could not be made ({reason})")
+    return int(output)
+
+
+def _run(command: list[str], directory: Path, timeout_s: float) -> tuple[str, str, int | None]:
+    """Return standard output, standard error and the exit code; None for one that had to be killed."""
+    # A session of its own, so that loader workers and other children of the user's code end with it.
+    with subprocess.Popen(
+        command,
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as child:
+        try:
+            output, errors = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            return "", "", None
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
+        return output, errors, child.returncode
