@@ -1,0 +1,171 @@
+"""Slurm's commands, each with a timeout. No other module runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcddp.errors import HpcddpError
+
+# A call waits 9 to 18 s for a controller that is away (measured); a busy one may take longer.
+_TIMEOUT_S = 60.0
+
+_UNKNOWN_JOB = "Invalid job id specified"
+_KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:]*)=")
+# What a user writes freely stands last on its line, so it may hold anything but a line break.
+_TO_THE_END_OF_THE_LINE = frozenset(
+    {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
+)
+
+_DROPPED_PREFIXES = ("SBATCH_", "SLURM_", "SLURMD_", "SUBMITIT_", "TORCHELASTIC_", "HPCDDP_")
+_KEPT = frozenset({"SLURM_CONF"})
+
+
+class SlurmCommandError(HpcddpError):
+    """One of Slurm's commands refused, and said why."""
+
+    kind = "slurm"
+
+
+class SlurmUnavailableError(SlurmCommandError):
+    """A command of Slurm is not here, or its controller does not answer: asking again later may help."""
+
+    kind = "slurm_unavailable"
+
+
+def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the environment that a new job may inherit.
+
+    sbatch reads ``SBATCH_*`` and some ``SLURM_*`` variables as flags that win over the script's directives (sbatch(1),
+    INPUT ENVIRONMENT VARIABLES). What an outer job's launcher said about its own ranks would mislead the new ones.
+
+    Args:
+        environment: the submitter's environment.
+
+    Returns:
+        The environment without them, but with ``SLURM_CONF``; and the names that were dropped, sorted.
+    """
+    dropped = tuple(sorted(name for name in environment if name.startswith(_DROPPED_PREFIXES) and name not in _KEPT))
+    return {name: value for name, value in environment.items() if name not in dropped}, dropped
+
+
+def sbatch(script: Path, *, environment: Mapping[str, str]) -> str:
+    """Submit a script.
+
+    Args:
+        script: the file; Slurm copies it.
+        environment: what sbatch sees and, by default, what the job inherits.
+
+    Returns:
+        The job id.
+
+    Raises:
+        SlurmUnavailableError: there is no sbatch, or no answer.
+        SlurmCommandError: Slurm refused the job; the message holds its reason.
+    """
+    done = _run(["sbatch", "--parsable", str(script)], environment)
+    if done.returncode != 0:
+        raise SlurmCommandError(f"sbatch refused the job: {_reason(done)}", returncode=done.returncode)
+    return parse_job_id(done.stdout)
+
+
+def parse_job_id(output: str) -> str:
+    """Return the job id in what ``sbatch --parsable`` printed: ``123``, or ``123;cluster`` in a federation.
+
+    Raises:
+        SlurmCommandError: there is none.
+    """
+    # A site's plugins may print lines of their own before it.
+    last = output.strip().rpartition("\n")[2]
+    job_id = last.partition(";")[0]
+    if not (job_id.isascii() and job_id.isdecimal()):
+        raise SlurmCommandError(f"sbatch --parsable printed {last!r}, which holds no job id")
+    return job_id
+
+
+def show_job(job_id: str, *, environment: Mapping[str, str] | None = None) -> dict[str, str] | None:
+    """Return what the controller knows about a job.
+
+    Args:
+        job_id: the job's id; ``123_4`` names an array element.
+        environment: the command's environment; None is this process's own.
+
+    Returns:
+        The fields of ``scontrol show job`` by their names there, or None if the controller does not know the job.
+
+    Raises:
+        SlurmUnavailableError: there is no scontrol, or no answer.
+        SlurmCommandError: the controller refused the question.
+    """
+    # Submit times are compared, so they must not follow the user's taste (scontrol(1), SLURM_TIME_FORMAT).
+    environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
+    done = _run(["scontrol", "show", "job", job_id], environment)
+    if done.returncode == 0:
+        return parse_job(done.stdout)
+    if _UNKNOWN_JOB in done.stderr:
+        return None
+    error = SlurmUnavailableError if "Unable to contact" in done.stderr else SlurmCommandError
+    raise error(f"scontrol show job {job_id} failed: {_reason(done)}", returncode=done.returncode)
+
+
+def parse_job(output: str) -> dict[str, str]:
+    """Return the fields of the first record in what ``scontrol show job`` printed."""
+    fields: dict[str, str] = {}
+    record, _, _ = output.strip("\n").partition("\n\n")
+    for line in record.splitlines():
+        for key, value in _fields_of(line.strip()):
+            fields.setdefault(key, value)
+    return fields
+
+
+def _fields_of(line: str) -> list[tuple[str, str]]:
+    """Return the (key, value) pairs of one line."""
+    found: list[tuple[str, str]] = []
+    position = 0
+    while match := _KEY.search(line, position):
+        following = _KEY.search(line, match.end())
+        whole = following is None or match[1] in _TO_THE_END_OF_THE_LINE
+        position = len(line) if following is None or whole else following.start()
+        found.append((match[1], line[match.end() : position]))
+    return found
+
+
+def controller_answers(environment: Mapping[str, str]) -> bool:
+    """Return whether a controller of the configured cluster is up.
+
+    Args:
+        environment: the command's environment; ``SLURM_CONF`` in it says which cluster.
+    """
+    try:
+        return _run(["scontrol", "ping"], environment).returncode == 0
+    except SlurmUnavailableError:
+        return False
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return what it printed."""
+    try:
+        # Names written by others need not be UTF-8; they must not stop us from reading the rest.
+        return subprocess.run(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise SlurmUnavailableError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmUnavailableError(f"{command[0]} did not answer within {_TIMEOUT_S:.0f} s; try again later") from None
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the command's own words, on one line."""
+    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return "; ".join(lines) or f"it exited with {done.returncode} and said nothing"

@@ -1,0 +1,78 @@
+"""Slurm's host lists: ``r[1-2]n[01-03],login`` stands for seven names.
+
+Written from what ``scontrol show hostnames`` does; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+
+from hpcddp.errors import HpcddpError
+
+MOST_HOSTS = 65536
+"""As many as Slurm itself takes from one range (``MAX_RANGE``, measured on 22.05)."""
+
+_RANGE = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18}))?", re.ASCII)
+# A name, or part of one, is anything but what separates names; a bracket holds no bracket.
+_PART = re.compile(r"(?P<text>[^\[\],\s]+)|\[(?P<ranges>[^\[\]]*)\]")
+_SEPARATORS = re.compile(r"[,\s]+")
+
+
+class HostListError(HpcddpError):
+    """A text is no host list."""
+
+    kind = "host_list"
+
+
+def expand(text: str) -> list[str]:
+    """Return the names that a host list stands for, in order, repeated names included.
+
+    Args:
+        text: names separated by commas; brackets hold numbers and ranges, several brackets multiply with the last one
+            turning fastest, and zeros in front of a range's first number are kept.
+
+    Raises:
+        HostListError: a bracket does not close or holds no numbers, a range runs backwards, or it is too long.
+    """
+    names: list[str] = []
+    position = 0
+    while position < len(text):
+        if separator := _SEPARATORS.match(text, position):
+            position = separator.end()
+            continue
+        parts, position = _parts(text, position)
+        names.extend("".join(choice) for choice in product(*parts))
+    return names
+
+
+def _parts(text: str, position: int) -> tuple[list[list[str]], int]:
+    """Return the choices for each part of the name that begins at ``position``, and where it ends."""
+    parts: list[list[str]] = []
+    hosts = 1
+    while match := _PART.match(text, position):
+        choices = [match["text"]] if match["ranges"] is None else list(_numbers(match["ranges"], text))
+        hosts *= len(choices)
+        if hosts > MOST_HOSTS:
+            raise HostListError(f"the host list {text!r} stands for more than {MOST_HOSTS} hosts in one name")
+        parts.append(choices)
+        position = match.end()
+    if position < len(text) and not _SEPARATORS.match(text, position):
+        raise HostListError(f"the host list {text!r} has a bracket without its other half at character {position + 1}")
+    return parts, position
+
+
+def _numbers(ranges: str, text: str) -> Iterator[str]:
+    """Yield the numbers of one bracket as they stand in names."""
+    for item in ranges.split(","):
+        match = _RANGE.fullmatch(item)
+        if match is None:
+            raise HostListError(
+                f"the host list {text!r} holds {item!r} where a number or a range such as 01-03 belongs"
+            )
+        first, last = int(match["first"]), int(match["last"] or match["first"])
+        if last < first or last - first >= MOST_HOSTS:
+            raise HostListError(f"the host list {text!r} holds the range {item!r}, which runs backwards or is too long")
+        width = len(match["first"])
+        yield from (f"{number:0{width}d}" for number in range(first, last + 1))
