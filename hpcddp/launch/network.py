@@ -8,6 +8,7 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 # linux/sockios.h
@@ -16,7 +17,7 @@ _SIOCGIFADDR = 0x8915
 _DISCARD_PORT = 9
 
 
-def reachable_addresses(own_names: Iterable[str], peers: Iterable[str]) -> list[str]:
+def reachable_addresses(own_names: Iterable[str], peers: Iterable[str], *, single_host: bool) -> list[str]:
     """Return the addresses of this host by which its peers may reach it, the likeliest first.
 
     The address on the route to a peer comes first: it is the one that the kernel itself would use. What the names of
@@ -25,11 +26,17 @@ def reachable_addresses(own_names: Iterable[str], peers: Iterable[str]) -> list[
 
     Args:
         own_names: names of this host, such as its Slurm node name.
-        peers: names or addresses of other hosts of the job; empty when there are none.
+        peers: names or addresses of other hosts of the job, as far as known.
+        single_host: whether the job has this host only; loopback serves then.
     """
-    if not (peers := list(peers)):
+    if single_host:
         return ["127.0.0.1"]
-    found = [route for peer in peers[:4] for address in resolve(peer) if (route := source_address(address)) is not None]
+    found = [
+        route
+        for peer in islice(peers, 4)
+        for address in resolve(peer)
+        if (route := source_address(address)) is not None
+    ]
     found += [address for name in own_names for address in resolve(name)]
     found += [address for _, address in interface_addresses()]
     return [address for address in dict.fromkeys(found) if not is_local_only(address)]

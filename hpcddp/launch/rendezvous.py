@@ -39,6 +39,12 @@ class RendezvousError(HpcddpError):
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
 
 
+class PeerFailedError(RendezvousError):
+    """Another rank has failed already; this one only follows."""
+
+    kind = "peer_failed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
     """Where to meet.
@@ -80,12 +86,12 @@ def raise_if_a_rank_failed(attempt: AttemptDirectory) -> None:
     """Stop waiting for a rank that is known to have failed.
 
     Raises:
-        RendezvousError: an error record of this attempt exists; it is named.
+        PeerFailedError: an error record of this attempt exists; it is named.
     """
     for record in sorted(attempt.path.glob("error-rank-*.json")):
         error = read_json(record)
         if error is not None:
-            raise RendezvousError(
+            raise PeerFailedError(
                 f"rank {error['rank']} on {error['host']} failed before all ranks had met: {error['message']}",
                 hint=f"Its log is {attempt.rank_log(error['rank'])}.",
             )
@@ -118,10 +124,10 @@ def _listen(port: int) -> socket.socket:
 
 def _publish(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, token: str) -> Rendezvous:
     peers = [host for host in env.hosts if host != env.host_of(0)]
-    addresses = network.reachable_addresses([own_host, *env.hosts[:1]], peers)
+    addresses = network.reachable_addresses([own_host, *env.hosts[:1]], peers, single_host=env.nodes == 1)
     if not addresses:
         raise RendezvousError(
-            f"{own_host} has no address that {peers[0]} could reach: only loopback addresses were found"
+            f"{own_host} has no address that another host could reach: only loopback and link-local ones were found"
         )
     listener = bind_port(token)
     port = int(listener.getsockname()[1])

@@ -32,6 +32,11 @@ _PICKLE_TIMEOUT_S = 60.0
 def main() -> int:
     """Run the task and return its exit code."""
     environment = os.environ
+    if "HPCDDP_ATTEMPT_DIR" not in environment:
+        sys.stderr.write(
+            "hpcddp: HPCDDP_ATTEMPT_DIR is not set; a task is started by the script that hpcddp render prints\n"
+        )
+        return ExitCode.USER_CODE
     attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
     try:
         env = RankEnv.from_env(environment)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcddp import __version__
 from hpcddp.launch.claim import RunDirectoryError
-from hpcddp.launch.rendezvous import Rendezvous, meet, raise_if_a_rank_failed
+from hpcddp.launch.rendezvous import PeerFailedError, Rendezvous, meet, raise_if_a_rank_failed
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import read_json
 from hpcddp.slurm.rank_env import RankEnv
@@ -73,7 +73,10 @@ def own_host() -> str:
 
 def is_peer_loss(error: BaseException) -> bool:
     """Return whether ``error`` only says that another rank has gone."""
-    return any(phrase in str(link).lower() for link in _chain(error) for phrase in _PEER_LOSS)
+    return any(
+        isinstance(link, PeerFailedError) or any(phrase in str(link).lower() for phrase in _PEER_LOSS)
+        for link in _chain(error)
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -11,11 +11,11 @@ def test_addresses_that_mean_something_else_elsewhere_are_local_only(address: st
 
 
 def test_a_single_host_meets_on_loopback() -> None:
-    assert network.reachable_addresses(["anything"], []) == ["127.0.0.1"]
+    assert network.reachable_addresses(["anything"], [], single_host=True) == ["127.0.0.1"]
 
 
 def test_loopback_names_are_never_offered_to_peers() -> None:
-    assert "127.0.0.1" not in network.reachable_addresses(["localhost"], ["localhost"])
+    assert "127.0.0.1" not in network.reachable_addresses(["localhost"], ["localhost"], single_host=False)
 
 
 def test_the_interface_of_the_loopback_address_is_lo() -> None:
