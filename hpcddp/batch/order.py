@@ -18,8 +18,8 @@ _Words: TypeAlias = NDArray[np.uint64]
 
 # A part of every key: another number means other orders for the same seed, and so a new contract.
 CONTRACT_VERSION = 1
-# Up to here the whole order fits into a few pages of memory and is shuffled; a Feistel network over so few values does
-# not reach all orders equally often.
+# Up to here the whole order fits into a few pages of memory and is shuffled: over a handful of values a Feistel network
+# does not reach all orders equally often. The limit is a part of the contract as well.
 SHUFFLE_LIMIT = 4096
 _ROUNDS = 8
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hpcddp import __version__
-from hpcddp.cli import boundary
+from hpcddp.cli import boundary, plan
 
 app = typer.Typer(
     name="hpcddp",
@@ -35,6 +35,9 @@ def hpcddp(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options that every command shares."""
+
+
+plan.register(app)
 
 
 def main() -> None:
