@@ -1,0 +1,70 @@
+"""The start-up lines: every derived number, for the person who reads rank 0's log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcddp.spec.job import Every
+from hpcddp.train.context import TrainContext
+from hpcddp.train.data.images import Data
+from hpcddp.train.progress import Progress
+from hpcddp.train.schedule import Schedule
+
+
+def start_up_lines(
+    context: TrainContext, data: Data, schedule: Schedule, progress: Progress, facts: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the lines.
+
+    Args:
+        context: the job and this rank.
+        data: the data set.
+        schedule: the steps of the training.
+        progress: where the training begins.
+        facts: ``parameters`` (a count), ``workers`` (of each rank), ``notes`` (a list of sentences).
+    """
+    train, plan, rate = context.train, schedule.plan, context.spec.learning_rate
+    yield (
+        f"hpcddp: run {context.run.run_id}, attempt {context.attempt}: {context.world_size} ranks on {context.device.type}, "
+        f"{context.threads} threads and {facts['workers']} loader workers each, seed {train.seed}"
+    )
+    yield (
+        f"  model {train.model} ({facts['parameters']:,} parameters), {train.precision}, {train.optimizer.name}; "
+        f"data {data.name}: {len(data.train):,} training and {len(data.val):,} validation samples, {data.classes} classes"
+    )
+    yield (
+        f"  global batch {plan.global_batch_size} = per rank {_runs(plan.per_rank_samples)}, "
+        f"in {plan.grad_accum_steps} micro-steps of at most {max(plan.micro_batches[0])}"
+    )
+    yield (
+        f"  {schedule.epochs} epochs x {schedule.steps_per_epoch} steps = {schedule.total_steps} steps; last batch of an epoch "
+        f"{plan.tail_samples} samples (tail {plan.tail}: {plan.duplicated} repeated, {plan.dropped} left out)"
+    )
+    yield (
+        f"  learning rate {rate.base:g}, {rate.schedule}, warm-up {rate.warmup_epochs:g} epochs; evaluation every "
+        f"{schedule.eval_every} epochs; checkpoint {_every(schedule.every)}, {context.spec.checkpoint.keep} kept"
+    )
+    yield from (f"  note: {note}" for note in facts["notes"])
+    if progress.step:
+        yield (
+            f"  going on after step {progress.step} (epoch {progress.epoch}, step {progress.step % schedule.steps_per_epoch} "
+            f"of it, {progress.samples_seen:,} samples seen)"
+        )
+
+
+def _runs(shares: tuple[int, ...]) -> str:
+    """Return shares with equal neighbours counted: ``86 + 2 x 85``."""
+    larger, smaller = shares[0], shares[-1]
+    if larger == smaller:
+        return f"{len(shares)} x {larger}"
+    return f"{shares.count(larger)} x {larger} + {shares.count(smaller)} x {smaller}"
+
+
+def _every(every: Every) -> str:
+    if every.steps is not None:
+        return f"every {every.steps} steps and epoch"
+    if every.epochs is not None:
+        return f"every {every.epochs} epochs"
+    minutes = every.duration.total_seconds() / 60 if every.duration else 0
+    return f"every {minutes:g} minutes and epoch"

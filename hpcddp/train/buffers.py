@@ -1,0 +1,43 @@
+"""A model's buffers, such as BatchNorm's running statistics: put back after a placeholder, taken from rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+@contextmanager
+def buffers_put_back(model: nn.Module) -> Iterator[None]:
+    """Give every buffer the value that it had before the block."""
+    before = copy_buffers(model)
+    yield
+    restore_buffers(model, before)
+
+
+def copy_buffers(model: nn.Module) -> list[torch.Tensor]:
+    """Return a copy of every buffer, in the model's order."""
+    return [buffer.detach().clone() for buffer in model.buffers()]
+
+
+@torch.no_grad()
+def restore_buffers(model: nn.Module, values: list[torch.Tensor]) -> None:
+    """Give every buffer a value of ``copy_buffers``."""
+    for buffer, value in zip(model.buffers(), values, strict=True):
+        buffer.copy_(value)
+
+
+@torch.no_grad()
+def broadcast_buffers(model: nn.Module) -> None:
+    """Give every rank the buffers of rank 0: one collective per number format."""
+    by_format: dict[torch.dtype, list[torch.Tensor]] = {}
+    for buffer in model.buffers():
+        by_format.setdefault(buffer.dtype, []).append(buffer)
+    for buffers in by_format.values():
+        flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+        dist.broadcast(flat, src=0)
+        for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(part.view_as(buffer))

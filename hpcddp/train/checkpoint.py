@@ -1,0 +1,258 @@
+"""Saving and loading a training: what goes into a checkpoint, who writes it, and what it must agree with."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from hpcddp.batch.order import CONTRACT_VERSION
+from hpcddp.run import checkpoints
+from hpcddp.run.checkpoints import Checkpoint, FencedError, Manifest, NoCheckpointError
+from hpcddp.run.events import append_event, read_events
+from hpcddp.run.files import read_json
+from hpcddp.spec.job import JobSpec
+from hpcddp.train.buffers import broadcast_buffers
+from hpcddp.train.context import TrainContext
+from hpcddp.train.data.images import Data
+from hpcddp.train.errors import NonFiniteError, ResumeError, SaveError
+from hpcddp.train.progress import Progress
+from hpcddp.train.replica import Replica
+
+MODEL_FILE: Final = "model.pt"
+OPTIMIZER_FILE: Final = "optimizer.pt"
+_FAILURES_ALLOWED: Final = 2
+
+_LABELS: Final = {
+    "version": "the version of the batch contract",
+    "seed": "train.seed",
+    "samples": "the number of training samples",
+    "fingerprint": "the fingerprint of the training data",
+    "global_batch_size": "batch.global_batch_size",
+    "tail": "batch.tail",
+    "order": "batch.order",
+}
+
+
+def contract_of(spec: JobSpec, data: Data, seed: int) -> dict[str, Any]:
+    """Return what every attempt of a run must agree with: it decides which samples each step sees."""
+    return {
+        "version": CONTRACT_VERSION,
+        "seed": seed,
+        "samples": len(data.train),
+        "fingerprint": data.fingerprint,
+        "global_batch_size": spec.batch.global_batch_size,
+        "tail": spec.batch.tail,
+        "order": spec.batch.order,
+    }
+
+
+def refuse_another_contract(checkpoint: Checkpoint, contract: Mapping[str, Any]) -> None:
+    """Refuse to go on from a checkpoint of a training that sees other batches.
+
+    Raises:
+        ResumeError: names what differs, and both values.
+    """
+    for name, here in contract.items():
+        saved = checkpoint.manifest.contract.get(name)
+        if saved != here:
+            raise ResumeError(
+                f"{checkpoint.path.name} was saved with {_LABELS[name]} {saved}, and now it is {here}, so that the steps "
+                "to come would not see the samples that are left; bring the old one back, or submit a new run"
+            )
+
+
+def raise_if_fenced(context: TrainContext) -> None:
+    """Refuse to write for an attempt that is no longer the newest.
+
+    Raises:
+        FencedError: another attempt owns the run.
+    """
+    newest = context.run.newest_attempt()
+    if newest is not None and newest != context.attempt:
+        raise FencedError(
+            f"attempt {newest} owns the run {context.run.run_id}, so attempt {context.attempt} must not write; it ends here"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an attempt begins with.
+
+    Args:
+        finished: whether the run has finished already.
+        checkpoint: what to go on from; None = from the beginning.
+    """
+
+    finished: bool
+    checkpoint: Checkpoint | None
+
+
+_FRESH, _RESUME, _FINISHED, _NOTHING_VALID = range(4)
+
+
+def find_start(context: TrainContext) -> Found:
+    """Let rank 0 look where the run stands, and every rank verify the same checkpoint by itself.
+
+    Raises:
+        NoCheckpointError: there should be a checkpoint, and none is valid.
+        InvalidCheckpointError: this rank sees another content than rank 0 does.
+    """
+    error: NoCheckpointError | None = None
+    verdict, step = _FRESH, 0
+    checkpoint = None
+    if context.is_main:
+        try:
+            verdict, checkpoint = _look(context)
+            step = checkpoint.manifest.step if checkpoint else 0
+        except NoCheckpointError as caught:
+            verdict, error = _NOTHING_VALID, caught
+    told = torch.tensor([verdict, step], device=context.device)
+    dist.broadcast(told, src=0)
+    verdict, step = told.tolist()
+    if verdict == _NOTHING_VALID:
+        raise error or NoCheckpointError(f"rank 0 finds no valid checkpoint in {context.run.checkpoints}")
+    if verdict == _RESUME and checkpoint is None:
+        checkpoint = checkpoints.verify(context.run.checkpoints / checkpoints.checkpoint_name(step))
+    return Found(verdict == _FINISHED, checkpoint)
+
+
+def _look(context: TrainContext) -> tuple[int, Checkpoint | None]:
+    result = read_json(context.run.result)
+    if result is not None and result.get("status") == "finished":
+        return _FINISHED, None
+    raise_if_fenced(context)
+    saved_before = any(event["event"] == "save" for event in read_events(context.run.events))
+    checkpoint = checkpoints.newest_valid(context.run.checkpoints, expected=saved_before, warn=context.tell)
+    if checkpoint is None:
+        return _FRESH, None
+    checkpoints.set_aside_newer(context.run.checkpoints, checkpoint.manifest.step)
+    return _RESUME, checkpoint
+
+
+def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
+    """Load a verified checkpoint into this rank's replica.
+
+    Returns:
+        How far the training was.
+
+    Raises:
+        ResumeError: it is of another model or optimizer.
+    """
+    try:
+        replica.model.load_state_dict(_load(checkpoint, MODEL_FILE))
+        training = _load(checkpoint, OPTIMIZER_FILE)
+        replica.optimizer.load_state_dict(training["optimizer"])
+        if replica.scaler.is_enabled() and training["scaler"]:
+            replica.scaler.load_state_dict(training["scaler"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise ResumeError(
+            f"{checkpoint.path.name} is of another model or optimizer than train.model and train.optimizer say "
+            f"({str(error).strip().splitlines()[-1].strip()}); bring the old ones back, or submit a new run"
+        ) from error
+    return Progress.from_document(checkpoint.manifest.progress)
+
+
+def _load(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(checkpoint.path / name, map_location="cpu", weights_only=True)
+    return state
+
+
+class Saver:
+    """Saves the training: all ranks take part, rank 0 writes.
+
+    Args:
+        context: who this rank is, and where the run lies.
+        contract: what later attempts must agree with.
+        information: what they need not agree with.
+    """
+
+    def __init__(self, context: TrainContext, contract: Mapping[str, Any], information: Mapping[str, Any]) -> None:
+        self._context, self._contract, self._information = context, contract, information
+        self._failures = 0
+
+    def save(self, replica: Replica, progress: Progress, reason: str) -> None:
+        """Save the state after ``progress.step`` steps.
+
+        Args:
+            replica: this rank's replica.
+            progress: how far it is.
+            reason: why now, in a few words, for the event log.
+
+        Raises:
+            NonFiniteError: a parameter is not finite; nothing is written.
+            FencedError: another attempt owns the run.
+            SaveError: the third save in a row failed.
+        """
+        broadcast_buffers(replica.model)
+        _refuse_nonfinite(replica, progress.step)
+        if not self._context.is_main:
+            return
+        try:
+            published = self._publish(replica, progress)
+        except OSError as error:
+            self._count_failure(progress.step, error)
+            return
+        self._failures = 0
+        self._event("save", progress.step, reason)
+        self._prune(published)
+
+    def _publish(self, replica: Replica, progress: Progress) -> Checkpoint:
+        manifest = Manifest(
+            step=progress.step,
+            attempt=self._context.attempt,
+            time=self._context.now(),
+            contract=self._contract,
+            progress=progress.as_document(),
+            information=self._information,
+            files={},
+        )
+        training = {"optimizer": replica.optimizer.state_dict(), "scaler": replica.scaler.state_dict()}
+        writers = {
+            MODEL_FILE: lambda stream: _dump(replica.model.state_dict(), stream),
+            OPTIMIZER_FILE: lambda stream: _dump(training, stream),
+        }
+        directory = self._context.run.checkpoints
+        return checkpoints.publish(directory, manifest, writers, may_publish=lambda: raise_if_fenced(self._context))
+
+    def _count_failure(self, step: int, error: OSError) -> None:
+        self._failures += 1
+        sentence = f"saving after step {step} failed ({error})"
+        if self._failures > _FAILURES_ALLOWED:
+            raise SaveError(
+                f"{sentence}, for the {self._failures}rd time in a row; make room or make "
+                f"{self._context.run.checkpoints} writable"
+            ) from error
+        self._context.tell(f"warning: {sentence}; the training goes on, the checkpoints before it are kept")
+
+    def _prune(self, newest: Checkpoint) -> None:
+        keep, directory = self._context.spec.checkpoint.keep, self._context.run.checkpoints
+        try:
+            checkpoints.prune(directory, keep=keep, newest=newest.path, attempt=self._context.attempt)
+        except OSError as error:
+            self._context.tell(f"warning: old checkpoints in {directory} cannot be removed ({error})")
+
+    def _event(self, kind: str, step: int, reason: str) -> None:
+        context = self._context
+        append_event(
+            context.run.events, kind=kind, time=context.now(), attempt=context.attempt, step=step, reason=reason
+        )
+
+
+def _dump(state: Mapping[str, Any], stream: io.RawIOBase) -> None:
+    torch.save(state, stream)
+
+
+def _refuse_nonfinite(replica: Replica, step: int) -> None:
+    """Refuse to keep a ruined training: parameters are the same on all ranks, so all of them come to the same end."""
+    for name, parameter in replica.model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise NonFiniteError(
+                f"after step {step} {name} is not finite, so that there is nothing worth saving; lower the learning rate, "
+                "clip the gradient with train.clip_grad_norm, or use a wider precision",
+                step=step,
+            )

@@ -1,0 +1,116 @@
+"""CIFAR-10 from local files, in either of the two layouts that are handed out."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcddp.train.data.images import MemoryImages
+from hpcddp.train.errors import DataError
+
+_CLASSES: Final = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+# Of the training part, per channel.
+_MEAN: Final = (0.4914, 0.4822, 0.4465)
+_STD: Final = (0.2470, 0.2435, 0.2616)
+_PIXELS: Final = 3 * 32 * 32
+_TRAIN: Final = tuple(f"data_batch_{number}" for number in range(1, 6))
+_TEST: Final = ("test_batch",)
+
+
+def load_cifar10(data_dir: Path) -> tuple[MemoryImages, MemoryImages]:
+    """Return the training part (50,000 images) and the test part (10,000), as 3 x 32 x 32.
+
+    Args:
+        data_dir: ``cifar-10-batches-py``, ``cifar-10-batches-bin``, or a folder that holds one of them.
+
+    Raises:
+        DataError: there are no such files, or they hold something else.
+    """
+    folder = _find(data_dir)
+    return _part(folder, _TRAIN), _part(folder, _TEST)
+
+
+def _find(data_dir: Path) -> Path:
+    for folder in (data_dir, data_dir / "cifar-10-batches-py", data_dir / "cifar-10-batches-bin"):
+        if (folder / "test_batch").is_file() or (folder / "test_batch.bin").is_file():
+            return folder
+    raise DataError(
+        f"train.data_dir is {data_dir}, which holds no CIFAR-10: neither cifar-10-batches-py nor cifar-10-batches-bin "
+        "nor their files; unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz there"
+    )
+
+
+def _part(folder: Path, names: tuple[str, ...]) -> MemoryImages:
+    read = _read_pickled if (folder / names[0]).is_file() else _read_binary
+    parts = [read(folder, name) for name in names]
+    pixels, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return MemoryImages(pixels, labels, classes=_CLASSES, levels=255, mean=_MEAN, std=_STD)
+
+
+def _read_binary(folder: Path, name: str) -> tuple[Tensor, Tensor]:
+    """Read records of one label byte and 3,072 pixel bytes (channels, rows, columns)."""
+    path = folder / f"{name}.bin"
+    content = np.frombuffer(_read(path), dtype=np.uint8)
+    if content.size == 0 or content.size % (1 + _PIXELS):
+        raise DataError(
+            f"{path} has {content.size} bytes, no multiple of the {1 + _PIXELS} of a record; unpack it again"
+        )
+    records = content.reshape(-1, 1 + _PIXELS)
+    return _checked(path, records[:, 1:], records[:, 0])
+
+
+def _read_pickled(folder: Path, name: str) -> tuple[Tensor, Tensor]:
+    path = folder / name
+    try:
+        content = _ArraysOnly(io.BytesIO(_read(path)), encoding="bytes").load()
+        pixels, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"])
+    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(f"{path} is no CIFAR-10 batch ({error}); unpack it again") from error
+    return _checked(path, pixels, labels)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); unpack CIFAR-10 again") from error
+
+
+def _checked(path: Path, pixels: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
+    fits = pixels.shape == (len(labels), _PIXELS) and pixels.dtype == np.uint8 and labels.ndim == 1
+    if not fits or not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= len(_CLASSES):
+        raise DataError(
+            f"{path} holds {pixels.dtype} data of shape {pixels.shape} with {labels.size} labels, and CIFAR-10 has uint8 "
+            f"data of shape (n, {_PIXELS}) with n labels 0..9; unpack it again"
+        )
+    images = torch.from_numpy(pixels.copy()).view(-1, 3, 32, 32)
+    return images, torch.from_numpy(labels.astype(np.int64))
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """An unpickler for arrays of numbers: any other object in the file could run code."""
+
+    _ALLOWED: Final = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
+        """Return an allowed class; refuse every other."""
+        if (module, name) not in self._ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are admitted")
+        if name == "_reconstruct":
+            # numpy moved it; the old place warns.
+            module = "numpy._core.multiarray" if hasattr(np, "_core") else module
+        return super().find_class(module, name)

@@ -1,0 +1,151 @@
+"""This rank's micro-batches, in order, from any step on."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hpcddp.batch.plan import BatchPlan
+from hpcddp.batch.sampler import GlobalBatches, share_of
+from hpcddp.train.data.images import Batch, Data, WholeBatches
+from hpcddp.train.errors import DataError, UserCodeError
+from hpcddp.train.randomness import keyed_seed
+from hpcddp.train.user_code import describe, is_own
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+
+
+class MicroBatchIndices:
+    """The sample indices of this rank's micro-batches, one list each, over all epochs; empty shares are left out.
+
+    Args:
+        batches: the global batches of the training.
+        plan: the split.
+        rank: this rank.
+        first_step: where to begin, in optimizer steps done; may lie within an epoch.
+        last_step: where to end, exclusive.
+    """
+
+    def __init__(self, batches: GlobalBatches, plan: BatchPlan, rank: int, *, first_step: int, last_step: int) -> None:
+        self._batches, self._plan, self._rank = batches, plan, rank
+        self._steps = range(first_step, last_step)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self._steps:
+            epoch, step_in_epoch = divmod(step, self._batches.steps_per_epoch)
+            indices = self._batches.indices(epoch, step_in_epoch)
+            yield from (share.tolist() for share in share_of(self._plan, indices, self._rank) if len(share))
+
+
+class Placement:
+    """Where and how a batch lies on the device.
+
+    Args:
+        device: this rank's device.
+        dtype: what floating inputs are cast to; integer inputs stay as they are.
+        channels_last: whether images ``[n, C, H, W]`` lie with the channels innermost.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, channels_last: bool) -> None:
+        self.device, self.dtype, self.channels_last = device, dtype, channels_last
+
+    def place(self, batch: Batch) -> Batch:
+        """Return the batch on the device."""
+        return self.place_inputs(batch[0]), batch[1].to(self.device, non_blocking=True)
+
+    def place_inputs(self, inputs: Tensor) -> Tensor:
+        """Return the inputs on the device."""
+        dtype = self.dtype if inputs.is_floating_point() else inputs.dtype
+        image = self.channels_last and inputs.ndim == 4  # noqa: PLR2004
+        layout = torch.channels_last if image else torch.preserve_format
+        return inputs.to(self.device, dtype, non_blocking=True, memory_format=layout)
+
+
+class Batches:
+    """An iterator over batches on the device.
+
+    Args:
+        data: the data set; its name is used in errors.
+        part: its training or validation part.
+        indices: lists of sample indices, one per batch.
+        placement: where batches go.
+        workers: processes that load; 0 loads in this one.
+        seed: what the workers' own random numbers are derived from.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        data: Data,
+        part: Any,
+        indices: Any,
+        placement: Placement,
+        *,
+        workers: int,
+        seed: int,  # noqa: ANN401
+    ) -> None:
+        self._name = data.name
+        self._placement = placement
+        loader: DataLoader[Any] = DataLoader(
+            part,
+            batch_sampler=indices,
+            num_workers=workers,
+            # A batch that was made in one go needs no collating.
+            collate_fn=_as_it_is if isinstance(part, WholeBatches) else None,
+            pin_memory=placement.device.type == "cuda",
+            worker_init_fn=_start_worker if workers else None,
+            # A generator of its own: drawing the workers' seed must not move the training's random numbers.
+            generator=torch.Generator().manual_seed(keyed_seed("loader", seed)),
+            multiprocessing_context="fork" if workers else None,
+        )
+        self._iterator = iter(loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._placement.place(self._load())
+
+    def _load(self) -> Batch:
+        try:
+            inputs, labels = next(self._iterator)
+        except StopIteration:
+            raise
+        except Exception as error:
+            kind = UserCodeError if is_own(self._name) else DataError
+            raise kind(
+                f"loading samples of dataset {self._name} failed: {describe(error)}", traceback=traceback.format_exc()
+            ) from error
+        return inputs, labels
+
+
+def choose_workers(num_workers: int | None, data: Data, cpus: int) -> int:
+    """Return how many processes load data for this rank.
+
+    Args:
+        num_workers: the job's choice; None = 0 for data in memory, else one CPU less than there are.
+        data: the data set.
+        cpus: CPUs that this task may use.
+    """
+    if num_workers is not None:
+        return num_workers
+    return 0 if data.in_memory else max(0, cpus - 1)
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def _start_worker(worker: int) -> None:  # noqa: ARG001  torch passes it
+    """Let the main process decide when this one ends: signals that ask for a save kill no worker."""
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    # prctl(2): the kernel kills this process when the one that forked it ends, however it ends.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,115 @@
+"""A data set of the user's own, and what can be checked of any data set before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcddp.train.data.images import Batch
+from hpcddp.train.errors import DataError, UserCodeError
+from hpcddp.train.user_code import blame, call_function
+
+
+def load_own(name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the training and validation part that ``function(split=..., **dataset_args)`` gives.
+
+    Raises:
+        UserCodeError: the function cannot be imported, raises, or returns something that is no map-style data set.
+    """
+    return _part(name, "train", arguments), _part(name, "val", arguments)
+
+
+def _part(name: str, split: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    part = call_function("train.dataset", name, {"split": split, **arguments})
+    if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
+        raise UserCodeError(
+            f"train.dataset is {name}, which returned a {type(part).__name__} for split {split}, and that has no length "
+            "or no indexing; return a map-style data set, an object with __len__ and __getitem__"
+        )
+    return part
+
+
+def known_labels(part: Any) -> Tensor | None:  # noqa: ANN401
+    """Return all labels ``[N]`` of a part whose attribute ``targets`` or ``labels`` holds them, or None."""
+    for attribute in ("targets", "labels"):
+        values = getattr(part, attribute, None)
+        if values is None or callable(values):
+            continue
+        try:
+            labels = torch.as_tensor(values)
+        except (TypeError, ValueError, RuntimeError):
+            continue
+        if labels.ndim == 1 and len(labels) == len(part) and not (labels.is_floating_point() or labels.is_complex()):
+            return labels.long()
+    return None
+
+
+def count_classes(name: str, train: Any, num_classes: int | None) -> int:  # noqa: ANN401
+    """Return K: ``train.num_classes``, or what the data set itself says.
+
+    Raises:
+        DataError: nobody says, or a label is beyond K.
+    """
+    labels = known_labels(train)
+    largest = int(labels.max()) if labels is not None and len(labels) else None
+    classes = num_classes or _own_classes(train, largest)
+    if classes is None:
+        raise DataError(
+            f"train.num_classes is null, and dataset {name} has neither classes nor targets nor labels to count; "
+            "write train.num_classes"
+        )
+    if labels is not None and largest is not None and (largest >= classes or int(labels.min()) < 0):
+        raise DataError(
+            f"train.num_classes is {classes}, but dataset {name} has labels {int(labels.min())}..{largest}; "
+            f"write {largest + 1} or more, with labels from 0 on"
+        )
+    return classes
+
+
+def _own_classes(train: Any, largest: int | None) -> int | None:  # noqa: ANN401
+    names = getattr(train, "classes", None)
+    if names is not None and hasattr(names, "__len__"):
+        return len(names)
+    return None if largest is None else largest + 1
+
+
+def first_samples(name: str, train: Any, classes: int) -> Batch:  # noqa: ANN401
+    """Return the first two samples as a batch (one sample twice when there is no other).
+
+    Raises:
+        UserCodeError: the data set raises, or gives something else than (tensor, int label).
+        DataError: a label is beyond K.
+    """
+    samples = [_sample(name, train, index, classes) for index in (0, min(1, len(train) - 1))]
+    shapes = [tuple(image.shape) for image, _ in samples]
+    if shapes[0] != shapes[1]:
+        raise DataError(
+            f"dataset {name} gives tensors of different shapes ({shapes[0]}, {shapes[1]}), which make no batch; "
+            "give all samples the same shape"
+        )
+    return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
+
+
+def _sample(name: str, train: Any, index: int, classes: int) -> tuple[Tensor, int]:  # noqa: ANN401
+    with blame(f"dataset {name} failed at sample {index}"):
+        sample = train[index]
+    pair = isinstance(sample, tuple | list) and len(sample) == 2  # noqa: PLR2004
+    if not pair or not isinstance(sample[0], Tensor) or not _is_label(sample[1]):
+        found = f"({', '.join(type(part).__name__ for part in sample)})" if pair else type(sample).__name__
+        raise UserCodeError(f"dataset {name} gives {found} at sample {index}; give a pair (tensor, int label)")
+    if not 0 <= int(sample[1]) < classes:
+        raise DataError(
+            f"dataset {name} has label {int(sample[1])} at sample {index}, and the model tells apart {classes} classes, "
+            f"0..{classes - 1}; write a larger train.num_classes, with labels from 0 on"
+        )
+    return sample[0], int(sample[1])
+
+
+def _is_label(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -1,0 +1,72 @@
+"""What can go wrong in a training, each with the exit code that the requeue decision reads."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hpcddp.errors import HpcddpError
+from hpcddp.stop.exit_codes import ExitCode
+
+
+class TrainingError(HpcddpError):
+    """The training cannot go on, and would fail in the same way if it were started again."""
+
+    kind = "training"
+    exit_code: ClassVar[int] = ExitCode.USER_CODE
+
+
+class DataError(TrainingError):
+    """The data set is missing, damaged, or not what the job says."""
+
+    kind = "data"
+
+
+class ModelError(TrainingError):
+    """The model cannot be built, or does not fit the data."""
+
+    kind = "model"
+
+
+class UserCodeError(TrainingError):
+    """A function or an object of the user's own failed; the original exception is the cause.
+
+    Attributes:
+        traceback: the user's traceback as text.
+    """
+
+    kind = "user_code"
+
+
+class NonFiniteError(TrainingError):
+    """A loss or a parameter is infinite or not a number.
+
+    Attributes:
+        step: the optimizer step, counted from 1.
+    """
+
+    kind = "nonfinite"
+
+
+class ResumeError(TrainingError):
+    """The checkpoint belongs to another training than the job file describes."""
+
+    kind = "resume"
+
+
+class SaveError(TrainingError):
+    """Several saves in a row failed."""
+
+    kind = "save"
+    exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
+
+
+class StoppedError(TrainingError):
+    """All ranks agreed to stop after the same step; a checkpoint holds it.
+
+    Attributes:
+        step: optimizer steps done.
+        code: the agreed stop code.
+    """
+
+    kind = "stopped"
+    exit_code: ClassVar[int] = ExitCode.STOPPED

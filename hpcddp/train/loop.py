@@ -1,0 +1,173 @@
+"""The loop over all steps, and what happens between them. The thinnest loop that keeps every promise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hpcddp.train.agreement import Agreed, Votes
+from hpcddp.train.checkpoint import Saver
+from hpcddp.train.context import TrainContext
+from hpcddp.train.errors import NonFiniteError, StoppedError
+from hpcddp.train.evaluation import Evaluator
+from hpcddp.train.metrics import MetricsFile
+from hpcddp.train.progress import Progress
+from hpcddp.train.replica import Replica
+from hpcddp.train.schedule import Schedule
+from hpcddp.train.stepping import Position, Stepper, StepOutcome
+
+
+class Loop:
+    """Trains from where ``progress`` stands to the end.
+
+    Args:
+        context: who this rank is.
+        schedule: the steps, and what is due after each.
+        replica: what is trained.
+        stepper: makes the steps.
+        evaluator: evaluates.
+        saver: saves.
+        metrics: where rank 0's records go; None on the other ranks.
+        progress: how far the training is.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        context: TrainContext,
+        schedule: Schedule,
+        replica: Replica,
+        stepper: Stepper,
+        evaluator: Evaluator,
+        saver: Saver,
+        metrics: MetricsFile | None,
+        progress: Progress,
+    ) -> None:
+        self._context, self._schedule, self._replica = context, schedule, replica
+        self._stepper, self._evaluator, self._saver, self._metrics = stepper, evaluator, saver, metrics
+        self._progress = progress
+        self._began = self._saved_at = self._resumed_at = context.monotonic()
+        self._wall_before_s = progress.wall_s
+        self._pending: tuple[StepOutcome, float] | None = None
+        self._wishes = Agreed()
+
+    def run(self) -> Progress:
+        """Train to the end and return how far the training is then.
+
+        Raises:
+            StoppedError: the ranks agreed to stop; the state is saved.
+            NonFiniteError: a loss is not finite and the job says stop.
+        """
+        if self._schedule.evaluation_missing(self._progress.step, self._progress.evaluated_step):
+            self._evaluate()
+        for position in self._schedule.positions(self._progress.step):
+            before = self._resumed_at
+            outcome = self._stepper.take(position, self._votes())
+            self._resumed_at = self._context.monotonic()
+            # The sum of the step before has arrived by now; waiting for it holds nothing up.
+            self._settle()
+            self._pending = outcome, self._resumed_at - before
+            self._between_steps(position)
+        return self._now()
+
+    def _votes(self) -> Votes:
+        every = self._context.spec.checkpoint.every.duration
+        due = every is not None and self._context.monotonic() - self._saved_at >= every.total_seconds()
+        return Votes(save=due and self._context.is_main, stop=self._context.should_stop())
+
+    def _between_steps(self, position: Position) -> None:
+        """Evaluate, save and stop: each of them decided by all ranks alike."""
+        evaluates, save_reason = self._schedule.evaluates_after(position), self._schedule.saves_after(position)
+        if not (evaluates or save_reason or self._wishes.save or self._wishes.stop):
+            return
+        self._settle()
+        self._flush()
+        finished = position.step + 1 == self._schedule.total_steps
+        stop = 0 if finished else self._wishes.stop
+        if stop:
+            # Whoever asks to stop may not wait for an evaluation; the next attempt makes it up.
+            self._save("stop")
+            raise StoppedError(
+                f"all ranks stopped after step {self._progress.step} (code {stop}), and the state is saved",
+                step=self._progress.step,
+                code=stop,
+            )
+        if evaluates:
+            self._evaluate()
+        if save_reason or self._wishes.save:
+            self._save(save_reason or "every so often by the clock")
+        self._wishes = Agreed()
+        self._resumed_at = self._context.monotonic()
+
+    def _settle(self) -> None:
+        """Read what came of the step that was handed over last, and write it down."""
+        if self._pending is None:
+            return
+        (outcome, seconds), self._pending = self._pending, None
+        agreed = outcome.agreement.read()
+        self._wishes = self._wishes.merged(agreed)
+        loss = agreed.loss_sum / outcome.position.samples
+        step = outcome.position.step + 1
+        self._progress = replace(
+            self._progress,
+            step=step,
+            epoch=step // self._schedule.steps_per_epoch,
+            samples_seen=self._schedule.samples_seen(step),
+            skipped_steps=self._progress.skipped_steps + outcome.skipped,
+            last_loss=loss if math.isfinite(loss) else None,
+        )
+        self._record_step(outcome, loss, seconds)
+        if not math.isfinite(loss) and not outcome.skipped:
+            self._flush()
+            raise NonFiniteError(
+                f"the loss of step {step} (epoch {outcome.position.epoch}) is {loss}, and train.nonfinite_loss is stop; "
+                "lower the learning rate, clip the gradient, use a wider precision, or write nonfinite_loss: skip",
+                step=step,
+            )
+
+    def _record_step(self, outcome: StepOutcome, loss: float, seconds: float) -> None:
+        if self._metrics is None:
+            return
+        record = {
+            "step": self._progress.step,
+            "epoch": outcome.position.epoch,
+            "loss": loss,
+            "lr": outcome.position.learning_rate,
+            "samples_seen": self._progress.samples_seen,
+            "samples_per_s": outcome.position.samples / seconds if seconds > 0 else None,
+            "time": self._context.now(),
+        }
+        self._metrics.add({**record, "skipped": True} if outcome.skipped else record)
+
+    def _evaluate(self) -> None:
+        evaluation = self._evaluator.evaluate(self._replica)
+        self._progress = replace(self._progress, evaluation=evaluation, evaluated_step=self._progress.step)
+        epoch = self._progress.epoch - 1
+        if self._metrics is not None:
+            self._metrics.add(
+                {
+                    "step": self._progress.step,
+                    "epoch": epoch,
+                    "val_loss": evaluation.val_loss,
+                    "val_accuracy": evaluation.val_accuracy,
+                    "val_samples": evaluation.val_samples,
+                }
+            )
+        loss = self._progress.last_loss
+        self._context.tell(
+            f"epoch {epoch + 1}/{self._schedule.epochs}, step {self._progress.step}/{self._schedule.total_steps}: "
+            f"loss {math.nan if loss is None else loss:.4f}, val_loss {evaluation.val_loss:.4f}, "
+            f"val_accuracy {evaluation.val_accuracy:.4f} ({evaluation.val_samples} samples)"
+        )
+
+    def _save(self, reason: str) -> None:
+        self._flush()
+        self._saver.save(self._replica, self._now(), reason)
+        self._saved_at = self._context.monotonic()
+
+    def _flush(self) -> None:
+        if self._metrics is not None:
+            self._metrics.flush()
+
+    def _now(self) -> Progress:
+        wall_s = self._wall_before_s + self._context.monotonic() - self._began
+        return replace(self._progress, wall_s=wall_s)

@@ -1,0 +1,68 @@
+"""``metrics.jsonl``: one line per optimizer step and per evaluation, written by rank 0 in blocks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpcddp.run.files import append_line, write_text
+
+FLUSH_EVERY_S = 2.0
+
+
+class MetricsFile:
+    """Collects records and appends them in blocks: at least every 2 s, and whenever it is told to.
+
+    Args:
+        path: the file.
+        monotonic: seconds on a clock that never goes back.
+        before_write: called before each block; raises if this process may no longer write.
+    """
+
+    def __init__(self, path: Path, *, monotonic: Callable[[], float], before_write: Callable[[], None]) -> None:
+        self._path, self._monotonic, self._before_write = path, monotonic, before_write
+        self._lines: list[str] = []
+        self._written_at = monotonic()
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Take a record; numbers that JSON does not have become null."""
+        self._lines.append(json.dumps({name: _json_number(value) for name, value in record.items()}))
+        if self._monotonic() - self._written_at >= FLUSH_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has been collected."""
+        if self._lines:
+            self._before_write()
+            append_line(self._path, "\n".join(self._lines))
+            self._lines.clear()
+        self._written_at = self._monotonic()
+
+
+def keep_until(path: Path, step: int, evaluated_step: int | None) -> None:
+    """Drop what a resumed run will write again, and a torn last line, so that no record is there twice.
+
+    Args:
+        path: the metrics file; need not exist.
+        step: optimizer steps done at the checkpoint; 0 drops every step.
+        evaluated_step: optimizer steps done at the last evaluation that the checkpoint knows; None drops them all.
+    """
+    last_evaluation = -1 if evaluated_step is None else evaluated_step
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if record["step"] <= (last_evaluation if "val_samples" in record else step):
+            kept.append(f"{line}\n")
+    write_text(path, "".join(kept))
+
+
+def _json_number(value: Any) -> Any:  # noqa: ANN401
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,152 @@
+"""Does the model take the data? Tried before the first step, and if not, the sentence says what would work."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from hpcddp.train.buffers import buffers_put_back
+from hpcddp.train.errors import ModelError, UserCodeError
+from hpcddp.train.models import build_model
+from hpcddp.train.objective import check_outputs, zero_loss
+from hpcddp.train.precision import Precision
+from hpcddp.train.user_code import describe, is_own
+
+# Sides that published models are made for, and a few between.
+_SIDES: Final = (8, 16, 28, 32, 48, 64, 96, 128, 160, 192, 224, 240, 256, 299, 320, 384, 480, 512, 518)
+_FAILURES: Final = (RuntimeError, ValueError, AssertionError, TypeError, IndexError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A model and the data that it should take.
+
+    Args:
+        model_name: ``train.model``.
+        model_args: ``train.model_args``.
+        dataset: ``train.dataset``.
+        classes: K.
+    """
+
+    model_name: str
+    model_args: Mapping[str, Any]
+    dataset: str
+    classes: int
+
+
+def check_model_input(fit: Fit, model: nn.Module, inputs: Tensor, precision: Precision) -> tuple[str, ...]:
+    """Run real samples through the model, forward while evaluating and forward and backward while training.
+
+    Buffers come out as they went in; gradients are cleared; the model is left in training mode.
+
+    Args:
+        fit: what the model and the data are called.
+        model: the model on its device.
+        inputs: two samples, placed on the device.
+        precision: what the forward computes in.
+
+    Returns:
+        Names of the parameters that get no gradient.
+
+    Raises:
+        ModelError: a torchvision model does not take the input, or the outputs do not fit the loss.
+        UserCodeError: a model of the user's own raised.
+    """
+    try:
+        with buffers_put_back(model):
+            _try(fit, model, inputs, precision)
+    except torch.OutOfMemoryError:
+        raise
+    except ModelError:
+        raise
+    except Exception as error:
+        if is_own(fit.model_name):
+            raise UserCodeError(
+                f"train.model is {fit.model_name}, which failed on two samples of dataset {fit.dataset}, a tensor of shape "
+                f"{tuple(inputs.shape)}: {describe(error)}; make it take them, or give it other data",
+                traceback=traceback.format_exc(),
+            ) from error
+        raise ModelError(
+            f"train.model is {fit.model_name}, which does not take the {_shape(inputs)} images of dataset {fit.dataset} "
+            f"({describe(error)}); {_advice(fit, inputs)}"
+        ) from error
+    unused = tuple(name for name, parameter in model.named_parameters() if _is_unused(parameter))
+    model.zero_grad(set_to_none=True)
+    return unused
+
+
+def _is_unused(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad and parameter.grad is None
+
+
+def _try(fit: Fit, model: nn.Module, inputs: Tensor, precision: Precision) -> None:
+    model.eval()
+    with torch.no_grad(), precision.autocast():
+        check_outputs(fit.model_name, model(inputs), len(inputs), fit.classes)
+    model.train()
+    with precision.autocast():
+        outputs = model(inputs)
+        check_outputs(fit.model_name, outputs, len(inputs), fit.classes)
+        loss = zero_loss(outputs)
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _shape(inputs: Tensor) -> str:
+    return " x ".join(str(size) for size in inputs.shape[1:])
+
+
+def _advice(fit: Fit, inputs: Tensor) -> str:
+    """Return what would work; everything named has been tried, on tensors without content."""
+    if inputs.ndim != 4:  # noqa: PLR2004
+        return "torchvision's models take images of shape channels x height x width; give it those"
+    side = int(inputs.shape[-1])
+    for change in _changes(side):
+        if _works(fit, {**fit.model_args, **change}, channels=inputs.shape[1], side=side):
+            (name, value), *_ = change.items()
+            return f"set train.model_args.{name} to {value}"
+    smallest = _smallest_side(fit, channels=inputs.shape[1])
+    if smallest is not None and smallest > side:
+        return f"the smallest images that it takes are {smallest} x {smallest}: use another model, or larger images"
+    return "use another model, or other images"
+
+
+def _changes(side: int) -> Iterator[dict[str, Any]]:
+    yield {"image_size": side}
+    yield {"input_size": [side, side]}
+    yield {"aux_logits": False}
+
+
+def _smallest_side(fit: Fit, *, channels: int) -> int | None:
+    """Return the smallest side that works: the first of a list, then halving towards the one before it."""
+    before = 0
+    for side in _SIDES:
+        if _works(fit, fit.model_args, channels=channels, side=side):
+            break
+        before = side
+    else:
+        return None
+    while side - before > 1:
+        middle = (before + side) // 2
+        if _works(fit, fit.model_args, channels=channels, side=middle):
+            side = middle
+        else:
+            before = middle
+    return side
+
+
+def _works(fit: Fit, arguments: Mapping[str, Any], *, channels: int, side: int) -> bool:
+    """Return whether a model with these arguments takes images of this side; costs neither memory nor arithmetic."""
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model = build_model(fit.model_name, arguments, fit.classes)
+            inputs = torch.empty(2, channels, side, side)
+            model.eval()(inputs)
+            model.train()(inputs)
+    except (ModelError, *_FAILURES):
+        return False
+    return True

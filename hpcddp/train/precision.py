@@ -1,0 +1,78 @@
+"""Number formats: what the parameters are kept in, what the forward computes in, and how exactly."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import torch
+
+from hpcddp.train.errors import TrainingError
+
+PrecisionName: TypeAlias = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
+
+_AUTOCAST: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# CUDA's documentation, "cuBLAS results reproducibility": the two settings under which results repeat.
+_REPEATABLE_WORKSPACES: Final = (":4096:8", ":16:8")
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """One of the five precisions of the job file, on a device.
+
+    Args:
+        name: fp32, tf32, bf16, fp16 or fp64.
+        device_type: ``cpu`` or ``cuda``.
+    """
+
+    name: PrecisionName
+    device_type: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What parameters and inputs are kept in."""
+        return torch.float64 if self.name == "fp64" else torch.float32
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context of a forward pass."""
+        dtype = _AUTOCAST.get(self.name)
+        return torch.autocast(self.device_type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Return the gradient scaler; it does nothing except in fp16."""
+        return torch.amp.GradScaler(self.device_type, enabled=self.name == "fp16")
+
+
+def set_up_backends(precision: Precision, *, deterministic: bool) -> None:
+    """Set torch's process-wide switches.
+
+    fp32 means 24-bit mantissas everywhere: torch's own default lets convolutions round to TF32.
+
+    Args:
+        precision: the precision in use.
+        deterministic: whether a rerun on the same build must give the same bits on a GPU too.
+
+    Raises:
+        TrainingError: ``CUBLAS_WORKSPACE_CONFIG`` holds a setting under which cuBLAS does not repeat its results.
+    """
+    products = "tf32" if precision.name == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = products
+    torch.backends.cudnn.conv.fp32_precision = products
+    torch.backends.cudnn.rnn.fp32_precision = products
+    if deterministic and precision.device_type == "cuda":
+        _check_cublas_workspace()
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = precision.device_type == "cuda" and not deterministic
+
+
+def _check_cublas_workspace() -> None:
+    # torch reads it at the first product, which is still to come.
+    setting = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _REPEATABLE_WORKSPACES[0])
+    if setting not in _REPEATABLE_WORKSPACES:
+        raise TrainingError(
+            f"CUBLAS_WORKSPACE_CONFIG is {setting}, under which cuBLAS does not repeat its results, and train.deterministic "
+            f"is true; write {' or '.join(_REPEATABLE_WORKSPACES)}, or leave it unset"
+        )

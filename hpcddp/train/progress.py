@@ -1,0 +1,53 @@
+"""How far a training is; travels in the checkpoint's manifest, where people and programs can read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpcddp.train.evaluation import Evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a training is.
+
+    Args:
+        step: optimizer steps done.
+        epoch: the epoch that the next step belongs to, zero-based.
+        samples_seen: samples trained on, repeats counted.
+        skipped_steps: updates left out because a loss or gradient was not finite.
+        wall_s: seconds spent in ``run_training`` over all attempts, up to here.
+        last_loss: loss of the last step; None before the first, or if it was not finite.
+        evaluation: the last evaluation; None before the first.
+        evaluated_step: optimizer steps done at the last evaluation; None before the first.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples_seen: int = 0
+    skipped_steps: int = 0
+    wall_s: float = 0.0
+    last_loss: float | None = None
+    evaluation: Evaluation | None = None
+    evaluated_step: int | None = None
+
+    def as_document(self) -> dict[str, Any]:
+        """Return it as JSON; what is not finite becomes null."""
+        document = asdict(self)
+        if self.evaluation is not None:
+            document["evaluation"] = {
+                name: value if math.isfinite(value) else None for name, value in asdict(self.evaluation).items()
+            }
+        return document
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Progress:
+        """Return the progress that ``as_document`` wrote."""
+        evaluation = document["evaluation"]
+        if evaluation is not None:
+            numbers = {name: math.nan if value is None else value for name, value in evaluation.items()}
+            evaluation = Evaluation(**numbers)
+        return cls(**{**document, "evaluation": evaluation})

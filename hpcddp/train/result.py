@@ -1,0 +1,60 @@
+"""``result.json``: what came of the run."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpcddp import __version__
+from hpcddp.run.files import write_json
+from hpcddp.train.context import TrainContext
+from hpcddp.train.data.fingerprint import tensor_bytes
+from hpcddp.train.progress import Progress
+
+
+def parameters_sha256(model: nn.Module) -> str:
+    """Return one digest of all parameters: name, number format, shape and bytes, in the model's order."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name}\n{parameter.dtype}\n{tuple(parameter.shape)}\n".encode())
+        digest.update(tensor_bytes(parameter))
+    return digest.hexdigest()
+
+
+def write_result(context: TrainContext, model: nn.Module, progress: Progress) -> dict[str, Any]:
+    """Write the result of a finished run, whole, and return it.
+
+    Args:
+        context: the run and this attempt.
+        model: the trained model.
+        progress: where the training ended.
+    """
+    evaluation = progress.as_document()["evaluation"] or {}
+    document = {
+        "status": "finished",
+        "steps": progress.step,
+        "epochs": progress.epoch,
+        "final_loss": progress.last_loss,
+        "val_accuracy": evaluation.get("val_accuracy"),
+        "val_loss": evaluation.get("val_loss"),
+        "val_samples": evaluation.get("val_samples"),
+        "samples_seen": progress.samples_seen,
+        "skipped_steps": progress.skipped_steps,
+        "parameters_sha256": parameters_sha256(model),
+        "world_size": context.world_size,
+        "attempts": context.attempt + 1,
+        "wall_s": round(progress.wall_s, 3),
+        "threads": context.threads,
+        "precision": context.train.precision,
+        "device": _device_name(context.device),
+        "versions": {"hpcddp": __version__, "torch": str(torch.__version__)},
+    }
+    write_json(context.run.result, document)
+    return document
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

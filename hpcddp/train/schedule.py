@@ -1,0 +1,92 @@
+"""What is due after which step: positions, evaluations and saves, all from numbers that every rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcddp.batch.learning_rate import learning_rate_at
+from hpcddp.batch.plan import BatchPlan
+from hpcddp.spec.job import Every, LearningRate
+from hpcddp.train.stepping import Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The steps of a training, and what is due after each.
+
+    Args:
+        plan: the split; its number of samples is known.
+        epochs: epochs of the training.
+        learning_rate: the job's ``learning_rate``.
+        eval_every: epochs between evaluations.
+        every: the job's ``checkpoint.every``.
+    """
+
+    plan: BatchPlan
+    epochs: int
+    learning_rate: LearningRate
+    eval_every: int
+    every: Every
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """S."""
+        return self.plan.steps_per_epoch or 0
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole training."""
+        return self.steps_per_epoch * self.epochs
+
+    def positions(self, first_step: int) -> Iterator[Position]:
+        """Yield every step from ``first_step`` (steps done) on."""
+        return self._positions(first_step, self.total_steps)
+
+    def _positions(self, first_step: int, last_step: int) -> Iterator[Position]:
+        for step in range(first_step, last_step):
+            epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+            yield Position(
+                step=step,
+                epoch=epoch,
+                step_in_epoch=step_in_epoch,
+                samples=self.plan.batch_size(step_in_epoch),
+                learning_rate=learning_rate_at(
+                    self.learning_rate, step=step, steps_per_epoch=self.steps_per_epoch, epochs=self.epochs
+                ),
+            )
+
+    def evaluation_missing(self, steps: int, evaluated_step: int | None) -> bool:
+        """Return whether a training that has done ``steps`` steps was stopped just before a due evaluation."""
+        if steps == 0 or evaluated_step == steps:
+            return False
+        return self.evaluates_after(next(self._positions(steps - 1, steps)))
+
+    def samples_seen(self, steps: int) -> int:
+        """Return how many samples the first ``steps`` steps train on, repeats counted."""
+        epochs, rest = divmod(steps, self.steps_per_epoch)
+        # Only an epoch's last batch is smaller, and it is not among the rest.
+        return epochs * (self.plan.samples_per_epoch or 0) + rest * self.plan.global_batch_size
+
+    def ends_epoch(self, position: Position) -> bool:
+        """Return whether this is the last step of its epoch."""
+        return position.step_in_epoch == self.steps_per_epoch - 1
+
+    def evaluates_after(self, position: Position) -> bool:
+        """Return whether an evaluation is due after this step: every ``eval_every`` epochs and at the end."""
+        epochs_done = position.epoch + 1
+        return self.ends_epoch(position) and (epochs_done % self.eval_every == 0 or epochs_done == self.epochs)
+
+    def saves_after(self, position: Position) -> str | None:
+        """Return why a save is due after this step, or None; saves by the clock are agreed on elsewhere.
+
+        Every epoch ends with a save, unless the job counts its saves in epochs; so does the training.
+        """
+        done = position.step + 1
+        if done == self.total_steps:
+            return "end of training"
+        if self.ends_epoch(position) and (position.epoch + 1) % (self.every.epochs or 1) == 0:
+            return "end of epoch"
+        if self.every.steps is not None and done % self.every.steps == 0:
+            return f"every {self.every.steps} steps"
+        return None

@@ -1,0 +1,75 @@
+"""One rank of a test's training: ``python rank.py PLAN.json RANK``; the plan lists jobs that run one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+import torch
+import torch.distributed as dist
+
+from hpcddp.errors import HpcddpError
+from hpcddp.run.directory import RunDirectory
+from hpcddp.spec.job import JobSpec
+from hpcddp.train.job import TrainContext, run_training
+
+
+def main(plan_path: Path, rank: int) -> int:
+    plan = json.loads(plan_path.read_text())
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parent))
+    store = dist.FileStore(plan["store"], plan["world_size"])
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=plan["world_size"], timeout=timedelta(seconds=60)
+    )
+    try:
+        for job in plan["jobs"]:
+            run_training(context_of(job, rank, plan["world_size"]))
+    except HpcddpError as error:
+        traceback.print_exc()
+        report = {"kind": error.kind, "message": error.message, "exit_code": int(error.exit_code)}
+        plan_path.with_name(f"error-{rank}.json").write_text(json.dumps(report))
+        return int(error.exit_code)
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
+    run = RunDirectory(Path(job["run"]))
+    stop_at = job.get("stop_after_calls") if rank == job.get("stop_rank", 0) else None
+    kill_at = job.get("kill_after_calls")
+    calls = 0
+
+    def should_stop() -> int:
+        nonlocal calls
+        calls += 1
+        if kill_at is not None and calls > kill_at:
+            os.kill(os.getpid(), 9)
+        return 3 if stop_at is not None and calls > stop_at else 0
+
+    return TrainContext(
+        spec=JobSpec.model_validate(job["spec"]),
+        rank=rank,
+        local_rank=rank,
+        world_size=world_size,
+        device=torch.device("cpu"),
+        run=run,
+        attempt=job.get("attempt", 0),
+        threads=1,
+        should_stop=should_stop,
+    )
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

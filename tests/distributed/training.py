@@ -1,0 +1,92 @@
+"""Starting real ranks for a test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_TIMEOUT_S = 300
+
+
+@dataclass
+class Outcome:
+    """What came of the ranks."""
+
+    codes: list[int]
+    outputs: list[str]
+    errors: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+def job_document(**changes: Any) -> dict[str, Any]:
+    """Return a small digits job as the job file has it; keys such as ``train__epochs`` change single values."""
+    document: dict[str, Any] = {
+        "name": "digits",
+        "batch": {"global_batch_size": 32},
+        "learning_rate": {"base": 0.1},
+        "train": {"model": "own_code:linear_model", "dataset": "own_code:few_digits", "precision": "fp64"},
+    }
+    for key, value in changes.items():
+        *sections, name = key.split("__")
+        place = document
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return document
+
+
+def run_ranks(folder: Path, world_size: int, jobs: Sequence[Mapping[str, Any]]) -> Outcome:
+    """Run jobs one after the other in the same ``world_size`` processes; each job has ``run`` and ``spec``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for job in jobs:
+        Path(job["run"]).mkdir(parents=True, exist_ok=True)
+        (Path(job["run"]) / "attempts" / str(job.get("attempt", 0))).mkdir(parents=True, exist_ok=True)
+        job["spec"].setdefault("resources", {})["tasks_per_node"] = world_size
+    plan = folder / "plan.json"
+    store = folder / f"store-{len(list(folder.iterdir()))}"
+    plan.write_text(json.dumps({"world_size": world_size, "store": str(store), "jobs": jobs}, default=str))
+    script = Path(__file__).with_name("rank.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(plan), str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    errors = {
+        rank: json.loads(path.read_text())
+        for rank in range(world_size)
+        if (path := folder / f"error-{rank}.json").exists()
+    }
+    return Outcome([process.returncode for process in processes], outputs, errors)
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """Return the metrics of a run."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    return [record for record in records(run) if "loss" in record]
+
+
+def evaluations(run: Path) -> list[dict[str, Any]]:
+    return [record for record in records(run) if "val_samples" in record]
+
+
+def result(run: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return document
