@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hpcddp import __version__
-from hpcddp.cli import boundary, plan
+from hpcddp.cli import boundary, plan, submit
 
 app = typer.Typer(
     name="hpcddp",
@@ -37,7 +37,9 @@ def hpcddp(
     """Options that every command shares."""
 
 
-plan.register(app)
+# The order of the help.
+for group in (submit, plan):
+    group.register(app)
 
 
 def main() -> None:

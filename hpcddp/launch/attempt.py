@@ -98,7 +98,7 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str])
 def _observe(environment: Mapping[str, str]) -> Start:
     """Return who starts now, with the submit time that Slurm knows."""
     job_id = _slurm_job_id(environment)
-    job = commands.show_job(job_id) if job_id else None
+    job = _ask_slurm(job_id) if job_id else None
     return Start(
         job_id=job_id or environment.get("HPCDDP_LOCAL_JOB_ID"),
         restart_count=int(environment.get("SLURM_RESTART_COUNT") or 0) if job_id else 0,
@@ -107,6 +107,15 @@ def _observe(environment: Mapping[str, str]) -> Start:
         token=secrets.token_hex(16),
         time=time.time(),
     )
+
+
+def _ask_slurm(job_id: str) -> dict[str, str] | None:
+    """Return what Slurm knows about a job; None also where scontrol is missing, as it is on some compute nodes."""
+    try:
+        return commands.show_job(job_id)
+    except commands.SlurmCommandError as error:
+        sys.stderr.write(f"hpcddp: {error.message}\n")
+        return None
 
 
 def _slurm_job_id(environment: Mapping[str, str]) -> str | None:
@@ -132,12 +141,12 @@ def _newest_start(run: RunDirectory) -> Start | None:
 
 
 def _is_alive(start: Start) -> bool:
-    """Return whether the job of an earlier start still runs or waits; not known counts as alive only for Slurm's."""
+    """Return whether the job of an earlier start still runs or waits, as far as anybody can tell."""
     if start.job_id is None:
         return False
     if start.submit_time is None:
         return start.host == socket.gethostname() and Path(f"/proc/{start.job_id}").exists()
-    job = commands.show_job(start.job_id)
+    job = _ask_slurm(start.job_id)
     return job is not None and job.get("SubmitTime") == start.submit_time and job.get("JobState") not in _ENDED_STATES
 
 
@@ -168,7 +177,7 @@ def _create_attempt(run: RunDirectory) -> AttemptDirectory:
 def _still_ours(environment: Mapping[str, str]) -> bool:
     """Return whether nothing but us decides on this job now: it was neither cancelled nor preempted nor requeued."""
     job_id = _slurm_job_id(environment)
-    job = commands.show_job(job_id) if job_id else None
+    job = _ask_slurm(job_id) if job_id else None
     return job is None or (job.get("JobState") == "RUNNING" and job.get("PreemptTime", "None") == "None")
 
 

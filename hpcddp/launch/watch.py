@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from hpcddp.launch.follow import JobState
@@ -30,8 +31,9 @@ class SlurmWatch:
         """Return the job's state; a controller that does not answer changes nothing, a forgotten job has ended."""
         if time.monotonic() - self._asked >= _ASK_EVERY_S:
             self._asked = time.monotonic()
-            job = commands.show_job(self._job_id)
-            self._state = "ended" if job is None else state_of(job.get("JobState", ""))
+            with contextlib.suppress(commands.SlurmUnavailableError):
+                job = commands.show_job(self._job_id)
+                self._state = "ended" if job is None else state_of(job.get("JobState", ""))
         return self._state
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcddp.run.files import append_line
 
-KINDS = ("start", "stop", "save", "requeue", "failure", "finish")
+KINDS = ("start", "train", "stop", "save", "requeue", "failure", "finish")
 
 
 def append_event(

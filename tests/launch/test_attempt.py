@@ -1,0 +1,128 @@
+"""What the batch script runs before and after the tasks."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcddp.launch.attempt import begin, end, main
+from hpcddp.launch.claim import RunDirectoryError
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.events import read_events
+from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.files import read_json, write_json
+
+LOCAL = {"HPCDDP_LOCAL_JOB_ID": str(os.getpid())}
+JOB = "name: demo\n"
+
+
+def begin_in(
+    root: Path, *, run_id: str | None = "r1", job: str = JOB, environment: dict[str, str] | None = None
+) -> str:
+    return begin(run_root=str(root), name="demo", run_id=run_id, job_text=job, environment=environment or LOCAL)
+
+
+def begun(root: Path) -> AttemptDirectory:
+    return AttemptDirectory.from_text(begin_in(root))
+
+
+def another_process() -> dict[str, str]:
+    """An environment of a local job whose predecessor in the same directory has died."""
+    return {"HPCDDP_LOCAL_JOB_ID": "999999"}
+
+
+def test_the_first_attempt_creates_a_private_run(tmp_path: Path) -> None:
+    attempt = begun(tmp_path)
+    assert attempt.path == tmp_path / "demo" / "r1" / "attempts" / "0"
+    assert attempt.run.path.stat().st_mode & 0o777 == 0o700
+    assert attempt.run.job_file.read_text() == JOB
+    assert [event["event"] for event in read_events(attempt.run.events)] == ["start"]
+
+
+def test_each_attempt_has_a_token_of_its_own(tmp_path: Path) -> None:
+    first = begun(tmp_path)
+    write_json(first.start, {**read_json(first.start), "job_id": "999998"})
+    second = AttemptDirectory.from_text(begin_in(tmp_path))
+    assert second.number == 1
+    assert read_json(first.start)["token"] != read_json(second.start)["token"]
+
+
+def test_a_second_job_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    begun(tmp_path)
+    with pytest.raises(RunDirectoryError, match=rf"is taken: job {os.getpid()} is still using it; use another run id"):
+        begin_in(tmp_path, environment=another_process())
+
+
+def test_a_run_never_changes_its_job(tmp_path: Path) -> None:
+    first = begun(tmp_path)
+    write_json(first.start, {**read_json(first.start), "job_id": "999998"})
+    with pytest.raises(RunDirectoryError, match="holds another job file than this script"):
+        begin_in(tmp_path, job="name: demo\nrun_root: x\n")
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    attempt = begun(tmp_path)
+    write_json(attempt.run.result, {"status": "finished"})
+    write_json(attempt.start, {**read_json(attempt.start), "job_id": "999998"})
+    assert begin_in(tmp_path) == ""
+    assert attempt.run.newest_attempt() == 0
+
+
+def test_a_failed_result_goes_when_the_run_is_continued(tmp_path: Path) -> None:
+    attempt = begun(tmp_path)
+    write_json(attempt.run.result, {"status": "failed"})
+    write_json(attempt.start, {**read_json(attempt.start), "job_id": "999998"})
+    begin_in(tmp_path)
+    assert read_json(attempt.run.result) is None
+
+
+def test_a_script_for_sbatch_that_is_run_by_hand_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(["begin", "--run-root", str(tmp_path), "--name", "demo"], {}) == 2
+    assert capsys.readouterr().err == (
+        "hpcddp: this script was rendered for sbatch; run it with sbatch, or use hpcddp submit --cluster local\n"
+    )
+
+
+def test_the_end_of_a_finished_run_is_0_whatever_srun_said(tmp_path: Path) -> None:
+    attempt = begun(tmp_path)
+    write_json(attempt.run.result, {"status": "finished"})
+    assert end(attempt, code=137, environment=LOCAL)[0] == 0
+
+
+def test_the_end_names_the_first_failing_rank(tmp_path: Path) -> None:
+    attempt = begun(tmp_path)
+    record = FailureRecord(
+        rank=1, host="n2", time=1.0, kind="ValueError", message="boom", traceback="T", exit_code=70, secondary=False
+    )
+    write_failure(attempt, record)
+    code, text = end(attempt, code=137, environment=LOCAL)
+    assert (code, text.splitlines()[0]) == (70, "rank 1 on n2 failed first: ValueError: boom")
+    result = read_json(attempt.run.result)
+    assert (result["status"], result["reason"], result["exit_code"]) == ("failed", "boom", 70)
+
+
+def test_tasks_that_end_with_0_and_no_result_are_not_a_success(tmp_path: Path) -> None:
+    attempt = begun(tmp_path)
+    code, text = end(attempt, code=0, environment=LOCAL)
+    assert code == 71
+    assert text.startswith("the tasks ended (srun code 0) without a result and without naming a cause")
+    assert read_json(attempt.run.result)["status"] == "failed"
+
+
+def test_the_derived_run_id_is_the_clusters_name_and_the_job_id(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "SLURM_CLUSTER_NAME": "my cluster", "PATH": ""}
+    directory = begin_in(tmp_path, run_id=None, environment=environment)
+    assert RunDirectory(tmp_path / "demo" / "my-cluster-12").attempt(0).path == Path(directory)
+
+
+def test_a_job_id_that_comes_again_is_refused_and_its_requeue_is_not(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "SLURM_CLUSTER_NAME": "toy"}
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, run_id=None, environment=environment))
+    with pytest.raises(RunDirectoryError, match="it belongs to another job 12"):
+        begin_in(tmp_path, run_id=None, environment=environment)
+    requeued = begin_in(tmp_path, run_id=None, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    assert AttemptDirectory.from_text(requeued).number == attempt.number + 1
