@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator, TypeAdapter, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
 
 from hpcddp.spec.fields import GpuType, Line, Memory, Section, Text, TimeLimitField, VariableName, refusal
+from hpcddp.spec.sbatch_flags import FLAG_PATTERN, refused_because
 
 # Slurm keeps these counts in 16 bits, of which the largest values have a meaning of their own (slurm.h, NO_VAL16).
 LARGEST_16_BIT_COUNT = 0xFFFD
@@ -28,6 +29,16 @@ _LINE: TypeAdapter[str] = TypeAdapter(Line)
 FlagValue = Annotated[
     str | bool, PlainValidator(_flag_value), WithJsonSchema({"anyOf": [{"const": True}, {"type": ["string", "integer"]}]})
 ]
+
+
+def _flag_name(name: str) -> str:
+    refused = refused_because(name)
+    if refused is not None:
+        raise refusal(*refused)
+    return name
+
+
+FlagName = Annotated[str, AfterValidator(_flag_name), Field(json_schema_extra={"pattern": f"^{FLAG_PATTERN}$"})]
 
 
 class Resources(Section):
@@ -64,7 +75,7 @@ class Resources(Section):
     exclude: Line | None = Field(None, description="Nodes that the job must not get.")
     exclusive: bool = Field(False, description="Whether the job shares its nodes with no other job.")
     licenses: Line | None = Field(None, description="Licenses that the job holds while it runs.")
-    sbatch: Mapping[str, FlagValue] = Field(
+    sbatch: Mapping[FlagName, FlagValue] = Field(
         default_factory=dict,
         description="Any other sbatch flag, by its long name; `true` writes the flag without a value.",
     )

@@ -1,0 +1,104 @@
+"""What the types of the job file say about a key path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from hpcddp.spec.document import Path
+from hpcddp.spec.fields import Section
+from hpcddp.spec.job import JobSpec
+
+_UNIONS = (Union, UnionType)
+
+
+class Kind(Enum):
+    """What a key path leads to."""
+
+    SECTION = "section"
+    """A mapping with fields of its own."""
+    MAPPING = "mapping"
+    """A mapping whose keys the user names."""
+    LIST = "list"
+    VALUE = "value"
+    ENTRY = "entry"
+    """A value inside a mapping whose keys the user names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a key path leads.
+
+    Args:
+        kind: to what.
+        nullable: whether null is a value there.
+        section: the type of the section, for a section.
+    """
+
+    kind: Kind
+    nullable: bool
+    section: type[Section] | None = None
+
+
+def find_place(path: Path) -> Place | None:
+    """Return where a key path leads, or None where the job file has no such key."""
+    section: type[Section] = JobSpec
+    place = Place(kind=Kind.SECTION, nullable=False, section=JobSpec)
+    for position, key in enumerate(path):
+        field = section.model_fields.get(key)
+        if field is None:
+            return None
+        place = place_of(field)
+        if place.section is not None:
+            section = place.section
+        elif position + 1 < len(path):
+            return Place(kind=Kind.ENTRY, nullable=True) if place.kind is Kind.MAPPING else None
+    return place
+
+
+def place_of(field: FieldInfo) -> Place:
+    """Return what kind of value a field holds."""
+    choices = tuple(_alternatives(field.annotation))
+    nullable = NoneType in choices
+    for choice in choices:
+        if isinstance(choice, type) and issubclass(choice, Section):
+            return Place(kind=Kind.SECTION, nullable=nullable, section=choice)
+    origins = {get_origin(choice) or choice for choice in choices}
+    kind = Kind.MAPPING if Mapping in origins else Kind.LIST if tuple in origins else Kind.VALUE
+    return Place(kind=kind, nullable=nullable)
+
+
+def field_paths(section: type[Section] = JobSpec, above: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
+    """Yield every field of a section and of the sections in it, a section before its fields."""
+    for name, field in section.model_fields.items():
+        path = (*above, name)
+        yield path, field
+        below = place_of(field).section
+        if below is not None:
+            yield from field_paths(below, path)
+
+
+def leaf_paths(spec: Section, above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield every field of a value that is no section, with what it holds."""
+    for name in type(spec).model_fields:
+        value = getattr(spec, name)
+        if isinstance(value, Section):
+            yield from leaf_paths(value, (*above, name))
+        else:
+            yield (*above, name), value
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Yield the types that a union is made of, without what ``Annotated`` adds to them."""
+    if get_origin(annotation) is Annotated:
+        yield from _alternatives(get_args(annotation)[0])
+    elif get_origin(annotation) in _UNIONS:
+        for choice in get_args(annotation):
+            yield from _alternatives(choice)
+    else:
+        yield annotation

@@ -1,0 +1,74 @@
+"""``--set key.path=value``: one field of the job file, from the command line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.spec.document import DocumentError, Path, read_value
+from hpcddp.spec.fieldtree import find_place
+from hpcddp.spec.layers import OVERRIDE, Source
+from hpcddp.spec.problems import Problem
+from hpcddp.spec.suggestions import unknown_key
+
+_NULL = re.compile(r"null|Null|NULL|~|", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One field with its new value.
+
+    Args:
+        path: its key path.
+        value: the new value; None is null.
+        source: how errors name it.
+    """
+
+    path: Path
+    value: Any
+    source: Source
+
+
+def read_override(text: str) -> Override | Problem:
+    """Read one ``--set``.
+
+    Args:
+        text: ``key.path=value``, the value a YAML 1.2 scalar or flow collection.
+
+    Returns:
+        The override, or what is wrong with it.
+    """
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    path = tuple(key.split("."))
+    file = f"{OVERRIDE} {key}"
+    if not equals or not all(path):
+        # Without an equals sign the text may be anything, a secret too: it is not repeated.
+        return Problem(file=OVERRIDE, sentence="is not of the form KEY.PATH=VALUE; write for example --set train.epochs=5")
+    if find_place(path) is None:
+        return Problem(file=file, key=key, sentence=unknown_key(path))
+    try:
+        return _read(path, value, file)
+    except DocumentError as error:
+        return Problem(file=file, key=key, sentence=error.sentence)
+
+
+def _read(path: Path, text: str, file: str) -> Override:
+    if "\0" in text:
+        raise DocumentError("holds a NUL character; remove it")
+    document = read_value(text)
+    word = text.strip()
+    written = document.written.get(())
+    if document.value is None and not _NULL.fullmatch(word):
+        raise DocumentError("holds a comment and no value; put double quotes around the value")
+    if isinstance(document.value, str) and document.value != word and word[:1] not in {'"', "'"}:
+        raise DocumentError("holds more than one plain value; put double quotes around the value")
+    if isinstance(document.value, dict | list) and word[:1] not in {"{", "["}:
+        raise DocumentError("is a mapping or list without brackets; write {...} or [...], or quote the value")
+    scalars = {(*path, *below): spelling for below, spelling in document.written.items()}
+    if written is not None:
+        scalars[path] = written
+    return Override(
+        path=path, value=document.value, source=Source(origin=OVERRIDE, file=file, written=scalars)
+    )

@@ -1,0 +1,123 @@
+"""From a job file, a profile and overrides to one job, with where each of its values came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from hpcddp.spec.document import Document, DocumentError, Path, dotted, read_document
+from hpcddp.spec.fieldtree import leaf_paths
+from hpcddp.spec.job import JobSpec
+from hpcddp.spec.layers import DEFAULT, JOB_FILE, Layers, Source
+from hpcddp.spec.overrides import Override, read_override
+from hpcddp.spec.problems import JobFileError, Problem
+from hpcddp.spec.profiles import ProfileError, read_profile
+from hpcddp.spec.textfile import read_text
+from hpcddp.spec.validation import check_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedJob:
+    """A job with everything filled in.
+
+    Args:
+        spec: the job.
+        origins: where each field came from, by key path: "job file", "--set", "profile NAME" or "default".
+    """
+
+    spec: JobSpec
+    origins: Mapping[str, str]
+
+
+def load_job(path: FilePath, *, overrides: Sequence[str] = (), profiles: FilePath | None = None) -> ResolvedJob:
+    """Read a job file.
+
+    Args:
+        path: the YAML file.
+        overrides: ``key.path=value`` each, the last of two for one key counts.
+        profiles: the directory of cluster profiles; None where there is none.
+
+    Returns:
+        The job: job file and overrides over the profile over the defaults.
+
+    Raises:
+        JobFileError: with every problem of the file, the profile and the overrides.
+    """
+    file = _read_file(path)
+    source = Source(origin=JOB_FILE, file=str(path), lines=file.lines, written=file.written)
+    results = [read_override(text) for text in overrides]
+    sets = [result for result in results if isinstance(result, Override)]
+    problems = [result for result in results if isinstance(result, Problem)]
+    problems += [_of_fault(fault, source) for fault in file.faults]
+    layers = Layers()
+    try:
+        _lay_profile(layers, file.value, sets, profiles)
+    except ProfileError as error:
+        problems += [_place_in(problem, sets, source) for problem in error.problems]
+    layers.lay(file.value, source)
+    wrong = [fault.path for fault in file.faults] + [tuple(problem.key.split(".")) for problem in problems if problem.key]
+    for override in sets:
+        layers.assign(override.path, override.value, override.source)
+        wrong = [fault for fault in wrong if fault[: len(override.path)] != override.path]
+    spec, found = check_values(layers, source, wrong)
+    if problems or found or spec is None:
+        raise JobFileError.of([*problems, *found])
+    return ResolvedJob(spec=spec, origins=dict(_origins(spec, layers)))
+
+
+def _read_file(path: FilePath) -> Document:
+    text = read_text(path)
+    if isinstance(text, Problem):
+        raise JobFileError.of([text])
+    try:
+        return read_document(text)
+    except DocumentError as error:
+        raise JobFileError.of(
+            [Problem(file=str(path), line=error.line, key=dotted(error.path), sentence=error.sentence)]
+        ) from None
+
+
+def _of_fault(fault: DocumentError, source: Source) -> Problem:
+    return Problem(file=source.file, line=fault.line, key=dotted(fault.path), sentence=fault.sentence)
+
+
+def _lay_profile(layers: Layers, values: Mapping[str, Any], sets: list[Override], profiles: FilePath | None) -> None:
+    name = values.get("profile")
+    for override in sets:
+        if override.path == ("profile",):
+            name = override.value
+    # A name that is no text is a problem of the field, found with the others.
+    if name is not None and not isinstance(name, str):
+        return
+    profile = read_profile(name, profiles)
+    if profile is not None:
+        layers.lay(*profile)
+
+
+def _place_in(problem: Problem, sets: list[Override], source: Source) -> Problem:
+    """Give the problem of a profile's name the place where the name stands."""
+    if problem.file:
+        return problem
+    named = [override.source for override in sets if override.path == ("profile",)]
+    place = named[-1] if named else source
+    return Problem(
+        file=place.file,
+        line=place.line_of(("profile",)),
+        key=problem.key,
+        value=problem.value,
+        sentence=problem.sentence,
+    )
+
+
+def _origins(spec: JobSpec, layers: Layers) -> Iterator[tuple[str, str]]:
+    for path, value in leaf_paths(spec):
+        yield dotted(path), _origin(path, layers)
+        for key in value if isinstance(value, Mapping) else ():
+            yield dotted((*path, key)), _origin((*path, key), layers)
+
+
+def _origin(path: Path, layers: Layers) -> str:
+    owner = layers.owners.get(path)
+    return owner.origin if owner is not None else DEFAULT

@@ -1,0 +1,235 @@
+"""Rules between the fields of a job file: each names the fields that it reads and says what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from hpcddp.spec.document import Path
+from hpcddp.spec.job import JobSpec
+from hpcddp.spec.names import nearest
+from hpcddp.spec.unsupported import refuse_unsupported
+from hpcddp.spec.units import format_duration
+
+Finding = tuple[str, str]
+"""The key path at fault, and the sentence about it."""
+
+# sbatch keeps the warning time in 16 bits (man sbatch, --signal).
+LONGEST_SIGNAL_LEAD_S = 65535
+
+BUILTIN_CLASSES = {"digits": 10, "cifar10": 10}
+DATASET_ARGUMENTS = {
+    "digits": (),
+    "cifar10": (),
+    "imagefolder": ("image_size", "resize"),
+    "synthetic": ("samples", "val_samples", "image_size", "num_classes"),
+}
+FROM_FILES = ("cifar10", "imagefolder")
+
+# Names that bash keeps read-only or changes itself (man bash, Shell Variables).
+SHELL_VARIABLES = frozenset({"_", "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
+OWN_PREFIX = "HPCDDP_"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule between fields.
+
+    Args:
+        reads: the key paths that it reads; it does not apply where one of them is wrong already.
+        find: yields what is wrong.
+    """
+
+    reads: tuple[str, ...]
+    find: Callable[[JobSpec], Iterator[Finding]]
+
+
+def broken_rules(spec: JobSpec, wrong: Iterable[Path] = ()) -> Iterator[Finding]:
+    """Yield what the rules find.
+
+    Args:
+        spec: a job whose fields fit their types.
+        wrong: key paths whose values were replaced because they are wrong already.
+    """
+    faulty = {".".join(path) for path in wrong}
+    for rule in RULES:
+        if not any(_touches(read, fault) for read in rule.reads for fault in faulty):
+            yield from rule.find(spec)
+    for key, sentence in refuse_unsupported(spec):
+        if not any(_touches(key, fault) for fault in faulty):
+            yield key, sentence
+
+
+def _touches(one: str, other: str) -> bool:
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def _one_training(spec: JobSpec) -> Iterator[Finding]:
+    given = [key for key in ("train", "entrypoint", "command") if getattr(spec, key) is not None]
+    if not given:
+        yield "train", "is missing; write for example train: {model: resnet18, dataset: digits}"
+    for extra in given[1:]:
+        yield extra, f"is given beside {given[0]}, and a job runs one of them; remove one"
+
+
+def _batch_reaches_every_rank(spec: JobSpec) -> Iterator[Finding]:
+    batch, ranks = spec.batch.global_batch_size, spec.world_size
+    if batch < ranks:
+        yield (
+            "batch.global_batch_size",
+            f"is {batch}, and of {ranks} ranks ({spec.resources.nodes} nodes x {spec.tasks_per_node} tasks) "
+            f"{ranks - batch} would never get a sample; write {ranks} or more, or ask for at most {batch} ranks",
+        )
+
+
+def _one_task_per_gpu(spec: JobSpec) -> Iterator[Finding]:
+    tasks, gpus = spec.resources.tasks_per_node, spec.resources.gpus_per_node
+    if tasks is not None and gpus and tasks != gpus:
+        yield (
+            "resources.tasks_per_node",
+            f"is {tasks}, and resources.gpus_per_node is {gpus}: one task is one GPU; write {gpus}, or leave it out",
+        )
+
+
+def _gpu_fields_need_gpus(spec: JobSpec) -> Iterator[Finding]:
+    if spec.uses_gpus:
+        return
+    for name in ("gpu_type", "mem_per_gpu"):
+        value = getattr(spec.resources, name)
+        if value is not None:
+            yield f"resources.{name}", f"is {value}, and the job asks for no GPU; set resources.gpus_per_node"
+    if spec.train is not None and spec.train.device == "cuda":
+        yield "train.device", "is cuda, and the job asks for no GPU; set resources.gpus_per_node, or write cpu"
+
+
+def _one_memory(spec: JobSpec) -> Iterator[Finding]:
+    given = [name for name in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(spec.resources, name) is not None]
+    for extra in given[1:]:
+        value = getattr(spec.resources, extra)
+        yield f"resources.{extra}", f"is {value}, and resources.{given[0]} is given too; keep one of them"
+
+
+def _data_from_files(spec: JobSpec) -> Iterator[Finding]:
+    train = spec.train
+    if train is not None and train.dataset in FROM_FILES and train.data_dir is None:
+        yield "train.data_dir", f"is missing, and dataset {train.dataset} is read from files; write their directory"
+
+
+def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
+    train = spec.train
+    if train is None:
+        return
+    known = DATASET_ARGUMENTS.get(train.dataset)
+    if known is None and "split" in train.dataset_args:
+        yield "train.dataset_args.split", "is given, and hpcddp passes split itself; remove it"
+    for name in train.dataset_args if known is not None else ():
+        if name not in (known or ()):
+            near = nearest(name, known or ())
+            instead = f"did you mean {near}?" if near else f"write one of {', '.join(known)}" if known else "remove it"
+            yield f"train.dataset_args.{name}", f"is no argument of dataset {train.dataset}; {instead}"
+
+
+def _classes(spec: JobSpec) -> Iterator[Finding]:
+    train = spec.train
+    if train is None:
+        return
+    if "num_classes" in train.model_args:
+        yield "train.model_args.num_classes", "is given, and hpcddp passes num_classes itself; write train.num_classes"
+    classes = BUILTIN_CLASSES.get(train.dataset)
+    if classes is not None and train.num_classes is not None and train.num_classes < classes:
+        yield (
+            "train.num_classes",
+            f"is {train.num_classes}, and dataset {train.dataset} has {classes} classes; "
+            f"write {classes} or more, or leave it out",
+        )
+
+
+def _precision_fits_device(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is not None and spec.device == "cpu" and spec.train.precision in {"fp16", "tf32"}:
+        yield (
+            "train.precision",
+            f"is {spec.train.precision}, and this job computes on CPUs, which do not have it; "
+            "write bf16 or fp32, or ask for GPUs",
+        )
+
+
+def _optimizer_constants(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None:
+        return
+    optimizer = spec.train.optimizer
+    owners = {"momentum": "sgd", "nesterov": "sgd", "betas": "adamw", "eps": "adamw"}
+    for name, owner in owners.items():
+        changed = getattr(optimizer, name) != type(optimizer).model_fields[name].default
+        if changed and optimizer.name != owner:
+            yield f"train.optimizer.{name}", f"is given, and only {owner} has it; remove it, or write name: {owner}"
+    if optimizer.name == "sgd" and optimizer.nesterov and not optimizer.momentum:
+        yield "train.optimizer.nesterov", "is true, and momentum is 0; set train.optimizer.momentum, for example 0.9"
+
+
+def _schedule_constants(spec: JobSpec) -> Iterator[Finding]:
+    rate = spec.learning_rate
+    key = "learning_rate.milestones"
+    if rate.schedule == "step" and not rate.milestones:
+        yield key, "is empty, and schedule step needs milestones; write the epochs, for example [30, 60, 80]"
+    if rate.schedule != "step" and rate.milestones:
+        yield key, f"is given, and schedule {rate.schedule} has no milestones; remove it, or write schedule: step"
+    if rate.schedule != "step" and rate.gamma != type(rate).model_fields["gamma"].default:
+        yield "learning_rate.gamma", f"is given, and schedule {rate.schedule} has none; remove it, or write schedule: step"
+    if any(milestone < 1 for milestone in rate.milestones) or list(rate.milestones) != sorted(set(rate.milestones)):
+        yield key, f"is {list(rate.milestones)}, and milestones are epochs from 1 on that rise; sort them"
+    if rate.schedule == "constant" and rate.min:
+        yield "learning_rate.min", "is given, and a constant rate never falls; remove it, or write schedule: cosine"
+    elif rate.min > rate.base:
+        yield "learning_rate.min", f"is {rate.min}, above learning_rate.base {rate.base}; write less than that"
+
+
+def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
+    lead, limit = spec.requeue.signal_lead, spec.resources.time_limit
+    if lead is None:
+        return
+    key, seconds = "requeue.signal_lead", round(lead.total_seconds())
+    if seconds > LONGEST_SIGNAL_LEAD_S:
+        yield key, f"is {format_duration(lead)}, and Slurm takes {LONGEST_SIGNAL_LEAD_S}s at most; write less"
+    elif limit is not None and limit.seconds is not None and seconds >= limit.seconds:
+        shorter = f"{limit.seconds // 2}s" if limit.seconds > 1 else "null"
+        yield (
+            key,
+            f"is {format_duration(lead)}, and the job ends after {limit} (resources.time_limit); "
+            f"write less, for example {shorter}, or null for no warning",
+        )
+
+
+def _variable_names(spec: JobSpec) -> Iterator[Finding]:
+    environment = spec.environment
+    named = [(f"environment.env.{name}", name) for name in environment.env]
+    named += [("environment.pass_env", name) for name in environment.pass_env]
+    for key, name in named:
+        if name in SHELL_VARIABLES:
+            yield key, f"names {name}, which bash keeps for itself; remove it"
+        elif name.startswith(OWN_PREFIX):
+            yield key, f"names {name}, and hpcddp keeps {OWN_PREFIX}* for itself; rename it"
+    for name in environment.pass_env:
+        if name in environment.env:
+            yield "environment.pass_env", f"names {name}, which environment.env sets too; keep one of the two"
+
+
+_DATA = ("train.dataset", "train.data_dir", "train.dataset_args")
+_DEVICE = ("resources.gpus_per_node", "train.device")
+_RANKS = ("resources.nodes", "resources.tasks_per_node", "resources.gpus_per_node")
+_MEMORY = ("resources.mem", "resources.mem_per_cpu", "resources.mem_per_gpu")
+
+RULES = (
+    Rule(("train", "entrypoint", "command"), _one_training),
+    Rule(("batch.global_batch_size", *_RANKS), _batch_reaches_every_rank),
+    Rule(("resources.tasks_per_node", "resources.gpus_per_node"), _one_task_per_gpu),
+    Rule(("resources.gpu_type", "resources.mem_per_gpu", *_DEVICE), _gpu_fields_need_gpus),
+    Rule(_MEMORY, _one_memory),
+    Rule(_DATA, _data_from_files),
+    Rule(_DATA, _dataset_arguments),
+    Rule(("train.dataset", "train.num_classes", "train.model_args"), _classes),
+    Rule(("train.precision", *_DEVICE), _precision_fits_device),
+    Rule(("train.optimizer",), _optimizer_constants),
+    Rule(("learning_rate",), _schedule_constants),
+    Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
+    Rule(("environment.env", "environment.pass_env"), _variable_names),
+)

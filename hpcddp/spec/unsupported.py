@@ -1,0 +1,65 @@
+"""Fields of the job file that this version reads but does not act on: refused, never accepted and ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from hpcddp.spec.fields import Section
+from hpcddp.spec.job import JobSpec
+
+# Every field that has to keep its default, with what helps until it does not.
+UNSUPPORTED: Mapping[str, str] = MappingProxyType(
+    {
+        "entrypoint": "write train, with your own model and dataset as pkg.module:function",
+        "command": "write train, with your own model and dataset as pkg.module:function",
+        "sweep": "write a job file for each, or submit with --set",
+        "environment.container": "load what the job needs in environment.modules or environment.setup",
+        "batch.per_device_batch_size": "write batch.max_per_device_batch_size",
+        "batch.unit": "leave it out",
+        "batch.group": "leave it out",
+        "learning_rate.rule": "write the rate that hpcddp plan proposes as learning_rate.base",
+        "train.batch_norm": "write local",
+        "train.ema_decay": "leave it out",
+        "train.noise_scale": "leave it out",
+        "train.replica_check_every": "leave it out",
+        "requeue.max_preemptions": "leave it out",
+        "requeue.max_time_limits": "leave it out",
+        "requeue.max_failures": "leave it out",
+        "requeue.max_attempts_without_progress": "leave it out",
+        "requeue.expedite": "leave it out",
+        "requeue.allow_continuation": "leave it out",
+    }
+)
+
+
+def refuse_unsupported(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield every field that asks for what this version does not do, with the sentence about it.
+
+    Args:
+        spec: a job whose fields fit their types.
+    """
+    for key, instead in UNSUPPORTED.items():
+        value, default = _value_and_default(spec, key)
+        if value != default:
+            shown = f"is {_plain(value)}" if isinstance(value, bool | int | float | str) else "is given"
+            yield key, f"{shown}, and this version of hpcddp does not act on it yet; {instead}"
+
+
+def _value_and_default(spec: JobSpec, key: str) -> tuple[Any, Any]:
+    section: Section = spec
+    *above, name = key.split(".")
+    for part in above:
+        below = getattr(section, part)
+        if below is None:
+            return None, None
+        section = below
+    default = type(section).model_fields[name].default
+    return getattr(section, name), None if default is PydanticUndefined else default
+
+
+def _plain(value: bool | float | str) -> str:  # noqa: FBT001
+    return str(value).lower() if isinstance(value, bool) else str(value)
