@@ -122,7 +122,7 @@ def plan_numbers(
     unknown = []
     if batch.samples is None:
         unknown.append(
-            "steps_per_epoch and what follows from it is unknown: no number of samples was given (--samples)."
+            "steps_per_epoch and what follows from it are unknown: no number of samples was given (--samples)."
         )
     if epochs is None:
         unknown.append("total_steps is unknown: no number of epochs was given (--epochs).")

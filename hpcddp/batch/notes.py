@@ -59,8 +59,9 @@ def _batch_norm(plan: BatchPlan) -> Iterator[str]:
         smallest = min(size for size in plan.micro_batch_sizes(batch) if size)
         if smallest <= _SMALL_BATCH_NORM_GROUP:
             where = "every step" if step == 0 else f"the last step of every epoch (step {step})"
+            ways = "fewer ranks or a larger global batch" if step == 0 else "tail 'drop', fewer ranks or a larger batch"
             yield (
                 f"If the model has BatchNorm: in {where} it takes its statistics over micro-batches of {smallest} "
-                "samples, and 4 or fewer are poor; use fewer ranks or a larger global batch."
+                f"samples, and 4 or fewer are poor; use {ways}."
             )
             return

@@ -61,14 +61,14 @@ def count_samples(train: Train, *, directory: Path, python: str, timeout_s: floa
         arguments = dict(train.dataset_args)
         return SampleCount(count_own_samples(name, arguments, directory=directory, python=python, timeout_s=timeout_s))
     except OwnDatasetError as error:
-        return SampleCount(None, f"The number of samples is unknown: {error.message}.")
+        return _unknown(error.message)
 
 
 def _count_synthetic(arguments: Mapping[str, Any]) -> SampleCount:
     samples = arguments.get("samples", SYNTHETIC_DEFAULTS["samples"])
-    if isinstance(samples, int) and samples >= 1:
+    if isinstance(samples, int) and not isinstance(samples, bool) and samples >= 1:
         return SampleCount(samples)
-    return SampleCount(None, f"The number of samples is unknown: train.dataset_args.samples is {samples!r}.")
+    return _unknown(f"train.dataset_args.samples is {samples!r}, and not a whole number of 1 or more")
 
 
 def _count_images(data_dir: Path) -> SampleCount:
@@ -76,10 +76,14 @@ def _count_images(data_dir: Path) -> SampleCount:
     try:
         classes = [entry.path for entry in os.scandir(root) if entry.is_dir()]
     except OSError as error:
-        return SampleCount(None, f"The number of samples is unknown: {root} cannot be read ({error.strerror}).")
+        return _unknown(f"{root} cannot be read ({error.strerror})")
     # As torchvision.datasets.folder.make_dataset does: links are followed, suffixes compared in lower case.
     walks = (os.walk(folder, followlinks=True) for folder in classes)
     samples = sum(name.lower().endswith(IMAGE_EXTENSIONS) for walk in walks for _, _, names in walk for name in names)
     if samples:
         return SampleCount(samples)
-    return SampleCount(None, f"The number of samples is unknown: no image lies under {root}/<class>/.")
+    return _unknown(f"no image lies under {root}/<class>/")
+
+
+def _unknown(why: str) -> SampleCount:
+    return SampleCount(None, f"The number of samples is unknown: {why}; give it with --samples.")

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcddp.batch.notes import split_notes
+from hpcddp.batch.plan import plan_batch
+
+
+def notes(**numbers: Any) -> list[str]:
+    return list(split_notes(plan_batch(**{"samples": None, **numbers})))
+
+
+def test_a_plan_with_large_shares_needs_no_note() -> None:
+    assert notes(global_batch_size=256, world_size=3, samples=1_281_167, max_per_device_batch_size=32) == []
+
+
+def test_data_smaller_than_a_batch_are_noted() -> None:
+    assert notes(global_batch_size=100, world_size=2, samples=40) == [
+        "The training data has 40 samples, fewer than one global batch: every step trains on 40, not on 100."
+    ]
+    assert notes(global_batch_size=100, world_size=2, samples=40, tail="wrap") == [
+        "The training data has 40 samples, fewer than one global batch: every step repeats some of them to fill 100."
+    ]
+
+
+def test_micro_steps_that_are_always_empty_are_noted() -> None:
+    assert notes(global_batch_size=20, world_size=2, grad_accum_steps=12)[0] == (
+        "grad_accum_steps is 12, more than the 10 samples of a rank: some micro-steps are empty in every step."
+    )
+
+
+def test_ranks_without_samples_in_the_tail_are_noted() -> None:
+    assert notes(global_batch_size=64, world_size=8, samples=66)[0] == (
+        "The last step of an epoch has 2 samples for 8 ranks: 6 ranks without any, in step with the others and "
+        "counting nothing."
+    )
+
+
+def test_a_single_sample_is_noted_with_its_step_and_the_ways_out() -> None:
+    assert notes(global_batch_size=32, world_size=3, samples=1029) == [
+        (
+            "If the model has BatchNorm, the job is refused before its first step: step 32 of every epoch has "
+            "5 samples, which leaves rank 2 one sample in micro-step 0, and BatchNorm has no variance over one sample; use tail "
+            "'drop' or global_batch_size 33 or 2 ranks or a model without BatchNorm."
+        )
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_small_groups_of_batch_norm_are_noted(size: int) -> None:
+    assert notes(global_batch_size=8 * size, world_size=8) == [
+        (
+            f"If the model has BatchNorm: in every step it takes its statistics over micro-batches of {size} samples, "
+            "and 4 or fewer are poor; use fewer ranks or a larger global batch."
+        )
+    ]
+
+
+def test_small_groups_in_the_tail_alone_name_that_step() -> None:
+    assert notes(global_batch_size=64, world_size=2, samples=134) == [
+        (
+            "If the model has BatchNorm: in the last step of every epoch (step 2) it takes its statistics over "
+            "micro-batches of 3 samples, and 4 or fewer are poor; use tail 'drop', fewer ranks or a larger batch."
+        )
+    ]
+
+
+def test_groups_of_five_are_not_noted() -> None:
+    assert notes(global_batch_size=40, world_size=8) == []

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.batch.own_dataset import OwnDatasetError, count_own_samples
+
+
+def measure(directory: Path, source: str, arguments: dict[str, Any] | None = None, timeout_s: float = 60.0) -> int:
+    (directory / "mine.py").write_text(source)
+    return count_own_samples(
+        "mine:make", arguments or {}, directory=directory, python=sys.executable, timeout_s=timeout_s
+    )
+
+
+def test_what_the_users_code_prints_does_not_disturb_the_answer(tmp_path: Path) -> None:
+    source = (
+        "import os\nprint('hello')\ndef make(split):\n    os.system('echo 99')\n    print(7)\n    return [1, 2, 3]\n"
+    )
+    assert measure(tmp_path, source) == 3
+
+
+def test_arguments_arrive_as_they_were_written(tmp_path: Path) -> None:
+    arguments = {"text": "a 'b' \"c\" $HOME \\ \u00e9\n", "numbers": [1, 2.5, None, True]}
+    source = f"def make(split, **given): return range(5 if given == {arguments!r} else 6)\n"
+    assert measure(tmp_path, source, arguments) == 5
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def make(split): raise RuntimeError('no data today')", "RuntimeError: no data today"),
+        ("def make(split): return iter([])", "TypeError: object of type 'list_iterator' has no len()"),
+        ("def other(split): return []", "AttributeError: module 'mine' has no attribute 'make'"),
+        ("import os\ndef make(split): os._exit(3)", "exit code 3"),
+        ("import os\ndef make(split): os._exit(0)", "exit code 0"),
+    ],
+)
+def test_a_dataset_that_cannot_be_made_says_why(tmp_path: Path, source: str, reason: str) -> None:
+    with pytest.raises(OwnDatasetError) as caught:
+        measure(tmp_path, source)
+    assert caught.value.message == f"train.dataset mine:make could not be made ({reason})"
+
+
+def test_a_missing_interpreter_says_so(tmp_path: Path) -> None:
+    with pytest.raises(
+        OwnDatasetError, match=r"could not be made \(\[Errno 2\] No such file or directory: '/no/python'"
+    ):
+        count_own_samples("mine:make", {}, directory=tmp_path, python="/no/python", timeout_s=60.0)
+
+
+def test_a_dataset_that_never_ends_is_ended_with_its_children(tmp_path: Path) -> None:
+    source = (
+        "import os, subprocess, time\n"
+        "def make(split):\n"
+        "    child = subprocess.Popen(['sleep', '600'])\n"
+        "    open('new', 'w').write(str(child.pid))\n"
+        "    os.rename('new', 'pid')\n"
+        "    time.sleep(600)\n"
+    )
+    # A busy machine may need longer until the child has a child of its own.
+    for timeout_s in (2, 8, 32, 128):
+        with pytest.raises(OwnDatasetError) as caught:
+            measure(tmp_path, source, timeout_s=timeout_s)
+        assert caught.value.message == f"train.dataset mine:make took longer than {timeout_s} s to make"
+        if (tmp_path / "pid").exists():
+            break
+    child = int((tmp_path / "pid").read_text())
+    while _runs(child):
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state != "Z"
