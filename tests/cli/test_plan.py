@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
+
+JOB = """\
+name: example
+resources:
+  nodes: 3
+batch:
+  global_batch_size: 256
+  max_per_device_batch_size: 32
+train:
+  model: resnet18
+  dataset: digits
+  epochs: 10
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
+    assert boundary.run(app, ["plan", *map(str, arguments), "--json"]) == code
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    found: dict[str, Any] = json.loads(captured.out)
+    return found
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert boundary.run(app, ["plan", *map(str, arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("batch", "world", "cap", "shares", "steps"),
+    [
+        (256, 3, 32, [86, 85, 85], 3),
+        (256, 6, 32, [43] * 4 + [42] * 2, 2),
+        (1000, 7, 64, [143] * 6 + [142], 3),
+    ],
+)
+def test_numbers_without_a_job_file_are_planned(
+    capsys: pytest.CaptureFixture[str], batch: int, world: int, cap: int, shares: list[int], steps: int
+) -> None:
+    found = document(capsys, "--global-batch", batch, "--world-size", world, "--max-per-device", cap)
+    assert (found["per_rank_samples"], found["grad_accum_steps"]) == (shares, steps)
+    assert [sum(micro) for micro in found["micro_batches"]] == shares
+    assert (found["steps_per_epoch"], found["learning_rate"], found["total_steps"]) == (None, None, None)
+    assert len(found["notes"]) == 3
+
+
+def test_every_number_reaches_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = "--global-batch 64 --world-size 2 --samples 1000 --grad-accum 4 --tail drop --epochs 3 --base-lr 0.2"
+    assert document(capsys, *numbers.split()) == {
+        "global_batch_size": 64,
+        "world_size": 2,
+        "grad_accum_steps": 4,
+        "per_rank_samples": [32, 32],
+        "micro_batches": [[8, 8, 8, 8], [8, 8, 8, 8]],
+        "steps_per_epoch": 15,
+        "tail_samples": 64,
+        "samples_per_epoch": 960,
+        "duplicated": 0,
+        "dropped": 40,
+        "imbalance": 0.0,
+        "learning_rate": 0.2,
+        "total_steps": 45,
+        "notes": [],
+    }
+
+
+def test_a_job_file_is_planned_with_its_own_data(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, job)
+    assert found["per_rank_samples"] == [86, 85, 85]
+    assert (found["samples_per_epoch"], found["steps_per_epoch"], found["total_steps"]) == (1437, 6, 60)
+    assert found["learning_rate"] == 0.1
+
+
+def test_samples_override_what_the_data_say(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert document(capsys, job, "--samples", 1_281_167)["steps_per_epoch"] == 5005
+
+
+def test_overrides_reach_the_plan(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, job, "--set", "batch.global_batch_size=30", "--set", "resources.nodes=4")
+    assert found["per_rank_samples"] == [8, 8, 7, 7]
+
+
+def test_a_missing_image_folder_is_null_with_a_note(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, job, "--set", "train.dataset=imagefolder", "--set", "train.data_dir=nowhere")
+    assert (found["steps_per_epoch"], found["total_steps"]) == (None, None)
+    assert found["notes"][0].startswith(f"The number of samples is unknown: {job.parent}/nowhere/train cannot be read")
+
+
+def test_an_own_dataset_is_imported_from_the_current_directory(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job.parent / "mine.py").write_text("def make(split): return range(512)\n")
+    assert document(capsys, job, "--set", "train.dataset=mine:make")["steps_per_epoch"] == 2
+
+
+def test_the_human_text_goes_to_stdout(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert boundary.run(app, ["plan", str(job)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "    ranks 1-2      85 samples = 29 + 28 + 28\n" in captured.out
+    assert captured.out.count("\n\n\n") == 0
+
+
+def test_fewer_samples_than_ranks_is_refused_with_numbers_that_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "--global-batch", 2, "--world-size", 3) == (
+        "hpcddp: global_batch_size is 2, fewer samples than the 3 ranks of the job, so that some ranks would always "
+        "idle; write global_batch_size 3 or more, or use 2 ranks or fewer\n"
+    )
+
+
+def test_a_job_file_with_fewer_samples_than_ranks_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refusal(capsys, job, "--set", "batch.global_batch_size=2")
+    assert "batch.global_batch_size" in message
+    assert "3" in message
+
+
+def test_a_refusal_as_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "--global-batch", 7, "--world-size", 3, "--split", "error", code=2)
+    assert found == {
+        "error": {
+            "kind": "plan",
+            "message": (
+                "global_batch_size is 7, which 3 ranks do not divide, and split is 'error'; write 6 or 9, or split "
+                "'exact' for shares that differ by one sample"
+            ),
+            "hint": None,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        ("", "--global-batch and --world-size"),
+        ("--world-size 3", "--global-batch"),
+        ("--global-batch 8", "--world-size"),
+    ],
+)
+def test_without_a_job_file_batch_and_world_size_are_needed(
+    capsys: pytest.CaptureFixture[str], arguments: str, missing: str
+) -> None:
+    assert refusal(capsys, *arguments.split()) == (
+        f"hpcddp: {missing} must be given where there is no job file; write for example hpcddp plan --global-batch 256 "
+        "--world-size 4, or hpcddp plan JOB\n"
+    )
+
+
+def test_numbers_beside_a_job_file_are_refused_by_name(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, job, "--world-size", 3, "--tail", "drop") == (
+        f"hpcddp: --world-size, --tail cannot be given together with the job file {job}, which states the same; "
+        "leave the job file out, or change it with --set, for example --set batch.global_batch_size=256\n"
+    )
+
+
+def test_an_override_without_a_job_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "--global-batch", 8, "--world-size", 2, "--set", "train.epochs=3") == (
+        "hpcddp: --set train.epochs=3 overrides a job file, and none is given; write hpcddp plan JOB --set ...\n"
+    )
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf"])
+def test_a_base_rate_that_is_no_rate_is_refused(capsys: pytest.CaptureFixture[str], rate: str) -> None:
+    assert refusal(capsys, "--global-batch", 8, "--world-size", 2, f"--base-lr={rate}") == (
+        f"hpcddp: --base-lr is {rate}, and a learning rate is above 0; write for example 0.1\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [("--samples", "samples"), ("--epochs", "epochs"), ("--max-per-device", "max_per_device_batch_size")],
+)
+def test_numbers_below_one_are_refused_by_name(capsys: pytest.CaptureFixture[str], option: str, name: str) -> None:
+    assert refusal(capsys, "--global-batch", 8, "--world-size", 2, option, 0) == (
+        f"hpcddp: {name} is 0, and there is nothing to split below 1; write 1 or more\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", ["job.yaml", "--global-batch 256 --world-size 3 --samples 1281167"])
+def test_plan_loads_nothing_heavy(job: Path, arguments: str) -> None:
+    program = (
+        "import sys\n"
+        "from hpcddp.cli import boundary\n"
+        "from hpcddp.cli.main import app\n"
+        "code = boundary.run(app, ['plan', *sys.argv[1:], '--json'])\n"
+        "heavy = {'torch', 'torchvision', 'submitit', 'asyncio', 'numpy', 'sklearn'} & set(sys.modules)\n"
+        "sys.exit(f'{code} {heavy}' if code or heavy else 0)\n"
+    )
+    command = [sys.executable, "-c", program, *arguments.split()]
+    found = subprocess.run(command, cwd=job.parent, capture_output=True, text=True, timeout=120, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
