@@ -20,7 +20,7 @@ def learning_rate_at(spec_lr: LearningRate, *, step: int, steps_per_epoch: int, 
 
     Args:
         spec_lr: the job's ``learning_rate``, rule ``none``.
-        step: zero-based optimizer step, counted from the beginning of the training.
+        step: zero-based optimizer step, counted from the beginning of the training; beyond its end the last rate stays.
         steps_per_epoch: S >= 1.
         epochs: epochs of the whole training, >= 1.
     """
@@ -28,8 +28,9 @@ def learning_rate_at(spec_lr: LearningRate, *, step: int, steps_per_epoch: int, 
     if step < warmup_steps:
         return spec_lr.base * min(1.0, (step + 1) / warmup_steps)
     if spec_lr.schedule == "cosine":
-        progress = (step - warmup_steps) / (epochs * steps_per_epoch - warmup_steps)
-        return spec_lr.min + (spec_lr.base - spec_lr.min) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
+        decay_steps = epochs * steps_per_epoch - warmup_steps
+        progress = min(1.0, (step - warmup_steps) / decay_steps) if decay_steps > 0 else 1.0
+        return spec_lr.min + (spec_lr.base - spec_lr.min) * (1 + math.cos(math.pi * progress)) / 2
     if spec_lr.schedule == "step":
         passed = sum(step >= milestone * steps_per_epoch for milestone in spec_lr.milestones)
         return max(spec_lr.min, spec_lr.base * spec_lr.gamma**passed)

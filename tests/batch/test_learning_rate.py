@@ -55,6 +55,13 @@ def test_a_warm_up_longer_than_the_training_only_rises() -> None:
     assert found == pytest.approx([1 / 8, 2 / 8, 3 / 8, 4 / 8])
 
 
+@pytest.mark.parametrize("warmup", [0.0, 1.0, 3.0])
+def test_cosine_stays_at_its_minimum_beyond_the_end(warmup: float) -> None:
+    spec = LearningRate(base=1.0, schedule="cosine", warmup_epochs=warmup, min=0.2)
+    found = [learning_rate_at(spec, step=step, steps_per_epoch=4, epochs=3) for step in (12, 13, 100)]
+    assert found == pytest.approx([0.2] * 3)
+
+
 @given(
     schedule=st.sampled_from(["constant", "cosine", "step"]),
     warmup=st.floats(0, 4),

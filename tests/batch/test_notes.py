@@ -42,8 +42,8 @@ def test_a_single_sample_is_noted_with_its_step_and_the_ways_out() -> None:
     assert notes(global_batch_size=32, world_size=3, samples=1029) == [
         (
             "If the model has BatchNorm, the job is refused before its first step: step 32 of every epoch has "
-            "5 samples, which leaves rank 2 one sample in micro-step 0, and BatchNorm has no variance over one sample; use "
-            "tail 'drop' or global_batch_size 33 or 2 ranks or a model without BatchNorm."
+            "5 samples, which leaves rank 2 one sample in micro-step 0, and BatchNorm has no variance over one sample; "
+            "use tail 'drop' or global_batch_size 33 or 2 ranks or a model without BatchNorm."
         )
     ]
 
