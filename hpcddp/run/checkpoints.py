@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar, cast
 
 from hpcddp.errors import HpcddpError
 from hpcddp.run.files import read_json, sync_directory, write_json, write_text
@@ -142,7 +142,7 @@ class _HashingFile(io.RawIOBase):
         super().close()
 
 
-Writer = Callable[[io.RawIOBase], None]
+Writer = Callable[[IO[bytes]], None]
 """Writes the content of one file to a binary stream."""
 
 
@@ -200,7 +200,7 @@ def publish(
 def _write(path: Path, writer: Writer) -> FileRecord:
     with _HashingFile(path) as stream:
         try:
-            writer(stream)
+            writer(cast("IO[bytes]", stream))
         except Exception:
             if stream.failure is not None:
                 raise stream.failure from None

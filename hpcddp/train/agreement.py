@@ -94,7 +94,7 @@ class PendingAgreement:
         self._work.wait()
         host = torch.empty(_SLOTS, dtype=torch.float64, pin_memory=True)
         host.copy_(self._vector, non_blocking=True)
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
         self._vector = host
 

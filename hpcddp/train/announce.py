@@ -26,20 +26,23 @@ def start_up_lines(
     """
     train, plan, rate = context.train, schedule.plan, context.spec.learning_rate
     yield (
-        f"hpcddp: run {context.run.run_id}, attempt {context.attempt}: {context.world_size} ranks on {context.device.type}, "
-        f"{context.threads} threads and {facts['workers']} loader workers each, seed {train.seed}"
+        f"hpcddp: run {context.run.run_id}, attempt {context.attempt}: {context.world_size} ranks on "
+        f"{context.device.type}, each with {context.threads} threads and {facts['workers']} loader workers; "
+        f"seed {train.seed}"
     )
     yield (
         f"  model {train.model} ({facts['parameters']:,} parameters), {train.precision}, {train.optimizer.name}; "
-        f"data {data.name}: {len(data.train):,} training and {len(data.val):,} validation samples, {data.classes} classes"
+        f"data {data.name}: {len(data.train):,} training and {len(data.val):,} validation samples, "
+        f"{data.classes} classes"
     )
     yield (
         f"  global batch {plan.global_batch_size} = per rank {_runs(plan.per_rank_samples)}, "
         f"in {plan.grad_accum_steps} micro-steps of at most {max(plan.micro_batches[0])}"
     )
     yield (
-        f"  {schedule.epochs} epochs x {schedule.steps_per_epoch} steps = {schedule.total_steps} steps; last batch of an epoch "
-        f"{plan.tail_samples} samples (tail {plan.tail}: {plan.duplicated} repeated, {plan.dropped} left out)"
+        f"  {schedule.epochs} epochs x {schedule.steps_per_epoch} steps = {schedule.total_steps} steps; an epoch's "
+        f"last batch has {plan.tail_samples} samples (tail {plan.tail}: {plan.duplicated} repeated, "
+        f"{plan.dropped} left out)"
     )
     yield (
         f"  learning rate {rate.base:g}, {rate.schedule}, warm-up {rate.warmup_epochs:g} epochs; evaluation every "
@@ -48,8 +51,8 @@ def start_up_lines(
     yield from (f"  note: {note}" for note in facts["notes"])
     if progress.step:
         yield (
-            f"  going on after step {progress.step} (epoch {progress.epoch}, step {progress.step % schedule.steps_per_epoch} "
-            f"of it, {progress.samples_seen:,} samples seen)"
+            f"  going on after step {progress.step} (epoch {progress.epoch}, "
+            f"{progress.step % schedule.steps_per_epoch} steps into it, {progress.samples_seen:,} samples seen)"
         )
 
 

@@ -156,7 +156,7 @@ def notes_of(setting: Setting, replica: Replica) -> list[str]:
     smallest = min(size for share in setting.plan.batch.micro_batches for size in share)
     if has_batch_norm(replica.model) and smallest <= _FEW_FOR_BATCH_NORM:
         notes.append(
-            f"BatchNorm sees micro-batches of {smallest} samples, whose statistics are mostly noise; use fewer ranks, a "
-            "larger batch, or a model without BatchNorm."
+            f"BatchNorm sees micro-batches of {smallest} samples, whose statistics are mostly noise; use fewer "
+            "ranks, a larger batch, or a model without BatchNorm."
         )
     return notes

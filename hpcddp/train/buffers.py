@@ -39,5 +39,5 @@ def broadcast_buffers(model: nn.Module) -> None:
     for buffers in by_format.values():
         flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
         dist.broadcast(flat, src=0)
-        for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+        for buffer, part in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
             buffer.copy_(part.view_as(buffer))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -61,8 +60,8 @@ def refuse_another_contract(checkpoint: Checkpoint, contract: Mapping[str, Any])
         saved = checkpoint.manifest.contract.get(name)
         if saved != here:
             raise ResumeError(
-                f"{checkpoint.path.name} was saved with {_LABELS[name]} {saved}, and now it is {here}, so that the steps "
-                "to come would not see the samples that are left; bring the old one back, or submit a new run"
+                f"{checkpoint.path.name} was saved with {_LABELS[name]} {saved}, and now it is {here}, so that the "
+                "steps to come would not see the samples that are left; bring the old one back, or submit a new run"
             )
 
 
@@ -75,7 +74,8 @@ def raise_if_fenced(context: TrainContext) -> None:
     newest = context.run.newest_attempt()
     if newest is not None and newest != context.attempt:
         raise FencedError(
-            f"attempt {newest} owns the run {context.run.run_id}, so attempt {context.attempt} must not write; it ends here"
+            f"attempt {newest} owns the run {context.run.run_id}, so attempt {context.attempt} must not "
+            "write; it ends here"
         )
 
 
@@ -243,7 +243,7 @@ class Saver:
         )
 
 
-def _dump(state: Mapping[str, Any], stream: io.RawIOBase) -> None:
+def _dump(state: Mapping[str, Any], stream: IO[bytes]) -> None:
     torch.save(state, stream)
 
 
@@ -252,7 +252,7 @@ def _refuse_nonfinite(replica: Replica, step: int) -> None:
     for name, parameter in replica.model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise NonFiniteError(
-                f"after step {step} {name} is not finite, so that there is nothing worth saving; lower the learning rate, "
-                "clip the gradient with train.clip_grad_norm, or use a wider precision",
+                f"after step {step} {name} is not finite, so that there is nothing worth saving; lower the learning "
+                "rate, clip the gradient with train.clip_grad_norm, or use a wider precision",
                 step=step,
             )

@@ -1,4 +1,4 @@
-"""Evaluation: every validation sample exactly once, for every number of samples and ranks (batch contract, section 7)."""
+"""Evaluation: every validation sample exactly once, whatever the number of ranks (batch contract, section 7)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Evaluator:
         world_size: ranks.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self, data: Data, placement: Placement, *, batch_size: int, workers: int, rank: int, world_size: int
     ) -> None:
         self._data, self._placement, self._workers = data, placement, workers

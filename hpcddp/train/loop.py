@@ -14,7 +14,7 @@ from hpcddp.train.metrics import MetricsFile
 from hpcddp.train.progress import Progress
 from hpcddp.train.replica import Replica
 from hpcddp.train.schedule import Schedule
-from hpcddp.train.stepping import Position, Stepper, StepOutcome
+from hpcddp.train.stepping import Position, StepOutcome, Stepper
 
 
 class Loop:
@@ -31,7 +31,7 @@ class Loop:
         progress: how far the training is.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         context: TrainContext,
         schedule: Schedule,
@@ -119,8 +119,8 @@ class Loop:
         if not math.isfinite(loss) and not outcome.skipped:
             self._flush()
             raise NonFiniteError(
-                f"the loss of step {step} (epoch {outcome.position.epoch}) is {loss}, and train.nonfinite_loss is stop; "
-                "lower the learning rate, clip the gradient, use a wider precision, or write nonfinite_loss: skip",
+                f"the loss of step {step} (epoch {outcome.position.epoch}) is {loss}, and train.nonfinite_loss "
+                "is stop; lower the learning rate, clip the gradient, use a wider precision, or write skip",
                 step=step,
             )
 

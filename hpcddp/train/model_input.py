@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ from hpcddp.train.user_code import describe, is_own
 
 # Sides that published models are made for, and a few between.
 _SIDES: Final = (8, 16, 28, 32, 48, 64, 96, 128, 160, 192, 224, 240, 256, 299, 320, 384, 480, 512, 518)
+# What makes a model smaller, so that it takes smaller images.
+_LESS: Final = {"aux_logits": False}
 _FAILURES: Final = (RuntimeError, ValueError, AssertionError, TypeError, IndexError, AttributeError)
 
 
@@ -67,13 +70,13 @@ def check_model_input(fit: Fit, model: nn.Module, inputs: Tensor, precision: Pre
     except Exception as error:
         if is_own(fit.model_name):
             raise UserCodeError(
-                f"train.model is {fit.model_name}, which failed on two samples of dataset {fit.dataset}, a tensor of shape "
-                f"{tuple(inputs.shape)}: {describe(error)}; make it take them, or give it other data",
+                f"train.model is {fit.model_name}, which failed on two samples of dataset {fit.dataset}, a tensor of "
+                f"shape {tuple(inputs.shape)}: {describe(error)}; make it take them, or give it other data",
                 traceback=traceback.format_exc(),
             ) from error
         raise ModelError(
-            f"train.model is {fit.model_name}, which does not take the {_shape(inputs)} images of dataset {fit.dataset} "
-            f"({describe(error)}); {_advice(fit, inputs)}"
+            f"train.model is {fit.model_name}, which does not take the {_shape(inputs)} images of dataset "
+            f"{fit.dataset} ({describe(error)}); {_advice(fit, inputs)}"
         ) from error
     unused = tuple(name for name, parameter in model.named_parameters() if _is_unused(parameter))
     model.zero_grad(set_to_none=True)
@@ -104,35 +107,39 @@ def _advice(fit: Fit, inputs: Tensor) -> str:
     """Return what would work; everything named has been tried, on tensors without content."""
     if inputs.ndim != 4:  # noqa: PLR2004
         return "torchvision's models take images of shape channels x height x width; give it those"
-    side = int(inputs.shape[-1])
-    for change in _changes(side):
-        if _works(fit, {**fit.model_args, **change}, channels=inputs.shape[1], side=side):
-            (name, value), *_ = change.items()
-            return f"set train.model_args.{name} to {value}"
-    smallest = _smallest_side(fit, channels=inputs.shape[1])
-    if smallest is not None and smallest > side:
-        return f"the smallest images that it takes are {smallest} x {smallest}: use another model, or larger images"
-    return "use another model, or other images"
+    channels, side = inputs.shape[1], int(inputs.shape[-1])
+    for name, value in (("image_size", side), ("input_size", [side, side]), *_LESS.items()):
+        if _works(fit, {**fit.model_args, name: value}, channels=channels, side=side):
+            return f"set train.model_args.{name} to {_yaml(value)}"
+    sizes = []
+    smallest = _smallest_side(fit, fit.model_args, channels=channels)
+    if smallest is not None:
+        sizes.append(f"{smallest} x {smallest}")
+    for name, value in _LESS.items():
+        less = _smallest_side(fit, {**fit.model_args, name: value}, channels=channels)
+        if less is not None and (smallest is None or less < smallest):
+            sizes.append(f"{less} x {less} with train.model_args.{name} {_yaml(value)}")
+    if not sizes:
+        return "use another model, or other images"
+    return f"the smallest images that it takes are {', or '.join(sizes)}: use another model, or larger images"
 
 
-def _changes(side: int) -> Iterator[dict[str, Any]]:
-    yield {"image_size": side}
-    yield {"input_size": [side, side]}
-    yield {"aux_logits": False}
+def _yaml(value: object) -> str:
+    return json.dumps(value)
 
 
-def _smallest_side(fit: Fit, *, channels: int) -> int | None:
+def _smallest_side(fit: Fit, arguments: Mapping[str, Any], *, channels: int) -> int | None:
     """Return the smallest side that works: the first of a list, then halving towards the one before it."""
     before = 0
     for side in _SIDES:
-        if _works(fit, fit.model_args, channels=channels, side=side):
+        if _works(fit, arguments, channels=channels, side=side):
             break
         before = side
     else:
         return None
     while side - before > 1:
         middle = (before + side) // 2
-        if _works(fit, fit.model_args, channels=channels, side=middle):
+        if _works(fit, arguments, channels=channels, side=middle):
             side = middle
         else:
             before = middle

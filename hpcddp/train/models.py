@@ -30,7 +30,7 @@ def build_model(name: str, arguments: Mapping[str, Any], classes: int) -> nn.Mod
     """
     if is_own(name):
         return _checked(name, call_function("train.model", name, {"num_classes": classes, **arguments}))
-    from torchvision import models  # noqa: PLC0415, TID253
+    from torchvision import models
 
     defaults = {"init_weights": True} if name in _WANT_INIT_WEIGHTS else {}
     try:
@@ -45,8 +45,8 @@ def build_model(name: str, arguments: Mapping[str, Any], classes: int) -> nn.Mod
 def _checked(name: str, model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise UserCodeError(
-            f"train.model is {name}, which returned a {type(model).__name__}, and only a torch.nn.Module can be trained; "
-            "return one"
+            f"train.model is {name}, which returned a {type(model).__name__}, and only a torch.nn.Module can be "
+            "trained; return one"
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserCodeError(

@@ -60,8 +60,8 @@ def check_outputs(name: str, outputs: Any, samples: int, classes: int) -> None: 
     if known and all(logits.shape == (samples, classes) for logits in all_logits(outputs)):
         return
     raise ModelError(
-        f"train.model is {name}, which returns {_describe(outputs)} for {samples} samples, and the loss needs logits of "
-        f"shape ({samples}, {classes}): one number per sample and class; return those"
+        f"train.model is {name}, which returns {_describe(outputs)} for {samples} samples, and the loss needs "
+        f"logits of shape ({samples}, {classes}): one number per sample and class; return those"
     )
 
 

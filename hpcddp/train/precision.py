@@ -59,8 +59,8 @@ def set_up_backends(precision: Precision, *, deterministic: bool) -> None:
     """
     products = "tf32" if precision.name == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = products
-    torch.backends.cudnn.conv.fp32_precision = products
-    torch.backends.cudnn.rnn.fp32_precision = products
+    torch.backends.cudnn.conv.fp32_precision = products  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = products  # type: ignore[attr-defined]
     if deterministic and precision.device_type == "cuda":
         _check_cublas_workspace()
     torch.use_deterministic_algorithms(deterministic)
@@ -73,6 +73,6 @@ def _check_cublas_workspace() -> None:
     setting = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _REPEATABLE_WORKSPACES[0])
     if setting not in _REPEATABLE_WORKSPACES:
         raise TrainingError(
-            f"CUBLAS_WORKSPACE_CONFIG is {setting}, under which cuBLAS does not repeat its results, and train.deterministic "
-            f"is true; write {' or '.join(_REPEATABLE_WORKSPACES)}, or leave it unset"
+            f"CUBLAS_WORKSPACE_CONFIG is {setting}, under which cuBLAS does not repeat its results, and "
+            f"train.deterministic is true; write {' or '.join(_REPEATABLE_WORKSPACES)}, or leave it unset"
         )

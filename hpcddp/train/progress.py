@@ -48,6 +48,6 @@ class Progress:
         """Return the progress that ``as_document`` wrote."""
         evaluation = document["evaluation"]
         if evaluation is not None:
-            numbers = {name: math.nan if value is None else value for name, value in evaluation.items()}
+            numbers: dict[str, Any] = {name: math.nan if value is None else value for name, value in evaluation.items()}
             evaluation = Evaluation(**numbers)
         return cls(**{**document, "evaluation": evaluation})

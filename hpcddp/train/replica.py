@@ -42,7 +42,7 @@ class Replica:
         with buffers_put_back(self.model):
             with self.precision.autocast():
                 loss = zero_loss(self.parallel(self.placeholder))
-            self.scaler.scale(loss).backward()
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
 
 def build_replica(
@@ -50,8 +50,9 @@ def build_replica(
 ) -> Replica:
     """Wrap a model that is on its device already.
 
-    DDP sorts its buckets by the order in which gradients came in the first backward, from the second step on. That first
-    backward is made here and thrown away: a run that is resumed then adds in the same order as one that never stopped.
+    DDP sorts its buckets by the order in which gradients came in the first backward, from the second step on. That
+    first backward is made here and thrown away: a run that is resumed then adds in the same order as one that never
+    stopped.
 
     Args:
         train: the job's training.

@@ -58,7 +58,7 @@ class Schedule:
 
     def evaluation_missing(self, steps: int, evaluated_step: int | None) -> bool:
         """Return whether a training that has done ``steps`` steps was stopped just before a due evaluation."""
-        if steps == 0 or evaluated_step == steps:
+        if steps in (0, evaluated_step):
             return False
         return self.evaluates_after(next(self._positions(steps - 1, steps)))
 

@@ -119,7 +119,7 @@ class Stepper:
         # DDP averages over ranks, never over samples: with this weight its average is the mean over the global batch
         # (batch contract, section 0).
         weight = self._plan.world_size * len(labels) / global_samples
-        replica.scaler.scale(loss * weight).backward()
+        replica.scaler.scale(loss * weight).backward()  # type: ignore[no-untyped-call]
         return loss.detach().double()
 
     def _nonfinite_gradients(self) -> Tensor | None:

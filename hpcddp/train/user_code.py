@@ -6,7 +6,7 @@ import importlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -40,7 +40,7 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
         raise UserCodeError(
             f"{key} is {name}, but {module_name} ({module.__file__}) has {found}; write the name of a function in it"
         )
-    return function
+    return cast("Callable[..., Any]", function)
 
 
 def call_function(key: str, name: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401

@@ -86,8 +86,8 @@ def _checked(path: Path, pixels: np.ndarray[Any, Any], labels: np.ndarray[Any, A
     fits = pixels.shape == (len(labels), _PIXELS) and pixels.dtype == np.uint8 and labels.ndim == 1
     if not fits or not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= len(_CLASSES):
         raise DataError(
-            f"{path} holds {pixels.dtype} data of shape {pixels.shape} with {labels.size} labels, and CIFAR-10 has uint8 "
-            f"data of shape (n, {_PIXELS}) with n labels 0..9; unpack it again"
+            f"{path} holds {pixels.dtype} data of shape {pixels.shape} with {labels.size} labels, and CIFAR-10 has "
+            f"uint8 data of shape (n, {_PIXELS}) with n labels 0..9; unpack it again"
         )
     images = torch.from_numpy(pixels.copy()).view(-1, 3, 32, 32)
     return images, torch.from_numpy(labels.astype(np.int64))

@@ -15,7 +15,7 @@ _VALIDATION_STRIDE = 5
 
 def load_digits() -> tuple[MemoryImages, MemoryImages]:
     """Return the training part (1,437 images) and the validation part (every fifth image, 360), as 3 x 32 x 32."""
-    from sklearn import datasets  # noqa: PLC0415, TID253
+    from sklearn import datasets
 
     bunch = datasets.load_digits()
     small = torch.from_numpy(bunch.images).to(torch.uint8)

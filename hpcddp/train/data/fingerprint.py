@@ -18,9 +18,9 @@ _LOOKED_AT = 64
 def fingerprint(name: str, train: Any, classes: int) -> str:  # noqa: ANN401
     """Return a hex digest of the training part: its name, size, labels, and what of its content is cheap and fixed.
 
-    The content counts where reading it twice gives the same: up to 64 evenly spaced samples of a data set in memory, the
-    relative paths of an image folder. A data set of the user's own may augment at random, so its samples do not count.
-    Where the data lies does not count either: it may move.
+    The content counts where reading it twice gives the same: up to 64 evenly spaced samples of a data set in memory,
+    the relative paths of an image folder. A data set of the user's own may augment at random, so its samples do not.
+    Where the data lies does not count: it may move.
 
     Args:
         name: as the job file has it.

@@ -27,7 +27,7 @@ def load_imagefolder(data_dir: Path, arguments: dict[str, Any]) -> tuple[Any, An
     Raises:
         DataError: a folder is missing or holds no images, the parts have other classes, or an argument is wrong.
     """
-    from torchvision import datasets, transforms  # noqa: PLC0415, TID253
+    from torchvision import datasets, transforms
 
     refuse_unknown("imagefolder", arguments, ("image_size", "resize"))
     image_size = take_size(arguments, "image_size", _IMAGE_SIZE)

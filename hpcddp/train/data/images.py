@@ -43,7 +43,7 @@ class MemoryImages(WholeBatches):
         std: per channel, likewise.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         pixels: Tensor,
         labels: Tensor,

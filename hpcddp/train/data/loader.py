@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, share_of
@@ -59,7 +59,7 @@ class Placement:
 
     def place(self, batch: Batch) -> Batch:
         """Return the batch on the device."""
-        return self.place_inputs(batch[0]), batch[1].to(self.device, non_blocking=True)
+        return self.place_inputs(batch[0]), batch[1].to(self.device, torch.int64, non_blocking=True)
 
     def place_inputs(self, inputs: Tensor) -> Tensor:
         """Return the inputs on the device."""
@@ -81,15 +81,15 @@ class Batches:
         seed: what the workers' own random numbers are derived from.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         data: Data,
-        part: Any,
-        indices: Any,
+        part: Dataset[Any],
+        indices: Iterable[list[int]],
         placement: Placement,
         *,
         workers: int,
-        seed: int,  # noqa: ANN401
+        seed: int,
     ) -> None:
         self._name = data.name
         self._placement = placement
@@ -139,7 +139,7 @@ def choose_workers(num_workers: int | None, data: Data, cpus: int) -> int:
     return 0 if data.in_memory else max(0, cpus - 1)
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _as_it_is(batch: Any) -> Any:  # noqa: ANN401
     return batch
 
 

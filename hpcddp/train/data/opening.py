@@ -57,8 +57,8 @@ def _open_parts(train: Train) -> tuple[Any, Any]:
     if train.dataset == "digits":
         return load_digits()
     raise DataError(
-        f"train.dataset is {train.dataset}, which is no data set of hpcddp; write digits, cifar10, imagefolder, synthetic "
-        "or pkg.module:function"
+        f"train.dataset is {train.dataset}, which is no data set of hpcddp; write digits, cifar10, imagefolder, "
+        "synthetic or pkg.module:function"
     )
 
 

@@ -27,8 +27,8 @@ def _part(name: str, split: str, arguments: Mapping[str, Any]) -> Any:  # noqa: 
     part = call_function("train.dataset", name, {"split": split, **arguments})
     if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
         raise UserCodeError(
-            f"train.dataset is {name}, which returned a {type(part).__name__} for split {split}, and that has no length "
-            "or no indexing; return a map-style data set, an object with __len__ and __getitem__"
+            f"train.dataset is {name}, which returned a {type(part).__name__} for split {split}, and that has no "
+            "length or no indexing; return a map-style data set, an object with __len__ and __getitem__"
         )
     return part
 
@@ -103,8 +103,8 @@ def _sample(name: str, train: Any, index: int, classes: int) -> tuple[Tensor, in
         raise UserCodeError(f"dataset {name} gives {found} at sample {index}; give a pair (tensor, int label)")
     if not 0 <= int(sample[1]) < classes:
         raise DataError(
-            f"dataset {name} has label {int(sample[1])} at sample {index}, and the model tells apart {classes} classes, "
-            f"0..{classes - 1}; write a larger train.num_classes, with labels from 0 on"
+            f"dataset {name} has label {int(sample[1])} at sample {index}, and the model tells apart {classes} "
+            f"classes, 0..{classes - 1}; write a larger train.num_classes, with labels from 0 on"
         )
     return sample[0], int(sample[1])
 
