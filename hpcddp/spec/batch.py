@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field
+from pydantic.config import JsonDict
 
 from hpcddp.spec.fields import FunctionReference, Section
 
@@ -17,7 +18,7 @@ Schedule = Literal["constant", "cosine", "step"]
 
 # Sample counts stay exact in JSON and in a 64-bit index.
 LARGEST_BATCH = 2**31 - 1
-SAMPLES = {"unit": "samples"}
+SAMPLES: JsonDict = {"unit": "samples"}
 
 
 class Batch(Section):
@@ -49,7 +50,7 @@ class Batch(Section):
     )
     tail: Tail = Field(
         "keep",
-        description="The last batch of an epoch: `keep` it smaller, `drop` it, or `wrap` around to the order's beginning.",
+        description="The last batch of an epoch: `keep` it smaller, `drop` it, or `wrap` around to the beginning.",
     )
     split: Split = Field(
         "exact",
@@ -89,5 +90,8 @@ class LearningRate(Section):
     )
     gamma: float = Field(0.1, gt=0, le=1, description="Factor at each milestone of `schedule: step`.")
     min: float = Field(
-        0.0, ge=0, description="Learning rate that `cosine` and `step` do not go below.", json_schema_extra={"unit": "per step"}
+        0.0,
+        ge=0,
+        description="Learning rate that `cosine` and `step` do not go below.",
+        json_schema_extra={"unit": "per step"},
     )

@@ -106,6 +106,7 @@ VariableName = Annotated[
         why="the name of an environment variable is ASCII letters, digits and '_', and begins with no digit",
         instead="rename it, for example MY_VARIABLE",
     ),
+    Field(json_schema_extra={"pattern": f"^{VARIABLE_PATTERN}$"}),
 ]
 GpuType = Annotated[
     str,
@@ -121,7 +122,7 @@ def _function_reference(text: str) -> str:
     module, _, function = text.partition(":")
     words = [*module.split("."), *function.split(".")]
     if not all(word.isidentifier() and not keyword.iskeyword(word) for word in words):
-        raise refusal("it is no pkg.module:function", "write a module path, a colon and a name: my_package.models:build")
+        raise refusal("it is no pkg.module:function", "write for example my_package.models:build")
     return text
 
 
@@ -152,8 +153,12 @@ def _known(text: str, names: Sequence[str]) -> str:
     return f"write one of {', '.join(names)}, or {own}" if len(names) <= LISTED_NAMES else own
 
 
-ModelName = Annotated[str, AfterValidator(_model_name)]
-DatasetName = Annotated[str, AfterValidator(_dataset_name)]
+def _names_or_function(names: Sequence[str]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": "^[^:]+:[^:]+$"}]})
+
+
+ModelName = Annotated[str, AfterValidator(_model_name), _names_or_function(torchvision_models())]
+DatasetName = Annotated[str, AfterValidator(_dataset_name), _names_or_function(DATASETS)]
 
 
 def _memory(value: object) -> object:
@@ -161,7 +166,9 @@ def _memory(value: object) -> object:
         return "0"
     number = isinstance(value, int) and not isinstance(value, bool)
     if number or (isinstance(value, str) and re.fullmatch("[0-9]+", value, re.ASCII)):
-        raise refusal("it has no unit, and Slurm would read megabytes", f"write {value}G for gigabytes or {value}M")
+        raise refusal(
+            "Slurm would read a number without a unit as megabytes", f"write {value}G for gigabytes or {value}M"
+        )
     return value.upper() if isinstance(value, str) else value
 
 
@@ -169,7 +176,12 @@ Memory = Annotated[
     str,
     matching(MEMORY_PATTERN, why="a memory size is a whole number with K, M, G or T", instead="write for example 64G"),
     BeforeValidator(_memory),
-    Field(json_schema_extra={"pattern": "^(0|[1-9][0-9]{0,9}[KMGTkmgt])$"}),
+    WithJsonSchema(
+        {
+            "unit": "K, M, G or T",
+            "anyOf": [{"const": 0}, {"type": "string", "pattern": "^(0|[1-9][0-9]{0,9}[KMGTkmgt])$"}],
+        }
+    ),
 ]
 
 
@@ -188,7 +200,13 @@ TimeLimitField = Annotated[
     TimeLimit,
     PlainValidator(_time_limit),
     PlainSerializer(str, return_type=str),
-    WithJsonSchema({"type": ["string", "integer"], "examples": ["12:00:00", "2-00:00:00", "90min", "unlimited"]}),
+    WithJsonSchema(
+        {
+            "type": ["string", "integer"],
+            "unit": "minutes, or as written",
+            "examples": ["12:00:00", "2-00:00:00", "90min", "unlimited"],
+        }
+    ),
 ]
 
 
@@ -205,6 +223,7 @@ def _duration(value: object) -> timedelta:
 
 DURATION_SCHEMA: dict[str, Any] = {
     "type": "string",
+    "unit": "s, min or h",
     "pattern": r"^[0-9]{1,10}(\.[0-9]{1,6})? ?(s|min|h)$",
     "examples": ["90s", "10min", "2h"],
 }
@@ -247,10 +266,11 @@ def _every(value: object) -> Every:
     unit, count = next(iter(value.items()))
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise refusal(f"{unit} is not a whole number of at least 1", _EVERY_FORMS)
-    return Every(**{unit: count})
+    return Every(steps=count) if unit == "steps" else Every(epochs=count)
 
 
-def _every_text(every: Every) -> str | dict[str, int]:
+def format_every(every: Every) -> str | dict[str, int]:
+    """Return the value that a job file holds for this interval."""
     if every.duration is not None:
         return format_duration(every.duration)
     return {"steps": every.steps} if every.steps is not None else {"epochs": every.epochs or 1}
@@ -260,15 +280,16 @@ _COUNT = {"type": "integer", "minimum": 1}
 EveryField = Annotated[
     Every,
     PlainValidator(_every),
-    PlainSerializer(_every_text),
+    PlainSerializer(format_every),
     WithJsonSchema(
         {
             "anyOf": [
                 DURATION_SCHEMA,
-                {"type": "object", "properties": {"steps": _COUNT}, "required": ["steps"], "additionalProperties": False},
-                {"type": "object", "properties": {"epochs": _COUNT}, "required": ["epochs"], "additionalProperties": False},
+                *(
+                    {"type": "object", "properties": {unit: _COUNT}, "required": [unit], "additionalProperties": False}
+                    for unit in ("steps", "epochs")
+                ),
             ]
         }
     ),
 ]
-

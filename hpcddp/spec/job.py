@@ -47,7 +47,7 @@ class JobSpec(Section):
     name: Name = Field(description="Name of the job and of its directory under `run_root`.")
     run_root: Line = Field(
         "runs",
-        description="Directory of all runs, on a file system that every node sees. Relative to the directory of submission.",
+        description="Directory of all runs, seen by every node. A relative one is below the directory of submission.",
     )
     profile: Line | None = Field(None, description="Name of a cluster profile. null is `default`, if there is one.")
     resources: Resources = Field(default_factory=Resources, description="What the job asks Slurm for.")

@@ -45,7 +45,7 @@ def read_override(text: str) -> Override | Problem:
     file = f"{OVERRIDE} {key}"
     if not equals or not all(path):
         # Without an equals sign the text may be anything, a secret too: it is not repeated.
-        return Problem(file=OVERRIDE, sentence="is not of the form KEY.PATH=VALUE; write for example --set train.epochs=5")
+        return Problem(file=OVERRIDE, sentence="is not KEY.PATH=VALUE; write for example --set train.epochs=5")
     if find_place(path) is None:
         return Problem(file=file, key=key, sentence=unknown_key(path))
     try:
@@ -69,6 +69,4 @@ def _read(path: Path, text: str, file: str) -> Override:
     scalars = {(*path, *below): spelling for below, spelling in document.written.items()}
     if written is not None:
         scalars[path] = written
-    return Override(
-        path=path, value=document.value, source=Source(origin=OVERRIDE, file=file, written=scalars)
-    )
+    return Override(path=path, value=document.value, source=Source(origin=OVERRIDE, file=file, written=scalars))

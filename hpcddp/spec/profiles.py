@@ -77,9 +77,7 @@ def _parse(text: str, file: FilePath) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         place = _AT_LINE.search(str(error))
         sentence = f"is no TOML ({_AT_LINE.sub('', str(error))}); check quotes, brackets and equals signs"
-        raise ProfileError(
-            Problem(file=str(file), line=int(place[1]) if place else None, sentence=sentence)
-        ) from None
+        raise ProfileError(Problem(file=str(file), line=int(place[1]) if place else None, sentence=sentence)) from None
 
 
 def _foreign_key(key: str, source: Source) -> Problem:

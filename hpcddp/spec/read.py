@@ -57,7 +57,8 @@ def load_job(path: FilePath, *, overrides: Sequence[str] = (), profiles: FilePat
     except ProfileError as error:
         problems += [_place_in(problem, sets, source) for problem in error.problems]
     layers.lay(file.value, source)
-    wrong = [fault.path for fault in file.faults] + [tuple(problem.key.split(".")) for problem in problems if problem.key]
+    wrong = [fault.path for fault in file.faults]
+    wrong += [tuple(problem.key.split(".")) for problem in problems if problem.key]
     for override in sets:
         layers.assign(override.path, override.value, override.source)
         wrong = [fault for fault in wrong if fault[: len(override.path)] != override.path]

@@ -34,13 +34,19 @@ class Requeue(Section):
         timedelta(seconds=120),
         description="How long before the time limit Slurm warns the job (`--signal=USR2@N`). null writes no directive.",
     )
-    max_preemptions: int | None = Field(None, ge=0, description="Preemptions before the run gives up; null has no limit.")
+    max_preemptions: int | None = Field(
+        None, ge=0, description="Preemptions before the run gives up; null has no limit."
+    )
     max_time_limits: int = Field(50, ge=0, description="Time limits reached before the run gives up.")
     max_failures: int = Field(0, ge=0, description="Infrastructure failures that are requeued.")
-    max_attempts_without_progress: int = Field(2, ge=1, description="Attempts without a new step before the run gives up.")
-    expedite: bool = Field(True, description="Whether the job comes back in seconds instead of Slurm's two minutes.")
+    max_attempts_without_progress: int = Field(
+        2, ge=1, description="Attempts without a new step before the run gives up."
+    )
+    expedite: bool = Field(
+        default=True, description="Whether the job comes back in seconds instead of Slurm's two minutes."
+    )
     allow_continuation: bool = Field(
-        False, description="Whether a new job may continue the run where requeue is forbidden."
+        default=False, description="Whether a new job may continue the run where requeue is forbidden."
     )
 
 
@@ -50,4 +56,6 @@ class Launch(Section):
     rendezvous_timeout: Duration = Field(
         timedelta(minutes=5), description="How long the ranks wait for each other at the start."
     )
-    hang_timeout: Duration = Field(timedelta(minutes=5), description="How long a collective may take before the job ends.")
+    hang_timeout: Duration = Field(
+        timedelta(minutes=5), description="How long a collective may take before the job ends."
+    )

@@ -15,19 +15,22 @@ LARGEST_16_BIT_COUNT = 0xFFFD
 # Node counts have 32 bits; what sbatch parses is a C int.
 LARGEST_NODE_COUNT = 2**31 - 1
 
+
 def _flag_value(value: object) -> str | bool:
     if value is True:
         return True
     if value is False or value is None:
         raise refusal("a flag cannot be written as off", "write true for a flag without a value, or leave it out")
     if not isinstance(value, str | int):
-        raise refusal("a flag takes one value", 'write a text or a whole number, and quote a number with a point: "1.5"')
+        raise refusal("a flag takes one value", 'write a text or a whole number, or quote it: "1.5"')
     return _LINE.validate_python(str(value))
 
 
 _LINE: TypeAdapter[str] = TypeAdapter(Line)
 FlagValue = Annotated[
-    str | bool, PlainValidator(_flag_value), WithJsonSchema({"anyOf": [{"const": True}, {"type": ["string", "integer"]}]})
+    str | bool,
+    PlainValidator(_flag_value),
+    WithJsonSchema({"anyOf": [{"const": True}, {"type": ["string", "integer"]}]}),
 ]
 
 
@@ -46,18 +49,26 @@ class Resources(Section):
 
     nodes: int = Field(1, ge=1, le=LARGEST_NODE_COUNT, description="Hosts of the allocation.")
     gpus_per_node: int = Field(
-        0, ge=0, le=LARGEST_16_BIT_COUNT, description="GPUs on each node, one task each; 0 is a CPU job (gloo)."
+        0,
+        ge=0,
+        le=LARGEST_16_BIT_COUNT,
+        description="GPUs on each node, one task each; 0 is a CPU job (gloo).",
+        json_schema_extra={"unit": "nodes"},
+        json_schema_extra={"unit": "GPUs"},
     )
     gpu_type: GpuType | None = Field(None, description="Kind of GPU: `a100` becomes `--gres=gpu:a100:N`.")
     tasks_per_node: int | None = Field(
         None,
         ge=1,
         le=LARGEST_16_BIT_COUNT,
-        description="Ranks on each node. null is `gpus_per_node`, or 1 for a CPU job; with GPUs it must equal `gpus_per_node`.",
+        description="Ranks on each node. null is `gpus_per_node`, or 1 for a CPU job; GPUs need one task each.",
+        json_schema_extra={"unit": "tasks"},
     )
     cpus_per_task: int = Field(1, ge=1, le=LARGEST_16_BIT_COUNT, description="CPUs of each task.")
     mem: Memory | None = Field(
-        None, description="Memory of each node: a number with K, M, G or T; 0 is all of the node. null writes no directive."
+        None,
+        description="Memory of each node: a number with K, M, G or T; 0 is all of it. null writes no directive.",
+        json_schema_extra={"unit": "CPUs"},
     )
     mem_per_cpu: Memory | None = Field(None, description="Memory for each CPU, in place of `mem`.")
     mem_per_gpu: Memory | None = Field(None, description="Memory for each GPU, in place of `mem`.")
@@ -73,11 +84,12 @@ class Resources(Section):
     reservation: Line | None = Field(None, description="Reservation to run in.")
     nodelist: Line | None = Field(None, description="Nodes that the job must get.")
     exclude: Line | None = Field(None, description="Nodes that the job must not get.")
-    exclusive: bool = Field(False, description="Whether the job shares its nodes with no other job.")
+    exclusive: bool = Field(default=False, description="Whether the job shares its nodes with no other job.")
     licenses: Line | None = Field(None, description="Licenses that the job holds while it runs.")
     sbatch: Mapping[FlagName, FlagValue] = Field(
         default_factory=dict,
         description="Any other sbatch flag, by its long name; `true` writes the flag without a value.",
+        json_schema_extra={"additionalProperties": False},
     )
 
 
@@ -97,7 +109,9 @@ class Environment(Section):
         (), description="Shell lines that run once, before srun."
     )
     env: Mapping[VariableName, Text] = Field(
-        default_factory=dict, description="Plain values of environment variables; they are quoted for you."
+        default_factory=dict,
+        description="Plain values of environment variables; they are quoted for you.",
+        json_schema_extra={"additionalProperties": False},
     )
     pass_env: Annotated[tuple[VariableName, ...], Field(strict=False)] = Field(
         (), description="Secrets, by name only: set when the job is submitted, never written into the script."

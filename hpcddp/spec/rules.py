@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hpcddp.spec.document import Path
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.names import nearest
-from hpcddp.spec.unsupported import refuse_unsupported
 from hpcddp.spec.units import format_duration
+from hpcddp.spec.unsupported import refuse_unsupported
 
 Finding = tuple[str, str]
 """The key path at fault, and the sentence about it."""
@@ -75,11 +75,11 @@ def _one_training(spec: JobSpec) -> Iterator[Finding]:
 def _batch_reaches_every_rank(spec: JobSpec) -> Iterator[Finding]:
     batch, ranks = spec.batch.global_batch_size, spec.world_size
     if batch < ranks:
-        yield (
-            "batch.global_batch_size",
+        sentence = (
             f"is {batch}, and of {ranks} ranks ({spec.resources.nodes} nodes x {spec.tasks_per_node} tasks) "
-            f"{ranks - batch} would never get a sample; write {ranks} or more, or ask for at most {batch} ranks",
+            f"{ranks - batch} would never get a sample; write {ranks} or more, or ask for at most {batch} ranks"
         )
+        yield "batch.global_batch_size", sentence
 
 
 def _one_task_per_gpu(spec: JobSpec) -> Iterator[Finding]:
@@ -137,20 +137,20 @@ def _classes(spec: JobSpec) -> Iterator[Finding]:
         yield "train.model_args.num_classes", "is given, and hpcddp passes num_classes itself; write train.num_classes"
     classes = BUILTIN_CLASSES.get(train.dataset)
     if classes is not None and train.num_classes is not None and train.num_classes < classes:
-        yield (
-            "train.num_classes",
+        sentence = (
             f"is {train.num_classes}, and dataset {train.dataset} has {classes} classes; "
-            f"write {classes} or more, or leave it out",
+            f"write {classes} or more, or leave it out"
         )
+        yield "train.num_classes", sentence
 
 
 def _precision_fits_device(spec: JobSpec) -> Iterator[Finding]:
     if spec.train is not None and spec.device == "cpu" and spec.train.precision in {"fp16", "tf32"}:
-        yield (
-            "train.precision",
+        sentence = (
             f"is {spec.train.precision}, and this job computes on CPUs, which do not have it; "
-            "write bf16 or fp32, or ask for GPUs",
+            "write bf16 or fp32, or ask for GPUs"
         )
+        yield "train.precision", sentence
 
 
 def _optimizer_constants(spec: JobSpec) -> Iterator[Finding]:
@@ -174,7 +174,10 @@ def _schedule_constants(spec: JobSpec) -> Iterator[Finding]:
     if rate.schedule != "step" and rate.milestones:
         yield key, f"is given, and schedule {rate.schedule} has no milestones; remove it, or write schedule: step"
     if rate.schedule != "step" and rate.gamma != type(rate).model_fields["gamma"].default:
-        yield "learning_rate.gamma", f"is given, and schedule {rate.schedule} has none; remove it, or write schedule: step"
+        yield (
+            "learning_rate.gamma",
+            f"is given, and schedule {rate.schedule} has none; remove it, or write schedule: step",
+        )
     if any(milestone < 1 for milestone in rate.milestones) or list(rate.milestones) != sorted(set(rate.milestones)):
         yield key, f"is {list(rate.milestones)}, and milestones are epochs from 1 on that rise; sort them"
     if rate.schedule == "constant" and rate.min:
@@ -192,11 +195,11 @@ def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
         yield key, f"is {format_duration(lead)}, and Slurm takes {LONGEST_SIGNAL_LEAD_S}s at most; write less"
     elif limit is not None and limit.seconds is not None and seconds >= limit.seconds:
         shorter = f"{limit.seconds // 2}s" if limit.seconds > 1 else "null"
-        yield (
-            key,
+        sentence = (
             f"is {format_duration(lead)}, and the job ends after {limit} (resources.time_limit); "
-            f"write less, for example {shorter}, or null for no warning",
+            f"write less, for example {shorter}, or null for no warning"
         )
+        yield key, sentence
 
 
 def _variable_names(spec: JobSpec) -> Iterator[Finding]:

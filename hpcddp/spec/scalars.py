@@ -18,7 +18,7 @@ class ScalarError(ValueError):
     """A scalar has no value that a job file can hold; the message is the sentence."""
 
 
-def read_scalar(text: str) -> None | bool | int | float | str:
+def read_scalar(text: str) -> bool | int | float | str | None:
     """Return what an unquoted scalar means.
 
     Args:

@@ -49,7 +49,8 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
     if error["type"] == "missing":
         return f"is missing; write for example {EXAMPLES.get(path, f'{path[-1]}: ...')}"
     if "[key]" in error["loc"]:
-        return "is a name that cannot be: " + "; ".join(_reason(error, value, None))
+        why, instead = _reason(error, value, None)
+        return f"cannot stand here: {why.removeprefix('and ')}; {instead}"
     if error["type"] in {"model_type", "model_attributes_type"}:
         return f"is {shown(value, written=written)}, and a section belongs here; write {_first_field(path)} below it"
     if is_secret(path):
@@ -155,5 +156,3 @@ _REASONS: Mapping[str, Callable[[Mapping[str, Any], Any, str | None], Reason]] =
     "too_long": _length,
     "finite_number": _finite,
 }
-
-

@@ -22,7 +22,7 @@ class Optimizer(Section):
     name: Literal["sgd", "adamw"] = Field("sgd", description="Which optimizer.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of SGD.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of SGD or AdamW.")
-    nesterov: bool = Field(False, description="Whether SGD uses Nesterov's momentum.")
+    nesterov: bool = Field(default=False, description="Whether SGD uses Nesterov's momentum.")
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = Field((0.9, 0.999), description="Betas of AdamW.")
     eps: float = Field(1e-8, gt=0, description="Epsilon of AdamW.")
 
@@ -31,7 +31,9 @@ class Train(Section):
     """The built-in training of an image classifier."""
 
     model: ModelName = Field(description="A torchvision classification model, or your own `pkg.module:function`.")
-    model_args: Mapping[str, Any] = Field(default_factory=dict, description="Arguments passed on to the model's function.")
+    model_args: Mapping[str, Any] = Field(
+        default_factory=dict, description="Arguments passed on to the model's function."
+    )
     dataset: DatasetName = Field(
         description="`digits`, `cifar10`, `imagefolder`, `synthetic`, or your own `pkg.module:function`."
     )
@@ -39,11 +41,12 @@ class Train(Section):
         default_factory=dict, description="Arguments passed on to the dataset's function."
     )
     num_classes: int | None = Field(
-        None, ge=1, description="Outputs of the model. null is the dataset's own number.", json_schema_extra={"unit": "classes"}
+        None,
+        ge=1,
+        description="Outputs of the model. null is the dataset's own number.",
+        json_schema_extra={"unit": "classes"},
     )
-    data_dir: Line | None = Field(
-        None, description="Where the data lie; `cifar10` and `imagefolder` need it. Relative to the directory of submission."
-    )
+    data_dir: Line | None = Field(None, description="Where the data lie; `cifar10` and `imagefolder` need it.")
     epochs: int = Field(1, ge=1, description="Passes over the data.", json_schema_extra={"unit": "epochs"})
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer and its constants.")
     device: Device | None = Field(
@@ -53,24 +56,34 @@ class Train(Section):
     batch_norm: Literal["local", "sync"] = Field(
         "local", description="Statistics of BatchNorm: of each rank, or of all. `sync` is not in this version."
     )
-    compile: bool = Field(False, description="Whether the model goes through `torch.compile`.")
-    channels_last: bool = Field(False, description="Whether images and weights lie in the channels-last memory format.")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing of the cross entropy.")
-    clip_grad_norm: float | None = Field(None, gt=0, description="The largest norm of the averaged gradient. null does not clip.")
-    ema_decay: float | None = Field(
-        None, gt=0, lt=1, description="Decay of averaged weights. Not in this version."
+    compile: bool = Field(default=False, description="Whether the model goes through `torch.compile`.")
+    channels_last: bool = Field(
+        default=False, description="Whether images and weights lie in the channels-last memory format."
     )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing of the cross entropy.")
+    clip_grad_norm: float | None = Field(
+        None, gt=0, description="The largest norm of the averaged gradient. null does not clip."
+    )
+    ema_decay: float | None = Field(None, gt=0, lt=1, description="Decay of averaged weights. Not in this version.")
     num_workers: int | None = Field(
         None, ge=0, description="Processes that load data, for each rank. null follows the CPUs that the task may use."
     )
-    eval_every: int = Field(1, ge=1, description="How often the validation part is evaluated.", json_schema_extra={"unit": "epochs"})
-    nonfinite_loss: Literal["stop", "skip"] = Field("stop", description="What a loss of NaN or infinity does to the step.")
-    deterministic: bool = Field(False, description="Whether torch uses deterministic algorithms alone.")
-    noise_scale: bool = Field(False, description="Whether the gradient noise scale is measured. Not in this version.")
+    eval_every: int = Field(
+        1, ge=1, description="How often the validation part is evaluated.", json_schema_extra={"unit": "epochs"}
+    )
+    nonfinite_loss: Literal["stop", "skip"] = Field(
+        "stop", description="What a loss of NaN or infinity does to the step."
+    )
+    deterministic: bool = Field(default=False, description="Whether torch uses deterministic algorithms alone.")
+    noise_scale: bool = Field(
+        default=False, description="Whether the gradient noise scale is measured. Not in this version."
+    )
     replica_check_every: int | None = Field(
         None,
         ge=1,
         description="How often the ranks compare their weights. Not in this version.",
         json_schema_extra={"unit": "steps"},
     )
-    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="Seed of weights, order and everything else that is random.")
+    seed: int = Field(
+        0, ge=0, le=LARGEST_SEED, description="Seed of weights, order and everything else that is random."
+    )

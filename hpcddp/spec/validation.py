@@ -43,8 +43,7 @@ def check_values(layers: Layers, fallback: Source, wrong: Iterable[Path] = ()) -
         spec = JobSpec.model_validate(layers.value)
     except ValidationError as error:
         return None, list(_of_types(error, layers, fallback, known))
-    problems = [_problem(path, sentence, layers, fallback) for path, sentence in _of_rules(spec, known)]
-    return spec, [problem for problem in problems]
+    return spec, [_problem(path, sentence, layers, fallback) for path, sentence in _of_rules(spec, known)]
 
 
 def _of_types(error: ValidationError, layers: Layers, fallback: Source, known: set[Path]) -> Iterator[Problem]:

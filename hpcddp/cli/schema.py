@@ -1,0 +1,24 @@
+"""``hpcddp schema``."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from hpcddp.cli.options import AsJson
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(schema)
+
+
+def schema(*, as_json: AsJson = False) -> None:  # noqa: ARG001
+    """Print the job file's JSON schema, for editors.
+
+    It is one JSON document with and without --json.
+    """
+    from hpcddp.spec.schema import job_schema
+
+    typer.echo(json.dumps(job_schema(), indent=2))
