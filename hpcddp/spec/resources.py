@@ -47,13 +47,14 @@ FlagName = Annotated[str, AfterValidator(_flag_name), Field(json_schema_extra={"
 class Resources(Section):
     """What the job asks Slurm for."""
 
-    nodes: int = Field(1, ge=1, le=LARGEST_NODE_COUNT, description="Hosts of the allocation.")
+    nodes: int = Field(
+        1, ge=1, le=LARGEST_NODE_COUNT, description="Hosts of the allocation.", json_schema_extra={"unit": "nodes"}
+    )
     gpus_per_node: int = Field(
         0,
         ge=0,
         le=LARGEST_16_BIT_COUNT,
         description="GPUs on each node, one task each; 0 is a CPU job (gloo).",
-        json_schema_extra={"unit": "nodes"},
         json_schema_extra={"unit": "GPUs"},
     )
     gpu_type: GpuType | None = Field(None, description="Kind of GPU: `a100` becomes `--gres=gpu:a100:N`.")
@@ -64,7 +65,9 @@ class Resources(Section):
         description="Ranks on each node. null is `gpus_per_node`, or 1 for a CPU job; GPUs need one task each.",
         json_schema_extra={"unit": "tasks"},
     )
-    cpus_per_task: int = Field(1, ge=1, le=LARGEST_16_BIT_COUNT, description="CPUs of each task.")
+    cpus_per_task: int = Field(
+        1, ge=1, le=LARGEST_16_BIT_COUNT, description="CPUs of each task.", json_schema_extra={"unit": "CPUs"}
+    )
     mem: Memory | None = Field(
         None,
         description="Memory of each node: a number with K, M, G or T; 0 is all of it. null writes no directive.",
