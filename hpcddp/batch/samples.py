@@ -21,6 +21,9 @@ SYNTHETIC_DEFAULTS: Mapping[str, int] = MappingProxyType(
     {"samples": 1024, "val_samples": 256, "image_size": 32, "num_classes": 10}
 )
 
+TABLED_DATASETS = frozenset({*TRAINING_SAMPLES, "synthetic"})
+"""Datasets whose size is known without looking at anything."""
+
 # torchvision.datasets.folder.IMG_EXTENSIONS; a test compares the two.
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 

@@ -16,7 +16,7 @@ from hpcddp.errors import HpcddpError, UserError
 from hpcddp.launch.claim import RunDirectoryError, Start, conflict, make_private_directory
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.failure import describe_failure, read_failures
+from hpcddp.run.failure import describe_failure, failure_sentence, read_failures
 from hpcddp.run.files import read_json, write_json, write_text
 from hpcddp.slurm import commands
 from hpcddp.stop.exit_codes import ExitCode
@@ -78,21 +78,24 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str])
     if _has_finished(run):
         return ExitCode.FINISHED, f"run {run.run_id} has finished; its result is {run.result}"
     failures = read_failures(attempt)
-    now = time.time()
-    if failures and not failures[0].secondary:
-        first = failures[0]
-        _write_failed(run, attempt, first.message, exit_code=first.exit_code)
-        append_event(
-            run.events, kind="failure", time=now, attempt=attempt.number, rank=first.rank, reason=first.message
+    primary = failures[0] if failures and not failures[0].secondary else None
+    exit_code = primary.exit_code if primary else int(ExitCode.INFRASTRUCTURE)
+    reason = failure_sentence(attempt, failures)
+    if primary or _still_ours(environment):
+        write_json(
+            run.result,
+            {"status": "failed", "reason": reason, "exit_code": exit_code, "attempts": attempt.number + 1},
         )
-        return first.exit_code, describe_failure(failures)
-    text = f"the tasks ended (srun code {code}) without a result and without naming a cause"
-    if failures:
-        text += "\n" + describe_failure(failures)
-    if _still_ours(environment):
-        _write_failed(run, attempt, text, exit_code=ExitCode.INFRASTRUCTURE)
-    append_event(run.events, kind="failure", time=now, attempt=attempt.number, reason=text.splitlines()[0])
-    return ExitCode.INFRASTRUCTURE, f"{text}\nthe logs of the ranks are in {attempt.path}"
+    append_event(
+        run.events,
+        kind="failure",
+        time=time.time(),
+        attempt=attempt.number,
+        reason=reason,
+        exit_code=exit_code,
+        srun=code,
+    )
+    return exit_code, describe_failure(attempt, failures)
 
 
 def _observe(environment: Mapping[str, str]) -> Start:
@@ -179,11 +182,6 @@ def _still_ours(environment: Mapping[str, str]) -> bool:
     job_id = _slurm_job_id(environment)
     job = _ask_slurm(job_id) if job_id else None
     return job is None or (job.get("JobState") == "RUNNING" and job.get("PreemptTime", "None") == "None")
-
-
-def _write_failed(run: RunDirectory, attempt: AttemptDirectory, reason: str, *, exit_code: int) -> None:
-    document = {"status": "failed", "reason": reason, "exit_code": int(exit_code), "attempts": attempt.number + 1}
-    write_json(run.result, document)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -22,6 +22,8 @@ from hpcddp.spec.write import dump_job
 if TYPE_CHECKING:
     from submitit import Job
 
+    from hpcddp.batch.job import JobPlan
+
 Cluster = Literal["slurm", "local"]
 
 # Where Slurm's packages and its configless mode keep the configuration (slurm.conf(5)).
@@ -175,12 +177,22 @@ def _run_directory(job: ResolvedJob, run_id: str) -> RunDirectory:
 
 
 def _write_run(run: RunDirectory, job: ResolvedJob, script: str) -> None:
-    from hpcddp.batch.job import plan_job
-
     run.submitit.mkdir(mode=0o700)
     write_text(run.job_file, dump_job(job.spec, environment_values=False))
-    write_json(run.plan, plan_job(job.spec, samples=None).as_json())
+    write_json(run.plan, _first_plan(job).as_json())
     write_text(run.script, script)
+
+
+def _first_plan(job: ResolvedJob) -> JobPlan:
+    """Return the plan as far as it is known without reading data; the task completes it."""
+    from hpcddp.batch.job import plan_job
+    from hpcddp.batch.samples import TABLED_DATASETS, count_samples
+
+    train = job.spec.train
+    if train is None or train.dataset not in TABLED_DATASETS:
+        return plan_job(job.spec, samples=None, notes=["The task counts the training data and completes this plan."])
+    counted = count_samples(train, directory=Path(), python="")
+    return plan_job(job.spec, samples=counted.samples)
 
 
 def _hand_over(

@@ -9,6 +9,8 @@ from typing import Any
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import create_json, read_json
 
+_LONGEST_HEADLINE = 300
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
@@ -34,6 +36,12 @@ class FailureRecord:
     exit_code: int
     secondary: bool
 
+    @property
+    def headline(self) -> str:
+        """The message's first line, cut where it would fill a screen."""
+        line = self.message.strip().partition("\n")[0]
+        return line if len(line) <= _LONGEST_HEADLINE else f"{line[:_LONGEST_HEADLINE]} ..."
+
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> FailureRecord:
         """Return the record that ``write_failure`` wrote."""
@@ -52,19 +60,48 @@ def read_failures(attempt: AttemptDirectory) -> list[FailureRecord]:
     return sorted(records, key=lambda record: (record.secondary, record.time, record.rank))
 
 
-def describe_failure(records: Sequence[FailureRecord]) -> str:
+def silent_ranks(attempt: AttemptDirectory) -> list[int]:
+    """Return the ranks that started, as their logs show, and ended without a record."""
+    started = {int(path.stem.removeprefix("rank-")) for path in attempt.path.glob("rank-*.log")}
+    return sorted(rank for rank in started if not attempt.rank_error(rank).exists())
+
+
+def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str:
+    """Return one line that says who failed first, and how.
+
+    Args:
+        attempt: the attempt that has ended without a result.
+        records: as ``read_failures`` returns them.
+    """
+    if records and not records[0].secondary:
+        first = records[0]
+        return f"rank {first.rank} on {first.host} failed first: {first.kind}: {first.headline}"
+    if silent := silent_ranks(attempt):
+        named = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
+        return f"{named} ended without a word: killed, out of memory, or a crash below Python"
+    return "the tasks ended without a result and without naming a cause"
+
+
+def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str:
     """Return what a person needs: the first failing rank, its host, its error, its traceback, and who only followed.
 
     Args:
-        records: as ``read_failures`` returns them; at least one.
+        attempt: the attempt that has ended without a result.
+        records: as ``read_failures`` returns them.
     """
-    first, *others = records
-    lines = [f"rank {first.rank} on {first.host} failed first: {first.kind}: {first.message}"]
-    lines += [f"  {line}" for line in first.traceback.rstrip().splitlines()[-20:]]
-    same = [record.rank for record in others if record.message == first.message]
-    followers = [record.rank for record in others if record.secondary and record.message != first.message]
-    if same:
-        lines.append(f"the same on ranks {', '.join(map(str, sorted(same)))}")
+    lines = [failure_sentence(attempt, records)]
+    followers = [record for record in records if record.secondary]
+    if records and not records[0].secondary:
+        first, *others = records
+        lines += [f"  {line}" for line in first.traceback.rstrip().splitlines()[-20:]]
+        same = [str(record.rank) for record in others if not record.secondary and record.message == first.message]
+        if same:
+            lines.append(f"the same on {_ranks(same)}")
     if followers:
-        lines.append(f"ranks {', '.join(map(str, sorted(followers)))} only followed")
+        lines.append(f"{_ranks([str(record.rank) for record in followers])} only followed: {followers[0].headline}")
+    lines.append(f"the logs of the ranks are in {attempt.path}")
     return "\n".join(lines)
+
+
+def _ranks(names: Sequence[str]) -> str:
+    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"

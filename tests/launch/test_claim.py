@@ -59,7 +59,7 @@ def test_a_parent_that_everyone_can_write_to_is_refused_unless_it_is_sticky(tmp_
 
 def test_a_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    with pytest.raises(RunDirectoryError, match="cannot be created: .*; choose another run_root"):
+    with pytest.raises(RunDirectoryError, match=r"cannot be created: .*; choose another run_root"):
         make_private_directory(tmp_path / "runs" / "name")
 
 
