@@ -203,7 +203,7 @@ TimeLimitField = Annotated[
     WithJsonSchema(
         {
             "type": ["string", "integer"],
-            "unit": "minutes, or as written",
+            "unit": "minutes unless said",
             "examples": ["12:00:00", "2-00:00:00", "90min", "unlimited"],
         }
     ),

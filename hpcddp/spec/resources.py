@@ -71,7 +71,6 @@ class Resources(Section):
     mem: Memory | None = Field(
         None,
         description="Memory of each node: a number with K, M, G or T; 0 is all of it. null writes no directive.",
-        json_schema_extra={"unit": "CPUs"},
     )
     mem_per_cpu: Memory | None = Field(None, description="Memory for each CPU, in place of `mem`.")
     mem_per_gpu: Memory | None = Field(None, description="Memory for each GPU, in place of `mem`.")
