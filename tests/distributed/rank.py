@@ -24,7 +24,7 @@ from hpcddp.train.job import TrainContext, run_training
 def main(plan_path: Path, rank: int) -> int:
     plan = json.loads(plan_path.read_text())
     torch.set_num_threads(1)
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.append(str(Path.cwd()))
     store = dist.FileStore(plan["store"], plan["world_size"])
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=plan["world_size"], timeout=timedelta(seconds=60)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from training import evaluations, job_document, result, run_ranks, steps
+from tests.distributed.training import evaluations, job_document, result, run_ranks, steps
 
 WORLD_SIZES = (1, 2, 3, 4)
 CASES = [(batch, cap) for batch in (32, 30) for cap in (None, 3)]
