@@ -1,0 +1,152 @@
+"""Jinja2 as this project uses it: sandboxed, strict, and no value enters a script without a filter that writes it."""
+
+from __future__ import annotations
+
+import shlex
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateSyntaxError
+from jinja2.sandbox import SandboxedEnvironment
+
+from hpcddp.errors import HpcddpError, UserError
+from hpcddp.slurm.directives import Directive
+from hpcddp.slurm.grammar import quote_value, refuse_unwritable
+
+DEFAULT_TEMPLATE = "sbatch"
+SUFFIX = ".sh.j2"
+
+
+class TemplateError(UserError):
+    """A template is not there, or cannot be rendered."""
+
+    kind = "template"
+
+
+class Written(str):
+    """Text in the language of the place that it goes to: no further quoting is needed, or allowed."""
+
+    __slots__ = ()
+
+
+def sb(value: Directive | str) -> Written:
+    """Write a directive (``--flag=value``), or a value as it stands behind the equals sign of one.
+
+    Raises:
+        UnwritableValueError: no quoting can carry the value.
+    """
+    return Written(value if isinstance(value, Directive) else quote_value(value))
+
+
+def sh(value: str) -> Written:
+    """Write one word of a shell command.
+
+    Raises:
+        UnwritableValueError: no quoting can carry the value.
+    """
+    return Written(quote_word(value))
+
+
+def quote_word(text: str, *, field: str = "the value") -> str:
+    """Return ``text`` as one word of a shell command.
+
+    Args:
+        text: the word; line breaks may be in it.
+        field: what to call it in an error.
+
+    Raises:
+        UnwritableValueError: it holds a NUL character or half of a character.
+    """
+    refuse_unwritable(text, {"\0": "a NUL character"}, field=field, place="a shell word")
+    return shlex.quote(text)
+
+
+def verbatim(value: str) -> Written:
+    """Write text that is shell, or the body of a here-document, already."""
+    return Written(value)
+
+
+def _only_written(value: object) -> object:
+    """Refuse what no filter has written. Numbers need no quoting anywhere."""
+    if isinstance(value, Written | StrictUndefined) or type(value) is int:
+        return value
+    raise TypeError("a value has no filter; write {{ value | sh }} in shell, {{ value | sb }} in a directive")
+
+
+def render(name: str | None, values: Mapping[str, Any]) -> str:
+    """Render a template.
+
+    Args:
+        name: a template's name, or the path of a file (with a slash in it, or ending in .j2); None is the default one.
+        values: what the template may use.
+
+    Raises:
+        TemplateError: there is no such template, or it is wrong; file and line are named.
+    """
+    path = find_template(name or DEFAULT_TEMPLATE)
+    environment = _environment(path.parent)
+    try:
+        return environment.get_template(path.name).render(values)
+    except Exception as error:  # noqa: BLE001  a template is a program: it may raise anything, and does not go on
+        _explain(error, path)
+
+
+def find_template(name: str) -> Path:
+    """Return the file of a template.
+
+    Args:
+        name: its name, or its path.
+
+    Raises:
+        TemplateError: there is none.
+    """
+    if "/" in name or name.endswith(".j2"):
+        path = Path(name)
+        if path.is_file():
+            return path
+        raise TemplateError(f"--template is {name!r}, and there is no such file; give the path of a template")
+    folder = templates_directory()
+    path = folder / f"{name}{SUFFIX}"
+    if path.is_file():
+        return path
+    known = ", ".join(sorted(entry.name.removesuffix(SUFFIX) for entry in folder.glob(f"*{SUFFIX}")))
+    raise TemplateError(
+        f"--template is {name!r}, and there is no such template; write one of {known}, or a file's path"
+    )
+
+
+def templates_directory() -> Path:
+    """Return where the templates are: inside an installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "_templates"
+    return installed if installed.is_dir() else package.parent / "templates"
+
+
+def _environment(folder: Path) -> SandboxedEnvironment:
+    environment = SandboxedEnvironment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        finalize=_only_written,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters |= {"sb": sb, "sh": sh, "verbatim": verbatim}
+    return environment
+
+
+def _explain(error: Exception, path: Path) -> NoReturn:
+    """Raise the error with the place in the template that it comes from."""
+    if isinstance(error, TemplateSyntaxError):
+        file, line = error.filename or str(path), error.lineno
+    else:
+        # Jinja2 rewrites tracebacks, so that they point into templates.
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(frame.filename, frame.lineno) for frame in frames if Path(frame.filename).parent == path.parent]
+        file, line = places[-1] if places else (str(path), None)
+    sentence = error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__
+    where = file if line is None else f"{file}:{line}"
+    raise TemplateError(f"the template {where} cannot be rendered: {sentence}", file=file, line=line) from error

@@ -1,0 +1,133 @@
+"""What a job asks sbatch for, as directives in a fixed order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcddp.errors import UserError
+from hpcddp.slurm.grammar import UnwritableValueError, quote_value
+from hpcddp.spec.job import JobSpec, Requeue, Resources
+
+_FLAG = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
+
+# Fields whose value is written as it stands, with their flags, in the order of the script.
+_MEMORY = {"mem": "mem", "mem_per_cpu": "mem-per-cpu", "mem_per_gpu": "mem-per-gpu"}
+_PLACE = {name: name for name in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")}
+
+
+class DirectiveError(UserError):
+    """The job file asks for a directive that cannot be."""
+
+    kind = "directive"
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """One ``#SBATCH --flag=value`` line.
+
+    Args:
+        flag: the long flag without its dashes.
+        value: what it is set to; None for a bare flag.
+        field: the field of the job file that it comes from, for errors.
+    """
+
+    flag: str
+    value: str | None
+    field: str = ""
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"--{self.flag}"
+        return f"--{self.flag}={quote_value(self.value, field=self.field or f'--{self.flag}')}"
+
+
+def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...]:
+    """Return the directives of a job, in the order of the script.
+
+    Args:
+        spec: the job.
+        run_id: the run's id, which puts the output into the run directory; None is a script for sbatch by hand, whose
+            output lies beside it, because Slurm creates no directories.
+
+    Raises:
+        UnwritableValueError: a value holds what no directive can carry; its field is named.
+        DirectiveError: ``resources.sbatch`` holds something that is no flag.
+    """
+    directives = (
+        Directive("job-name", spec.name, "name"),
+        *_size(spec),
+        *_given(spec.resources, _MEMORY),
+        *_limit(spec.resources),
+        *_given(spec.resources, _PLACE),
+        *_sharing(spec.resources),
+        *_extras(spec.resources),
+        *_output(spec, run_id),
+        *_recovery(spec.requeue),
+    )
+    for directive in directives:
+        # Writing finds what cannot be written, here where the field is known.
+        str(directive)
+    return directives
+
+
+def _size(spec: JobSpec) -> Iterator[Directive]:
+    resources = spec.resources
+    yield Directive("nodes", str(resources.nodes), "resources.nodes")
+    yield Directive("ntasks-per-node", str(spec.tasks_per_node), "resources.tasks_per_node")
+    if spec.uses_gpus:
+        kind = f":{resources.gpu_type}" if resources.gpu_type else ""
+        yield Directive("gres", f"gpu{kind}:{resources.gpus_per_node}", "resources.gpu_type")
+    yield Directive("cpus-per-task", str(resources.cpus_per_task), "resources.cpus_per_task")
+
+
+def _given(resources: Resources, flags: dict[str, str]) -> Iterator[Directive]:
+    for name, flag in flags.items():
+        if (value := getattr(resources, name)) is not None:
+            yield Directive(flag, value, f"resources.{name}")
+
+
+def _limit(resources: Resources) -> Iterator[Directive]:
+    if resources.time_limit is not None:
+        yield Directive("time", str(resources.time_limit), "resources.time_limit")
+
+
+def _sharing(resources: Resources) -> Iterator[Directive]:
+    if resources.exclusive:
+        yield Directive("exclusive", None, "resources.exclusive")
+    yield from _given(resources, {"licenses": "licenses"})
+
+
+def _extras(resources: Resources) -> Iterator[Directive]:
+    for flag, value in sorted(resources.sbatch.items()):
+        if _FLAG.fullmatch(flag) is None:
+            raise DirectiveError(
+                f"resources.sbatch holds {flag!r}, which is no flag of sbatch; write a long name as in 'sbatch --help'"
+            )
+        yield Directive(flag, None if value is True else str(value), f"resources.sbatch.{flag}")
+
+
+def _output(spec: JobSpec, run_id: str | None) -> Iterator[Directive]:
+    if "\\" in spec.run_root:
+        # A backslash in a file name switches Slurm's patterns off, and the logs of the ranks need one (sbatch(1),
+        # "filename pattern"; sbatch and srun also remove it, each in its own way: measured on 22.05.8).
+        raise UnwritableValueError(
+            f"run_root is {spec.run_root!r}, which holds a backslash; Slurm cannot write logs there: rename it"
+        )
+    if run_id is None:
+        # As patterns, so that copies of the script under other names do not collide.
+        log = "%x-%j.out"
+    else:
+        log = f"{spec.run_root.rstrip('/') or '/'}/{spec.name}/{run_id}/batch.log".replace("%", "%%")
+    yield Directive("output", log, "run_root")
+    yield Directive("error", log, "run_root")
+    yield Directive("open-mode", "append")
+
+
+def _recovery(requeue: Requeue) -> Iterator[Directive]:
+    slurm_requeues = {"preemption", "node_failure"} & set(requeue.causes)
+    yield Directive("requeue" if slurm_requeues else "no-requeue", None, "requeue.causes")
+    if requeue.signal_lead is not None:
+        # Never "B:", which would reach the batch shell alone.
+        yield Directive("signal", f"USR2@{round(requeue.signal_lead.total_seconds())}", "requeue.signal_lead")
