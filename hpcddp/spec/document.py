@@ -173,14 +173,14 @@ class _Builder:
             index += 1
 
     def _refuse_extras(self, event: Any, path: Path) -> None:  # noqa: ANN401
+        # Their names are not repeated: a value such as *secret or !secret may be a password without quotes.
         if isinstance(event, events.AliasEvent):
-            sentence = f"refers to *{event.anchor}, and job files have no aliases; write the value out"
+            sentence = "is an alias (*), and job files have none; write the value out, or quote a text"
             raise DocumentError(sentence, line=_line(event), path=path)
         if event.anchor is not None:
-            self._fault(f"has the anchor &{event.anchor}, and job files have no anchors; remove it", event, path)
+            self._fault("has an anchor (&), and job files have none; remove it, or quote a text", event, path)
         if event.tag is not None:
-            tag = str(event.tag).replace("tag:yaml.org,2002:", "!!")
-            self._fault(f"has the tag {tag}, and job files have no tags; remove it, and quote a text", event, path)
+            self._fault("has a tag (!), and job files have none; remove it, or quote a text", event, path)
 
     def _fault(self, sentence: str, event: Any, path: Path) -> None:  # noqa: ANN401
         self._faults.append(DocumentError(sentence, line=_line(event), path=path))

@@ -30,6 +30,7 @@ DATASETS = ("digits", "cifar10", "imagefolder", "synthetic")
 LISTED_NAMES = 8
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+PROFILE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 VARIABLE_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
 GPU_TYPE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 MEMORY_PATTERN = r"0|[1-9][0-9]{0,9}[KMGT]"
@@ -77,7 +78,7 @@ def _without(characters: dict[str, str], place: str) -> Callable[[str], str]:
 
 def _not_empty(text: str) -> str:
     if not text.strip():
-        raise refusal("it is empty", "write a text, or leave the key out")
+        raise refusal("an empty text says nothing", "write a text, or leave the key out")
     return text
 
 
@@ -98,6 +99,14 @@ Name = Annotated[
         instead="write for example resnet50-imagenet",
     ),
     Field(json_schema_extra={"pattern": f"^{NAME_PATTERN}$"}),
+]
+ProfileName = Annotated[
+    str,
+    matching(
+        PROFILE_PATTERN,
+        why="the name of a profile is ASCII letters, digits, '.', '_' and '-', and begins with a letter or digit",
+        instead="write the name of a file in the directory of profiles, without .toml",
+    ),
 ]
 VariableName = Annotated[
     str,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hpcddp.spec.batch import Batch, LearningRate, Order, Rule, Schedule, Split, Tail, Unit
-from hpcddp.spec.fields import Every, FunctionReference, Line, Name, Section, Text
+from hpcddp.spec.fields import Every, FunctionReference, Line, Name, ProfileName, Section, Text
 from hpcddp.spec.recovery import ALL_CAUSES, Cause, Checkpoint, Launch, Requeue
 from hpcddp.spec.resources import Container, Environment, Resources
 from hpcddp.spec.training import Device, Optimizer, Precision, Train
@@ -49,7 +49,9 @@ class JobSpec(Section):
         "runs",
         description="Directory of all runs, seen by every node. A relative one is below the directory of submission.",
     )
-    profile: Line | None = Field(None, description="Name of a cluster profile. null is `default`, if there is one.")
+    profile: ProfileName | None = Field(
+        None, description="Name of a cluster profile. null is `default`, if there is one."
+    )
     resources: Resources = Field(default_factory=Resources, description="What the job asks Slurm for.")
     environment: Environment = Field(default_factory=Environment, description="What the tasks run in.")
     batch: Batch = Field(description="Who gets how many samples.")

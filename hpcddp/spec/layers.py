@@ -49,6 +49,7 @@ class Layers:
     def __init__(self) -> None:
         self.value: dict[str, Any] = {}
         self.owners: dict[Path, Source] = {}
+        self._takers: dict[Path, Source] = {}
 
     def lay(self, value: Mapping[str, Any], source: Source) -> None:
         """Lay a whole mapping over what is there; sections and open mappings merge, all else is replaced."""
@@ -67,6 +68,7 @@ class Layers:
         place = find_place(path)
         if value is None and (place is None or place.kind is Kind.ENTRY or not place.nullable):
             parent.pop(path[-1], None)
+            self._takers[path] = source
             return
         parent[path[-1]] = value
         self._own(path, value, source)
@@ -80,10 +82,11 @@ class Layers:
             parent.pop(path[-1], None)
 
     def owner(self, path: Path) -> Source | None:
-        """Return the source of a key path, or of the nearest key above it that has one."""
+        """Return what gave a key path its value or took it away, or did so for the nearest key above it."""
         for length in range(len(path), 0, -1):
-            if path[:length] in self.owners:
-                return self.owners[path[:length]]
+            source = self.owners.get(path[:length]) or self._takers.get(path[:length])
+            if source is not None:
+                return source
         return None
 
     def _merge(self, below: dict[str, Any], above: Mapping[str, Any], source: Source, path: Path) -> None:

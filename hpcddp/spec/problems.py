@@ -32,14 +32,16 @@ class Problem:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line is not None else self.file
         key = f" {self.key}:" if self.key and not self.file.endswith(f" {self.key}") else ""
-        return f"{place}:{key} {self.sentence}"
+        line = f"{place}:{key} {self.sentence}"
+        # One problem is one line, and a key or a path must not steer the terminal.
+        return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
 
 
 class JobFileError(UserError):
     """A job file with everything that is wrong with it.
 
     Attributes:
-        problems: each problem, those of the job file first, in the order of its lines.
+        problems: each problem; those of files first, in the order of their lines.
     """
 
     kind = "job_file"
@@ -47,7 +49,9 @@ class JobFileError(UserError):
     @classmethod
     def of(cls, problems: Iterable[Problem]) -> Self:
         """Return the error that lists ``problems``."""
-        ordered = tuple(sorted(problems, key=lambda problem: (problem.file.startswith("--set"), problem.line or 0)))
+        ordered = tuple(
+            sorted(problems, key=lambda problem: (problem.file.startswith("--set"), problem.file, problem.line or 0))
+        )
         return cls("\n".join(str(problem) for problem in ordered), problems=ordered)
 
     def as_json(self) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from datetime import date, time
 from pathlib import Path as FilePath
 from typing import Any
 
-from hpcddp.spec.document import Path
+from hpcddp.spec.document import Path, dotted
 from hpcddp.spec.layers import Source
 from hpcddp.spec.names import nearest
 from hpcddp.spec.problems import Problem
@@ -58,6 +59,7 @@ def read_profile(name: str | None, profiles: FilePath | None) -> tuple[Mapping[s
     values = _parse(text, file)
     source = Source(origin=f"profile {name or DEFAULT_PROFILE}", file=str(file), lines=dict(_find_lines(text)))
     problems = [_foreign_key(key, source) for key in values if key not in PROFILE_KEYS]
+    problems += [_clock_value(path, source) for path, value in _leaves(values) if isinstance(value, date | time)]
     if problems:
         raise ProfileError(*problems)
     return values, source
@@ -66,7 +68,9 @@ def read_profile(name: str | None, profiles: FilePath | None) -> tuple[Mapping[s
 def _missing(name: str, profiles: FilePath | None) -> Problem:
     there = sorted(file.stem for file in profiles.glob("*.toml")) if profiles is not None else []
     near = nearest(name, there)
-    known = f"there are {', '.join(there)}" if there else f"make {profiles}/{name}.toml, or leave profile out"
+    known = f"there are {', '.join(there)}" if there else "leave profile out"
+    if profiles is not None and not there:
+        known = f"make {profiles / name}.toml, or leave profile out"
     instead = f"did you mean {near}?" if near else known
     return Problem(file="", key="profile", value=name, sentence=f"is {name!r}, and there is no such profile; {instead}")
 
@@ -83,6 +87,19 @@ def _parse(text: str, file: FilePath) -> dict[str, Any]:
 def _foreign_key(key: str, source: Source) -> Problem:
     sentence = f"is not for a profile, which holds {', '.join(PROFILE_KEYS)}; write it in the job file"
     return Problem(file=source.file, line=source.line_of((key,)), key=key, sentence=sentence)
+
+
+def _clock_value(path: Path, source: Source) -> Problem:
+    sentence = "is a date or time of TOML, and a text belongs here; put double quotes around it"
+    return Problem(file=source.file, line=source.line_of(path), key=dotted(path), sentence=sentence)
+
+
+def _leaves(values: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
 
 
 def _find_lines(text: str) -> Iterator[tuple[Path, int]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
 from hpcddp.spec.document import Document, DocumentError, Path, dotted, read_document
+from hpcddp.spec.fields import PROFILE_PATTERN
 from hpcddp.spec.fieldtree import leaf_paths
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.layers import DEFAULT, JOB_FILE, Layers, Source
@@ -89,9 +91,8 @@ def _lay_profile(layers: Layers, values: Mapping[str, Any], sets: list[Override]
     for override in sets:
         if override.path == ("profile",):
             name = override.value
-    # A name that is no text is a problem of the field, found with the others.
-    if name is not None and not isinstance(name, str):
-        return
+    if name is not None and not (isinstance(name, str) and re.fullmatch(PROFILE_PATTERN, name, re.ASCII)):
+        return  # A problem of the field, found with the others.
     profile = read_profile(name, profiles)
     if profile is not None:
         layers.lay(*profile)

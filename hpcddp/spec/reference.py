@@ -25,7 +25,8 @@ Written by `scripts/generate-docs` from the types: change a description there, n
 Required are `name`, `batch.global_batch_size`, `train.model` and `train.dataset`; all else has a default.
 
 A job file is YAML 1.2. Unknown keys, duplicate keys, tags, anchors and aliases are errors. `--set key.path=value`
-overrides any field; a field that neither it nor the job file gives takes the profile's value, then the default.
+overrides any field. A field that neither it nor the job file gives takes the profile's value, then the default:
+`environment.env` and `resources.sbatch` merge key by key, lists are replaced, `null` takes a profile's value away.
 
 Times (`resources.time_limit`) follow Slurm: a bare number is minutes, `10:00` is minutes and seconds; `1:30:00`,
 `2-00:00:00`, `90min`, `2h` and `unlimited` work too. Durations are a number with its unit: `90s`, `10min` or `2h`.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from hpcddp.spec.document import Path
-from hpcddp.spec.job import JobSpec
+from hpcddp.spec.job import JobSpec, Requeue
 from hpcddp.spec.names import nearest
 from hpcddp.spec.units import format_duration
 from hpcddp.spec.unsupported import refuse_unsupported
@@ -65,19 +65,16 @@ def _touches(one: str, other: str) -> bool:
 
 
 def _one_training(spec: JobSpec) -> Iterator[Finding]:
-    given = [key for key in ("train", "entrypoint", "command") if getattr(spec, key) is not None]
-    if not given:
+    if spec.train is None and spec.entrypoint is None and spec.command is None:
         yield "train", "is missing; write for example train: {model: resnet18, dataset: digits}"
-    for extra in given[1:]:
-        yield extra, f"is given beside {given[0]}, and a job runs one of them; remove one"
 
 
 def _batch_reaches_every_rank(spec: JobSpec) -> Iterator[Finding]:
     batch, ranks = spec.batch.global_batch_size, spec.world_size
     if batch < ranks:
         sentence = (
-            f"is {batch}, and of {ranks} ranks ({spec.resources.nodes} nodes x {spec.tasks_per_node} tasks) "
-            f"{ranks - batch} would never get a sample; write {ranks} or more, or ask for at most {batch} ranks"
+            f"is {batch}, fewer samples than the {ranks} ranks ({spec.resources.nodes} x {spec.tasks_per_node}) "
+            f"that share them; write {ranks} or more, or ask for at most {batch} ranks"
         )
         yield "batch.global_batch_size", sentence
 
@@ -194,12 +191,16 @@ def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
     if seconds > LONGEST_SIGNAL_LEAD_S:
         yield key, f"is {format_duration(lead)}, and Slurm takes {LONGEST_SIGNAL_LEAD_S}s at most; write less"
     elif limit is not None and limit.seconds is not None and seconds >= limit.seconds:
-        shorter = f"{limit.seconds // 2}s" if limit.seconds > 1 else "null"
-        sentence = (
-            f"is {format_duration(lead)}, and the job ends after {limit} (resources.time_limit); "
-            f"write less, for example {shorter}, or null for no warning"
-        )
-        yield key, sentence
+        # The limit is what the user wrote where the lead is the default.
+        given = lead != Requeue.model_fields["signal_lead"].default
+        why = f"is {format_duration(lead)}, and the job ends after {limit} (resources.time_limit)"
+        if not given:
+            key, why = (
+                "resources.time_limit",
+                f"is {limit}, no longer than requeue.signal_lead ({format_duration(lead)})",
+            )
+        shorter = f"{limit.seconds // 2}s or null" if limit.seconds > 1 else "null"
+        yield key, f"{why}; write requeue.signal_lead: {shorter}"
 
 
 def _variable_names(spec: JobSpec) -> Iterator[Finding]:

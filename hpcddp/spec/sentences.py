@@ -18,8 +18,11 @@ from hpcddp.spec.suggestions import unknown_key
 Reason = tuple[str, str]
 """Why the value cannot be, and what to write instead."""
 
-SECRET = ("environment", "env")
+# Values of the environment and shell lines may hold what should have been named in pass_env.
+SECRETS: tuple[Path, ...] = (("environment", "env"), ("environment", "setup"))
 LONG_YES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+_HIDDEN = object()
 
 EXAMPLES = {
     ("name",): "name: my-job",
@@ -31,8 +34,8 @@ EXAMPLES = {
 
 
 def is_secret(path: Path) -> bool:
-    """Return whether a value is not to be repeated: environment values may hold what should have been in pass_env."""
-    return path[: len(SECRET)] == SECRET and len(path) > len(SECRET)
+    """Return whether the value of a key path is not to be repeated, because it is or holds what may be a secret."""
+    return any(path[: len(secret)] == secret[: len(path)] for secret in SECRETS)
 
 
 def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
@@ -46,18 +49,23 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
     value = error["input"]
     if error["type"] == "extra_forbidden":
         return unknown_key(path)
+    if error["type"] == "missing" and path[-1].isdecimal():
+        return f"is missing from the list; write {int(path[-1]) + 1} items or more"
     if error["type"] == "missing":
         return f"is missing; write for example {EXAMPLES.get(path, f'{path[-1]}: ...')}"
     if "[key]" in error["loc"]:
         why, instead = _reason(error, value, None)
         return f"cannot stand here: {why.removeprefix('and ')}; {instead}"
     if error["type"] in {"model_type", "model_attributes_type"}:
-        return f"is {shown(value, written=written)}, and a section belongs here; write {_first_field(path)} below it"
-    if is_secret(path):
-        why, instead = _reason(error, value, None)
+        why, instead = "and a section belongs here", f"write {_first_field(path)} below it"
+    elif is_secret(path):
+        why, instead = _reason(error, value if value is None else _HIDDEN, None)
+    else:
+        why, instead = _reason(error, value, written)
+    if is_secret(path) and not isinstance(value, dict | list | None):
         return f"holds a value that is not repeated here, {why}; {instead}"
-    why, instead = _reason(error, value, written)
-    kind = "the number " if error["type"] == "string_type" and isinstance(value, int | float) else ""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    kind = "the number " if number and error["type"] == "string_type" else ""
     return f"is {kind}{shown(value, written=written)}, {why}; {instead}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hpcddp.spec.document import Path, dotted
-from hpcddp.spec.fieldtree import Kind, field_paths, find_place
+from hpcddp.spec.fieldtree import field_paths, find_place
 from hpcddp.spec.names import nearest
 
 # What other tools call a field, where the words are too far apart to be taken for a slip.
@@ -62,7 +62,4 @@ def _instead(parent: Path, key: str, siblings: tuple[str, ...]) -> str:
 def _elsewhere(key: str) -> str | None:
     by_name = {path[-1]: path for path, _ in reversed(list(field_paths()))}
     near = nearest(key, by_name)
-    if near is None:
-        return None
-    place = find_place(by_name[near])
-    return dotted(by_name[near]) if place is not None and place.kind is not Kind.ENTRY else None
+    return dotted(by_name[near]) if near is not None else None

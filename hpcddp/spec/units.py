@@ -16,8 +16,8 @@ UNIT_SECONDS = {"h": HOUR, "min": MINUTE, "s": 1}
 # Slurm keeps a parsed time in a C int of seconds.
 LONGEST_SECONDS = 2**31 - 1
 
-_CLOCK = re.compile(r"(?:(?P<days>[0-9]{1,10})-)?(?P<parts>[0-9]{1,10}(?::[0-9]{1,10}){0,2})", re.ASCII)
-_WITH_UNIT = re.compile(r"(?P<number>[0-9]{1,10}(?:\.[0-9]{1,6})?) ?(?P<unit>s|min|h)", re.ASCII)
+_CLOCK = re.compile(r"(?:(?P<days>[0-9]{1,18})-)?(?P<parts>[0-9]{1,18}(?::[0-9]{1,18}){0,2})", re.ASCII)
+_WITH_UNIT = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,6})?) ?(?P<unit>s|min|h)", re.ASCII)
 
 TIME_FORMS = "minutes (90), 90min, 2h, minutes:seconds (10:00), 1:30:00, 2-00:00:00 or unlimited"
 DURATION_FORMS = "a number with its unit: 90s, 10min or 2h"

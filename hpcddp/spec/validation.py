@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hpcddp.spec.document import Path, dotted
+from hpcddp.spec.fieldtree import Kind, find_place
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.layers import Layers, Source
 from hpcddp.spec.problems import Problem
@@ -97,12 +98,16 @@ def _problem(path: Path, sentence: str, layers: Layers, fallback: Source) -> Pro
         file=place.file,
         line=place.line_of(path),
         key=dotted(path),
-        value=None if is_secret(path) else _value_at(path, layers),
+        value=_value_at(path, layers),
         sentence=sentence,
     )
 
 
 def _value_at(path: Path, layers: Layers) -> Any:  # noqa: ANN401
+    """Return the single value of a field; a mapping, an unknown key and a secret may hold what nobody is to see."""
+    place = find_place(path)
+    if is_secret(path) or place is None or place.kind in {Kind.SECTION, Kind.MAPPING}:
+        return None
     value: Any = layers.value
     for key in path:
         if isinstance(value, dict):
