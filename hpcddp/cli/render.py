@@ -1,0 +1,85 @@
+"""``hpcddp render``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpcddp.cli.options import AsJson, JobFile, Overrides, profiles_directory
+from hpcddp.errors import UserError
+
+
+class OutputFileError(UserError):
+    """The script cannot be written to the file that was asked for."""
+
+    kind = "output_file"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(render)
+
+
+def render(
+    job_file: JobFile,
+    *,
+    overrides: Overrides = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", metavar="ID", help="Render the script of this run, as submit would.")
+    ] = None,
+    template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the script to a file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the sbatch script of a job. Submits nothing, and needs neither Slurm nor torch.
+
+    Without --run-id the script is for sbatch by hand: its output goes beside it, and the run is named after the job id.
+
+    Example: hpcddp render jobs/resnet50_imagenet.yaml -o job.sh && sbatch job.sh
+    """
+    from hpcddp.launch.render import render_script
+    from hpcddp.spec.read import load_job
+
+    job = load_job(job_file, overrides=overrides or (), profiles=profiles_directory(os.environ))
+    python = job.spec.environment.python or sys.executable
+    script = render_script(job, python=python, run_id=run_id, template=template)
+    if output is not None:
+        _write(output, script.text)
+    if as_json:
+        from hpcddp.launch.description import describe
+
+        typer.echo(json.dumps(describe(job, script), indent=2))
+    elif output is None:
+        # Bytes, so that the terminal's encoding decides nothing.
+        typer.echo(script.text.encode(), nl=False)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the script whole, or not at all.
+
+    Raises:
+        OutputFileError: the file cannot be written, or is something else than a file.
+    """
+    from hpcddp.run.files import write_text
+
+    if path.is_dir():
+        raise OutputFileError(f"-o is {str(path)!r}, which is a directory; write the name of a file in it")
+    if path.exists() and not path.is_file():
+        raise OutputFileError(f"-o is {str(path)!r}, which is no plain file; leave -o out to print the script")
+    if not path.parent.is_dir():
+        raise OutputFileError(
+            f"-o is {str(path)!r}, and the directory {str(path.parent)!r} is not there; make it first"
+        )
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise OutputFileError(
+            f"-o is {str(path)!r}, which cannot be written ({error.strerror}); write another name"
+        ) from None
