@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 def write_text(path: Path, text: str) -> None:
@@ -18,7 +18,7 @@ def write_text(path: Path, text: str) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with temporary.open("w", encoding="utf-8", newline="") as stream:
+        with _create(temporary) as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
@@ -26,6 +26,12 @@ def write_text(path: Path, text: str) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def _create(path: Path) -> TextIO:
+    """Open a new file that only its owner may read, whatever the umask is."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    return os.fdopen(descriptor, "w", encoding="utf-8", newline="")
 
 
 def write_json(path: Path, document: Any) -> None:  # noqa: ANN401

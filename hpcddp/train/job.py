@@ -73,7 +73,7 @@ def _open_files(setting: Setting, replica: Replica, progress: Progress) -> Metri
     raise_if_fenced(context)
     write_json(context.run.plan, setting.plan.as_json())
     keep_until(context.run.metrics, progress.step, progress.evaluated_step)
-    _event(context, "start", progress.step, "from a checkpoint" if progress.step else "from the beginning")
+    _event(context, "train", progress.step, "from a checkpoint" if progress.step else "from the beginning")
     facts = {
         "parameters": count_parameters(replica.model),
         "workers": setting.workers,

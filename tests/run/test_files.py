@@ -16,6 +16,11 @@ def test_a_replaced_file_leaves_no_temporary_one(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "a.json") == {"x": 2}
 
 
+def test_what_is_written_is_its_owners_alone(tmp_path: Path) -> None:
+    files.write_text(tmp_path / "a", "x")
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.write_text(tmp_path / "a", "old")
 
