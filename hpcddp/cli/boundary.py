@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -38,7 +38,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except USAGE_ERROR as error:
         document = {"error": {"kind": "usage", "message": error.format_message(), "hint": None}}
         _report(document, f"hpcddp: {error.format_message()}", _usage_hint(error), as_json=as_json)
-        return error.exit_code
+        return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
@@ -57,7 +57,7 @@ def _usage_hint(error: Any) -> str | None:  # noqa: ANN401
     return f"See '{error.ctx.command_path} --help'." if error.ctx is not None else None
 
 
-def _report(document: dict[str, object], sentence: str, hint: str | None, *, as_json: bool) -> None:
+def _report(document: Mapping[str, object], sentence: str, hint: str | None, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return

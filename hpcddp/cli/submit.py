@@ -64,12 +64,15 @@ def submit(
     job = load_job(job_file, overrides=overrides or (), profiles=profiles_directory(environment))
     where = launch.choose_cluster(cluster.value, environment)
     run_id = launch.new_run_id(datetime.now().astimezone(), secrets.token_hex(2))
-    settings = {"cluster": where, "run_id": run_id, "python": job.spec.environment.python or sys.executable}
+    python = job.spec.environment.python or sys.executable
     if dry_run:
         launch.check_submittable(job, where, environment)
-        _print_dry_run(launch.preview(job, template=template, **settings), as_json=as_json)
+        preview = launch.preview(job, cluster=where, run_id=run_id, python=python, template=template)
+        _print_dry_run(preview, as_json=as_json)
         return
-    submission = launch.submit(job, template=template, environment=environment, **settings)
+    submission = launch.submit(
+        job, cluster=where, run_id=run_id, python=python, template=template, environment=environment
+    )
     if not follow:
         _print_submission(submission, as_json=as_json)
         return
