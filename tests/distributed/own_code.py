@@ -14,10 +14,10 @@ from hpcddp.train.data.digits import load_digits
 class FewDigits(Dataset[Any]):
     """The first digits of a part, as double or single precision images."""
 
-    def __init__(self, split: str, samples: int, *, poison: int | None = None) -> None:
+    def __init__(self, split: str, samples: int, *, first: int, poison: int | None) -> None:
         train, val = load_digits()
         part = train if split == "train" else val
-        self._images, self.labels = part.__getitems__(range(samples))
+        self._images, self.labels = part.__getitems__(range(first, first + samples))
         if poison is not None and split == "train":
             self._images[poison] = torch.nan
 
@@ -28,8 +28,9 @@ class FewDigits(Dataset[Any]):
         return self._images[index], int(self.labels[index])
 
 
-def few_digits(split: str, train: int = 100, val: int = 50, poison: int | None = None) -> FewDigits:
-    return FewDigits(split, train if split == "train" else val, poison=poison)
+def few_digits(split: str, train: int = 100, val: int = 50, first: int = 0, poison: int | None = None) -> FewDigits:
+    """Return the first digits of a part; the images of sample ``poison`` are not a number."""
+    return FewDigits(split, train if split == "train" else val, first=first, poison=poison)
 
 
 def linear_model(num_classes: int, hidden: int = 16) -> nn.Module:

@@ -1,0 +1,100 @@
+"""Real ranks that are killed, stopped or overtaken, and what the next attempt makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.training import job_document, records, result, run_ranks, steps
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "fp64": {"train__optimizer": {"name": "sgd", "momentum": 0.9}},
+    "norm": {
+        "train__model": "tests.distributed.own_code:norm_model",
+        "train__precision": "fp32",
+        "batch__max_per_device_batch_size": 5,
+        "batch__tail": "drop",
+    },
+}
+
+
+def spec(case: str) -> dict[str, Any]:
+    return job_document(train__epochs=3, checkpoint={"every": {"steps": 3}}, **CHANGES[case])
+
+
+def without_times(run: Path) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in record.items() if name not in ("time", "samples_per_s")}
+        for record in records(run)
+    ]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kill every rank of two ranks in step 8, once for each case, and run the same jobs without a kill."""
+    root = tmp_path_factory.mktemp("killed")
+    whole = [{"run": root / f"whole-{case}", "spec": spec(case)} for case in CHANGES]
+    assert run_ranks(root / "reference", 2, whole).codes == [0, 0]
+    for case in CHANGES:
+        job = {"run": root / case, "spec": spec(case), "kill_after_calls": 7}
+        assert run_ranks(root / f"kill-{case}", 2, [job]).codes == [-9, -9]
+    return root
+
+
+@pytest.fixture(scope="module")
+def resumed(killed: Path) -> Path:
+    """Start the killed runs again."""
+    again = [{"run": killed / case, "spec": spec(case), "attempt": 1} for case in CHANGES]
+    outcome = run_ranks(killed / "again", 2, again)
+    assert outcome.codes == [0, 0], outcome.outputs
+    assert "going on after step 6" in outcome.outputs[0]
+    return killed
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_killed_run_comes_out_bit_for_bit_as_if_it_had_not_been(resumed: Path, case: str) -> None:
+    assert result(resumed / case)["parameters_sha256"] == result(resumed / f"whole-{case}")["parameters_sha256"]
+    assert without_times(resumed / case) == without_times(resumed / f"whole-{case}")
+
+
+def test_run_that_is_stopped_by_one_rank_goes_on_with_another_number_of_ranks(killed: Path, tmp_path: Path) -> None:
+    stopped = run_ranks(
+        tmp_path / "three",
+        3,
+        [{"run": tmp_path / "run", "spec": spec("fp64"), "stop_rank": 2, "stop_after_calls": 4}],
+    )
+    assert stopped.codes == [75, 75, 75], stopped.outputs
+    assert {error["message"] for error in stopped.errors.values()} == {
+        "all ranks stopped after step 6 (code 3), and the state is saved"
+    }
+    again = run_ranks(tmp_path / "one", 1, [{"run": tmp_path / "run", "spec": spec("fp64"), "attempt": 1}])
+    assert again.codes == [0], again.outputs
+    expected, found = steps(killed / "whole-fp64"), steps(tmp_path / "run")
+    assert [record["step"] for record in found] == [record["step"] for record in expected]
+    assert [record["loss"] for record in found] == pytest.approx(
+        [record["loss"] for record in expected], rel=0, abs=1e-12
+    )
+
+
+def test_three_ranks_resume_bit_for_bit(tmp_path: Path) -> None:
+    whole = {"run": tmp_path / "whole", "spec": spec("fp64")}
+    stopped = {"run": tmp_path / "run", "spec": spec("fp64"), "stop_after_calls": 4}
+    first = run_ranks(tmp_path / "first", 3, [whole, stopped])
+    assert first.codes == [75, 75, 75], first.outputs
+    again = run_ranks(tmp_path / "again", 3, [{"run": tmp_path / "run", "spec": spec("fp64"), "attempt": 1}])
+    assert again.codes == [0, 0, 0], again.outputs
+    assert result(tmp_path / "run")["parameters_sha256"] == result(tmp_path / "whole")["parameters_sha256"]
+    assert without_times(tmp_path / "run") == without_times(tmp_path / "whole")
+
+
+def test_every_rank_says_that_there_is_no_valid_checkpoint(killed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert run_ranks(tmp_path / "kill", 2, [{"run": run, "spec": spec("fp64"), "kill_after_calls": 7}]).codes == [-9, -9]
+    for path in run.glob("checkpoints/step-*/optimizer.pt"):
+        path.write_bytes(path.read_bytes()[:-1])
+    outcome = run_ranks(tmp_path / "again", 2, [{"run": run, "spec": spec("fp64"), "attempt": 1}])
+    assert outcome.codes == [65, 65]
+    assert "is passed over" in outcome.outputs[0]
+    assert "optimizer.pt has" in outcome.outputs[0]

@@ -1,0 +1,95 @@
+"""Trainings in this process: a gloo group of one rank, and jobs that take a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.spec.job import JobSpec
+from hpcddp.train.context import TrainContext, never_stop
+from hpcddp.train.job import run_training
+from tests.distributed.training import job_document
+
+
+@pytest.fixture(scope="session")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Open a process group of one rank."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+
+
+class CrashError(Exception):
+    """Stands for a process that dies."""
+
+
+@dataclass
+class Training:
+    """One run in a temporary directory, and what it said."""
+
+    run: RunDirectory
+    said: list[str] = field(default_factory=list)
+
+    def train(
+        self, *, attempt: int = 0, should_stop: Callable[[], int] = never_stop, **changes: Any
+    ) -> None:
+        """Run an attempt; ``changes`` as for ``job_document``."""
+        self.run.attempt(attempt).path.mkdir(parents=True, exist_ok=True)
+        run_training(
+            TrainContext(
+                spec=JobSpec.model_validate(job_document(**changes)),
+                rank=0,
+                local_rank=0,
+                world_size=1,
+                device=torch.device("cpu"),
+                run=self.run,
+                attempt=attempt,
+                threads=1,
+                cpus=2,
+                should_stop=should_stop,
+                say=self.said.append,
+            )
+        )
+
+    def crash(self, *, steps: int, attempt: int = 0, **changes: Any) -> None:
+        """Run an attempt that dies when it is about to make step ``steps + 1``."""
+        calls = iter(range(steps))
+
+        def die() -> int:
+            if next(calls, None) is None:
+                raise CrashError
+            return 0
+
+        with pytest.raises(CrashError):
+            self.train(attempt=attempt, should_stop=die, **changes)
+
+
+@pytest.fixture
+def new_training(group: None, tmp_path: Path) -> Callable[[str], Training]:  # noqa: ARG001
+    """Return a function that makes a run by name."""
+
+    def make(name: str = "run") -> Training:
+        path = tmp_path / name
+        path.mkdir()
+        return Training(RunDirectory(path))
+
+    return make
+
+
+@pytest.fixture
+def training(new_training: Callable[[str], Training]) -> Training:
+    """Return a new run."""
+    return new_training("run")

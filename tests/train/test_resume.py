@@ -1,0 +1,212 @@
+"""A run that is started again goes on as if nothing had been (batch contract, section 6)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hpcddp.run.checkpoints import FencedError, NoCheckpointError, list_checkpoints
+from hpcddp.run.events import read_events
+from hpcddp.train.errors import ResumeError, StoppedError
+from tests.distributed.training import evaluations, records, result, steps
+from tests.train.conftest import Training
+
+NewTraining = Callable[[str], Training]
+
+# 100 samples in batches of 32: 4 steps per epoch, 12 in all; the crash is mid-epoch, between two saves.
+SAVES = {"checkpoint": {"every": {"steps": 3}}, "train__epochs": 3}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "momentum": {"train__optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
+    "adamw": {"train__optimizer": {"name": "adamw", "weight_decay": 0.01}, "learning_rate__base": 0.01},
+    "batch norm, dropout, accumulation": {
+        "train__model": "tests.distributed.own_code:norm_model",
+        "train__precision": "fp32",
+        "batch__max_per_device_batch_size": 9,
+        "batch__tail": "wrap",
+    },
+    "bf16, torch's order, cosine": {
+        "train__precision": "bf16",
+        "batch__order": "torch",
+        "batch__tail": "drop",
+        "learning_rate__schedule": "cosine",
+        "learning_rate__warmup_epochs": 1,
+        "train__channels_last": True,
+    },
+    "loader workers": {"train__num_workers": 2},
+}
+
+
+def without_times(run: Training) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in record.items() if name not in ("time", "samples_per_s")}
+        for record in records(run.run.path)
+    ]
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    new_training: NewTraining, changes: dict[str, Any]
+) -> None:
+    changes = {**SAVES, **changes}
+    whole, broken = new_training("whole"), new_training("broken")
+    whole.train(**changes)
+    broken.crash(steps=7, **changes)
+    broken.train(attempt=1, **changes)
+    assert any("going on after step 6" in line for line in broken.said)
+    assert result(broken.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
+    assert without_times(broken) == without_times(whole)
+    assert result(broken.run.path)["attempts"] == 2
+
+
+def test_every_attempt_adds_to_the_time_that_the_run_took(new_training: NewTraining) -> None:
+    broken = new_training("broken")
+    broken.crash(steps=7, **SAVES)
+    manifest = json.loads((list_checkpoints(broken.run.checkpoints)[0] / "manifest.json").read_text())
+    broken.train(attempt=1, **SAVES)
+    assert result(broken.run.path)["wall_s"] >= round(manifest["progress"]["wall_s"], 3) > 0
+
+
+def test_run_that_died_after_its_last_save_only_writes_its_result(training: Training) -> None:
+    training.train(**SAVES)
+    before = result(training.run.path)
+    lines = training.run.metrics.read_text()
+    training.run.result.unlink()
+    training.train(attempt=1, **SAVES)
+    after = result(training.run.path)
+    assert {**after, "wall_s": 0, "attempts": 0} == {**before, "wall_s": 0, "attempts": 0}
+    assert training.run.metrics.read_text() == lines
+
+
+def test_finished_run_is_not_touched(training: Training) -> None:
+    training.train(**SAVES)
+    before = {path: path.stat().st_mtime_ns for path in training.run.path.rglob("*")}
+    training.run.attempt(1).path.mkdir()
+    training.train(attempt=1, **SAVES)
+    after = {path: path.stat().st_mtime_ns for path in training.run.path.rglob("*")}
+    assert {path: after[path] for path in before if path != training.run.attempts} == {
+        path: time for path, time in before.items() if path != training.run.attempts
+    }
+    assert training.said[-1] == "run run has finished already; nothing to do"
+
+
+def test_stop_saves_and_loses_no_step(new_training: NewTraining) -> None:
+    whole, stopped = new_training("whole"), new_training("stopped")
+    whole.train(**SAVES)
+    calls = iter([0, 0, 0, 0, 5])
+    with pytest.raises(StoppedError, match=r"all ranks stopped after step 6 \(code 5\), and the state is saved") as caught:
+        stopped.train(should_stop=lambda: next(calls, 0), **SAVES)
+    assert (caught.value.step, caught.value.code, caught.value.exit_code) == (6, 5, 75)
+    assert read_events(stopped.run.events)[-1]["reason"] == "stop"
+    stopped.train(attempt=1, **SAVES)
+    assert without_times(stopped) == without_times(whole)
+
+
+def test_evaluation_that_a_stop_left_out_is_made_up_for(new_training: NewTraining) -> None:
+    whole, stopped = new_training("whole"), new_training("stopped")
+    whole.train(train__epochs=3)
+    calls = iter([0, 0, 1])
+    with pytest.raises(StoppedError):
+        stopped.train(should_stop=lambda: next(calls, 0), train__epochs=3)
+    assert steps(stopped.run.path)[-1]["step"] == 4
+    assert evaluations(stopped.run.path) == []
+    stopped.train(attempt=1, train__epochs=3)
+    assert without_times(stopped) == without_times(whole)
+
+
+def test_stop_that_comes_with_the_last_step_lets_the_run_finish(training: Training) -> None:
+    training.train(train__epochs=1, should_stop=iter([0, 0, 0, 1]).__next__)
+    assert result(training.run.path)["status"] == "finished"
+
+
+def test_rotten_newest_checkpoint_is_passed_over_loudly(new_training: NewTraining) -> None:
+    whole, broken = new_training("whole"), new_training("broken")
+    whole.train(**SAVES)
+    broken.crash(steps=7, **SAVES)
+    newest = broken.run.checkpoints / "step-000006" / "model.pt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    broken.train(attempt=1, **SAVES)
+    assert any(
+        "checkpoint step-000006 is passed over" in line and "model.pt has another sha256" in line for line in broken.said
+    )
+    assert any("going on after step 4" in line for line in broken.said)
+    assert result(broken.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
+    assert without_times(broken) == without_times(whole)
+    assert [path.name for path in broken.run.checkpoints.glob("invalid-*")][0].startswith("invalid-step-000006-")
+
+
+def test_run_without_a_valid_checkpoint_never_starts_anew(training: Training) -> None:
+    training.crash(steps=7, **SAVES)
+    for path in list_checkpoints(training.run.checkpoints):
+        (path / "manifest.json").unlink()
+    with pytest.raises(NoCheckpointError, match=r"checkpoints holds no valid checkpoint although the run has saved some"):
+        training.train(attempt=1, **SAVES)
+    assert any("step-000006 is passed over" in line and "has no manifest.json" in line for line in training.said)
+
+
+def test_run_whose_checkpoints_are_gone_never_starts_anew(training: Training) -> None:
+    training.crash(steps=7, **SAVES)
+    training.run.checkpoints.rename(training.run.path / "elsewhere")
+    with pytest.raises(NoCheckpointError) as caught:
+        training.train(attempt=1, **SAVES)
+    assert caught.value.exit_code == 65
+
+
+def test_run_that_never_saved_starts_anew(new_training: NewTraining) -> None:
+    whole, broken = new_training("whole"), new_training("broken")
+    whole.train(**SAVES)
+    broken.crash(steps=2, **SAVES)
+    broken.train(attempt=1, **SAVES)
+    assert without_times(broken) == without_times(whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"train__dataset_args": {"train": 101}},
+            "step-000006 was saved with the number of training samples 100, and now it is 101",
+        ),
+        ({"batch__global_batch_size": 33}, "with batch.global_batch_size 32, and now it is 33"),
+        ({"train__seed": 1}, "with train.seed 0, and now it is 1"),
+        ({"batch__tail": "drop"}, "with batch.tail keep, and now it is drop"),
+        ({"batch__order": "torch"}, "with batch.order keyed, and now it is torch"),
+        (
+            {"train__dataset_args": {"first": 1}},
+            "with the fingerprint of the training data [0-9a-f]{64}, and now it is [0-9a-f]{64}, so that",
+        ),
+        ({"train__model_args": {"hidden": 17}}, "step-000006 is of another model or optimizer than train.model"),
+    ],
+)
+def test_resume_with_other_batches_is_refused(training: Training, changes: dict[str, Any], sentence: str) -> None:
+    training.crash(steps=7, **SAVES)
+    with pytest.raises(ResumeError, match=sentence):
+        training.train(attempt=1, **{**SAVES, **changes})
+
+
+def test_attempt_that_is_no_longer_the_newest_writes_nothing(training: Training) -> None:
+    training.crash(steps=7, **SAVES)
+    training.run.attempt(2).path.mkdir()
+    before = sorted(training.run.path.rglob("*"))
+    with pytest.raises(FencedError, match="attempt 2 owns the run run, so attempt 1 must not write") as caught:
+        training.train(attempt=1, **SAVES)
+    assert caught.value.exit_code == 76
+    assert set(sorted(training.run.path.rglob("*"))) - set(before) == {training.run.attempt(1).path}
+
+
+def test_attempt_that_is_overtaken_while_it_trains_publishes_nothing(training: Training) -> None:
+    calls = iter(range(100))
+
+    def overtaken() -> int:
+        if next(calls) == 4:
+            training.run.attempt(1).path.mkdir()
+        return 0
+
+    with pytest.raises(FencedError):
+        training.train(should_stop=overtaken, **SAVES)
+    assert [path.name for path in list_checkpoints(training.run.checkpoints)] == ["step-000004", "step-000003"]
+    assert steps(training.run.path)[-1]["step"] == 4
