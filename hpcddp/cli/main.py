@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hpcddp import __version__
-from hpcddp.cli import boundary, plan, render, schema, submit
+from hpcddp.cli import boundary, plan, render, sandbox, schema, submit
 
 app = typer.Typer(
     name="hpcddp",
@@ -38,7 +38,7 @@ def hpcddp(
 
 
 # The order of the help.
-for group in (render, submit, plan, schema):
+for group in (render, submit, plan, schema, sandbox):
     group.register(app)
 
 

@@ -145,6 +145,24 @@ def controller_answers(environment: Mapping[str, str]) -> bool:
         return False
 
 
+def node_states(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return each node's state in Slurm's words, such as ``idle``; ``*`` behind it means that the node does not answer.
+
+    Args:
+        environment: the command's environment; ``SLURM_CONF`` in it says which cluster.
+
+    Raises:
+        SlurmUnavailableError: there is no sinfo, or no answer.
+        SlurmCommandError: the controller refused the question.
+    """
+    done = _run(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment)
+    if done.returncode != 0:
+        error = SlurmUnavailableError if "Unable to contact" in done.stderr else SlurmCommandError
+        raise error(f"sinfo failed: {_reason(done)}", returncode=done.returncode)
+    # A node has a line for each of its partitions.
+    return dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+
+
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return what it printed."""
     try:

@@ -1,0 +1,129 @@
+"""``hpcddp sandbox``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpcddp.cli.options import AsJson
+from hpcddp.rehearse.request import Hosts, Request, default_directory, default_hosts
+
+sandbox = typer.Typer(
+    name="sandbox",
+    help="A real Slurm of several nodes on this one machine.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+Directory = Annotated[
+    Path | None,
+    typer.Option("--dir", help="Where the sandbox's files are. [default: ~/.local/state/hpcddp/sandbox]"),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.add_typer(sandbox)
+
+
+@sandbox.command()
+def up(
+    *,
+    nodes: Annotated[int, typer.Option(help="How many nodes.")] = 4,
+    hosts: Annotated[
+        Hosts | None,
+        typer.Option(
+            help="namespaces: each node has its own network, host name and address (root); shared: all are this host. "
+            "[default: namespaces for root, else shared]"
+        ),
+    ] = None,
+    cpus_per_node: Annotated[int, typer.Option(help="CPUs that each node claims, more than there are if need be.")] = 8,
+    gpus_per_node: Annotated[int, typer.Option(help="Fake GPUs of each node: Slurm counts them, no code runs.")] = 4,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="KEY=VALUE", help="A setting of slurm.conf; may be repeated."),
+    ] = None,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a Slurm of several nodes on this machine and print how to use it.
+
+    Example: eval "$(hpcddp sandbox up --nodes 2)" && sinfo
+    """
+    from hpcddp.rehearse import sandbox as rooms
+    from hpcddp.rehearse.overrides import parse_overrides
+
+    began = time.monotonic()
+    request = Request(
+        directory=_directory(directory),
+        hosts=hosts or default_hosts(),
+        nodes=nodes,
+        cpus_per_node=cpus_per_node,
+        gpus_per_node=gpus_per_node,
+        overrides=parse_overrides(conf or ()),
+    )
+    running = rooms.up(request, environment=dict(os.environ))
+    if as_json:
+        typer.echo(json.dumps(running.as_json(), indent=2))
+        return
+    typer.echo(
+        f"{nodes} nodes ({request.hosts.value}) are up after {time.monotonic() - began:.1f} s, "
+        f"partitions {' '.join(running.partitions)}; hpcddp sandbox down ends them",
+        err=True,
+    )
+    typer.echo(f"export SLURM_CONF={shlex.quote(str(running.slurm_conf))}")
+
+
+@sandbox.command()
+def down(*, directory: Directory = None, as_json: AsJson = False) -> None:
+    """End the sandbox, with every job in it, and take everything of it away.
+
+    Example: hpcddp sandbox down
+    """
+    from hpcddp.rehearse import sandbox as rooms
+
+    where = _directory(directory)
+    ended = rooms.down(where)
+    if as_json:
+        typer.echo(json.dumps({"ended": ended is not None, "directory": str(where)}, indent=2))
+        return
+    typer.echo(f"the sandbox in {where} is gone" if ended else f"there is no sandbox in {where}")
+
+
+@sandbox.command()
+def status(*, directory: Directory = None, as_json: AsJson = False) -> None:
+    """Say whether the sandbox is up and how its nodes are.
+
+    Example: hpcddp sandbox status --json
+    """
+    from hpcddp.rehearse import sandbox as rooms
+
+    where = _directory(directory)
+    found = rooms.status(where, environment=dict(os.environ))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    typer.echo(_sentence(found["state"], where))
+    for name, word in (found.get("node_states") or {}).items():
+        typer.echo(f"  {name}  {word}")
+    if found["state"] in {"up", "degraded"}:
+        typer.echo(f"export SLURM_CONF={shlex.quote(found['slurm_conf'])}")
+
+
+def _directory(given: Path | None) -> Path:
+    return (given or default_directory(os.environ)).expanduser().absolute()
+
+
+def _sentence(state: str, where: Path) -> str:
+    return {
+        "none": f"there is no sandbox in {where}",
+        "stopped": f"the sandbox in {where} has stopped; hpcddp sandbox down takes away what it left",
+        "degraded": f"the sandbox in {where} is up, but slurmctld or a node does not answer",
+        "up": f"the sandbox in {where} is up",
+    }[state]
