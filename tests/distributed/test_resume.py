@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for case in CHANGES:
         job = {"run": root / case, "spec": spec(case), "kill_after_calls": 7}
         assert run_ranks(root / f"kill-{case}", 2, [job]).codes == [-9, -9]
+    shutil.copytree(root / "fp64", root / "spare")
     return root
 
 
@@ -59,42 +61,45 @@ def test_killed_run_comes_out_bit_for_bit_as_if_it_had_not_been(resumed: Path, c
     assert without_times(resumed / case) == without_times(resumed / f"whole-{case}")
 
 
-def test_run_that_is_stopped_by_one_rank_goes_on_with_another_number_of_ranks(killed: Path, tmp_path: Path) -> None:
-    stopped = run_ranks(
-        tmp_path / "three",
-        3,
-        [{"run": tmp_path / "run", "spec": spec("fp64"), "stop_rank": 2, "stop_after_calls": 4}],
-    )
-    assert stopped.codes == [75, 75, 75], stopped.outputs
-    assert {error["message"] for error in stopped.errors.values()} == {
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train a job with three ranks, and stop a second one because rank 2 wants it."""
+    root = tmp_path_factory.mktemp("stopped")
+    whole = {"run": root / "whole", "spec": spec("fp64")}
+    job = {"run": root / "run", "spec": spec("fp64"), "stop_rank": 2, "stop_after_calls": 4}
+    outcome = run_ranks(root / "first", 3, [whole, job])
+    assert outcome.codes == [75, 75, 75], outcome.outputs
+    assert {error["message"] for error in outcome.errors.values()} == {
         "all ranks stopped after step 6 (code 3), and the state is saved"
     }
-    again = run_ranks(tmp_path / "one", 1, [{"run": tmp_path / "run", "spec": spec("fp64"), "attempt": 1}])
-    assert again.codes == [0], again.outputs
-    expected, found = steps(killed / "whole-fp64"), steps(tmp_path / "run")
+    shutil.copytree(root / "run", root / "spare")
+    return root
+
+
+def test_three_ranks_that_one_of_them_stopped_resume_bit_for_bit(stopped: Path) -> None:
+    job = {"run": stopped / "run", "spec": spec("fp64"), "attempt": 1}
+    outcome = run_ranks(stopped / "again", 3, [job])
+    assert outcome.codes == [0, 0, 0], outcome.outputs
+    assert result(stopped / "run")["parameters_sha256"] == result(stopped / "whole")["parameters_sha256"]
+    assert without_times(stopped / "run") == without_times(stopped / "whole")
+
+
+def test_run_of_three_ranks_goes_on_with_one(stopped: Path) -> None:
+    job = {"run": stopped / "spare", "spec": spec("fp64"), "attempt": 1}
+    outcome = run_ranks(stopped / "one", 1, [job])
+    assert outcome.codes == [0], outcome.outputs
+    expected, found = steps(stopped / "whole"), steps(stopped / "spare")
     assert [record["step"] for record in found] == [record["step"] for record in expected]
     assert [record["loss"] for record in found] == pytest.approx(
         [record["loss"] for record in expected], rel=0, abs=1e-12
     )
 
 
-def test_three_ranks_resume_bit_for_bit(tmp_path: Path) -> None:
-    whole = {"run": tmp_path / "whole", "spec": spec("fp64")}
-    stopped = {"run": tmp_path / "run", "spec": spec("fp64"), "stop_after_calls": 4}
-    first = run_ranks(tmp_path / "first", 3, [whole, stopped])
-    assert first.codes == [75, 75, 75], first.outputs
-    again = run_ranks(tmp_path / "again", 3, [{"run": tmp_path / "run", "spec": spec("fp64"), "attempt": 1}])
-    assert again.codes == [0, 0, 0], again.outputs
-    assert result(tmp_path / "run")["parameters_sha256"] == result(tmp_path / "whole")["parameters_sha256"]
-    assert without_times(tmp_path / "run") == without_times(tmp_path / "whole")
-
-
-def test_every_rank_says_that_there_is_no_valid_checkpoint(killed: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert run_ranks(tmp_path / "kill", 2, [{"run": run, "spec": spec("fp64"), "kill_after_calls": 7}]).codes == [-9, -9]
+def test_every_rank_says_that_there_is_no_valid_checkpoint(killed: Path) -> None:
+    run = killed / "spare"
     for path in run.glob("checkpoints/step-*/optimizer.pt"):
         path.write_bytes(path.read_bytes()[:-1])
-    outcome = run_ranks(tmp_path / "again", 2, [{"run": run, "spec": spec("fp64"), "attempt": 1}])
+    outcome = run_ranks(killed / "rotten", 2, [{"run": run, "spec": spec("fp64"), "attempt": 1}])
     assert outcome.codes == [65, 65]
     assert "is passed over" in outcome.outputs[0]
     assert "optimizer.pt has" in outcome.outputs[0]
