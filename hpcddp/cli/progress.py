@@ -64,7 +64,7 @@ class PlainDisplay:
 
 
 class BarDisplay:
-    """Draws one progress bar per epoch.
+    """Draws one progress bar per epoch: the current one moves, those that are done become lines above it.
 
     Args:
         steps_per_epoch: how many optimizer steps an epoch has, None if not known.
@@ -108,6 +108,7 @@ class BarDisplay:
     def step(self, record: dict[str, Any]) -> None:
         """Move the bar of the record's epoch."""
         if record["epoch"] != self._epoch:
+            self._keep_as_line()
             self._epoch = record["epoch"]
             self._bar = self._progress.add_task(
                 f"epoch {record['epoch'] + 1}/{self._epochs}", total=self._steps_per_epoch, numbers=""
@@ -119,6 +120,14 @@ class BarDisplay:
     def evaluation(self, record: dict[str, Any]) -> None:
         """Write the evaluation behind the bar of its epoch."""
         self._update(numbers=f"{self._training}  {evaluation_text(record)}".strip())
+
+    def _keep_as_line(self) -> None:
+        """Print the bar that is done as a line: a live display that is higher than the screen would be cut."""
+        if self._bar is None:
+            return
+        task = self._progress.tasks[0]
+        self._progress.remove_task(self._bar)
+        self._progress.console.print(f"{task.description}  {task.fields['numbers']}", highlight=False, markup=False)
 
     def _update(self, **fields: Any) -> None:  # noqa: ANN401
         if self._bar is not None:
