@@ -180,7 +180,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.C
     except FileNotFoundError:
         raise SlurmUnavailableError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
     except subprocess.TimeoutExpired:
-        raise SlurmUnavailableError(f"{command[0]} did not answer within {_TIMEOUT_S:.0f} s; try again later") from None
+        raise SlurmUnavailableError(f"{command[0]} did not answer within {_TIMEOUT_S:g} s; try again later") from None
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:

@@ -59,9 +59,9 @@ class RankEnv:
     source: Source
 
     def __post_init__(self) -> None:
+        self._check_below("node rank", self.node_rank, "number of nodes", self.nodes)
         self._check_below("rank", self.rank, "world size", self.world_size)
         self._check_below("local rank", self.local_rank, "number of ranks on this node", self.local_world_size)
-        self._check_below("node rank", self.node_rank, "number of nodes", self.nodes)
         if self.local_world_size > self.world_size - (self.nodes - 1):
             raise RankEnvError(
                 f"{self.local_world_size} ranks on this node and at least one on each of the other {self.nodes - 1} "

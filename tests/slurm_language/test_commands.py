@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.slurm import commands
+
+# As printed by Slurm 22.05.8; the free texts hold what a user may write.
+SHOWN = """\
+JobId=7 ArrayJobId=6 ArrayTaskId=1 JobName=a Reason=forged
+   UserId=root(0) GroupId=root(0) MCS_label=N/A
+   Priority=0 Nice=0 Account=(null) QOS=(null)
+   JobState=PENDING Reason=JobHeldUser Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   SubmitTime=2026-11-21T09:43:51 EligibleTime=Unknown
+   NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+   Command=(null)
+   WorkDir=/tmp/a b
+   Comment=x JobState=COMPLETED\x20
+   StdOut=/tmp/Key=value
+
+JobId=8 JobName=other
+   JobState=RUNNING Reason=None Dependency=(null)
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+def program(folder: Path, name: str, body: str) -> dict[str, str]:
+    """Put a small program on a PATH of its own and return an environment with that PATH."""
+    path = folder / name
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o700)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def test_fields_of_a_job_are_read_whatever_its_user_wrote_into_it() -> None:
+    job = commands.parse_job(SHOWN)
+    assert job["JobId"] == "7"
+    assert job["JobName"] == "a Reason=forged"
+    assert job["JobState"] == "PENDING"
+    assert job["Reason"] == "JobHeldUser"
+    assert job["SubmitTime"] == "2026-11-21T09:43:51"
+    assert job["CPUs/Task"] == "1"
+    assert job["ReqB:S:C:T"] == "0:0:*:*"
+    assert job["WorkDir"] == "/tmp/a b"
+    assert job["Comment"] == "x JobState=COMPLETED"
+    assert job["StdOut"] == "/tmp/Key=value"
+
+
+@pytest.mark.parametrize("output", ["123\n", "123;cluster\n", "a site's greeting\n123\n"])
+def test_the_job_id_is_found_in_what_sbatch_printed(output: str) -> None:
+    assert commands.parse_job_id(output) == "123"
+
+
+@pytest.mark.parametrize(("output", "last"), [("", ""), ("Submitted batch job 123\n", "Submitted batch job 123")])
+def test_an_answer_without_a_job_id_is_an_error(output: str, last: str) -> None:
+    with pytest.raises(commands.SlurmCommandError) as caught:
+        commands.parse_job_id(output)
+    assert str(caught.value) == f"sbatch --parsable printed {last!r}, which holds no job id"
+
+
+def test_what_would_override_the_script_or_mislead_its_ranks_is_dropped() -> None:
+    kept = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "MY_SLURM_THING": "1", "HOME": "/root"}
+    dropped = {
+        "SBATCH_PARTITION": "debug",
+        "SLURM_JOB_ID": "1",
+        "SLURM_CLUSTERS": "other",
+        "SUBMITIT_LOCAL_GLOBALID": "0",
+        "TORCHELASTIC_RUN_ID": "x",
+        "HPCDDP_ATTEMPT_DIR": "/runs/a",
+    }
+    clean, names = commands.submission_environment({**kept, **dropped})
+    assert clean == kept
+    assert names == tuple(sorted(dropped))
+
+
+def test_a_script_is_handed_to_sbatch_with_the_given_environment_alone(programs: Path, tmp_path: Path) -> None:
+    env = program(programs, "sbatch", f'env > {tmp_path}/env; printf "%s\\n" "$@" > {tmp_path}/argv; echo "42;toy"')
+    script = tmp_path / "a script"
+    assert commands.sbatch(script, environment={**env, "ONE": "1"}) == "42"
+    assert (tmp_path / "argv").read_text().splitlines() == ["--parsable", str(script)]
+    assert "ONE=1" in (tmp_path / "env").read_text().splitlines()
+    assert "HOME=" not in (tmp_path / "env").read_text()
+
+
+def test_a_refused_job_carries_sbatchs_reason(programs: Path, tmp_path: Path) -> None:
+    env = program(programs, "sbatch", 'echo "sbatch: error: invalid partition" >&2; echo "  more" >&2; exit 1')
+    with pytest.raises(commands.SlurmCommandError) as caught:
+        commands.sbatch(tmp_path / "s", environment=env)
+    assert str(caught.value) == "sbatch refused the job: sbatch: error: invalid partition; more"
+    assert caught.value.exit_code == 1
+
+
+def test_a_command_that_fails_in_silence_is_reported_with_its_code(programs: Path, tmp_path: Path) -> None:
+    env = program(programs, "sbatch", "exit 3")
+    with pytest.raises(commands.SlurmCommandError) as caught:
+        commands.sbatch(tmp_path / "s", environment=env)
+    assert str(caught.value) == "sbatch refused the job: it exited with 3 and said nothing"
+
+
+def test_a_command_that_is_not_there_is_named(programs: Path, tmp_path: Path) -> None:
+    with pytest.raises(commands.SlurmUnavailableError) as caught:
+        commands.sbatch(tmp_path / "s", environment={"PATH": str(programs)})
+    assert str(caught.value) == "sbatch was not found; Slurm's commands must be on PATH here"
+
+
+def test_a_command_that_does_not_answer_is_given_up(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_TIMEOUT_S", 0.2)
+    env = program(programs, "sbatch", "exec sleep 30")
+    with pytest.raises(commands.SlurmUnavailableError) as caught:
+        commands.sbatch(tmp_path / "s", environment=env)
+    assert str(caught.value) == "sbatch did not answer within 0.2 s; try again later"
+
+
+def test_a_job_that_the_controller_does_not_know_is_none(programs: Path) -> None:
+    env = program(programs, "scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    assert commands.show_job("7", environment=env) is None
+
+
+def test_a_controller_that_is_away_is_no_answer(programs: Path) -> None:
+    said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    env = program(programs, "scontrol", f'echo "{said}" >&2; exit 1')
+    with pytest.raises(commands.SlurmUnavailableError) as caught:
+        commands.show_job("7", environment=env)
+    assert str(caught.value) == f"scontrol show job 7 failed: {said}"
+    assert not commands.controller_answers(env)
+
+
+def test_times_do_not_follow_the_users_taste(programs: Path) -> None:
+    env = program(programs, "scontrol", 'echo "JobId=$3 SubmitTime=$SLURM_TIME_FORMAT"')
+    assert commands.show_job("7", environment={**env, "SLURM_TIME_FORMAT": "relative"}) == {
+        "JobId": "7",
+        "SubmitTime": "standard",
+    }
+
+
+def test_no_scontrol_is_no_controller(programs: Path) -> None:
+    assert not commands.controller_answers({"PATH": str(programs)})
