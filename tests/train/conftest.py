@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +45,12 @@ class Training:
     said: list[str] = field(default_factory=list)
 
     def train(
-        self, *, attempt: int = 0, should_stop: Callable[[], int] = never_stop, **changes: Any
+        self,
+        *,
+        attempt: int = 0,
+        should_stop: Callable[[], int] = never_stop,
+        monotonic: Callable[[], float] = time.monotonic,
+        **changes: Any,
     ) -> None:
         """Run an attempt; ``changes`` as for ``job_document``."""
         self.run.attempt(attempt).path.mkdir(parents=True, exist_ok=True)
@@ -60,6 +66,7 @@ class Training:
                 threads=1,
                 cpus=2,
                 should_stop=should_stop,
+                monotonic=monotonic,
                 say=self.said.append,
             )
         )
