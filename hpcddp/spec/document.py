@@ -199,7 +199,9 @@ def _parse(text: str) -> Iterator[Any]:
     try:
         yield from YAML(typ="safe", pure=True).parse(text)
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        # What is never closed is missed at the end of the file, and belongs where it was opened.
+        unclosed = "stream" in str(error.problem) and error.context_mark is not None
+        mark = error.context_mark if unclosed else error.problem_mark or error.context_mark
         raise DocumentError(_explain(error), line=int(mark.line) + 1 if mark else None) from None
     except YAMLError as error:
         # Characters outside YAML's set; ruamel's text goes on with a second line that says where.

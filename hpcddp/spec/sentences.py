@@ -123,7 +123,8 @@ def _one_of(context: Mapping[str, Any], value: Any, written: str | None) -> Reas
 
 def _bound(relation: str, key: str, advice: str) -> Callable[[Mapping[str, Any], Any, str | None], Reason]:
     def explain(context: Mapping[str, Any], value: Any, written: str | None) -> Reason:  # noqa: ANN401, ARG001
-        return f"and it must be {relation} {context[key]}", advice.format(context[key])
+        bound = f"{context[key]:.15g}" if isinstance(context[key], float) else context[key]
+        return f"and it must be {relation} {bound}", advice.format(bound)
 
     return explain
 

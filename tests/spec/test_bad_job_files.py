@@ -1,0 +1,290 @@
+"""Acceptance of the job file's errors: each bad file gives one sentence, exit code 2 and no traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
+
+NAME = "name: a-job\n"
+BATCH = "batch: {global_batch_size: 8}\n"
+TRAIN = "train: {model: resnet18, dataset: digits}\n"
+GOOD = NAME + BATCH + TRAIN
+TIMES = "write minutes (90), 90min, 2h, minutes:seconds (10:00), 1:30:00, 2-00:00:00 or unlimited"
+
+# What the file holds, and the line that is printed about it.
+BAD = {
+    "typo in a section": (
+        f"{GOOD}resorces: {{nodes: 2}}\n",
+        "job.yaml:4: resorces: is not a field of the job file; did you mean resources?",
+    ),
+    "typo in a key": (
+        f"{GOOD}resources: {{cpus_per_taks: 2}}\n",
+        "job.yaml:4: resources.cpus_per_taks: is not a field of resources; did you mean resources.cpus_per_task?",
+    ),
+    "the beginning of a key": (
+        f"{GOOD}resources: {{gpus: 4}}\n",
+        "job.yaml:4: resources.gpus: is not a field of resources; did you mean resources.gpus_per_node?",
+    ),
+    "a key in the wrong section": (
+        f"{GOOD}epochs: 3\n",
+        "job.yaml:4: epochs: is not a field of the job file; did you mean train.epochs?",
+    ),
+    "another tool's word for a key": (
+        f"{NAME}{BATCH}train: {{model: resnet18, dataset: digits, lr: 0.1}}\n",
+        "job.yaml:3: train.lr: is not a field of train; did you mean learning_rate.base?",
+    ),
+    "an sbatch flag among the resources": (
+        f"{GOOD}resources: {{mail_type: END}}\n",
+        (
+            "job.yaml:4: resources.mail_type: is not a field of resources; "
+            "any other sbatch flag goes under resources.sbatch, as in {mail-type: ...}"
+        ),
+    ),
+    "a section that is a number": (
+        f"{GOOD}learning_rate: 0.1\n",
+        "job.yaml:4: learning_rate: is 0.1, and a section belongs here; write 'base: ...' below it",
+    ),
+    "wrong type": (
+        f"{GOOD}resources: {{nodes: two}}\n",
+        (
+            "job.yaml:4: resources.nodes: is 'two', and a whole number belongs here; "
+            "write one without quotes, point or unit, or leave the key out"
+        ),
+    ),
+    "a number in quotes": (
+        f"{GOOD}resources: {{nodes: '2'}}\n",
+        "job.yaml:4: resources.nodes: is '2', a text, and a whole number belongs here; write 2 without quotes",
+    ),
+    "a number with a point": (
+        f"{GOOD}resources: {{nodes: 2.0}}\n",
+        "job.yaml:4: resources.nodes: is 2.0, and a whole number belongs here; write 2",
+    ),
+    "a number where a text belongs": (
+        f"{GOOD}resources: {{partition: 0123}}\n",
+        'job.yaml:4: resources.partition: is the number 0123, and a text belongs here; quote it: "0123"',
+    ),
+    "yes in YAML 1.2": (
+        f"{GOOD}resources: {{exclusive: yes}}\n",
+        "job.yaml:4: resources.exclusive: is 'yes', which is a text in YAML 1.2, and true belongs here; write true",
+    ),
+    "a text where a list belongs": (
+        f"{GOOD}environment: {{modules: gcc}}\n",
+        "job.yaml:4: environment.modules: is 'gcc', and a list belongs here; write [gcc]",
+    ),
+    "a name with a space": (
+        f"name: my job\n{BATCH}{TRAIN}",
+        (
+            "job.yaml:1: name: is 'my job', and a name is 1 to 64 ASCII letters, digits, '.', '_' and '-', "
+            "and begins with a letter or digit; write for example resnet50-imagenet"
+        ),
+    ),
+    "no name": (BATCH + TRAIN, "job.yaml: name: is missing; write for example name: my-job"),
+    "no global batch": (
+        f"{NAME}batch: {{tail: keep}}\n{TRAIN}",
+        "job.yaml:2: batch.global_batch_size: is missing; write for example global_batch_size: 256",
+    ),
+    "nothing to run": (
+        NAME + BATCH,
+        "job.yaml: train: is missing; write for example train: {model: resnet18, dataset: digits}",
+    ),
+    "fewer samples than ranks": (
+        f"{NAME}batch: {{global_batch_size: 3}}\n{TRAIN}resources: {{nodes: 2, tasks_per_node: 2}}\n",
+        (
+            "job.yaml:2: batch.global_batch_size: is 3, fewer samples than the 4 ranks (2 x 2) that share them; "
+            "write 4 or more, or ask for at most 3 ranks"
+        ),
+    ),
+    "a model in other letters": (
+        f"{NAME}{BATCH}train: {{model: ResNet50, dataset: digits}}\n",
+        (
+            "job.yaml:3: train.model: is 'ResNet50', and torchvision has no classification model of that name; "
+            "did you mean resnet50? Or write pkg.module:function for your own"
+        ),
+    ),
+    "an unknown model": (
+        f"{NAME}{BATCH}train: {{model: zzz, dataset: digits}}\n",
+        (
+            "job.yaml:3: train.model: is 'zzz', and torchvision has no classification model of that name; "
+            "write pkg.module:function for your own"
+        ),
+    ),
+    "a function without a module": (
+        f"{NAME}{BATCH}train: {{model: ':build', dataset: digits}}\n",
+        (
+            "job.yaml:3: train.model: is ':build', and it is no pkg.module:function; "
+            "write for example my_package.models:build"
+        ),
+    ),
+    "an unknown dataset": (
+        f"{NAME}{BATCH}train: {{model: resnet18, dataset: mnist}}\n",
+        (
+            "job.yaml:3: train.dataset: is 'mnist', and there is no dataset of that name; "
+            "write one of digits, cifar10, imagefolder, synthetic, or write pkg.module:function for your own"
+        ),
+    ),
+    "missing data_dir": (
+        f"{NAME}{BATCH}train: {{model: resnet18, dataset: cifar10}}\n",
+        "job.yaml:3: train.data_dir: is missing, and dataset cifar10 is read from files; write their directory",
+    ),
+    "an enumerated value": (
+        f"{NAME}batch: {{global_batch_size: 8, tail: dropp}}\n{TRAIN}",
+        "job.yaml:2: batch.tail: is 'dropp', and it can be keep, drop, wrap; did you mean drop?",
+    ),
+    "time 0": (
+        f"{GOOD}resources: {{time_limit: 0}}\n",
+        f"job.yaml:4: resources.time_limit: is 0, and Slurm reads 0 as unlimited; {TIMES}",
+    ),
+    "seconds above 59": (
+        f"{GOOD}resources: {{time_limit: 1:75}}\n",
+        f"job.yaml:4: resources.time_limit: is '1:75', and 75 stands where minutes or seconds below 60 belong; {TIMES}",
+    ),
+    "a duration without unit": (
+        f"{GOOD}launch: {{hang_timeout: 300}}\n",
+        "job.yaml:4: launch.hang_timeout: is 300, and it has no unit; write a number with its unit: 90s, 10min or 2h",
+    ),
+    "an interval of nothing": (
+        f"{GOOD}checkpoint: {{every: {{steps: 0}}}}\n",
+        (
+            "job.yaml:4: checkpoint.every: is a mapping, and steps is not a whole number of at least 1; "
+            "write a duration (10min), {steps: 500} or {epochs: 1}"
+        ),
+    ),
+    "memory without unit": (
+        f"{GOOD}resources: {{mem: 64}}\n",
+        (
+            "job.yaml:4: resources.mem: is 64, and Slurm would read a number without a unit as megabytes; "
+            "write 64G for gigabytes or 64M"
+        ),
+    ),
+    "negative nodes": (
+        f"{GOOD}resources: {{nodes: -1}}\n",
+        "job.yaml:4: resources.nodes: is -1, and it must be at least 1; write 1 or more",
+    ),
+    "more CPUs than Slurm counts": (
+        f"{GOOD}resources: {{cpus_per_task: 70000}}\n",
+        "job.yaml:4: resources.cpus_per_task: is 70000, and it must be at most 65533; write 65533 or less",
+    ),
+    "a rate of zero": (
+        f"{GOOD}learning_rate: {{base: 0}}\n",
+        "job.yaml:4: learning_rate.base: is 0, and it must be more than 0; write a number above 0",
+    ),
+    "a momentum of one": (
+        f"{NAME}{BATCH}train: {{model: resnet18, dataset: digits, optimizer: {{momentum: 1}}}}\n",
+        "job.yaml:3: train.optimizer.momentum: is 1, and it must be less than 1; write a number below 1",
+    ),
+    "one checkpoint": (
+        f"{GOOD}checkpoint: {{keep: 1}}\n",
+        "job.yaml:4: checkpoint.keep: is 1, and it must be at least 2; write 2 or more",
+    ),
+    "a flag with its own field": (
+        f"{GOOD}resources: {{sbatch: {{time: '1:00:00'}}}}\n",
+        (
+            "job.yaml:4: resources.sbatch.time: cannot stand here: --time cannot be set here: it has its own field; "
+            "write resources.time_limit"
+        ),
+    ),
+    "a line break in a directive": (
+        GOOD + 'resources: {partition: "a\\n#SBATCH --wrap=x"}\n',
+        (
+            "job.yaml:4: resources.partition: is 'a\\n#SBATCH --wrap=x', and it holds a line break, "
+            "which one line of a script cannot carry; remove it"
+        ),
+    ),
+    "the name of a variable": (
+        f"{GOOD}environment: {{env: {{MY-VAR: x}}}}\n",
+        (
+            "job.yaml:4: environment.env.MY-VAR: cannot stand here: the name of an environment variable is ASCII "
+            "letters, digits and '_', and begins with no digit; rename it, for example MY_VARIABLE"
+        ),
+    ),
+    "not in this version": (
+        f"{GOOD}learning_rate: {{rule: linear}}\n",
+        (
+            "job.yaml:4: learning_rate.rule: is linear, and this version of hpcddp does not act on it yet; "
+            "write the rate that hpcddp plan proposes as learning_rate.base"
+        ),
+    ),
+    "duplicate key": (
+        f"{GOOD}name: other\n",
+        "job.yaml:4: name: stands here again after line 1; remove one of the two",
+    ),
+    "YAML tag": (
+        f"{GOOD}resources: {{nodes: !!int '2'}}\n",
+        "job.yaml:4: resources.nodes: has a tag (!), and job files have none; remove it, or quote a text",
+    ),
+    "YAML alias": (
+        f"{GOOD}resources: &r {{nodes: 2}}\nlaunch: *r\n",
+        "job.yaml:5: launch: is an alias (*), and job files have none; write the value out, or quote a text",
+    ),
+    "a tab": (
+        f"{GOOD}resources:\n\tnodes: 2\n",
+        "job.yaml:5: holds a tab where YAML wants spaces; replace the tab",
+    ),
+    "an open bracket": (
+        f"{GOOD}environment: {{modules: [gcc\n",
+        "job.yaml:4: is no YAML (expected ',' or ']', but got '<stream end>'); check indentation, quotes and brackets",
+    ),
+    "empty file": ("", "job.yaml: is empty; write at least name, batch.global_batch_size and train"),
+    "a list": (
+        "- name: a-job\n",
+        "job.yaml:1: holds no mapping at its top level; write keys with values, as in name: my-job",
+    ),
+    "two documents": (f"{GOOD}---\n{GOOD}", "job.yaml:4: begins a second document; write one job in one file"),
+    "binary file": (b"\x7fELF\x00\x01", "job.yaml: holds NUL bytes, so it is no text file; check the path"),
+    "control character": (
+        f"{GOOD}run_root: a\x1bb\n",
+        "job.yaml:4: holds the control character U+001B; remove it",
+    ),
+    "not UTF-8": (b"name: a-job\nrun_root: caf\xe9\n", "job.yaml:2: is not UTF-8 (byte 0xe9); save it as UTF-8"),
+    "larger than 1 MB": (
+        GOOD + "#" * 1_000_000,
+        "job.yaml: is larger than 1 MB; a job file is a short text: check the path",
+    ),
+}
+
+
+@pytest.fixture
+def job_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    content: str | bytes = request.param
+    file = tmp_path / "job.yaml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
+
+
+@pytest.mark.parametrize(("job_file", "line"), BAD.values(), ids=BAD.keys(), indirect=["job_file"])
+def test_a_bad_job_file_gives_one_sentence_and_exit_code_2(
+    job_file: Path, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert boundary.run(app, ["plan", str(job_file)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.replace(f"{job_file.parent}/", "") == f"hpcddp: {line}\n"
+
+
+def test_a_missing_file_is_named_with_its_neighbour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "quickstart.yaml").write_text(GOOD, encoding="utf-8")
+    assert boundary.run(app, ["plan", str(tmp_path / "quikstart.yaml")]) == 2
+    expected = f"hpcddp: {tmp_path}/quikstart.yaml: does not exist; did you mean {tmp_path}/quickstart.yaml?\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_directory_is_no_job_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert boundary.run(app, ["plan", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"hpcddp: {tmp_path}: is a directory; name a file in it\n"
+
+
+def test_json_lists_every_problem_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"{GOOD}resources: {{nodes: -1, gpus: 4}}\n", encoding="utf-8")
+    assert boundary.run(app, ["plan", str(file), "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["kind"] == "job_file"
+    assert [(problem["key"], problem["line"], problem["value"]) for problem in error["problems"]] == [
+        ("resources.nodes", 4, -1),
+        ("resources.gpus", 4, None),
+    ]

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+Refuse = Callable[..., list[str]]
+Load = Callable[..., object]
+
+TOP = "name: a\nbatch: {global_batch_size: 64}\n"
+
+
+def train(more: str) -> str:
+    return f"{TOP}train: {{model: resnet18, dataset: digits, {more}}}\n"
+
+
+BETWEEN = {
+    "resources: {gpus_per_node: 4, tasks_per_node: 2}": "resources.tasks_per_node: is 2, and resources.gpus_per_node "
+    "is 4: one task is one GPU; write 4, or leave it out",
+    "resources: {gpu_type: a100}": "resources.gpu_type: is a100, and the job asks for no GPU; "
+    "set resources.gpus_per_node",
+    "resources: {mem_per_gpu: 8G}": "resources.mem_per_gpu: is 8G, and the job asks for no GPU; "
+    "set resources.gpus_per_node",
+    "resources: {mem: 8G, mem_per_cpu: 1G}": "resources.mem_per_cpu: is 1G, and resources.mem is given too; "
+    "keep one of them",
+    "resources: {time_limit: 1}": "resources.time_limit: is 00:01:00, no longer than requeue.signal_lead (2min); "
+    "write requeue.signal_lead: 30s or null",
+    "requeue: {signal_lead: 20h}": "requeue.signal_lead: is 20h, and Slurm takes 65535s at most; write less",
+    "requeue: {signal_lead: 5min}\nresources: {time_limit: 5}": "requeue.signal_lead: is 5min, and the job ends "
+    "after 00:05:00 (resources.time_limit); write requeue.signal_lead: 150s or null",
+    "learning_rate: {schedule: step}": "learning_rate.milestones: is empty, and schedule step needs milestones; "
+    "write the epochs, for example [30, 60, 80]",
+    "learning_rate: {milestones: [3]}": "learning_rate.milestones: is given, and schedule constant has no milestones; "
+    "remove it, or write schedule: step",
+    "learning_rate: {gamma: 0.5}": "learning_rate.gamma: is given, and schedule constant has none; remove it, "
+    "or write schedule: step",
+    "learning_rate: {schedule: step, milestones: [60, 30]}": "learning_rate.milestones: is [60, 30], and milestones "
+    "are epochs from 1 on that rise; sort them",
+    "learning_rate: {min: 0.01}": "learning_rate.min: is given, and a constant rate never falls; remove it, "
+    "or write schedule: cosine",
+    "learning_rate: {schedule: cosine, min: 0.5}": "learning_rate.min: is 0.5, above learning_rate.base 0.1; "
+    "write less than that",
+    "environment: {pass_env: [UID]}": "environment.pass_env: names UID, which bash keeps for itself; remove it",
+    "environment: {env: {HPCDDP_X: x}}": "environment.env.HPCDDP_X: names HPCDDP_X, and hpcddp keeps HPCDDP_* for "
+    "itself; rename it",
+    "environment: {env: {A: x}, pass_env: [A]}": "environment.pass_env: names A, which environment.env sets too; "
+    "keep one of the two",
+}
+IN_TRAIN = {
+    "device: cuda": "train.device: is cuda, and the job asks for no GPU; set resources.gpus_per_node, or write cpu",
+    "precision: fp16": "train.precision: is fp16, and this job computes on CPUs, which do not have it; write bf16 or "
+    "fp32, or ask for GPUs",
+    "precision: tf32": "train.precision: is tf32, and this job computes on CPUs, which do not have it; write bf16 or "
+    "fp32, or ask for GPUs",
+    "num_classes: 5": "train.num_classes: is 5, and dataset digits has 10 classes; write 10 or more, or leave it out",
+    "model_args: {num_classes: 10}": "train.model_args.num_classes: is given, and hpcddp passes num_classes itself; "
+    "write train.num_classes",
+    "dataset_args: {size: 3}": "train.dataset_args.size: is no argument of dataset digits; remove it",
+    "optimizer: {nesterov: true}": "train.optimizer.nesterov: is true, and momentum is 0; "
+    "set train.optimizer.momentum, for example 0.9",
+    "optimizer: {name: adamw, momentum: 0.9}": "train.optimizer.momentum: is given, and only sgd has it; remove it, "
+    "or write name: sgd",
+    "optimizer: {eps: 1e-6}": "train.optimizer.eps: is given, and only adamw has it; remove it, or write name: adamw",
+    "batch_norm: sync": "train.batch_norm: is sync, and this version of hpcddp does not act on it yet; write local",
+    "ema_decay: 0.99": "train.ema_decay: is 0.99, and this version of hpcddp does not act on it yet; leave it out",
+    "noise_scale: true": "train.noise_scale: is true, and this version of hpcddp does not act on it yet; leave it out",
+    "replica_check_every: 5": "train.replica_check_every: is 5, and this version of hpcddp does not act on it yet; "
+    "leave it out",
+}
+NOT_YET = {
+    "entrypoint: a.b:c": "entrypoint: is a.b:c, ",
+    "command: [python, train.py]": "command: is given, ",
+    "sweep: {train.seed: [0, 1]}": "sweep: is given, ",
+    "environment: {container: {image: x}}": "environment.container: is given, ",
+    "batch: {global_batch_size: 8, per_device_batch_size: 4}": "batch.per_device_batch_size: is 4, ",
+    "batch: {global_batch_size: 8, unit: group}": "batch.unit: is group, ",
+    "batch: {global_batch_size: 8, group: 'a:b'}": "batch.group: is a:b, ",
+    "learning_rate: {rule: sqrt}": "learning_rate.rule: is sqrt, ",
+    "requeue: {max_preemptions: 3}": "requeue.max_preemptions: is 3, ",
+    "requeue: {max_time_limits: 3}": "requeue.max_time_limits: is 3, ",
+    "requeue: {max_failures: 3}": "requeue.max_failures: is 3, ",
+    "requeue: {max_attempts_without_progress: 3}": "requeue.max_attempts_without_progress: is 3, ",
+    "requeue: {expedite: false}": "requeue.expedite: is false, ",
+    "requeue: {allow_continuation: true}": "requeue.allow_continuation: is true, ",
+}
+
+
+@pytest.mark.parametrize(("more", "line"), BETWEEN.items())
+def test_fields_that_do_not_fit_together_are_refused(more: str, line: str, refuse: Refuse) -> None:
+    lines = refuse(f"{more}\n")
+    assert [found.partition(" ")[2] for found in lines] == [line]
+
+
+@pytest.mark.parametrize(("more", "line"), IN_TRAIN.items())
+def test_a_training_that_cannot_be_is_refused(more: str, line: str, refuse: Refuse) -> None:
+    assert refuse(good=train(more)) == [f"job.yaml:3: {line}"]
+
+
+@pytest.mark.parametrize(("more", "line"), NOT_YET.items())
+def test_what_this_version_does_not_act_on_is_refused(more: str, line: str, refuse: Refuse) -> None:
+    good = "name: a\n" + ("" if more.startswith("batch") else "batch: {global_batch_size: 8}\n")
+    (found,) = refuse(f"{more}\n", good=f"{good}train: {{model: resnet18, dataset: digits}}\n")
+    assert f": {line}and this version of hpcddp does not act on it yet; " in found
+
+
+def test_a_synthetic_data_set_names_its_arguments(refuse: Refuse) -> None:
+    good = f"{TOP}train: {{model: resnet18, dataset: synthetic, dataset_args: {{sample: 3, x: 1}}}}\n"
+    assert refuse(good=good) == [
+        "job.yaml:3: train.dataset_args.sample: is no argument of dataset synthetic; did you mean samples?",
+        (
+            "job.yaml:3: train.dataset_args.x: is no argument of dataset synthetic; "
+            "write one of samples, val_samples, image_size, num_classes"
+        ),
+    ]
+
+
+def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
+    good = f"{TOP}train: {{model: resnet18, dataset: 'a:b', dataset_args: {{split: train}}}}\n"
+    assert refuse(good=good) == [
+        "job.yaml:3: train.dataset_args.split: is given, and hpcddp passes split itself; remove it"
+    ]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "resources: {gpus_per_node: 2, tasks_per_node: 2, gpu_type: nvidia_a100_1g.10gb, mem_per_gpu: 8G}",
+        "resources: {time_limit: unlimited}",
+        "resources: {time_limit: 1}\nrequeue: {signal_lead: null}",
+        "learning_rate: {schedule: step, milestones: [1, 2], gamma: 0.5, min: 0.001}",
+        "environment: {env: {A: '', B: \"a\\nb\"}, pass_env: [C]}",
+        "checkpoint: {every: {epochs: 1}}",
+    ],
+)
+def test_fields_that_fit_together_pass(more: str, load: Load) -> None:
+    load(f"{more}\n")
