@@ -117,7 +117,8 @@ def test_a_profile_that_is_missing_is_named_where_it_is_asked_for(
 def test_the_name_of_a_profile_is_no_path(refuse: Refuse, profile: Write) -> None:
     assert refuse("profile: ../default\n", profiles=profile("default", "")) == [
         (
-            "job.yaml:4: profile: is '../default', and the name of a profile is ASCII letters, digits, '.', '_' "
-            "and '-', and begins with a letter or digit; write the name of a file in the directory of profiles, without .toml"
+            "job.yaml:4: profile: is '../default', and the name of a profile is ASCII letters, digits, '.', '_' and "
+            "'-', and begins with a letter or digit; write the name of a file in the directory of profiles, without "
+            ".toml"
         )
     ]
