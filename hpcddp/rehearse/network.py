@@ -102,6 +102,20 @@ def on_node(directory: Path, node: str) -> tuple[str, ...]:
     return ("nsenter", f"--net={net}", f"--uts={uts}", "--")
 
 
+def enter_node(directory: Path, node: str, *, keeper: int) -> tuple[str, ...]:
+    """Return the words in front of a command that make it run on a node, for use by root on this machine.
+
+    Args:
+        directory: the sandbox's directory.
+        node: the node's name.
+        keeper: the keeper's process id.
+    """
+    # The files that keep the namespaces alive are mounted where only the keeper and its children see it.
+    inside = Path(f"/proc/{keeper}/root") / directory.relative_to("/")
+    net, uts = (namespace_file(inside, kind, node) for kind in ("net", "uts"))
+    return ("nsenter", f"--target={keeper}", "--mount", "--pid", f"--net={net}", f"--uts={uts}", "--")
+
+
 def build_commands(cluster: Cluster) -> tuple[Command, ...]:
     """Return the commands, run by the keeper in its own namespaces, that build the hosts.
 

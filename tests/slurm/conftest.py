@@ -1,0 +1,85 @@
+"""Every test in this folder runs on one real Slurm of four hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcddp.rehearse import state
+from tests.rehearse.leftovers import leftovers
+from tests.slurm.live import Sandbox
+
+SANDBOX = (sys.executable, "-P", "-m", "hpcddp.cli", "sandbox")
+# Signals, requeues and lost nodes take seconds, not minutes.
+QUICK = ("AuthInfo=cred_expire=5", "KillWait=15", "SlurmdTimeout=15")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[Sandbox]:
+    # Paths of sockets are short, pytest's temporary directories are not.
+    directory = Path(tempfile.mkdtemp(prefix="hpcddp-"))
+    try:
+        yield from _sandbox(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_job_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One test's jobs, left by a failure too, do not hold up the next test."""
+    yield
+    if "sandbox" in request.fixturenames:
+        request.getfixturevalue("sandbox").cancel_all()
+
+
+def _sandbox(parent: Path) -> Iterator[Sandbox]:
+    directory = parent / "sandbox"
+    settings = [word for setting in QUICK for word in ("--conf", setting)]
+    started = _sandbox_command("up", directory, "--nodes", "4", "--hosts", "namespaces", *settings)
+    assert started.returncode == 0, started.stdout + started.stderr
+    document = json.loads(started.stdout)
+    known = state.read(directory)
+    assert known is not None
+    slurm_conf = Path(document["slurm_conf"])
+    try:
+        yield Sandbox(
+            slurm_conf=slurm_conf,
+            environment={**_without_slurm(), "SLURM_CONF": str(slurm_conf)},
+            nodes=tuple(document["nodes"]),
+        )
+    finally:
+        ended = _sandbox_command("down", directory)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert leftovers(known) == []
+
+
+def _sandbox_command(verb: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        (*SANDBOX, verb, "--dir", str(directory), "--json", *options),
+        env=_without_slurm(),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def _without_slurm() -> dict[str, str]:
+    """Return this process's environment without what an outer Slurm says."""
+    prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
