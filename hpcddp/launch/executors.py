@@ -19,6 +19,7 @@ from submitit.core.utils import DelayedSubmission  # noqa: TID253
 
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.task import PICKLE_DIGEST
+from hpcddp.run.files import write_text
 from hpcddp.slurm import commands
 
 # Longer than any machine stays up; submitit has no word for "no limit".
@@ -66,7 +67,7 @@ class RenderedSlurmExecutor(SlurmExecutor):
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Any]:
         pickle, digest = _dump(self.folder, _only(delayed_submissions))
         script = self.folder / f".submission_file_{pickle.stem}.sh"
-        script.write_text(self._make_submission_file_text("", pickle.stem), encoding="utf-8")
+        write_text(script, self._make_submission_file_text("", pickle.stem))
         try:
             job_id = commands.sbatch(script, environment={**self._environment, PICKLE_DIGEST: digest})
         except HpcddpError:

@@ -181,6 +181,8 @@ def _write_run(run: RunDirectory, job: ResolvedJob, script: str) -> None:
     write_text(run.job_file, dump_job(job.spec, environment_values=False))
     write_json(run.plan, _first_plan(job).as_json())
     write_text(run.script, script)
+    # Slurm would create it with the submitter's umask.
+    write_text(run.batch_log, "")
 
 
 def _first_plan(job: ResolvedJob) -> JobPlan:

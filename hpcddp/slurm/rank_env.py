@@ -85,7 +85,7 @@ class RankEnv:
         if self.consecutive and self.rank != first + self.local_rank:
             raise RankEnvError(
                 f"rank {self.rank} is local rank {self.local_rank} of node {self.node_rank}, "
-                f"but the first rank of that node is {first}: these numbers contradict each other"
+                f"but the first rank of that node is {first}"
             )
 
     @classmethod
@@ -129,7 +129,8 @@ class RankEnv:
             nodes=nodes,
             hosts=variables.hosts("SLURM_STEP_NODELIST"),
             tasks_per_node=tasks,
-            consecutive=variables.text("SLURM_DISTRIBUTION", "block").partition(":")[0] in {"block", ""},
+            consecutive=max(tasks) == 1
+            or variables.text("SLURM_DISTRIBUTION", "block").partition(":")[0] in {"block", ""},
             job_id=variables.slurm_job_id(),
             restart_count=variables.number("SLURM_RESTART_COUNT", 0),
             source="slurm",

@@ -245,7 +245,7 @@ def missing_sentence(env: RankEnv, missing: list[int], timeout: timedelta) -> st
     more = f" and {len(missing) - 16} more" if len(missing) > 16 else ""  # noqa: PLR2004
     return (
         f"{len(missing)} of {env.world_size} ranks did not start within the rendezvous timeout of "
-        f"{timeout.total_seconds():g} s: {named}{more}; look at those hosts, or raise launch.rendezvous_timeout"
+        f"{timeout.total_seconds():.0f} s: {named}{more}; look at those hosts, or raise launch.rendezvous_timeout"
     )
 
 

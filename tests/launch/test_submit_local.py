@@ -154,8 +154,10 @@ def test_a_pickle_that_was_changed_is_not_loaded(tmp_path: Path) -> None:
         (
             ["--set", "train.dataset=cifar10", "--set", "train.data_dir=nowhere"],
             "x",
-            ("hpcddp: train.data_dir is 'nowhere', and there is no such directory; "
-            "give the directory that holds the data\n"),
+            (
+                "hpcddp: train.data_dir is 'nowhere', and there is no such directory; "
+                "give the directory that holds the data\n"
+            ),
         ),
     ],
 )
