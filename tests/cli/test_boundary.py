@@ -1,0 +1,57 @@
+"""One sentence, one way out, one exit code."""
+
+import json
+import pickle
+
+import pytest
+
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
+from hpcddp.errors import HpcddpError, UserError
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = boundary.run(app, words)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_an_unknown_option_is_the_users_and_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "submit", "--folow", "x.yaml")
+    assert (code, out) == (2, "")
+    assert err.startswith("hpcddp: No such option: --folow")
+    assert err.endswith("See 'hpcddp submit --help'.\n")
+
+
+def test_json_errors_are_one_document_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "submit", "no-such-file.yaml", "--json")
+    assert (code, err) == (2, "")
+    error = json.loads(out)["error"]
+    assert set(error) >= {"kind", "message", "hint"}
+    assert "no-such-file.yaml" in error["message"]
+
+
+def test_there_is_no_traceback_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Traceback" not in run(capsys, "submit", "no-such-file.yaml")[2]
+    assert "Traceback" in run(capsys, "--debug", "submit", "no-such-file.yaml")[2]
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, err = run(capsys)
+    assert "render" in out + err
+
+
+def test_an_interrupt_is_130() -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    assert boundary.run(interrupt, []) == 130  # type: ignore[arg-type]
+
+
+def test_errors_survive_pickling_with_their_values() -> None:
+    error = pickle.loads(pickle.dumps(UserError("no such thing", hint="look again", name="x")))
+    assert isinstance(error, UserError)
+    assert (error.message, error.hint, error.name, error.exit_code) == ("no such thing", "look again", "x", 2)
+    with pytest.raises(AttributeError, match="colour"):
+        _ = error.colour
+    assert HpcddpError("x").exit_code == 1

@@ -1,0 +1,73 @@
+"""The command line starts fast: slow libraries are imported by whoever needs them, when they are needed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SLOW = {"torch", "torchvision", "submitit", "asyncio", "numpy", "sklearn"}
+JOBS = Path(__file__).parents[2] / "jobs"
+
+# Makes every slow library unimportable, as where it is not installed.
+UNINSTALL = """
+import sys
+
+class Uninstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Uninstalled())
+"""
+
+
+def python(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_importing_the_command_line_loads_nothing_slow() -> None:
+    done = python("import sys, hpcddp.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))")
+    assert SLOW & set(done.stdout.split()) == set()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["submit", "--help"],
+        ["render", str(JOBS / "resnet50_imagenet.yaml"), "--json"],
+        ["plan", str(JOBS / "quickstart.yaml")],
+        ["schema"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_that_only_look_work_where_the_slow_libraries_are_not_installed(words: list[str]) -> None:
+    run = UNINSTALL.format(names=SLOW - {"asyncio"}) + "from hpcddp.cli import main; main()"
+    done = python(run, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["render", str(JOBS / "quickstart.yaml")], ["plan", str(JOBS / "quickstart.yaml")], ["schema"]],
+    ids=lambda words: words[0],
+)
+def test_commands_that_only_look_load_nothing_slow(words: list[str]) -> None:
+    run = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(*sorted({n.partition('.')[0] for n in sys.modules}), file=sys.stderr))\n"
+        "from hpcddp.cli import main; main()"
+    )
+    done = python(run, *words)
+    assert done.returncode == 0
+    assert SLOW & set(done.stderr.split()) == set()
