@@ -151,4 +151,6 @@ def event_line(event: dict[str, Any]) -> str | None:
         return f"started on {event.get('host', 'a node')}{again}"
     if event["event"] == "failure":
         return f"failed: {event['reason']}"
+    if event["event"] == "stop":
+        return f"stopped: {event['reason']}"
     return None

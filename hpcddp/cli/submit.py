@@ -143,7 +143,8 @@ def _job_state(submission: Submission) -> Any:  # noqa: ANN401
 
 def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({**submission.as_json(), "status": outcome.status, "result": outcome.result}, indent=2))
+        document = {"status": outcome.status, "exit_code": outcome.exit_code, "result": outcome.result}
+        typer.echo(json.dumps({**submission.as_json(), **document}, indent=2))
         return
     result = outcome.result or {}
     if outcome.status == "finished":
@@ -154,7 +155,7 @@ def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -
         typer.echo(f"result {submission.run.result}")
         return
     if outcome.status == "failed":
-        typer.echo(f"failed with exit code {result['exit_code']}: {result['reason']}")
+        typer.echo(f"failed with exit code {outcome.exit_code}: {result['reason']}")
     else:
         typer.echo("the job ended without a result: it was cancelled, killed or never started")
     typer.echo(f"the whole story: {submission.run.batch_log}")

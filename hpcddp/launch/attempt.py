@@ -79,13 +79,15 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str])
         return ExitCode.FINISHED, f"run {run.run_id} has finished; its result is {run.result}"
     failures = read_failures(attempt)
     primary = failures[0] if failures and not failures[0].secondary else None
+    taken = None if primary else _taken_away(environment)
+    if taken is not None:
+        append_event(run.events, kind="stop", time=time.time(), attempt=attempt.number, reason=taken)
+        return int(ExitCode.INFRASTRUCTURE), f"{taken}; if the run starts again it goes on from its newest checkpoint"
     exit_code = primary.exit_code if primary else int(ExitCode.INFRASTRUCTURE)
     reason = failure_sentence(attempt, failures)
-    if primary or _still_ours(environment):
-        write_json(
-            run.result,
-            {"status": "failed", "reason": reason, "exit_code": exit_code, "attempts": attempt.number + 1},
-        )
+    write_json(
+        run.result, {"status": "failed", "reason": reason, "exit_code": exit_code, "attempts": attempt.number + 1}
+    )
     append_event(
         run.events,
         kind="failure",
@@ -177,11 +179,16 @@ def _create_attempt(run: RunDirectory) -> AttemptDirectory:
     return attempt
 
 
-def _still_ours(environment: Mapping[str, str]) -> bool:
-    """Return whether nothing but us decides on this job now: it was neither cancelled nor preempted nor requeued."""
+def _taken_away(environment: Mapping[str, str]) -> str | None:
+    """Return how Slurm took the job away (requeued, preempted, cancelled), or None if the tasks ended by themselves."""
     job_id = _slurm_job_id(environment)
     job = _ask_slurm(job_id) if job_id else None
-    return job is None or (job.get("JobState") == "RUNNING" and job.get("PreemptTime", "None") == "None")
+    if job is None:
+        return None
+    preempted = job.get("PreemptTime", "None") != "None"
+    if job.get("JobState") == "RUNNING" and not preempted:
+        return None
+    return f"Slurm {'preempted' if preempted else 'ended'} job {job_id} (state {job.get('JobState')})"
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -47,6 +47,13 @@ class Outcome:
     status: str
     result: dict[str, Any] | None
 
+    @property
+    def exit_code(self) -> int | None:
+        """The run's own exit code (not the command line's), None if nobody was left to tell."""
+        if self.status == "finished":
+            return 0
+        return None if self.result is None else self.result.get("exit_code")
+
 
 class LineReader:
     """Returns the lines that were added to a file since the last look, also when the file is replaced by a shorter one.

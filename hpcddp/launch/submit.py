@@ -29,6 +29,8 @@ Cluster = Literal["slurm", "local"]
 # Where Slurm's packages and its configless mode keep the configuration (slurm.conf(5)).
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 _DEFAULT_SIGNAL_LEAD_S = 30
+# submitit.core.utils.JobPaths replaces these anywhere in a path.
+_SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 
 
 class SubmissionError(UserError):
@@ -161,6 +163,10 @@ def submit(
     check_submittable(job, cluster, environment)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = _run_directory(job, run_id)
+    if (tag := next((tag for tag in _SUBMITIT_TAGS if tag in str(run.path)), None)) is not None:
+        raise SubmissionError(
+            f"the run directory {run.path} holds {tag}, which submitit replaces; choose another run_root"
+        )
     if run.path.exists():
         raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root")
     make_private_directory(run.path)

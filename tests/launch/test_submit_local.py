@@ -105,7 +105,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_no_process(directory: Path) -> No
     done = submit(directory, "--follow", "--json")
     assert done.returncode == 1
     result = document(done)["result"]
-    assert (result["status"], result["exit_code"]) == ("failed", 71)
+    assert (result["status"], result["exit_code"], document(done)["exit_code"]) == ("failed", 71, 71)
     assert result["reason"] == "rank 1 ended without a word: killed, out of memory, or a crash below Python"
 
 
@@ -167,6 +167,14 @@ def test_what_cannot_run_is_one_sentence_and_leaves_nothing(
     done = submit(directory, *options, secret=secret)
     assert (done.returncode, done.stderr, done.stdout) == (2, sentence, "")
     assert not (directory / "runs").exists()
+
+
+def test_a_path_that_submitit_would_rewrite_is_refused(directory: Path) -> None:
+    done = submit(directory, "--set", "run_root=50%test")
+    assert done.returncode == 2
+    assert "50%test/local/" in done.stderr
+    assert "holds %t, which submitit replaces; choose another run_root" in done.stderr
+    assert not (directory / "50%test").exists()
 
 
 def test_slurm_that_is_not_here_is_an_error_that_names_the_way_out(directory: Path) -> None:
