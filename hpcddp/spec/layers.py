@@ -95,7 +95,8 @@ class Layers:
             value = _empty_for_null(here) if item is None else item
             merges = _is_open(here) and isinstance(value, dict)
             if not merges:
-                self._disown(here)
+                if key in below:
+                    self._disown(here)
                 below[key] = value
                 self._own(here, value, source)
                 continue

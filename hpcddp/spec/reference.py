@@ -28,6 +28,10 @@ A job file is YAML 1.2. Unknown keys, duplicate keys, tags, anchors and aliases 
 overrides any field. A field that neither it nor the job file gives takes the profile's value, then the default:
 `environment.env` and `resources.sbatch` merge key by key, lists are replaced, `null` takes a profile's value away.
 
+A profile is a TOML file, `~/.config/hpcddp/profiles/NAME.toml` (below `$XDG_CONFIG_HOME`, where that is set), with
+`run_root` and the sections `resources`, `environment`, `checkpoint`, `requeue` and `launch`. The one named `default` is
+used where the job file names none.
+
 Times (`resources.time_limit`) follow Slurm: a bare number is minutes, `10:00` is minutes and seconds; `1:30:00`,
 `2-00:00:00`, `90min`, `2h` and `unlimited` work too. Durations are a number with its unit: `90s`, `10min` or `2h`.
 """
