@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hpcddp.spec.fields import Duration, Every, EveryField, Section
+from hpcddp.spec.fields import Section
+from hpcddp.spec.timefields import Duration, Every, EveryField
 
 Cause = Literal["preemption", "time_limit", "node_failure"]
 ALL_CAUSES: tuple[Cause, ...] = ("preemption", "time_limit", "node_failure")

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
 
-from hpcddp.spec.fields import GpuType, Line, Memory, Section, Text, TimeLimitField, VariableName, refusal
+from hpcddp.spec.fields import GpuType, Line, Memory, Section, Text, VariableName, refusal
 from hpcddp.spec.sbatch_flags import FLAG_PATTERN, refused_because
+from hpcddp.spec.timefields import TimeLimitField
 
 # Slurm keeps these counts in 16 bits, of which the largest values have a meaning of their own (slurm.h, NO_VAL16).
 LARGEST_16_BIT_COUNT = 0xFFFD

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from hpcddp.spec.fields import Every, format_every
 from hpcddp.spec.job import JobSpec
+from hpcddp.spec.timefields import Every, format_every
 from hpcddp.spec.units import format_duration
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
