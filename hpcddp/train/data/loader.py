@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
+import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -144,8 +146,18 @@ def _as_it_is(batch: Any) -> Any:  # noqa: ANN401
 
 
 def _start_worker(worker: int) -> None:  # noqa: ARG001  torch passes it
-    """Let the main process decide when this one ends: signals that ask for a save kill no worker."""
-    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+    """Let the main process alone decide when this one ends: signals that ask the job for a save kill no worker."""
+    for number in (signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    # Blocked here and in every thread to come, so that only the one that waits for it gets it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_at_the_parents_word, args=(os.getppid(),), daemon=True).start()
     # prctl(2): the kernel kills this process when the one that forked it ends, however it ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end_at_the_parents_word(parent: int) -> None:
+    """End this process at a SIGTERM that its parent sent: multiprocessing does so at its exit, and then waits."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

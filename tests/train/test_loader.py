@@ -1,0 +1,145 @@
+"""Loader workers, and the indices that a rank takes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcddp.batch.plan import plan_batch
+from hpcddp.batch.sampler import GlobalBatches
+from hpcddp.train.data.images import Data
+from hpcddp.train.data.loader import Batches, MicroBatchIndices, Placement, choose_workers
+from hpcddp.train.data.synthetic import SyntheticImages
+from tests.distributed.own_code import few_digits
+
+PLACEMENT = Placement(torch.device("cpu"), torch.float32, channels_last=False)
+
+
+def own_data() -> Data:
+    part = few_digits("train")
+    return Data(name="own:digits", train=part, val=part, classes=10, fingerprint="")
+
+
+def synthetic_data() -> Data:
+    part = SyntheticImages(40, image_size=8, classes=10)
+    return Data(name="synthetic", train=part, val=part, classes=10, fingerprint="")
+
+
+def all_indices(rank: int, first_step: int = 0) -> list[list[int]]:
+    plan = plan_batch(global_batch_size=7, world_size=3, samples=17, max_per_device_batch_size=2)
+    batches = GlobalBatches(17, 7, "keep", "keyed", 0)
+    return list(MicroBatchIndices(batches, plan, rank, first_step=first_step, last_step=6))
+
+
+def test_ranks_together_see_every_sample_of_every_epoch_once() -> None:
+    seen = sorted(index for rank in range(3) for share in all_indices(rank) for index in share)
+    assert seen == sorted(2 * list(range(17)))
+
+
+def test_empty_shares_are_left_out() -> None:
+    assert all(share for rank in range(3) for share in all_indices(rank))
+
+
+def test_indices_can_begin_anywhere() -> None:
+    whole, rest = all_indices(1), all_indices(1, first_step=2)
+    assert whole[-len(rest) :] == rest
+    assert 0 < len(rest) < len(whole)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "data", "cpus", "expected"),
+    [(None, own_data, 4, 3), (None, own_data, 1, 0), (None, synthetic_data, 4, 0), (2, synthetic_data, 1, 2)],
+)
+def test_workers_follow_the_cpus_unless_said(
+    num_workers: int | None, data: Callable[[], Data], cpus: int, expected: int
+) -> None:
+    assert choose_workers(num_workers, data(), cpus) == expected
+
+
+def test_workers_deliver_the_same_batches_as_none() -> None:
+    data, indices = own_data(), [[3, 1, 4], [1, 5], [9]]
+    none, some = (list(Batches(data, data.train, indices, PLACEMENT, workers=count, seed=0)) for count in (0, 2))
+    assert [len(labels) for _, labels in none] == [3, 2, 1]
+    for (left, left_labels), (right, right_labels) in zip(none, some, strict=True):
+        assert torch.equal(left, right)
+        assert torch.equal(left_labels, right_labels)
+
+
+def test_workers_survive_the_signals_that_ask_for_a_save() -> None:
+    data = own_data()
+    batches = Batches(data, data.train, [[index] for index in range(30)], PLACEMENT, workers=1, seed=0)
+    next(batches)
+    (worker,) = children()
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        # From another process than the parent, as Slurm would send it.
+        subprocess.run(["kill", f"-{number.value}", str(worker)], check=True)
+    assert len(list(batches)) == 29
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, signal\n"
+        "from tests.train.test_loader import PLACEMENT, Batches, children, own_data\n"
+        "data = own_data()\n"
+        "batches = Batches(data, data.train, [[i] for i in range(99)], PLACEMENT, workers=2, seed=0)\n"
+        "next(batches)\n"
+        "print(*children(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    workers = [int(word) for word in done.stdout.split()]
+    assert len(workers) == 2
+    wait_until_gone(workers)
+
+
+def test_process_that_still_holds_a_loader_ends_by_itself(tmp_path: Path) -> None:
+    script = tmp_path / "holder.py"
+    script.write_text(
+        "import builtins\n"
+        "from tests.train.test_loader import PLACEMENT, Batches, own_data\n"
+        "data = own_data()\n"
+        "builtins.kept = Batches(data, data.train, [[i] for i in range(99)], PLACEMENT, workers=2, seed=0)\n"
+        "next(builtins.kept)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(root)}, check=False, timeout=60
+    )
+    assert done.returncode == 0
+
+
+def children() -> list[int]:
+    return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def wait_until_gone(processes: list[int]) -> None:
+    deadline = time.monotonic() + 30
+    while any(is_running(process) for process in processes):
+        if time.monotonic() > deadline:
+            pytest.fail(f"{processes} still run")
+        time.sleep(0.05)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
