@@ -1,0 +1,157 @@
+#!/bin/bash
+#SBATCH --job-name=resnet18-cifar10
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gres=gpu:4
+#SBATCH --cpus-per-task=4
+#SBATCH --mem=32G
+#SBATCH --time=01:00:00
+#SBATCH --output=runs/resnet18-cifar10/r1/batch.log
+#SBATCH --error=runs/resnet18-cifar10/r1/batch.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+
+# The job resnet18-cifar10, run r1, written by hpcddp: to change it, change the job file.
+# sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
+# means itself, dollar signs too.
+# shellcheck disable=SC2016
+
+# The run directory is nobody else's business.
+umask 077
+
+# Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks answer to them; this
+# shell stays, to say at the end what became of the tasks.
+trap interrupted=yes TERM USR2
+
+# --- This attempt -----------------------------------------------------------------------------------------------------
+
+hpcddp_python=/opt/hpcddp/bin/python
+
+# Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
+# run has finished already.
+HPCDDP_ATTEMPT_DIR=$(
+  "$hpcddp_python" -P -m hpcddp.launch.attempt begin --run-root=runs --name=resnet18-cifar10 --run-id=r1 <<'HPCDDP_JOB'
+name: resnet18-cifar10
+run_root: runs
+profile: null
+resources:
+  nodes: 1
+  gpus_per_node: 4
+  gpu_type: null
+  tasks_per_node: null
+  cpus_per_task: 4
+  mem: "32G"
+  mem_per_cpu: null
+  mem_per_gpu: null
+  time_limit: "01:00:00"
+  partition: null
+  account: null
+  qos: null
+  constraint: null
+  reservation: null
+  nodelist: null
+  exclude: null
+  exclusive: false
+  licenses: null
+  sbatch: {}
+environment:
+  modules: []
+  setup: []
+  env: {}
+  pass_env: []
+  python: null
+  container: null
+batch:
+  global_batch_size: 512
+  max_per_device_batch_size: null
+  grad_accum_steps: null
+  per_device_batch_size: null
+  tail: keep
+  split: exact
+  order: keyed
+  unit: sample
+  group: null
+learning_rate:
+  base: 0.2
+  base_global_batch_size: null
+  rule: none
+  warmup_epochs: 5.0
+  schedule: cosine
+  milestones: []
+  gamma: 0.1
+  min: 0.0
+train:
+  model: resnet18
+  model_args: {}
+  dataset: cifar10
+  dataset_args: {}
+  num_classes: null
+  data_dir: /data/cifar10
+  epochs: 30
+  optimizer:
+    name: sgd
+    momentum: 0.9
+    weight_decay: 0.0005
+    nesterov: true
+    betas: [0.9, 0.999]
+    eps: 1e-08
+  device: null
+  precision: bf16
+  batch_norm: local
+  compile: false
+  channels_last: true
+  label_smoothing: 0.1
+  clip_grad_norm: null
+  ema_decay: null
+  num_workers: null
+  eval_every: 1
+  nonfinite_loss: stop
+  deterministic: false
+  noise_scale: false
+  replica_check_every: null
+  seed: 0
+entrypoint: null
+command: null
+checkpoint:
+  every: "10min"
+  keep: 3
+requeue:
+  causes: [preemption, time_limit, node_failure]
+  signal_lead: "2min"
+  max_preemptions: null
+  max_time_limits: 50
+  max_failures: 0
+  max_attempts_without_progress: 2
+  expedite: true
+  allow_continuation: false
+launch:
+  rendezvous_timeout: "5min"
+  hang_timeout: "5min"
+sweep: null
+HPCDDP_JOB
+) || exit
+[[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
+export HPCDDP_ATTEMPT_DIR
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+
+# One task is one rank, with a log of its own (srun puts the rank in place of %t, and reads %% as a percent sign). srun is
+# a direct child of this shell. USR2 is ignored until the task has a handler for it: importing takes seconds.
+srun --nodes=1 --ntasks=4 --ntasks-per-node=4 --cpus-per-task=4 \
+  --distribution=block --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="${HPCDDP_ATTEMPT_DIR//%/%%}/rank-%t.log" \
+  sh -c 'trap "" USR2; exec "$0" "$@"' "$hpcddp_python" -P -u -m hpcddp.launch.task &
+tasks=$!
+
+# A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+interrupted=yes
+while [[ -n $interrupted ]]; do
+  interrupted=
+  wait "$tasks"
+  code=$?
+done
+
+# --- The end ----------------------------------------------------------------------------------------------------------
+
+# Says what became of the run; its exit code is the job's.
+"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code"

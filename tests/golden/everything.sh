@@ -1,0 +1,206 @@
+#!/bin/bash
+#SBATCH --job-name=everything.1_x-y
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=2
+#SBATCH --gres=gpu:a100:2
+#SBATCH --cpus-per-task=8
+#SBATCH --mem-per-gpu=40G
+#SBATCH --time=1-02:00:00
+#SBATCH --partition=gpu,long
+#SBATCH --account="it's \"ours\""
+#SBATCH --qos=high
+#SBATCH --constraint="a100&(nvme|ssd)"
+#SBATCH --reservation="R#1"
+#SBATCH --nodelist="gpu[01-04,07]"
+#SBATCH --exclude=gpu02
+#SBATCH --exclusive
+#SBATCH --licenses=matlab:1
+#SBATCH --mail-user="a b@c.d"
+#SBATCH --overcommit
+#SBATCH --switches=1
+#SBATCH --output="run root/50%%/everything.1_x-y/r1/batch.log"
+#SBATCH --error="run root/50%%/everything.1_x-y/r1/batch.log"
+#SBATCH --open-mode=append
+#SBATCH --no-requeue
+#SBATCH --signal=USR2@300
+
+# The job everything.1_x-y, run r1, written by hpcddp: to change it, change the job file.
+# sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
+# means itself, dollar signs too.
+# shellcheck disable=SC2016
+
+# The run directory is nobody else's business.
+umask 077
+
+# Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks answer to them; this
+# shell stays, to say at the end what became of the tasks.
+trap interrupted=yes TERM USR2
+
+# --- Environment ------------------------------------------------------------------------------------------------------
+
+# environment.modules. A batch shell reads no profile, so the module command may have to be made first.
+if ! command -v module >/dev/null; then
+  # shellcheck source=/dev/null
+  source "${MODULESHOME:?environment.modules needs the module command, and it is not here}/init/bash"
+fi
+module load cuda/12.4 || exit
+module load 'gcc 13' || exit
+
+# environment.setup, as it stands in the job file.
+hpcddp_directory=$PWD
+source /opt/site/env.sh
+if [[ -n $TMPDIR ]]; then
+  export CACHE=$TMPDIR/cache
+fi
+# Relative paths mean the directory of submission, and exit codes are checked one by one, whatever the lines above did.
+cd "$hpcddp_directory" || exit
+set +eux
+
+# environment.env
+export NCCL_DEBUG=WARN
+export GREETING='it'"'"'s $HOME'
+export TWO_LINES='first
+second'
+
+# environment.pass_env: Slurm brings these along from where the job was submitted. Their values stand nowhere here.
+for hpcddp_variable in WANDB_API_KEY HF_TOKEN; do
+  [[ -v $hpcddp_variable ]] && continue
+  echo "hpcddp: environment.pass_env names $hpcddp_variable, which is not set; export it before you submit the job" >&2
+  exit 2
+done
+
+# --- This attempt -----------------------------------------------------------------------------------------------------
+
+hpcddp_python='/opt/my envs/py/bin/python'
+
+# Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
+# run has finished already.
+HPCDDP_ATTEMPT_DIR=$(
+  "$hpcddp_python" -P -m hpcddp.launch.attempt begin --run-root='run root/50%' --name=everything.1_x-y --run-id=r1 <<'HPCDDP_JOB'
+name: everything.1_x-y
+run_root: "run root/50%"
+profile: null
+resources:
+  nodes: 3
+  gpus_per_node: 2
+  gpu_type: a100
+  tasks_per_node: null
+  cpus_per_task: 8
+  mem: null
+  mem_per_cpu: null
+  mem_per_gpu: "40G"
+  time_limit: "1-02:00:00"
+  partition: "gpu,long"
+  account: "it's \"ours\""
+  qos: high
+  constraint: "a100&(nvme|ssd)"
+  reservation: "R#1"
+  nodelist: "gpu[01-04,07]"
+  exclude: gpu02
+  exclusive: true
+  licenses: "matlab:1"
+  sbatch:
+    mail-user: "a b@c.d"
+    switches: "1"
+    overcommit: true
+environment:
+  modules: [cuda/12.4, "gcc 13"]
+  setup: ["source /opt/site/env.sh", "if [[ -n $TMPDIR ]]; then\n  export CACHE=$TMPDIR/cache\nfi"]
+  env: {}
+  pass_env: [WANDB_API_KEY, HF_TOKEN]
+  python: "/opt/my envs/py/bin/python"
+  container: null
+batch:
+  global_batch_size: 96
+  max_per_device_batch_size: null
+  grad_accum_steps: null
+  per_device_batch_size: null
+  tail: keep
+  split: exact
+  order: keyed
+  unit: sample
+  group: null
+learning_rate:
+  base: 0.1
+  base_global_batch_size: null
+  rule: none
+  warmup_epochs: 0.0
+  schedule: constant
+  milestones: []
+  gamma: 0.1
+  min: 0.0
+train:
+  model: resnet18
+  model_args:
+    note: HPCDDP_JOB
+  dataset: digits
+  dataset_args: {}
+  num_classes: null
+  data_dir: null
+  epochs: 1
+  optimizer:
+    name: sgd
+    momentum: 0.0
+    weight_decay: 0.0
+    nesterov: false
+    betas: [0.9, 0.999]
+    eps: 1e-08
+  device: null
+  precision: fp32
+  batch_norm: local
+  compile: false
+  channels_last: false
+  label_smoothing: 0.0
+  clip_grad_norm: null
+  ema_decay: null
+  num_workers: null
+  eval_every: 1
+  nonfinite_loss: stop
+  deterministic: false
+  noise_scale: false
+  replica_check_every: null
+  seed: 0
+entrypoint: null
+command: null
+checkpoint:
+  every: "10min"
+  keep: 3
+requeue:
+  causes: [time_limit]
+  signal_lead: "5min"
+  max_preemptions: null
+  max_time_limits: 50
+  max_failures: 0
+  max_attempts_without_progress: 2
+  expedite: true
+  allow_continuation: false
+launch:
+  rendezvous_timeout: "5min"
+  hang_timeout: "5min"
+sweep: null
+HPCDDP_JOB
+) || exit
+[[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
+export HPCDDP_ATTEMPT_DIR
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+
+# One task is one rank, with a log of its own (srun puts the rank in place of %t, and reads %% as a percent sign). srun is
+# a direct child of this shell. USR2 is ignored until the task has a handler for it: importing takes seconds.
+srun --nodes=3 --ntasks=6 --ntasks-per-node=2 --cpus-per-task=8 \
+  --distribution=block --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="${HPCDDP_ATTEMPT_DIR//%/%%}/rank-%t.log" \
+  sh -c 'trap "" USR2; exec "$0" "$@"' "$hpcddp_python" -P -u -m hpcddp.launch.task &
+tasks=$!
+
+# A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+interrupted=yes
+while [[ -n $interrupted ]]; do
+  interrupted=
+  wait "$tasks"
+  code=$?
+done
+
+# --- The end ----------------------------------------------------------------------------------------------------------
+
+# Says what became of the run; its exit code is the job's.
+"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code"

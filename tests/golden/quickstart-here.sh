@@ -1,0 +1,154 @@
+#!/bin/bash
+#SBATCH --job-name=quickstart
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=1
+#SBATCH --time=00:10:00
+#SBATCH --output=runs/quickstart/r1/batch.log
+#SBATCH --error=runs/quickstart/r1/batch.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+
+# The job quickstart, run r1, written by hpcddp: to change it, change the job file.
+# sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
+# means itself, dollar signs too.
+# shellcheck disable=SC2016
+
+# The run directory is nobody else's business.
+umask 077
+
+# On this machine the process id of this shell is the job id.
+export HPCDDP_LOCAL_JOB_ID=$$
+
+# --- This attempt -----------------------------------------------------------------------------------------------------
+
+hpcddp_python=/opt/hpcddp/bin/python
+
+# Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
+# run has finished already.
+HPCDDP_ATTEMPT_DIR=$(
+  "$hpcddp_python" -P -m hpcddp.launch.attempt begin --run-root=runs --name=quickstart --run-id=r1 <<'HPCDDP_JOB'
+name: quickstart
+run_root: runs
+profile: null
+resources:
+  nodes: 1
+  gpus_per_node: 0
+  gpu_type: null
+  tasks_per_node: 2
+  cpus_per_task: 1
+  mem: null
+  mem_per_cpu: null
+  mem_per_gpu: null
+  time_limit: "00:10:00"
+  partition: null
+  account: null
+  qos: null
+  constraint: null
+  reservation: null
+  nodelist: null
+  exclude: null
+  exclusive: false
+  licenses: null
+  sbatch: {}
+environment:
+  modules: []
+  setup: []
+  env: {}
+  pass_env: []
+  python: null
+  container: null
+batch:
+  global_batch_size: 32
+  max_per_device_batch_size: null
+  grad_accum_steps: null
+  per_device_batch_size: null
+  tail: keep
+  split: exact
+  order: keyed
+  unit: sample
+  group: null
+learning_rate:
+  base: 0.02
+  base_global_batch_size: null
+  rule: none
+  warmup_epochs: 1.0
+  schedule: cosine
+  milestones: []
+  gamma: 0.1
+  min: 0.0
+train:
+  model: resnet18
+  model_args: {}
+  dataset: digits
+  dataset_args: {}
+  num_classes: null
+  data_dir: null
+  epochs: 5
+  optimizer:
+    name: sgd
+    momentum: 0.9
+    weight_decay: 0.0005
+    nesterov: false
+    betas: [0.9, 0.999]
+    eps: 1e-08
+  device: null
+  precision: fp32
+  batch_norm: local
+  compile: false
+  channels_last: false
+  label_smoothing: 0.0
+  clip_grad_norm: null
+  ema_decay: null
+  num_workers: null
+  eval_every: 1
+  nonfinite_loss: stop
+  deterministic: false
+  noise_scale: false
+  replica_check_every: null
+  seed: 0
+entrypoint: null
+command: null
+checkpoint:
+  every: "10min"
+  keep: 3
+requeue:
+  causes: [preemption, time_limit, node_failure]
+  signal_lead: "2min"
+  max_preemptions: null
+  max_time_limits: 50
+  max_failures: 0
+  max_attempts_without_progress: 2
+  expedite: true
+  allow_continuation: false
+launch:
+  rendezvous_timeout: "5min"
+  hang_timeout: "5min"
+sweep: null
+HPCDDP_JOB
+) || exit
+[[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
+export HPCDDP_ATTEMPT_DIR
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+
+# submitit's controller starts one process for each rank, as srun does on a cluster.
+"$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
+tasks=$!
+# Whoever ends this shell means the tasks.
+trap 'interrupted=yes; kill -TERM "$tasks" 2>/dev/null' INT TERM
+trap interrupted=yes USR2
+
+# A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+interrupted=yes
+while [[ -n $interrupted ]]; do
+  interrupted=
+  wait "$tasks"
+  code=$?
+done
+
+# --- The end ----------------------------------------------------------------------------------------------------------
+
+# Says what became of the run; its exit code is the job's.
+"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code"

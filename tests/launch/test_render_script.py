@@ -1,0 +1,183 @@
+"""What the rendered script does, with small programs in place of python and srun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from hpcddp.launch.render import render_script
+from hpcddp.spec.job import JobSpec
+from hpcddp.spec.read import ResolvedJob
+
+if TYPE_CHECKING:
+    from conftest import Stage
+
+LAUNCHERS: tuple[Literal["slurm", "local"], ...] = ("slurm", "local")
+
+
+def script_of(
+    stage: Stage, *, launcher: Literal["slurm", "local"] = "slurm", run_id: str | None = "r1", **fields: Any
+) -> str:
+    job = {
+        "name": "example",
+        "batch": {"global_batch_size": 8},
+        "train": {"model": "resnet18", "dataset": "digits"},
+        **fields,
+    }
+    resolved = ResolvedJob(spec=JobSpec.model_validate(job), origins={})
+    return render_script(resolved, python=str(stage.python), run_id=run_id, launcher=launcher).text
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        if time.monotonic() > deadline:
+            pytest.fail(f"{path.name} did not appear")
+        time.sleep(0.01)
+
+
+def test_srun_is_told_how_many_tasks_and_where_their_logs_are(stage: Stage) -> None:
+    script = script_of(stage, resources={"nodes": 3, "tasks_per_node": 2, "cpus_per_task": 4})
+    attempt = stage.directory / "50%" / "attempts" / "0"
+
+    assert stage.run(script, ATTEMPT=str(attempt)) == (0, "")
+
+    words = stage.words("srun")
+    assert words[: words.index("sh")] == [
+        "--nodes=3",
+        "--ntasks=6",
+        "--ntasks-per-node=2",
+        "--cpus-per-task=4",
+        "--distribution=block",
+        "--kill-on-bad-exit=1",
+        "--unbuffered",
+        "--open-mode=append",
+        f"--output={stage.directory}/50%%/attempts/0/rank-%t.log",
+    ]
+    assert stage.words("task") == ["-P", "-u", "-m", "hpcddp.launch.task"]
+    assert f"HPCDDP_ATTEMPT_DIR={attempt}" in stage.words("environment")
+
+
+def test_on_this_machine_submitits_controller_starts_the_tasks(stage: Stage) -> None:
+    assert stage.run(script_of(stage, launcher="local")) == (0, "")
+    assert stage.words("srun") == []
+    assert stage.words("task") == ["-P", "-m", "submitit.local._local", f"{stage.record}/submitit"]
+
+
+def test_on_this_machine_the_shells_process_id_is_the_job_id(stage: Stage) -> None:
+    process = stage.start(script_of(stage, launcher="local"))
+    stage.end_of(process)
+    assert f"HPCDDP_LOCAL_JOB_ID={process.pid}" in stage.words("environment")
+
+
+def test_a_script_without_a_run_id_leaves_the_id_to_the_job(stage: Stage) -> None:
+    assert stage.run(script_of(stage, run_id=None)) == (0, "")
+    assert stage.words("begin")[4:] == ["--run-root=runs", "--name=example"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_code_of_the_tasks_goes_to_the_end_and_the_code_of_the_end_is_the_jobs(
+    stage: Stage, launcher: Literal["slurm", "local"]
+) -> None:
+    code, errors = stage.run(script_of(stage, launcher=launcher), TASK_CODE="137", END_CODE="70")
+    assert (code, errors) == (70, "")
+    assert stage.words("end")[-2:] == ["--code", "137"]
+
+
+def test_a_run_that_has_finished_is_left_alone(stage: Stage) -> None:
+    assert stage.run(script_of(stage), ATTEMPT="") == (0, "")
+    assert stage.words("srun") == []
+    assert stage.words("end") == []
+
+
+def test_a_run_directory_that_cannot_be_claimed_ends_the_job_with_that_code(stage: Stage) -> None:
+    assert stage.run(script_of(stage), BEGIN_CODE="2") == (2, "")
+    assert stage.words("srun") == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "signals"),
+    [("slurm", [signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM]), ("local", [signal.SIGUSR2])],
+)
+def test_the_shell_survives_the_warning_and_the_end_of_its_time_and_still_gets_the_tasks_code(
+    stage: Stage, launcher: Literal["slurm", "local"], signals: list[signal.Signals]
+) -> None:
+    (stage.record / "hold").touch()
+    process = stage.start(script_of(stage, launcher=launcher), TASK_CODE="75", END_CODE="75")
+    wait_for(stage.record / "running")
+    for number in signals:
+        process.send_signal(number)
+    (stage.record / "hold").unlink()
+    assert stage.end_of(process) == 75
+    assert stage.words("end")[-2:] == ["--code", "75"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_on_this_machine_ending_the_shell_ends_the_tasks(stage: Stage, number: signal.Signals) -> None:
+    (stage.record / "hold").touch()
+    process = stage.start(script_of(stage, launcher="local"))
+    wait_for(stage.record / "running")
+    process.send_signal(number)
+    wait_for(stage.record / "signals")
+    (stage.record / "hold").unlink()
+    stage.end_of(process)
+    assert (stage.record / "signals").read_text() == "TERM\n"
+    assert stage.words("end")[-2:] == ["--code", "0"]
+
+
+def test_a_task_ignores_the_warning_until_it_has_a_handler(stage: Stage) -> None:
+    (stage.record / "hold").touch()
+    process = stage.start(script_of(stage))
+    wait_for(stage.record / "running")
+    (task,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ignored = next(line for line in Path(f"/proc/{task}/status").read_text().splitlines() if line.startswith("SigIgn"))
+    (stage.record / "hold").unlink()
+    stage.end_of(process)
+    assert int(ignored.split()[1], 16) & (1 << (signal.SIGUSR2 - 1))
+
+
+def test_whatever_setup_lines_do_the_job_goes_on_from_the_directory_of_submission(stage: Stage) -> None:
+    setup = ("set -eu -o pipefail", "cd /", "sleep 1000 &", "helper=$!", f"echo $helper > {stage.record}/helper")
+    try:
+        assert stage.run(script_of(stage, environment={"setup": setup}), TASK_CODE="1", END_CODE="71") == (71, "")
+    finally:
+        os.kill(int((stage.record / "helper").read_text()), signal.SIGKILL)
+    assert (stage.record / "directory").read_text() == f"{stage.directory}\n"
+    assert stage.words("end")[-2:] == ["--code", "1"]
+
+
+def test_a_secret_that_is_not_set_is_named_before_anything_starts(stage: Stage) -> None:
+    script = script_of(stage, environment={"pass_env": ("SET_ONE", "UNSET_ONE")})
+    assert stage.run(script, SET_ONE="") == (
+        2,
+        "hpcddp: environment.pass_env names UNSET_ONE, which is not set; export it before you submit the job\n",
+    )
+    assert stage.words("begin") == []
+
+
+def test_a_secret_reaches_the_tasks_and_stands_nowhere_in_the_script(stage: Stage) -> None:
+    script = script_of(stage, environment={"pass_env": ("TOKEN",)})
+    assert stage.run(script, TOKEN="s3cret") == (0, "")
+    assert "TOKEN=s3cret" in stage.words("environment")
+    assert "s3cret" not in script
+
+
+def test_a_module_that_does_not_load_ends_the_job(stage: Stage) -> None:
+    script = script_of(stage, environment={"modules": ("cuda",)})
+    assert stage.run(script, MODULE_CODE="3")[0] == 3
+    assert stage.words("begin") == []
+
+
+def test_a_missing_module_command_is_said_in_one_sentence(stage: Stage) -> None:
+    script = script_of(stage, environment={"modules": ("cuda",)})
+    environment = stage.environment()
+    del environment["MODULESHOME"]
+    code, errors = stage.run_with(script, environment)
+    assert code != 0
+    assert errors.endswith("MODULESHOME: environment.modules needs the module command, and it is not here\n")
+    assert stage.words("begin") == []
