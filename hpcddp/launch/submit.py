@@ -215,7 +215,7 @@ def _hand_over(
             run.submitit, script=script, tasks=job.spec.world_size, environment=clean
         )
     else:
-        limit, lead = job.spec.resources.time_limit, job.spec.requeue.signal_lead
+        limit, lead = job.spec.resources.time_limit, job.spec.signal_lead
         executor = executors.RenderedLocalExecutor(
             run.submitit,
             script=run.script,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpcddp.errors import UserError
 from hpcddp.slurm.grammar import UnwritableValueError, quote_value
-from hpcddp.spec.job import JobSpec, Requeue, Resources
+from hpcddp.spec.job import JobSpec, Resources
 
 _FLAG = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
 
@@ -64,7 +64,7 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
         *_sharing(spec.resources),
         *_extras(spec.resources),
         *_output(spec, run_id),
-        *_recovery(spec.requeue),
+        *_recovery(spec),
     )
     for directive in directives:
         # Writing finds what cannot be written, here where the field is known.
@@ -125,9 +125,9 @@ def _output(spec: JobSpec, run_id: str | None) -> Iterator[Directive]:
     yield Directive("open-mode", "append")
 
 
-def _recovery(requeue: Requeue) -> Iterator[Directive]:
-    slurm_requeues = {"preemption", "node_failure"} & set(requeue.causes)
+def _recovery(spec: JobSpec) -> Iterator[Directive]:
+    slurm_requeues = {"preemption", "node_failure"} & set(spec.requeue.causes)
     yield Directive("requeue" if slurm_requeues else "no-requeue", None, "requeue.causes")
-    if requeue.signal_lead is not None:
+    if spec.signal_lead is not None:
         # Never "B:", which would reach the batch shell alone.
-        yield Directive("signal", f"USR2@{round(requeue.signal_lead.total_seconds())}", "requeue.signal_lead")
+        yield Directive("signal", f"USR2@{round(spec.signal_lead.total_seconds())}", "requeue.signal_lead")

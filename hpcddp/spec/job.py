@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -85,6 +86,14 @@ class JobSpec(Section):
     def uses_gpus(self) -> bool:
         """Whether the job asks for GPUs."""
         return self.resources.gpus_per_node > 0
+
+    @property
+    def signal_lead(self) -> timedelta | None:
+        """How long before the limit Slurm warns the job: the default is half of a limit that is shorter than it."""
+        lead, limit = self.requeue.signal_lead, self.resources.time_limit
+        if lead is None or limit is None or limit.seconds is None or lead.total_seconds() < limit.seconds:
+            return lead
+        return timedelta(seconds=limit.seconds // 2) or None
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:

@@ -33,7 +33,8 @@ class Requeue(Section):
     )
     signal_lead: Duration | None = Field(
         timedelta(seconds=120),
-        description="How long before the time limit Slurm warns the job (`--signal=USR2@N`). null writes no directive.",
+        description="How long before the time limit Slurm warns the job (`--signal=USR2@N`). null writes no directive; "
+        "the default is half of a time limit that is shorter than it.",
     )
     max_preemptions: int | None = Field(
         None, ge=0, description="Preemptions before the run gives up; null has no limit."

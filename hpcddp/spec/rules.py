@@ -191,16 +191,16 @@ def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
     if seconds > LONGEST_SIGNAL_LEAD_S:
         yield key, f"is {format_duration(lead)}, and Slurm takes {LONGEST_SIGNAL_LEAD_S}s at most; write less"
     elif limit is not None and limit.seconds is not None and seconds >= limit.seconds:
-        # The limit is what the user wrote where the lead is the default.
-        given = lead != Requeue.model_fields["signal_lead"].default
-        why = f"is {format_duration(lead)}, and the job ends after {limit} (resources.time_limit)"
-        if not given:
-            key, why = (
-                "resources.time_limit",
-                f"is {limit}, no longer than requeue.signal_lead ({format_duration(lead)})",
-            )
+        if lead == Requeue.model_fields["signal_lead"].default:
+            return  # JobSpec.signal_lead shortens what nobody chose.
         shorter = f"{limit.seconds // 2}s or null" if limit.seconds > 1 else "null"
-        yield key, f"{why}; write requeue.signal_lead: {shorter}"
+        yield (
+            key,
+            (
+                f"is {format_duration(lead)}, and the job ends after {limit} (resources.time_limit); "
+                f"write requeue.signal_lead: {shorter}"
+            ),
+        )
 
 
 def _variable_names(spec: JobSpec) -> Iterator[Finding]:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
 Refuse = Callable[..., list[str]]
-Load = Callable[..., object]
+from hpcddp.spec.read import ResolvedJob
+
+Load = Callable[..., ResolvedJob]
 
 TOP = "name: a\nbatch: {global_batch_size: 64}\n"
 
@@ -23,8 +26,6 @@ BETWEEN = {
     "set resources.gpus_per_node",
     "resources: {mem: 8G, mem_per_cpu: 1G}": "resources.mem_per_cpu: is 1G, and resources.mem is given too; "
     "keep one of them",
-    "resources: {time_limit: 1}": "resources.time_limit: is 00:01:00, no longer than requeue.signal_lead (2min); "
-    "write requeue.signal_lead: 30s or null",
     "requeue: {signal_lead: 20h}": "requeue.signal_lead: is 20h, and Slurm takes 65535s at most; write less",
     "requeue: {signal_lead: 5min}\nresources: {time_limit: 5}": "requeue.signal_lead: is 5min, and the job ends "
     "after 00:05:00 (resources.time_limit); write requeue.signal_lead: 150s or null",
@@ -126,6 +127,7 @@ def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
     [
         "resources: {gpus_per_node: 2, tasks_per_node: 2, gpu_type: nvidia_a100_1g.10gb, mem_per_gpu: 8G}",
         "resources: {time_limit: unlimited}",
+        "resources: {time_limit: 1}",
         "resources: {time_limit: 1}\nrequeue: {signal_lead: null}",
         "learning_rate: {schedule: step, milestones: [1, 2], gamma: 0.5, min: 0.001}",
         "environment: {env: {A: '', B: \"a\\nb\"}, pass_env: [C]}",
@@ -134,3 +136,9 @@ def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
 )
 def test_fields_that_fit_together_pass(more: str, load: Load) -> None:
     load(f"{more}\n")
+
+
+def test_the_default_warning_comes_at_half_of_a_limit_that_is_shorter(load: Load) -> None:
+    assert load("resources: {time_limit: 1}\n").spec.signal_lead == timedelta(seconds=30)
+    assert load("resources: {time_limit: 3}\n").spec.signal_lead == timedelta(seconds=120)
+    assert load("resources: {time_limit: 1}\nrequeue: {signal_lead: null}\n").spec.signal_lead is None
