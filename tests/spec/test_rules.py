@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-Refuse = Callable[..., list[str]]
 from hpcddp.spec.read import ResolvedJob
 
+Refuse = Callable[..., list[str]]
 Load = Callable[..., ResolvedJob]
 
 TOP = "name: a\nbatch: {global_batch_size: 64}\n"
