@@ -1,4 +1,4 @@
-"""One rank of a test's training: ``python rank.py PLAN.json RANK``; the plan lists jobs that run one after the other."""
+"""One rank of a test's training: ``python rank.py PLAN.json RANK``; the plan lists jobs to run one after the other."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ def main(plan_path: Path, rank: int) -> int:
     plan = json.loads(plan_path.read_text())
     torch.set_num_threads(1)
     sys.path.append(str(Path.cwd()))
-    store = dist.FileStore(plan["store"], plan["world_size"])
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=plan["world_size"], timeout=timedelta(seconds=60)
+        "gloo",
+        init_method=f"file://{plan['store']}",
+        rank=rank,
+        world_size=plan["world_size"],
+        timeout=timedelta(seconds=60),
     )
     try:
         for job in plan["jobs"]:

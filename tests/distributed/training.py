@@ -28,7 +28,11 @@ def job_document(**changes: Any) -> dict[str, Any]:
         "name": "digits",
         "batch": {"global_batch_size": 32},
         "learning_rate": {"base": 0.1},
-        "train": {"model": "tests.distributed.own_code:linear_model", "dataset": "tests.distributed.own_code:few_digits", "precision": "fp64"},
+        "train": {
+            "model": "tests.distributed.own_code:linear_model",
+            "dataset": "tests.distributed.own_code:few_digits",
+            "precision": "fp64",
+        },
     }
     for key, value in changes.items():
         *sections, name = key.split("__")

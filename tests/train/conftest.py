@@ -24,10 +24,10 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Open a process group of one rank."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    store = tmp_path_factory.mktemp("group") / "store"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
     torch.set_num_threads(threads)

@@ -17,7 +17,7 @@ from tests.distributed.training import evaluations, result, steps
 from tests.train.conftest import Training
 
 NORM = "tests.distributed.own_code:norm_model"
-POISONED = {"train__dataset_args": {"poison": 5}}
+POISONED: dict[str, Any] = {"train__dataset_args": {"poison": 5}}
 
 
 def test_metrics_have_a_record_for_every_step_and_evaluation(training: Training) -> None:
@@ -138,7 +138,9 @@ def test_another_number_of_ranks_than_the_job_asks_for_is_refused(training: Trai
 
 
 def test_loss_that_is_no_number_stops_the_run_and_is_never_saved(training: Training) -> None:
-    with pytest.raises(NonFiniteError, match=r"the loss of step \d \(epoch 0\) is nan, and train.nonfinite_loss is stop") as caught:
+    with pytest.raises(
+        NonFiniteError, match=r"the loss of step \d \(epoch 0\) is nan, and train.nonfinite_loss is stop"
+    ) as caught:
         training.train(**POISONED)
     assert caught.value.exit_code == 70
     last = steps(training.run.path)[-1]
@@ -148,8 +150,15 @@ def test_loss_that_is_no_number_stops_the_run_and_is_never_saved(training: Train
 
 def test_parameters_that_are_no_numbers_are_never_saved(training: Training) -> None:
     # The loss of the last step is finite, its update is not.
-    with pytest.raises(NonFiniteError, match=r"after step 1 .*weight is not finite, so that there is nothing worth saving"):
-        training.train(learning_rate__base=1e308, train__epochs=1, batch__global_batch_size=100, train__optimizer={"weight_decay": 10.0})
+    with pytest.raises(
+        NonFiniteError, match=r"after step 1 .*weight is not finite, so that there is nothing worth saving"
+    ):
+        training.train(
+            learning_rate__base=1e308,
+            train__epochs=1,
+            batch__global_batch_size=100,
+            train__optimizer={"weight_decay": 10.0},
+        )
     assert list_checkpoints(training.run.checkpoints) == []
 
 
@@ -174,7 +183,9 @@ def test_leaving_out_changes_nothing_where_all_losses_are_numbers(new_training: 
 
 def test_failed_save_warns_and_the_third_in_a_row_ends_the_run(training: Training) -> None:
     training.run.checkpoints.write_text("a file where the folder should be")
-    with pytest.raises(SaveError, match=r"saving after step 12 failed .*, for the 3rd time in a row; make room") as caught:
+    with pytest.raises(
+        SaveError, match=r"saving after step 12 failed .*, for the 3rd time in a row; make room"
+    ) as caught:
         training.train(train__epochs=5)
     assert caught.value.exit_code == 71
     assert [line for line in training.said if line.startswith("warning: ")] == [
@@ -217,7 +228,10 @@ def test_training_works_in_narrow_precision(training: Training, precision: str) 
 
 def test_torchvision_model_trains_on_digits(training: Training) -> None:
     training.train(
-        train__model="squeezenet1_1", train__dataset="synthetic", train__precision="fp32", train__dataset_args={"samples": 20, "val_samples": 6}
+        train__model="squeezenet1_1",
+        train__dataset="synthetic",
+        train__precision="fp32",
+        train__dataset_args={"samples": 20, "val_samples": 6},
     )
     assert result(training.run.path)["samples_seen"] == 20
 

@@ -71,12 +71,14 @@ def test_check_leaves_buffers_and_gradients_as_they_were() -> None:
 
 
 def test_unknown_argument_of_a_torchvision_model_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"train.model is resnet18 with model_args {'bogus': 1}, and torchvision does not"):
+    with pytest.raises(
+        ModelError, match=r"train.model is resnet18 with model_args {'bogus': 1}, and torchvision does not"
+    ):
         build_model("resnet18", {"bogus": 1}, 10)
 
 
 def test_auxiliary_outputs_count_with_their_weight() -> None:
-    from torchvision.models.googlenet import GoogLeNetOutputs  # noqa: PLC0415
+    from torchvision.models.googlenet import GoogLeNetOutputs
 
     labels = torch.tensor([0, 1, 1])
     parts = [torch.randn(3, 2, dtype=torch.float64) for _ in range(3)]
@@ -86,7 +88,7 @@ def test_auxiliary_outputs_count_with_their_weight() -> None:
 
 
 def test_loss_of_nothing_is_zero_and_reaches_every_output() -> None:
-    from torchvision.models.googlenet import GoogLeNetOutputs  # noqa: PLC0415
+    from torchvision.models.googlenet import GoogLeNetOutputs
 
     outputs: list[Tensor] = [torch.ones(2, 2, requires_grad=True) for _ in range(3)]
     loss = zero_loss(GoogLeNetOutputs(outputs[0], outputs[1], outputs[2]))

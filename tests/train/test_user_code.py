@@ -18,8 +18,10 @@ ODD = "tests.train.odd_code"
     [
         (
             {"train__model": "tests.train.nowhere:model"},
-            "train.model is tests.train.nowhere:model, and importing tests.train.nowhere failed: ModuleNotFoundError: "
-            "No module named 'tests.train.nowhere'",
+            (
+                "train.model is tests.train.nowhere:model, and importing tests.train.nowhere failed: ModuleNotFoundError"
+                ": No module named 'tests.train.nowhere'"
+            ),
         ),
         (
             {"train__model": f"{ODD}:missing"},
@@ -43,8 +45,10 @@ ODD = "tests.train.odd_code"
         ),
         (
             {"train__model": f"{ODD}:fails_on_digits"},
-            "which failed on two samples of dataset tests.distributed.own_code:few_digits, a tensor of shape "
-            "(2, 3, 32, 32): RuntimeError: ",
+            (
+                "which failed on two samples of dataset tests.distributed.own_code:few_digits, a tensor of shape "
+                "(2, 3, 32, 32): RuntimeError: "
+            ),
         ),
         (
             {"train__dataset": f"{ODD}:fails"},
@@ -91,8 +95,10 @@ def test_traceback_of_own_code_is_kept(training: Training) -> None:
     [
         (
             {"train__dataset": f"{ODD}:no_pairs"},
-            "train.num_classes is null, and dataset tests.train.odd_code:no_pairs has neither classes nor targets nor "
-            "labels to count; write train.num_classes",
+            (
+                "train.num_classes is null, and dataset tests.train.odd_code:no_pairs has neither classes nor targets "
+                "nor labels to count; write train.num_classes"
+            ),
         ),
         (
             {"train__dataset": f"{ODD}:label_beyond", "train__num_classes": 7},
@@ -100,7 +106,7 @@ def test_traceback_of_own_code_is_kept(training: Training) -> None:
         ),
         (
             {"train__num_classes": 9},
-            "train.num_classes is 9, but dataset tests.distributed.own_code:few_digits has labels 0..9; write 10 or more",
+            "train.num_classes is 9, but dataset tests.distributed.own_code:few_digits has labels 0..9; write 10",
         ),
         (
             {"train__dataset": f"{ODD}:two_shapes", "train__num_classes": 2},

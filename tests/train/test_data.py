@@ -1,0 +1,308 @@
+"""The built-in data sets, from local files alone."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hpcddp.batch.samples import TRAINING_SAMPLES, VALIDATION_SAMPLES
+from hpcddp.spec.job import Train
+from hpcddp.train.data.digits import load_digits
+from hpcddp.train.data.fingerprint import fingerprint, tensor_bytes
+from hpcddp.train.data.images import Data
+from hpcddp.train.data.opening import open_data
+from hpcddp.train.data.synthetic import SyntheticImages
+from hpcddp.train.errors import DataError, TrainingError
+
+
+def open_dataset(dataset: str, **changes: Any) -> Data:
+    return open_data(Train(model="resnet18", dataset=dataset, **changes))
+
+
+def test_digits_hold_out_every_fifth_image() -> None:
+    data = open_dataset("digits")
+    assert (len(data.train), len(data.val)) == (TRAINING_SAMPLES["digits"], VALIDATION_SAMPLES["digits"]) == (1437, 360)
+    assert data.classes == 10
+    assert data.in_memory
+
+
+def test_digits_are_three_by_thirty_two_by_thirty_two_and_normalised() -> None:
+    train, val = load_digits()
+    images, labels = train.__getitems__(range(len(train)))
+    assert images.shape == (1437, 3, 32, 32)
+    assert images.dtype == torch.float32
+    assert labels.dtype == torch.int64
+    assert abs(float(images.mean())) < 1e-3
+    assert abs(float(images.std()) - 1) < 1e-3
+    # Every pixel of the 8 x 8 image is a block of 4 x 4.
+    assert torch.equal(images[:, 0, ::4, ::4], images[:, 2, 3::4, 3::4])
+    image, label = val[0]
+    assert (image.shape, label) == ((3, 32, 32), 0)
+
+
+def test_one_sample_equals_its_place_in_a_batch() -> None:
+    train, _ = load_digits()
+    images, labels = train.__getitems__([5, 900])
+    assert torch.equal(images[1], train[900][0])
+    assert labels.tolist() == [train[5][1], train[900][1]]
+
+
+def cifar_batch(seed: int, samples: int = 4) -> tuple[np.ndarray[Any, Any], list[int]]:
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 256, (samples, 3072), dtype=np.uint8), [(seed + i) % 10 for i in range(samples)]
+
+
+def write_pickled(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
+        pixels, labels = cifar_batch(number)
+        content = pickle.dumps({b"data": pixels, b"labels": labels, b"batch_label": b"x"}, protocol=2)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def write_binary(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for number, name in enumerate([*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]):
+        pixels, labels = cifar_batch(number)
+        (folder / name).write_bytes(
+            b"".join(bytes([label]) + row.tobytes() for row, label in zip(pixels, labels, strict=True))
+        )
+    return folder
+
+
+@pytest.mark.parametrize("write", [write_pickled, write_binary])
+@pytest.mark.parametrize("parent", [False, True])
+def test_cifar10_is_read_from_either_layout_and_from_the_folder_around_it(
+    tmp_path: Path, write: Callable[[Path], Path], *, parent: bool
+) -> None:
+    folder = write(tmp_path / ("cifar-10-batches-py" if write is write_pickled else "cifar-10-batches-bin"))
+    data = open_dataset("cifar10", data_dir=str(tmp_path if parent else folder))
+    assert (len(data.train), len(data.val), data.classes) == (20, 4, 10)
+    pixels, labels = cifar_batch(1)
+    image, label = data.train[4]
+    assert label == labels[0]
+    red = torch.from_numpy(pixels[0, :1024].astype(np.float32)).view(32, 32)
+    assert torch.allclose(image[0], (red / 255 - 0.4914) / 0.2470, atol=1e-5)
+
+
+def test_both_layouts_of_cifar10_give_the_same_fingerprint(tmp_path: Path) -> None:
+    folders = write_pickled(tmp_path / "a"), write_binary(tmp_path / "b")
+    prints = {open_dataset("cifar10", data_dir=str(folder)).fingerprint for folder in folders}
+    assert len(prints) == 1
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+def test_cifar10_file_that_would_run_code_is_refused_and_runs_none(tmp_path: Path) -> None:
+    folder, marker = write_pickled(tmp_path / "data"), tmp_path / "marker"
+    (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": Payload(marker), b"labels": []}))
+    with pytest.raises(
+        DataError, match=r"data_batch_3 is no CIFAR-10 batch \(it asks for pathlib.* only arrays are admitted"
+    ):
+        open_dataset("cifar10", data_dir=str(folder))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is no CIFAR-10 batch"),
+        (pickle.dumps([1]), "is no CIFAR-10 batch"),
+        (
+            pickle.dumps({b"data": np.zeros((2, 5), np.uint8), b"labels": [0, 1]}),
+            r"holds uint8 data of shape \(2, 5\) with 2",
+        ),
+        (
+            pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}),
+            ".*with n labels 0..9; unpack it again",
+        ),
+    ],
+)
+def test_damaged_cifar10_file_is_named(tmp_path: Path, content: bytes, sentence: str) -> None:
+    folder = write_pickled(tmp_path / "data")
+    (folder / "data_batch_2").write_bytes(content)
+    with pytest.raises(DataError, match=f"data_batch_2 {sentence}"):
+        open_dataset("cifar10", data_dir=str(folder))
+
+
+def test_torn_binary_cifar10_file_is_named(tmp_path: Path) -> None:
+    folder = write_binary(tmp_path / "data")
+    (folder / "test_batch.bin").write_bytes(b"12345")
+    with pytest.raises(DataError, match=r"test_batch.bin has 5 bytes, no multiple of the 3073 of a record"):
+        open_dataset("cifar10", data_dir=str(folder))
+
+
+def test_missing_cifar10_file_is_named(tmp_path: Path) -> None:
+    folder = write_pickled(tmp_path / "data")
+    (folder / "data_batch_2").unlink()
+    with pytest.raises(DataError, match=r"data_batch_2 cannot be read .No such file"):
+        open_dataset("cifar10", data_dir=str(folder))
+
+
+def test_folder_without_cifar10_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match="which holds no CIFAR-10: neither cifar-10-batches-py nor cifar-10-batches-bin"
+    ):
+        open_dataset("cifar10", data_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "imagefolder"])
+def test_data_dir_that_is_not_there_is_refused(tmp_path: Path, dataset: str) -> None:
+    with pytest.raises(
+        DataError, match=r"train.data_dir is .*nowhere, which does not exist on this host; write a folder"
+    ):
+        open_dataset(dataset, data_dir=str(tmp_path / "nowhere"))
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="file, which is not a folder"):
+        open_dataset(dataset, data_dir=str(tmp_path / "file"))
+    with pytest.raises(DataError, match=f"train.data_dir is null, and dataset {dataset} is read from files"):
+        open_dataset(dataset)
+
+
+def write_folder(root: Path, *, val_classes: tuple[str, ...] = ("cat", "dog")) -> Path:
+    for split, classes in (("train", ("cat", "dog")), ("val", val_classes)):
+        for number, name in enumerate(classes):
+            (root / split / name).mkdir(parents=True)
+            for index in range(3):
+                colour = (40 * index, 90 * number, 200)
+                Image.new("RGB", (40, 30), colour).save(root / split / name / f"{index}.png")
+    return root
+
+
+def test_image_folder_gives_cropped_and_normalised_images(tmp_path: Path) -> None:
+    data = open_dataset(
+        "imagefolder", data_dir=str(write_folder(tmp_path)), dataset_args={"image_size": 16, "resize": 20}
+    )
+    assert (len(data.train), len(data.val), data.classes) == (6, 6, 2)
+    assert not data.in_memory
+    image, label = data.train[1]
+    assert (tuple(image.shape), label) == ((3, 16, 16), 0)
+    assert float(image[0, 0, 0]) == pytest.approx((40 / 255 - 0.485) / 0.229, abs=1e-5)
+
+
+def test_image_folder_has_the_usual_sizes_by_default(tmp_path: Path) -> None:
+    data = open_dataset("imagefolder", data_dir=str(write_folder(tmp_path)))
+    assert data.val[0][0].shape == (3, 224, 224)
+
+
+def test_fingerprint_of_an_image_folder_moves_with_it_and_sees_its_files(tmp_path: Path) -> None:
+    first = open_dataset("imagefolder", data_dir=str(write_folder(tmp_path / "a"))).fingerprint
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert open_dataset("imagefolder", data_dir=str(tmp_path / "b")).fingerprint == first
+    (tmp_path / "b" / "train" / "cat" / "0.png").rename(tmp_path / "b" / "train" / "cat" / "9.png")
+    assert open_dataset("imagefolder", data_dir=str(tmp_path / "b")).fingerprint != first
+
+
+def test_image_folder_without_its_parts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    with pytest.raises(
+        DataError, match=r"its folder train cannot be used .*; write a folder that holds train/CLASS/IMAGE"
+    ):
+        open_dataset("imagefolder", data_dir=str(tmp_path))
+
+
+def test_image_folder_whose_parts_have_other_classes_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, val_classes=("cat", "cow"))
+    with pytest.raises(DataError, match=r"folders train and val have other classes \(cow, dog in one of them only\)"):
+        open_dataset("imagefolder", data_dir=str(tmp_path))
+
+
+def test_broken_image_is_named(training: Any, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data")
+    (folder / "train" / "dog" / "2.png").write_bytes(b"no image")
+    with pytest.raises(TrainingError, match=r"loading samples of dataset imagefolder failed: .*dog/2.png"):
+        training.train(
+            train__dataset="imagefolder",
+            train__data_dir=str(folder),
+            train__dataset_args={"image_size": 32},
+            batch__global_batch_size=6,
+        )
+
+
+def test_synthetic_images_are_functions_of_their_index() -> None:
+    data = open_dataset("synthetic", dataset_args={"samples": 1_000_000_000, "image_size": 16, "num_classes": 5})
+    assert (len(data.train), len(data.val), data.classes) == (1_000_000_000, 256, 5)
+    images, labels = data.train.__getitems__([999_999_999, 3, 3])
+    assert images.shape == (3, 3, 16, 16)
+    assert torch.equal(images[1], images[2])
+    assert not torch.equal(images[0], images[1])
+    assert labels[1] == labels[2] == data.train[3][1]
+    assert not torch.equal(data.train[0][0], data.val[0][0])
+
+
+def test_synthetic_labels_cover_all_classes_evenly() -> None:
+    _, labels = SyntheticImages(10_000, image_size=1, classes=10).__getitems__(range(10_000))
+    counts = torch.bincount(labels, minlength=10)
+    assert counts.min() > 850
+    assert counts.max() < 1150
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments", "sentence"),
+    [
+        (
+            "synthetic",
+            {"sample": 3},
+            "train.dataset_args.sample is given, but dataset synthetic has no such argument; did you mean samples",
+        ),
+        ("synthetic", {"samples": 0}, "train.dataset_args.samples is 0, which is no whole number from 1 on; write one"),
+        ("synthetic", {"samples": "3"}, "train.dataset_args.samples is '3', which is no whole number"),
+        (
+            "digits",
+            {"size": 3},
+            "train.dataset_args.size is given, but dataset digits has no such argument; leave it out",
+        ),
+        ("synthetic", {"qqq": 3}, "no such argument; write one of samples, val_samples, image_size, num_classes"),
+    ],
+)
+def test_wrong_argument_of_a_data_set_is_refused(dataset: str, arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError) as caught:
+        open_dataset(dataset, dataset_args=arguments)
+    assert sentence in caught.value.message
+
+
+def test_unknown_data_set_is_refused() -> None:
+    train = Train(model="resnet18", dataset="digits").model_copy(update={"dataset": "mnist"})
+    with pytest.raises(
+        DataError, match=r"train.dataset is mnist, which is no data set of hpcddp; write digits, cifar10"
+    ):
+        open_data(train)
+
+
+def test_more_classes_than_the_data_has_are_fine() -> None:
+    assert open_dataset("digits", num_classes=12).classes == 12
+
+
+def test_fingerprint_sees_content_labels_and_size() -> None:
+    train, val = load_digits()
+    changed, _ = load_digits()
+    changed._pixels[0, 0, 0, 0] += 1
+    relabelled, _ = load_digits()
+    relabelled.targets[700] = (relabelled.targets[700] + 1) % 10
+    prints = {fingerprint("digits", part, 10) for part in (train, val, changed, relabelled)}
+    assert len(prints) == 4
+    assert fingerprint("digits", load_digits()[0], 10) == fingerprint("digits", train, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_bytes_of_a_tensor_are_its_elements_in_order(dtype: torch.dtype) -> None:
+    tensor = torch.arange(6).view(2, 3).t().to(dtype)
+    assert len(tensor_bytes(tensor)) == 6 * tensor.element_size()
+    assert tensor_bytes(tensor) == tensor_bytes(tensor.contiguous())
+    assert len(tensor_bytes(torch.tensor(1, dtype=dtype))) == tensor.element_size()

@@ -1,0 +1,211 @@
+"""Small parts of the training: precision, schedule, metrics, votes, random numbers, optimizers."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from hpcddp.batch.plan import plan_batch
+from hpcddp.spec.job import Every, LearningRate, Optimizer
+from hpcddp.train.agreement import STOP_CODES, Agreed, PendingAgreement, Votes
+from hpcddp.train.errors import TrainingError
+from hpcddp.train.metrics import MetricsFile, keep_until
+from hpcddp.train.optimizers import build_optimizer, set_learning_rate
+from hpcddp.train.precision import Precision, set_up_backends
+from hpcddp.train.randomness import keyed_seed
+from hpcddp.train.result import parameters_sha256
+from hpcddp.train.schedule import Schedule
+
+NAMES: tuple[Any, ...] = ("fp32", "tf32", "bf16", "fp16", "fp64")
+
+
+def make_schedule(**changes: Any) -> Schedule:
+    numbers: dict[str, Any] = {
+        "plan": plan_batch(global_batch_size=32, world_size=2, samples=100),
+        "epochs": 3,
+        "learning_rate": LearningRate(),
+        "eval_every": 1,
+        "every": Every(duration=timedelta(minutes=10)),
+    }
+    return Schedule(**{**numbers, **changes})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_precision_says_what_parameters_and_products_are(name: Any) -> None:
+    precision = Precision(name, "cuda")
+    assert precision.dtype == (torch.float64 if name == "fp64" else torch.float32)
+    # The fp16 scaler of a GPU warns where there is none.
+    assert Precision(name, "cpu").scaler().is_enabled() == (name == "fp16")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp64", torch.float64)]
+)
+def test_forward_computes_in_the_precision(name: Any, expected: torch.dtype) -> None:
+    precision = Precision(name, "cpu")
+    layer = nn.Linear(2, 2).to(precision.dtype)
+    with precision.autocast():
+        assert layer(torch.ones(1, 2, dtype=precision.dtype)).dtype == expected
+
+
+@pytest.mark.parametrize(("name", "products"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee")])
+def test_only_tf32_lets_products_round(name: Any, products: str) -> None:
+    set_up_backends(Precision(name, "cpu"), deterministic=False)
+    assert torch.backends.cuda.matmul.fp32_precision == products
+    assert torch.backends.cudnn.conv.fp32_precision == products  # type: ignore[attr-defined]
+    set_up_backends(Precision("fp32", "cpu"), deterministic=False)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_deterministic_sets_every_switch(monkeypatch: pytest.MonkeyPatch, *, deterministic: bool) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    set_up_backends(Precision("fp32", "cuda"), deterministic=deterministic)
+    assert torch.are_deterministic_algorithms_enabled() is deterministic
+    assert torch.backends.cudnn.deterministic is deterministic
+    assert torch.backends.cudnn.benchmark is not deterministic
+    set_up_backends(Precision("fp32", "cpu"), deterministic=False)
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_workspace_that_does_not_repeat_results_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    with pytest.raises(TrainingError, match="CUBLAS_WORKSPACE_CONFIG is :0:0, under which cuBLAS does not repeat its"):
+        set_up_backends(Precision("fp32", "cuda"), deterministic=True)
+
+
+def test_positions_are_the_same_from_wherever_one_begins() -> None:
+    schedule = make_schedule()
+    whole = list(schedule.positions(0))
+    assert len(whole) == schedule.total_steps == 12
+    assert list(schedule.positions(5)) == whole[5:]
+    assert [position.samples for position in whole[:5]] == [32, 32, 32, 4, 32]
+    assert [schedule.samples_seen(step) for step in range(6)] == [0, 32, 64, 96, 100, 132]
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (Every(duration=timedelta(minutes=1)), [4, 8, 12]),
+        (Every(steps=5), [4, 5, 8, 10, 12]),
+        (Every(epochs=2), [8, 12]),
+    ],
+)
+def test_saves_come_at_epoch_ends_and_as_asked(every: Every, expected: list[int]) -> None:
+    schedule = make_schedule(every=every)
+    assert [position.step + 1 for position in schedule.positions(0) if schedule.saves_after(position)] == expected
+
+
+def test_missing_evaluation_is_one_that_was_due_and_not_made() -> None:
+    schedule = make_schedule(eval_every=2)
+    assert [step for step in range(13) if schedule.evaluation_missing(step, None)] == [8, 12]
+    assert not schedule.evaluation_missing(8, 8)
+    assert schedule.evaluation_missing(12, 8)
+
+
+def test_metrics_are_written_in_blocks(tmp_path: Path) -> None:
+    path, clock, checks = tmp_path / "metrics.jsonl", [0.0], []
+    metrics = MetricsFile(path, monotonic=lambda: clock[0], before_write=lambda: checks.append(1))
+    metrics.add({"step": 1, "loss": float("nan")})
+    metrics.add({"step": 2, "loss": 0.1})
+    assert not path.exists()
+    clock[0] = 2.0
+    metrics.add({"step": 3, "loss": float("inf")})
+    assert path.read_text() == '{"step": 1, "loss": null}\n{"step": 2, "loss": 0.1}\n{"step": 3, "loss": null}\n'
+    metrics.flush()
+    assert len(checks) == 1
+
+
+def test_metrics_beyond_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": 1, "loss": 1}, {"step": 2, "loss": 1}, {"step": 2, "val_samples": 3}, {"step": 3, "loss": 1}]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 2, "lo')
+    keep_until(path, 2, 2)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == lines[:3]
+    keep_until(path, 2, None)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == lines[:2]
+    keep_until(path, 0, None)
+    assert path.read_text() == ""
+    keep_until(tmp_path / "nothing", 0, None)
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("code", [-1, STOP_CODES + 1])
+def test_vote_for_an_unknown_stop_code_is_an_error(code: int) -> None:
+    with pytest.raises(ValueError, match=f"a stop code is 0..7, not {code}"):
+        Votes(stop=code)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("votes", [Votes(), Votes(save=True), Votes(stop=1), Votes(save=True, stop=STOP_CODES)])
+def test_agreement_carries_the_loss_and_every_wish(votes: Votes) -> None:
+    agreed = PendingAgreement(torch.tensor(2.5, dtype=torch.float64), votes, torch.tensor(1.0)).read()
+    assert agreed == Agreed(loss_sum=2.5, nonfinite=True, save=votes.save, stop=votes.stop)
+
+
+def test_wishes_of_two_steps_add_up() -> None:
+    merged = Agreed(loss_sum=1, save=True, stop=2).merged(Agreed(loss_sum=3, stop=1))
+    assert merged == Agreed(loss_sum=3, save=True, stop=2)
+
+
+def test_seeds_depend_on_every_part_of_their_key() -> None:
+    keys: list[tuple[int | str, ...]] = [
+        ("step", 0, 1),
+        ("step", 1, 0),
+        ("step", 0, 1, 0),
+        ("step", 0, "1"),
+        ("step", 10),
+    ]
+    seeds = {keyed_seed(*key) for key in keys}
+    assert len(seeds) == len(keys)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert keyed_seed("step", 0, 1) == keyed_seed("step", 0, 1)
+
+
+def test_optimizers_take_the_constants_of_the_job() -> None:
+    model = nn.Linear(2, 2)
+    sgd = build_optimizer(
+        Optimizer(momentum=0.9, weight_decay=0.1, nesterov=True), model, learning_rate=0.5, device_type="cpu"
+    )
+    assert isinstance(sgd, optim.SGD)
+    group = sgd.param_groups[0]
+    assert (group["lr"], group["momentum"], group["weight_decay"], group["nesterov"]) == (0.5, 0.9, 0.1, True)
+    adamw = build_optimizer(
+        Optimizer(name="adamw", betas=(0.8, 0.9), eps=1e-6, weight_decay=0.2),
+        model,
+        learning_rate=0.5,
+        device_type="cpu",
+    )
+    assert isinstance(adamw, optim.AdamW)
+    group = adamw.param_groups[0]
+    assert (tuple(group["betas"]), group["eps"], group["weight_decay"]) == ((0.8, 0.9), 1e-6, 0.2)
+    set_learning_rate(adamw, 0.25)
+    assert group["lr"] == 0.25
+
+
+def test_frozen_parameters_are_left_to_themselves() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(requires_grad=False)
+    built = build_optimizer(Optimizer(), model, learning_rate=0.1, device_type="cpu")
+    assert len(built.param_groups[0]["params"]) == 2
+
+
+def test_digest_sees_names_shapes_formats_and_values() -> None:
+    torch.manual_seed(0)
+    first = nn.Linear(2, 3)
+    digests = {parameters_sha256(first)}
+    second = nn.Linear(2, 3)
+    second.load_state_dict(first.state_dict())
+    assert parameters_sha256(second) in digests
+    digests.add(parameters_sha256(nn.Sequential(second)))
+    digests.add(parameters_sha256(nn.Linear(3, 2)))
+    digests.add(parameters_sha256(second.double()))
+    with torch.no_grad():
+        first.bias[0] += 1e-6
+    digests.add(parameters_sha256(first))
+    assert len(digests) == 5
