@@ -140,13 +140,15 @@ def _environment(folder: Path) -> SandboxedEnvironment:
 
 def _explain(error: Exception, path: Path) -> NoReturn:
     """Raise the error with the place in the template that it comes from."""
+    file: str = str(path)
+    line: int | None = None
     if isinstance(error, TemplateSyntaxError):
-        file, line = error.filename or str(path), error.lineno
+        file, line = error.filename or file, error.lineno
     else:
         # Jinja2 rewrites tracebacks, so that they point into templates.
-        frames = traceback.extract_tb(error.__traceback__)
-        places = [(frame.filename, frame.lineno) for frame in frames if Path(frame.filename).parent == path.parent]
-        file, line = places[-1] if places else (str(path), None)
+        for frame in traceback.extract_tb(error.__traceback__):
+            if Path(frame.filename).parent == path.parent:
+                file, line = frame.filename, frame.lineno
     sentence = error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__
     where = file if line is None else f"{file}:{line}"
     raise TemplateError(f"the template {where} cannot be rendered: {sentence}", file=file, line=line) from error

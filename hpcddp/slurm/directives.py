@@ -119,7 +119,7 @@ def _output(spec: JobSpec, run_id: str | None) -> Iterator[Directive]:
         # As patterns, so that copies of the script under other names do not collide.
         log = "%x-%j.out"
     else:
-        log = f"{spec.run_root.rstrip('/') or '/'}/{spec.name}/{run_id}/batch.log".replace("%", "%%")
+        log = f"{spec.run_root.rstrip('/')}/{spec.name}/{run_id}/batch.log".replace("%", "%%")
     yield Directive("output", log, "run_root")
     yield Directive("error", log, "run_root")
     yield Directive("open-mode", "append")

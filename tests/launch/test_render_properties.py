@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +14,7 @@ from hpcddp.slurm.grammar import read_directives
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.read import ResolvedJob
 from hpcddp.spec.write import dump_job, parse_resolved
-
-if TYPE_CHECKING:
-    from conftest import Stage
+from tests.launch.stage import Stage
 
 MARKER = "marker-of-a-payload"
 PAYLOADS = st.sampled_from(
@@ -108,12 +105,10 @@ def test_sbatch_reads_every_field_as_the_user_wrote_it(job: ResolvedJob) -> None
 
 @settings(max_examples=60)
 @given(job=jobs(), python=LINE)
-def test_bash_sees_every_field_as_the_user_wrote_it(
-    job: ResolvedJob, python: str, new_stage: Callable[[Path], Stage]
-) -> None:
+def test_bash_sees_every_field_as_the_user_wrote_it(job: ResolvedJob, python: str) -> None:
     spec = job.spec
     with tempfile.TemporaryDirectory() as directory:
-        stage = new_stage(Path(directory))
+        stage = Stage(Path(directory))
         interpreter = stage.directory / ("p" + python.replace("/", "_")[:40])
         stage.set_up(interpreter)
         script = render_script(job, python=str(interpreter), run_id="r1").text

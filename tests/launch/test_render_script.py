@@ -6,16 +6,14 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 
 from hpcddp.launch.render import render_script
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.read import ResolvedJob
-
-if TYPE_CHECKING:
-    from conftest import Stage
+from tests.launch.stage import Stage
 
 LAUNCHERS: tuple[Literal["slurm", "local"], ...] = ("slurm", "local")
 

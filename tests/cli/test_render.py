@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
+
+JOB = """\
+name: example
+resources: {cpus_per_task: 2, sbatch: {switches: 1}}
+environment:
+  env: {PLAIN: plain-value}
+  pass_env: [TOKEN]
+batch: {global_batch_size: 256}
+learning_rate: {base: 0.5}
+train: {model: resnet18, dataset: digits, epochs: 10}
+"""
+
+# Makes a machine that is another one in every way that must not matter.
+ELSEWHERE = """
+import getpass, os, platform, socket, sys, time
+from importlib.abc import MetaPathFinder
+
+class Gone(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "torchvision", "submitit", "numpy", "sklearn"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Gone())
+time.time = lambda: 0.0
+time.time_ns = lambda: 0
+socket.gethostname = platform.node = lambda: "elsewhere"
+getpass.getuser = lambda: "somebody"
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+def render(capsysbinary: pytest.CaptureFixture[bytes], *arguments: object, code: int = 0) -> tuple[str, str]:
+    assert boundary.run(app, ["render", *map(str, arguments)]) == code
+    captured = capsysbinary.readouterr()
+    return captured.out.decode(), captured.err.decode()
+
+
+def refusal(capsysbinary: pytest.CaptureFixture[bytes], *arguments: object) -> str:
+    output, errors = render(capsysbinary, *arguments, code=2)
+    assert output == ""
+    return errors
+
+
+def test_the_script_alone_goes_to_stdout(job: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    output, errors = render(capsysbinary, job)
+    assert errors == ""
+    assert output.startswith("#!/bin/bash\n#SBATCH --job-name=example\n")
+    assert f"\nhpcddp_python={sys.executable}\n" in output
+
+
+def test_overrides_and_the_interpreter_of_the_job_file_count(
+    job: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output, _ = render(capsysbinary, job, "--set", "environment.python=/opt/py", "--set", "resources.nodes=2")
+    assert "\n#SBATCH --nodes=2\n" in output
+    assert "\nhpcddp_python=/opt/py\n" in output
+
+
+def test_a_file_is_written_whole_and_nothing_printed(job: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    expected, _ = render(capsysbinary, job, "--run-id", "r1")
+    Path("job.sh").write_text("an older script")
+    assert render(capsysbinary, job, "--run-id", "r1", "-o", "job.sh") == ("", "")
+    assert Path("job.sh").read_text() == expected
+    assert sorted(path.name for path in Path().iterdir()) == ["job.sh", "job.yaml"]
+
+
+def test_a_script_cannot_be_written_over_a_directory(job: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    Path("there").mkdir()
+    assert refusal(capsysbinary, job, "-o", "there") == (
+        "hpcddp: -o is 'there', which is a directory; write the name of a file in it\n"
+    )
+
+
+def test_a_script_cannot_be_written_over_a_device(job: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert refusal(capsysbinary, job, "-o", "/dev/null") == (
+        "hpcddp: -o is '/dev/null', which is no plain file; leave -o out to print the script\n"
+    )
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_missing_directory_is_named(job: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert refusal(capsysbinary, job, "-o", "no/such/job.sh") == (
+        "hpcddp: -o is 'no/such/job.sh', and the directory 'no/such' is not there; make it first\n"
+    )
+
+
+def test_a_file_that_cannot_be_written_is_named(job: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    name = "x" * 250
+    assert refusal(capsysbinary, job, "-o", name) == (
+        f"hpcddp: -o is '{name}', which cannot be written (File name too long); write another name\n"
+    )
+
+
+def test_a_bad_run_id_is_refused(job: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert refusal(capsysbinary, job, "--run-id", "../x").startswith("hpcddp: the run id is '../x', which cannot name")
+
+
+def test_an_unknown_template_lists_the_known_ones(job: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert refusal(capsysbinary, job, "--template", "nope") == (
+        "hpcddp: --template is 'nope', and there is no such template; write one of sbatch, or a file's path\n"
+    )
+
+
+def test_a_template_of_ones_own_gets_the_documented_variables(
+    job: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "templates.md").read_text()
+    table = page.partition("## Variables")[2]
+    names = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    own = Path("own.sh.j2")
+    own.write_text("".join(f"{{{{ {name} | string | sh }}}}\n" for name in names))
+    output, _ = render(capsysbinary, job, "--template", "./own.sh.j2")
+    assert len(names) == 17
+    assert output.splitlines()[0] == "example"
+
+
+def test_the_document_tells_script_directives_plan_and_where_values_came_from(
+    job: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    profiles = Path("config/hpcddp/profiles")
+    profiles.mkdir(parents=True)
+    (profiles / "default.toml").write_text('[resources]\npartition = "gpu"\n')
+    text, _ = render(capsysbinary, job, "--run-id", "r1")
+    output, errors = render(capsysbinary, job, "--run-id", "r1", "--json", "--set", "resources.nodes=1")
+    document: dict[str, Any] = json.loads(output)
+    assert errors == ""
+    assert document["script"] == text
+    assert document["directives"][0] == {"flag": "job-name", "value": "example"}
+    assert {"flag": "requeue", "value": None} in document["directives"]
+    assert document["plan"]["global_batch_size"] == 256
+    fields = document["fields"]
+    assert fields["resources.nodes"] == {"value": 1, "origin": "--set"}
+    assert fields["resources.partition"] == {"value": "gpu", "origin": "profile default"}
+    assert fields["resources.cpus_per_task"] == {"value": 2, "origin": "job file"}
+    assert fields["resources.sbatch.switches"] == {"value": "1", "origin": "job file"}
+    assert fields["learning_rate.base"] == {"value": 0.5, "origin": "job file"}
+    assert fields["batch.tail"] == {"value": "keep", "origin": "default"}
+
+
+def test_the_fields_show_no_value_of_an_environment_variable(
+    job: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "s3cret")
+    output, _ = render(capsysbinary, job, "--json")
+    fields = json.loads(output)["fields"]
+    assert fields["environment.env.PLAIN"] == {"value": "<set>", "origin": "job file"}
+    assert fields["environment.env"]["value"] == {"PLAIN": "<set>"}
+    assert fields["environment.pass_env"]["value"] == ["TOKEN"]
+    assert "plain-value" not in json.dumps(fields)
+    assert "s3cret" not in output
+
+
+def test_the_bytes_depend_on_nothing_but_the_job(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "sitecustomize.py").write_text(ELSEWHERE)
+    project = str(Path(__file__).parents[2])
+    command = [sys.executable, "-m", "hpcddp", "render", str(job), "--run-id", "r1"]
+    here = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": project}
+    there = {
+        "PATH": "/nonexistent",
+        "HOME": "/nonexistent",
+        "PYTHONPATH": f"{tmp_path / 'elsewhere'}:{project}",
+        "LC_ALL": "C",
+        "PYTHONIOENCODING": "latin-1",
+        "TZ": "Asia/Kathmandu",
+        "USER": "somebody",
+        "TERM": "xterm-256color",
+        "SLURM_CONF": "/nonexistent/slurm.conf",
+        "SLURM_JOB_ID": "1",
+        "SBATCH_PARTITION": "debug",
+    }
+    first = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, check=True)
+    second = subprocess.run(command, cwd="/", env=there, capture_output=True, check=True)
+    assert first.stdout == second.stdout
+    assert second.stderr == b""
