@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from hpcddp.errors import UserError
+from hpcddp.rehearse import cgroups
 from hpcddp.rehearse.network import MOST_NODES
 
 _PACKAGES: Mapping[str, str] = {
@@ -96,6 +97,11 @@ def check(request: Request, *, missing_programs: Callable[[Sequence[str]], list[
         raise UserError(
             "--hosts is shared, and nodes on one host would share their control groups; "
             "leave the cgroup plugins out, or use --hosts namespaces as root"
+        )
+    if request.uses_cgroups and not cgroups.is_version_1():
+        raise UserError(
+            "--conf names a cgroup plugin, and this machine has control groups of version 2, which the sandbox does not "
+            "arrange yet; leave the cgroup plugins out"
         )
     programs = [name for name in _PACKAGES if request.isolated or name not in _ISOLATION_ONLY]
     if missing := missing_programs(programs):

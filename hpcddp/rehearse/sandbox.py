@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import HpcddpError, UserError
-from hpcddp.rehearse import configuration, daemons, ending, network, processes, state
+from hpcddp.rehearse import cgroups, configuration, daemons, ending, network, processes, state
 from hpcddp.rehearse import request as requests
 from hpcddp.rehearse.configuration import PARTITIONS, Cluster, Node
 from hpcddp.rehearse.keeper import STAY
@@ -186,6 +186,8 @@ def _user_name() -> str:
 
 def _start(sandbox: Sandbox, cluster: Cluster, environment: Mapping[str, str]) -> None:
     _write_files(cluster)
+    if sandbox.uses_cgroups:
+        write_text(sandbox.directory / "cgroup.conf", cgroups.configuration(sandbox.directory))
     pipe = processes.start_keeper(
         sandbox.directory,
         isolated=sandbox.isolated,
@@ -202,7 +204,8 @@ def _start(sandbox: Sandbox, cluster: Cluster, environment: Mapping[str, str]) -
                 environment=processes.daemon_environment(sandbox.token),
             )
         commands = network.build_commands(cluster) if sandbox.isolated else ()
-        orders.write(Orders(commands=commands, daemons=daemons.daemons_of(cluster)).as_line() + "\n")
+        groups = cgroups.make(sandbox.directory, sandbox.token) if sandbox.uses_cgroups else ()
+        orders.write(Orders(commands=commands + groups, daemons=daemons.daemons_of(cluster)).as_line() + "\n")
         orders.flush()
         _wait_for_daemons(sandbox)
         _wait_for_nodes(sandbox, cluster, environment)
