@@ -1,3 +1,56 @@
-"""hpcddp: Slurm job templating and PyTorch DDP with the right start, batch, stop and resume."""
+"""hpcddp: Slurm job templating and PyTorch DDP with the right start, batch, stop and resume.
+
+The names of ``__all__`` are the public API. They are loaded when they are first used (PEP 562), so that the command
+line does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcddp.train.losses import (
+        DeclaredLoss,
+        LossError,
+        Reduction,
+        Share,
+        ShareLoss,
+        accumulate_additive,
+        accumulate_gathered,
+        additive_loss,
+        gather_with_grad,
+        sum_statistics,
+        weighted_mean,
+    )
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "DeclaredLoss",
+    "LossError",
+    "Reduction",
+    "Share",
+    "ShareLoss",
+    "__version__",
+    "accumulate_additive",
+    "accumulate_gathered",
+    "additive_loss",
+    "gather_with_grad",
+    "sum_statistics",
+    "weighted_mean",
+]
+
+_ROOMS = {name: "hpcddp.train.losses" for name in __all__ if name != "__version__"}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Load a public name from its room."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'hpcddp' has no attribute {name!r}")
+    return getattr(importlib.import_module(_ROOMS[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names too, loaded or not."""
+    return sorted({*globals(), *__all__})

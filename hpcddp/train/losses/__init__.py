@@ -1,0 +1,33 @@
+"""Losses that mean the same on any number of ranks: batch contract, section 0.
+
+Which one fits: `hpcddp doctor loss module:function` says it for a loss of your own.
+
+- The mean, the sum or the vector of losses per sample: :class:`DeclaredLoss`.
+- A sum divided by a count that is not the number of samples: :func:`weighted_mean`.
+- Any function of sums over samples (Dice, IoU, correlation): :func:`additive_loss`.
+- A loss that compares samples with each other (contrastive): :func:`gather_with_grad`.
+
+With accumulation, :func:`accumulate_additive` and :func:`accumulate_gathered` make the two passes that are needed then.
+"""
+
+from __future__ import annotations
+
+from hpcddp.train.losses.accumulation import accumulate_additive, accumulate_gathered
+from hpcddp.train.losses.additive import additive_loss, sum_statistics, weighted_mean
+from hpcddp.train.losses.declared import DeclaredLoss, Reduction, Share, ShareLoss
+from hpcddp.train.losses.errors import LossError
+from hpcddp.train.losses.gathering import gather_with_grad
+
+__all__ = [
+    "DeclaredLoss",
+    "LossError",
+    "Reduction",
+    "Share",
+    "ShareLoss",
+    "accumulate_additive",
+    "accumulate_gathered",
+    "additive_loss",
+    "gather_with_grad",
+    "sum_statistics",
+    "weighted_mean",
+]

@@ -1,0 +1,146 @@
+"""Losses that are functions of sums over samples: exact under any split, once the sums are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpcddp.train.losses.errors import LossError, describe
+from hpcddp.train.losses.ranks import add_over_ranks, scale_gradient, world_size
+
+
+def weighted_mean(
+    total: Tensor,
+    count: Tensor | None = None,
+    *,
+    global_count: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Return the loss ``sum / count`` of the global batch, to call ``backward`` on under DDP.
+
+    For every loss that is divided by something else than the number of samples: tokens that are not padding, pixels
+    that are not ignored, class weights, positives. DDP averages over ranks (batch contract, section 0):
+    ``gradient = (1/W) sum over r, a of grad L[r,a]``. The loss of the global batch is ``sum of s[r,a] / C`` with ``C``
+    the count over all ranks and micro-steps. So ``L[r,a] = W * s[r,a] / C`` is exact, and ``s[r,a] / c[r,a]`` is not,
+    unless all counts are equal.
+
+    Without accumulation::
+
+        loss = weighted_mean(losses[kept].sum(), kept.sum())
+
+    With accumulation the count of all micro-batches must be known before the first backward; it needs no forward::
+
+        (tokens,) = sum_statistics([(targets != PADDING).sum()] for _, targets in micro_batches)
+        for inputs, targets in micro_batches:  # all but the last inside no_sync
+            weighted_mean(token_losses(inputs, targets).sum(), global_count=tokens).backward()
+
+    An empty share passes a sum over no samples, ``outputs[:0].sum()``: it counts 0 and keeps the collectives matched.
+
+    Args:
+        total: the sum of weighted losses of this rank's micro-batch, a scalar.
+        count: what that sum is divided by (sum of weights, number of tokens), a scalar, where A = 1; it may have a
+            gradient.
+        global_count: in its place where A > 1: the count over all ranks and micro-steps, from ``sum_statistics``.
+        group: the process group; None = the default one, or one process where none is open.
+
+    Returns:
+        A float64 scalar. With ``count`` its value is the loss of the global batch, the same on every rank. With
+        ``global_count`` it is L[r,a]: the mean over ranks of the sum over micro-steps is the loss of the global batch.
+
+    Raises:
+        LossError: not exactly one of ``count`` and ``global_count`` is given.
+    """
+    if count is not None and global_count is None:
+        return additive_loss(torch.div, total, count, group=group)
+    if global_count is not None and count is None:
+        return total.double() * world_size(group) / global_count
+    raise LossError(
+        f"weighted_mean got {'neither count nor' if count is None else 'both count and'} global_count; give count "
+        "where a rank makes one backward per step, global_count where it makes several"
+    )
+
+
+def additive_loss(
+    function: Callable[..., Tensor],
+    *statistics: Tensor,
+    totals: Sequence[Tensor] | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Return the loss ``function(sums over the global batch)``, to call ``backward`` on under DDP.
+
+    The one generic repair: batch Dice and IoU, class-weighted cross entropy, token means, correlation, Barlow Twins.
+    The loss of the global batch is ``f(S)`` with ``S = sum of s[r,a]``, so its gradient is
+    ``f'(S) * sum over r, a of grad s[r,a]``. DDP computes ``(1/W) sum over r, a of grad L[r,a]`` (batch contract,
+    section 0). With::
+
+        L[r,a] = W * f(S + s[r,a] - stopgrad(s[r,a]))
+
+    the argument of f has the value S and the gradient of s[r,a], so that both are equal, under any split. S is summed
+    over ranks without gradient, in float64.
+
+    Without accumulation::
+
+        loss = additive_loss(lambda both, either: 1 - both / either, intersection.sum(), union.sum())
+
+    With accumulation S must be known before the first backward, and it needs the outputs of every micro-batch: two
+    passes, which ``accumulate_additive`` makes. An empty share passes sums over no samples, ``outputs[:0].sum()``.
+
+    Args:
+        function: f; takes as many float64 tensors as there are statistics, in their shapes, returns a scalar.
+        statistics: s[r,a], sums over the samples of this rank's micro-batch; any shapes, the same on every rank. The
+            number of samples is one too, if f needs it.
+        totals: S where A > 1, from ``sum_statistics``; None = A is 1, and one collective sums the statistics here.
+        group: the process group; None = the default one, or one process where none is open.
+
+    Returns:
+        A float64 scalar. Its value is ``f(S)``, the loss of the global batch, the same on every rank and in every
+        micro-step: log it as it is. Its gradient is that of L[r,a].
+
+    Raises:
+        LossError: ``totals`` do not match the statistics, or ``function`` returns no scalar.
+    """
+    sums = sum_statistics([statistics], group=group) if totals is None else tuple(totals)
+    shapes, expected = [tuple(s.shape) for s in statistics], [tuple(total.shape) for total in sums]
+    if shapes != expected:
+        raise LossError(
+            f"additive_loss got statistics of shapes {shapes} and totals of shapes {expected}, and each total is the "
+            "sum of one statistic; give the same statistics to sum_statistics, in the same order"
+        )
+    loss: object = function(*(total + (s - s.detach()).double() for total, s in zip(sums, statistics, strict=True)))
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        raise LossError(
+            f"the function of additive_loss returns {describe(loss)}, and a loss is a scalar; return its mean or sum"
+        )
+    return scale_gradient(loss, world_size(group))
+
+
+@torch.no_grad()
+def sum_statistics(
+    statistics: Iterable[Sequence[Tensor]], *, group: dist.ProcessGroup | None = None
+) -> tuple[Tensor, ...]:
+    """Return the sums of statistics over all micro-batches of all ranks, without gradient. One collective.
+
+    Args:
+        statistics: for each micro-batch of this rank, in any order, its sums over samples; as many and of the same
+            shapes in every micro-batch and on every rank.
+        group: the process group; None = the default one, or one process where none is open.
+
+    Returns:
+        One float64 tensor per statistic, in its shape.
+
+    Raises:
+        LossError: there is no micro-batch: a rank without samples gives sums over none, not nothing.
+    """
+    rows = [tuple(row) for row in statistics]
+    if not rows or not rows[0]:
+        raise LossError(
+            "sum_statistics got no statistics, and every rank must take part in the sum; give those of an empty share: "
+            "sums over no samples, which are 0"
+        )
+    flat = torch.stack([torch.cat([s.detach().double().reshape(-1) for s in row]) for row in rows]).sum(0)
+    add_over_ranks(flat, group)
+    parts = torch.split(flat, [s.numel() for s in rows[0]])
+    return tuple(part.view(s.shape) for part, s in zip(parts, rows[0], strict=True))

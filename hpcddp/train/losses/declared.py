@@ -1,0 +1,127 @@
+"""Losses by declaration: the user says what the loss does with the samples, the weight of a share follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor
+
+from hpcddp.train.losses.errors import LossError, describe
+
+
+class Reduction(StrEnum):
+    """What a loss does with the losses of single samples."""
+
+    MEAN = "mean"
+    """A scalar: their mean over the samples that it is given."""
+    SUM = "sum"
+    """A scalar: their sum."""
+    PER_SAMPLE = "per_sample"
+    """The vector ``[n]`` itself; its mean over the global batch is what is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The part of a global batch that one rank takes in one micro-step.
+
+    Args:
+        samples: n[r,a], 0 for an empty share.
+        global_samples: b, samples of this global batch.
+        world_size: W.
+    """
+
+    samples: int
+    global_samples: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareLoss:
+    """The loss of a share.
+
+    Args:
+        backward: L[r,a], the scalar to call ``backward`` on.
+        logged: a float64 scalar without gradient; its sum over ranks and micro-steps is the loss of the global batch.
+    """
+
+    backward: Tensor
+    logged: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredLoss:
+    """A loss ``function(outputs, targets)`` with what it does with the samples.
+
+    Right is what makes ``(1/W) sum over r, a of L[r,a]`` the loss of the global batch (batch contract, section 0), so
+    that L[r,a] is::
+
+        mean         W * n[r,a] / b * loss     the target is the mean over the b samples
+        sum          W * loss                  the target is the sum over the b samples
+        per_sample   W / b * sum of losses     the target is the mean over the b samples
+
+    Args:
+        function: the user's loss.
+        reduction: what it does with the samples; `hpcddp doctor loss` tells whether that is true.
+    """
+
+    function: Callable[[Any, Any], Tensor]
+    reduction: Reduction = Reduction.MEAN
+
+    def of_share(self, outputs: Any, targets: Any, share: Share) -> ShareLoss:  # noqa: ANN401
+        """Return the loss of one share.
+
+        Args:
+            outputs: what the model returned for the share; for an empty one, for placeholder inputs.
+            targets: what belongs to them; an empty share's are not looked at.
+            share: which part of the global batch it is.
+
+        Raises:
+            LossError: the loss has another shape than the declaration says.
+        """
+        if share.samples == 0:
+            # The sum of the outputs times 0, never a mean, which would be NaN (batch contract, section 2).
+            scalar = _zero(outputs)
+        else:
+            scalar = self._checked(self.function(outputs, targets), share.samples).sum() * self._weight(share)
+        return ShareLoss(backward=scalar, logged=scalar.detach().double() / share.world_size)
+
+    def _weight(self, share: Share) -> float:
+        if self.reduction is Reduction.SUM:
+            return float(share.world_size)
+        samples = share.samples if self.reduction is Reduction.MEAN else 1
+        return share.world_size * samples / share.global_samples
+
+    def _checked(self, loss: object, samples: int) -> Tensor:
+        expected = (samples,) if self.reduction is Reduction.PER_SAMPLE else ()
+        if isinstance(loss, Tensor) and loss.shape == expected:
+            return loss
+        raise LossError(
+            f"the loss is declared {self.reduction.value} and returns {describe(loss)} for {samples} samples, not a tensor "
+            f"of shape {expected}; return that, or declare it otherwise: {', '.join(Reduction)}"
+        )
+
+
+def _zero(outputs: object) -> Tensor:
+    """Return 0 as a function of every output, so that the backward goes through the same collectives."""
+    zeros = [tensor.sum() * 0 for tensor in _tensors(outputs) if tensor.is_floating_point()]
+    if not zeros:
+        raise LossError(
+            f"the model returned a {type(outputs).__name__} without a floating-point tensor for an empty share, so "
+            "that there is nothing to call backward on; return the tensors that the loss uses"
+        )
+    return sum(zeros[1:], start=zeros[0])
+
+
+def _tensors(tree: object) -> Iterator[Tensor]:
+    """Yield the tensors of nested tuples, lists and mappings."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _tensors(value)
+    elif isinstance(tree, tuple | list):
+        for value in tree:
+            yield from _tensors(value)
