@@ -30,8 +30,9 @@ def expand(text: str) -> list[str]:
     """Return the names that a host list stands for, in order, repeated names included.
 
     Args:
-        text: names separated by commas; brackets hold numbers and ranges, several brackets multiply with the last one
-            turning fastest, and zeros in front of a range's first number are kept.
+        text: names separated by commas; brackets hold numbers and ranges, and zeros in front of a range's first number
+            are kept. Several brackets multiply: the last one turns fastest, then the first, the second and so on, as
+            22.05 does it.
 
     Raises:
         HostListError: a bracket does not close or holds no numbers, a range runs backwards, or it is too long.
@@ -43,23 +44,37 @@ def expand(text: str) -> list[str]:
             position = separator.end()
             continue
         parts, position = _parts(text, position)
-        names.extend("".join(choice) for choice in product(*parts))
+        names.extend(_combinations(parts))
     return names
 
 
+def _combinations(parts: list[list[str]]) -> Iterator[str]:
+    """Yield every name that takes one choice from each part, in Slurm's order."""
+    for outer in product(*reversed(parts[:-1])):
+        prefix = "".join(reversed(outer))
+        yield from (f"{prefix}{choice}" for choice in parts[-1])
+
+
 def _parts(text: str, position: int) -> tuple[list[list[str]], int]:
-    """Return the choices for each part of the name that begins at ``position``, and where it ends."""
+    """Return the choices for each part of the name that begins at ``position``, and where it ends.
+
+    Text behind the last bracket belongs to that bracket's part.
+    """
     parts: list[list[str]] = []
-    hosts = 1
+    hosts, ends_in_text = 1, False
     while match := _PART.match(text, position):
         choices = [match["text"]] if match["ranges"] is None else list(_numbers(match["ranges"], text))
         hosts *= len(choices)
         if hosts > MOST_HOSTS:
             raise HostListError(f"the host list {text!r} stands for more than {MOST_HOSTS} hosts in one name")
         parts.append(choices)
+        ends_in_text = match["text"] is not None
         position = match.end()
     if position < len(text) and not _SEPARATORS.match(text, position):
         raise HostListError(f"the host list {text!r} has a bracket without its other half at character {position + 1}")
+    if ends_in_text and len(parts) > 1:
+        (suffix,) = parts.pop()
+        parts[-1] = [f"{choice}{suffix}" for choice in parts[-1]]
     return parts, position
 
 

@@ -17,6 +17,8 @@ from hpcddp.slurm.hostlist import MOST_HOSTS, HostListError, expand
         ("n[099-101]", ["n099", "n100", "n101"]),
         ("r[1-2]n[01-03]", ["r1n01", "r1n02", "r1n03", "r2n01", "r2n02", "r2n03"]),
         ("a[1-2][3-4]", ["a13", "a14", "a23", "a24"]),
+        ("a[0-1]b[0-1]c[0-1]", ["a0b0c0", "a0b0c1", "a1b0c0", "a1b0c1", "a0b1c0", "a0b1c1", "a1b1c0", "a1b1c1"]),
+        ("n[0-1]n[0-1]n[0]", ["n0n0n0", "n1n0n0", "n0n1n0", "n1n1n0"]),
         ("a1,n[3,1-2],z", ["a1", "n3", "n1", "n2", "z"]),
         ("n[1-2],n[1-2]", ["n1", "n2", "n1", "n2"]),
         (" a , b c", ["a", "b", "c"]),
@@ -25,6 +27,7 @@ from hpcddp.slurm.hostlist import MOST_HOSTS, HostListError, expand
         ("n1-3", ["n1-3"]),
         # 22.05 refuses text behind the last bracket, later versions take it.
         ("n[1-2]-ib", ["n1-ib", "n2-ib"]),
+        ("r[1-2]n[1-2]-ib", ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]),
     ],
 )
 def test_a_host_list_stands_for_its_names_in_order(text: str, names: list[str]) -> None:
