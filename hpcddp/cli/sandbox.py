@@ -73,8 +73,8 @@ def up(
         typer.echo(json.dumps(running.as_json(), indent=2))
         return
     typer.echo(
-        f"{nodes} nodes ({request.hosts.value}) are up after {time.monotonic() - began:.1f} s, "
-        f"partitions {' '.join(running.partitions)}; hpcddp sandbox down ends them",
+        f"nodes {' '.join(running.nodes)} ({request.hosts.value}) are up after {time.monotonic() - began:.1f} s, "
+        f"partitions {' '.join(running.partitions)}; hpcddp sandbox down ends it",
         err=True,
     )
     typer.echo(f"export SLURM_CONF={shlex.quote(str(running.slurm_conf))}")

@@ -29,6 +29,8 @@ _FIXED_SETTINGS: Mapping[str, str] = {
     "TaskPlugin": "task/none",
     "JobAcctGatherType": "jobacct_gather/none",
     "AccountingStorageType": "accounting_storage/none",
+    # Nobody gets mail; slurmctld looks for the program all the same.
+    "MailProg": "/bin/true",
     "SwitchType": "switch/none",
     "MpiDefault": "none",
     # Nodes claim more processors and memory than there are; without it they are "inval" (slurm.conf(5)).
@@ -107,6 +109,10 @@ class Cluster:
     def log_of(self, daemon: str) -> Path:
         """Return the log of a daemon: ``munged``, ``slurmctld`` or a node's name."""
         return self.directory / "log" / f"{daemon}.log"
+
+    def output_of(self, daemon: str) -> Path:
+        """Return the file of what a daemon prints: it holds what went wrong before the daemon opened its log."""
+        return self.directory / "log" / f"{daemon}.out"
 
     def device_of(self, node: str, index: int) -> Path:
         """Return the file that stands for a node's GPU."""

@@ -31,7 +31,6 @@ def key_of(cluster: Cluster) -> Path:
 
 def _munged(cluster: Cluster) -> Daemon:
     own = cluster.directory / "munge"
-    log = cluster.log_of("munged")
     return Daemon(
         name="munged",
         argv=(
@@ -42,10 +41,10 @@ def _munged(cluster: Cluster) -> Daemon:
             f"--key-file={key_of(cluster)}",
             f"--socket={cluster.munge_socket}",
             f"--pid-file={own}/pid",
-            f"--log-file={log}",
+            f"--log-file={cluster.log_of('munged')}",
             f"--seed-file={own}/seed",
         ),
-        output=log,
+        output=cluster.output_of("munged"),
         ready_socket=cluster.munge_socket,
     )
 
@@ -54,8 +53,7 @@ def _slurmctld(cluster: Cluster) -> Daemon:
     return Daemon(
         name="slurmctld",
         argv=("slurmctld", "-D", "-f", str(cluster.slurm_conf)),
-        # In the foreground it writes everything to its own log and once more to standard error.
-        output=Path("/dev/null"),
+        output=cluster.output_of("slurmctld"),
         ready_address=(cluster.controller_address, cluster.controller_port),
     )
 
@@ -65,5 +63,5 @@ def _slurmd(cluster: Cluster, node: Node) -> Daemon:
     return Daemon(
         name=node.name,
         argv=(*enter, "slurmd", "-D", "-f", str(cluster.slurm_conf), "-N", node.name),
-        output=Path("/dev/null"),
+        output=cluster.output_of(node.name),
     )

@@ -100,8 +100,8 @@ def check(request: Request, *, missing_programs: Callable[[Sequence[str]], list[
         )
     if request.uses_cgroups and not cgroups.is_version_1():
         raise UserError(
-            "--conf names a cgroup plugin, and this machine has control groups of version 2, which the sandbox does not "
-            "arrange yet; leave the cgroup plugins out"
+            "--conf names a cgroup plugin, and this machine has control groups of version 2, for which the sandbox "
+            "cannot make room; leave the cgroup plugins out"
         )
     programs = [name for name in _PACKAGES if request.isolated or name not in _ISOLATION_ONLY]
     if missing := missing_programs(programs):

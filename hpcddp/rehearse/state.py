@@ -48,11 +48,6 @@ class Sandbox:
         """The file that ``SLURM_CONF`` names."""
         return self.directory / "slurm.conf"
 
-    @property
-    def keeper_log(self) -> Path:
-        """What the keeper printed."""
-        return self.directory / "log" / "keeper.log"
-
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints."""
         return {
