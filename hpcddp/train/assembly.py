@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from hpcddp.batch.job import JobPlan, plan_job
 from hpcddp.batch.plan import refuse_single_sample
 from hpcddp.batch.sampler import GlobalBatches
@@ -106,7 +108,15 @@ def make_replica(setting: Setting) -> Replica:
     if unused:
         context.tell(f"note: no gradient reaches {len(unused)} parameters of the model, {unused[0]} for one")
     first_rate = next(setting.schedule.positions(0)).learning_rate
-    return build_replica(train, model, inputs, learning_rate=first_rate, unused_parameters=bool(unused))
+    # A compiled model is made for the shape that it sees first.
+    samples = _largest_micro_batch(setting) if train.compile else len(inputs)
+    placeholder = inputs[torch.arange(samples, device=inputs.device) % len(inputs)]
+    return build_replica(train, model, placeholder, learning_rate=first_rate, unused_parameters=bool(unused))
+
+
+def _largest_micro_batch(setting: Setting) -> int:
+    batch = setting.plan.batch
+    return batch.rank_share(batch.global_batch_size, rank=0)[0]
 
 
 def make_loop(
@@ -126,13 +136,22 @@ def make_loop(
         setting.data,
         setting.placement,
         # What fits into memory while training does so without gradients, too.
-        batch_size=batch.micro_batches[0][0],
+        batch_size=_largest_micro_batch(setting),
         workers=setting.workers,
         rank=context.rank,
         world_size=context.world_size,
     )
     stepper = Stepper(replica, batch, context.train, _training_batches(setting, progress.step), context.rank)
-    return Loop(context, setting.schedule, replica, stepper, evaluator, saver, metrics, progress)
+    return Loop(
+        context,
+        setting.schedule,
+        replica,
+        stepper=stepper,
+        evaluator=evaluator,
+        saver=saver,
+        metrics=metrics,
+        progress=progress,
+    )
 
 
 def _training_batches(setting: Setting, first_step: int) -> Iterator[Batch]:

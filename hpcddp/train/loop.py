@@ -36,6 +36,7 @@ class Loop:
         context: TrainContext,
         schedule: Schedule,
         replica: Replica,
+        *,
         stepper: Stepper,
         evaluator: Evaluator,
         saver: Saver,

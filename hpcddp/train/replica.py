@@ -27,7 +27,7 @@ class Replica:
         optimizer: its optimizer.
         scaler: the gradient scaler of fp16, otherwise one that does nothing.
         precision: what the forward computes in.
-        placeholder: inputs ``[2, ...]`` on the device for a micro-step without samples.
+        placeholder: inputs ``[n, ...]``, n >= 2, on the device, for a micro-step without samples.
     """
 
     model: nn.Module
@@ -57,7 +57,7 @@ def build_replica(
     Args:
         train: the job's training.
         model: the model, on the device, checked.
-        placeholder: two samples' inputs on the device.
+        placeholder: inputs ``[n, ...]``, n >= 2, on the device, for a micro-step without samples.
         learning_rate: the rate of the first step.
         unused_parameters: whether some parameters get no gradient.
     """

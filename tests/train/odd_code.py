@@ -36,6 +36,8 @@ class _Fatal(FewDigits):
 class Samples:
     """A data set of given samples."""
 
+    targets: list[int] | None = None
+
     def __init__(self, samples: list[Any]) -> None:
         self._samples = samples
 
@@ -93,6 +95,12 @@ def float_labels(split: str) -> Samples:
 
 def label_beyond(split: str) -> Samples:
     return Samples([(torch.zeros(3, 32, 32), 7)] * 40)
+
+
+def labels_of_val_beyond(split: str) -> Samples:
+    part = Samples([(torch.zeros(3, 32, 32), 0)] * 40)
+    part.targets = [0 if split == "train" else 3] * 40
+    return part
 
 
 def two_shapes(split: str) -> Samples:

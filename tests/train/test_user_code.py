@@ -19,8 +19,8 @@ ODD = "tests.train.odd_code"
         (
             {"train__model": "tests.train.nowhere:model"},
             (
-                "train.model is tests.train.nowhere:model, and importing tests.train.nowhere failed: ModuleNotFoundError"
-                ": No module named 'tests.train.nowhere'"
+                "train.model is tests.train.nowhere:model, and importing tests.train.nowhere failed: "
+                "ModuleNotFoundError: No module named 'tests.train.nowhere'"
             ),
         ),
         (
@@ -106,7 +106,14 @@ def test_traceback_of_own_code_is_kept(training: Training) -> None:
         ),
         (
             {"train__num_classes": 9},
-            "train.num_classes is 9, but dataset tests.distributed.own_code:few_digits has labels 0..9; write 10",
+            (
+                "the model tells apart 9 classes, 0..8, but split train of dataset tests.distributed.own_code:few_digits has "
+                "labels 0..9; write train.num_classes 10 or more, with labels from 0 on"
+            ),
+        ),
+        (
+            {"train__dataset": f"{ODD}:labels_of_val_beyond"},
+            "split val of dataset tests.train.odd_code:labels_of_val_beyond has labels 3..3; write train.num_classes 4",
         ),
         (
             {"train__dataset": f"{ODD}:two_shapes", "train__num_classes": 2},

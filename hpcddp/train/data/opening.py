@@ -29,17 +29,17 @@ def open_data(train: Train) -> Data:
         DataError: the data is missing, damaged, or not what the job says.
         UserCodeError: a data set of the user's own failed.
     """
-    parts = _open_parts(train)
-    for split, part in zip(("train", "val"), parts, strict=True):
+    parts = dict(zip(("train", "val"), _open_parts(train), strict=True))
+    for split, part in parts.items():
         if len(part) == 0:
             raise DataError(f"dataset {train.dataset} has no samples in split {split}; give it some")
-    classes = count_classes(train.dataset, parts[0], train.num_classes)
+    classes = count_classes(train.dataset, parts, train.num_classes)
     return Data(
         name=train.dataset,
-        train=parts[0],
-        val=parts[1],
+        train=parts["train"],
+        val=parts["val"],
         classes=classes,
-        fingerprint=fingerprint(train.dataset, parts[0], classes),
+        fingerprint=fingerprint(train.dataset, parts["train"], classes),
     )
 
 

@@ -48,33 +48,40 @@ def known_labels(part: Any) -> Tensor | None:  # noqa: ANN401
     return None
 
 
-def count_classes(name: str, train: Any, num_classes: int | None) -> int:  # noqa: ANN401
-    """Return K: ``train.num_classes``, or what the data set itself says.
+def count_classes(name: str, parts: Mapping[str, Any], num_classes: int | None) -> int:
+    """Return K: ``train.num_classes``, or what the training part itself says.
+
+    Args:
+        name: ``train.dataset``.
+        parts: the parts by split, ``train`` among them.
+        num_classes: ``train.num_classes``.
 
     Raises:
         DataError: nobody says, or a label is beyond K.
     """
-    labels = known_labels(train)
-    largest = int(labels.max()) if labels is not None and len(labels) else None
-    classes = num_classes or _own_classes(train, largest)
+    classes = num_classes or _own_classes(parts["train"])
     if classes is None:
         raise DataError(
             f"train.num_classes is null, and dataset {name} has neither classes nor targets nor labels to count; "
             "write train.num_classes"
         )
-    if labels is not None and largest is not None and (largest >= classes or int(labels.min()) < 0):
-        raise DataError(
-            f"train.num_classes is {classes}, but dataset {name} has labels {int(labels.min())}..{largest}; "
-            f"write {largest + 1} or more, with labels from 0 on"
-        )
+    for split, part in parts.items():
+        labels = known_labels(part)
+        if labels is not None and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+            raise DataError(
+                f"the model tells apart {classes} classes, 0..{classes - 1}, but split {split} of dataset {name} has "
+                f"labels {int(labels.min())}..{int(labels.max())}; write train.num_classes {int(labels.max()) + 1} or "
+                "more, with labels from 0 on"
+            )
     return classes
 
 
-def _own_classes(train: Any, largest: int | None) -> int | None:  # noqa: ANN401
+def _own_classes(train: Any) -> int | None:  # noqa: ANN401
     names = getattr(train, "classes", None)
     if names is not None and hasattr(names, "__len__"):
         return len(names)
-    return None if largest is None else largest + 1
+    labels = known_labels(train)
+    return None if labels is None else int(labels.max()) + 1
 
 
 def first_samples(name: str, train: Any, classes: int) -> Batch:  # noqa: ANN401
