@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcddp.rehearse.daemons import daemons_of
+from hpcddp.rehearse.network import build_commands
+from hpcddp.rehearse.orders import Command, Orders
+from tests.rehearse.test_configuration import SHARED, cluster
+
+
+def test_orders_come_out_of_their_line_as_they_went_in() -> None:
+    for wanted in (cluster(), SHARED):
+        orders = Orders(commands=build_commands(wanted), daemons=daemons_of(wanted))
+        line = orders.as_line()
+        assert "\n" not in line
+        assert Orders.from_line(line) == orders
+
+
+def test_orders_carry_any_text() -> None:
+    orders = Orders(commands=(Command(argv=("a\nb", "'\"$\\"), standard_input="é\n"),), daemons=())
+    assert Orders.from_line(orders.as_line()) == orders
+
+
+def test_the_daemons_start_in_the_order_in_which_they_need_each_other() -> None:
+    assert [daemon.name for daemon in daemons_of(SHARED)] == ["munged", "slurmctld", "n1", "n2"]
+    munged, slurmctld, *nodes = daemons_of(SHARED)
+    assert munged.ready_socket == Path("/somewhere/sandbox/munge/socket")
+    assert slurmctld.ready_address == ("127.0.0.1", 10_100)
+    assert all(node.argv[0] == "slurmd" for node in nodes)
+
+
+def test_a_node_that_is_a_host_of_its_own_starts_inside_it() -> None:
+    argv = daemons_of(cluster())[-1].argv
+    assert argv[:4] == ("nsenter", "--net=/somewhere/sandbox/net/n2", "--uts=/somewhere/sandbox/uts/n2", "--")
