@@ -7,18 +7,17 @@ their sizes and sha256, then a rename that fails if the name exists. Readers tru
 from __future__ import annotations
 
 import hashlib
-import io
-import os
 import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from hpcddp.errors import HpcddpError
 from hpcddp.run.files import read_json, sync_directory, write_json, write_text
+from hpcddp.run.hashed_file import FileRecord, Writer, write_hashed
 from hpcddp.stop.exit_codes import ExitCode
 
 MANIFEST = "manifest.json"
@@ -48,19 +47,6 @@ class InvalidCheckpointError(HpcddpError):
 
     kind = "invalid_checkpoint"
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRecord:
-    """What a file of a checkpoint must be.
-
-    Args:
-        size: bytes.
-        sha256: hex digest.
-    """
-
-    size: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,47 +91,6 @@ class Checkpoint:
     manifest: Manifest
 
 
-class _HashingFile(io.RawIOBase):
-    """A file that learns its own size and sha256 while it is written."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._digest = hashlib.sha256()
-        self._size = 0
-        self.failure: OSError | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:  # noqa: ANN401
-        view = memoryview(content).cast("B")
-        try:
-            done = 0
-            while done < len(view):
-                done += os.write(self._descriptor, view[done:])
-        except OSError as error:
-            # Whoever writes may turn this into an error of its own; the cause must not be lost.
-            self.failure = error
-            raise
-        self._digest.update(view)
-        self._size += len(view)
-        return len(view)
-
-    def sync(self) -> FileRecord:
-        os.fsync(self._descriptor)
-        return FileRecord(size=self._size, sha256=self._digest.hexdigest())
-
-    def close(self) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
-        super().close()
-
-
-Writer = Callable[[IO[bytes]], None]
-"""Writes the content of one file to a binary stream."""
-
-
 def checkpoint_name(step: int) -> str:
     """Return the name of the checkpoint after ``step`` optimizer steps."""
     return f"step-{step:06d}"
@@ -181,7 +126,7 @@ def publish(
     target = directory / name
     try:
         temporary.mkdir(mode=0o700)
-        files = {file: _write(temporary / file, writer) for file, writer in writers.items()}
+        files = {file: write_hashed(temporary / file, writer) for file, writer in writers.items()}
         complete = Manifest.from_document({**asdict(manifest), "files": {k: asdict(v) for k, v in files.items()}})
         write_json(temporary / MANIFEST, asdict(complete))
         may_publish()
@@ -195,17 +140,6 @@ def publish(
         shutil.rmtree(temporary, ignore_errors=True)
     _advance_latest(directory, manifest.step)
     return Checkpoint(target, complete)
-
-
-def _write(path: Path, writer: Writer) -> FileRecord:
-    with _HashingFile(path) as stream:
-        try:
-            writer(cast("IO[bytes]", stream))
-        except Exception:
-            if stream.failure is not None:
-                raise stream.failure from None
-            raise
-        return stream.sync()
 
 
 def _advance_latest(directory: Path, step: int) -> None:
