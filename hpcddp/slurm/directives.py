@@ -109,20 +109,21 @@ def _extras(resources: Resources) -> Iterator[Directive]:
 
 
 def _output(spec: JobSpec, run_id: str | None) -> Iterator[Directive]:
-    if "\\" in spec.run_root:
-        # A backslash in a file name switches Slurm's patterns off, and the logs of the ranks need one (sbatch(1),
-        # "filename pattern"; sbatch and srun also remove it, each in its own way: measured on 22.05.8).
-        raise UnwritableValueError(
-            f"run_root is {spec.run_root!r}, which holds a backslash; Slurm cannot write logs there: rename it"
-        )
-    if run_id is None:
-        # As patterns, so that copies of the script under other names do not collide.
-        log = "%x-%j.out"
-    else:
-        log = f"{spec.run_root.rstrip('/')}/{spec.name}/{run_id}/batch.log".replace("%", "%%")
+    # By hand: patterns, so that jobs of one directory do not share a log.
+    log = "%x-%j.out" if run_id is None else _batch_log(spec, run_id)
     yield Directive("output", log, "run_root")
     yield Directive("error", log, "run_root")
     yield Directive("open-mode", "append")
+
+
+def _batch_log(spec: JobSpec, run_id: str) -> str:
+    if "\\" in spec.run_root:
+        # sbatch removes a backslash from the name of a log, and it switches off what stands for a percent sign
+        # (sbatch(1), "filename pattern"; measured on 22.05.8).
+        raise UnwritableValueError(
+            f"run_root is {spec.run_root!r}, which holds a backslash; Slurm cannot write logs there: rename it"
+        )
+    return f"{spec.run_root.rstrip('/')}/{spec.name}/{run_id}/batch.log".replace("%", "%%")
 
 
 def _recovery(spec: JobSpec) -> Iterator[Directive]:

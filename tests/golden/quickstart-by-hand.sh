@@ -134,11 +134,12 @@ export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# One task is one rank, with a log of its own (srun puts the rank in place of %t, and reads %% as a percent sign). srun is
-# a direct child of this shell. USR2 is ignored until the task has a handler for it: importing takes seconds.
+# One task is one rank. srun is a direct child of this shell. Each task ignores USR2 until it has a handler for it
+# (importing takes seconds), and writes to a log of its own: srun's --output would change some paths with a percent sign.
 srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=1 \
-  --distribution=block --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="${HPCDDP_ATTEMPT_DIR//%/%%}/rank-%t.log" \
-  sh -c 'trap "" USR2; exec "$0" "$@"' "$hpcddp_python" -P -u -m hpcddp.launch.task &
+  --distribution=block --kill-on-bad-exit=1 --unbuffered \
+  sh -c 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
+  "$hpcddp_python" -P -u -m hpcddp.launch.task &
 tasks=$!
 
 # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)

@@ -11,9 +11,11 @@ case " $* " in
   *" hpcddp.launch.attempt begin "*)
     printf '%s\0' "$@" > "$RECORD/begin"; cat > "$RECORD/job.yaml"; pwd > "$RECORD/directory"
     [[ -v ATTEMPT ]] || ATTEMPT=$RECORD/attempts/0
+    [[ -z $ATTEMPT ]] || mkdir -p "$ATTEMPT"
     printf '%s' "$ATTEMPT"; exit "${BEGIN_CODE:-0}" ;;
   *" hpcddp.launch.attempt end "*) printf '%s\0' "$@" > "$RECORD/end"; exit "${END_CODE:-0}" ;;
-  *) printf '%s\0' "$@" > "$RECORD/task"; env -0 > "$RECORD/environment"
+  *) printf '%s\0' "$@" > "$RECORD/task"; printf '%s\0' "$0" > "$RECORD/program"; env -0 > "$RECORD/environment"
+    echo "this is the task"
     trap 'echo TERM >> "$RECORD/signals"' TERM
     touch "$RECORD/running"
     while [[ -e $RECORD/hold ]]; do sleep 0.02; done
@@ -23,7 +25,7 @@ esac
 SRUN = r"""#!/bin/bash
 printf '%s\0' "$@" > "$RECORD/srun"
 while [[ $1 == --* ]]; do shift; done
-exec "$@"
+SLURM_PROCID=0 exec "$@"
 """
 MODULE = r"""module() { printf '%s\0' "$@" >> "$RECORD/module"; return "${MODULE_CODE:-0}"; }
 """

@@ -80,10 +80,13 @@ def test_the_output_of_a_run_lies_in_its_directory(run_root: str, log: str) -> N
     assert [directive.value for directive in asked if directive.flag in {"output", "error"}] == [log, log]
 
 
-@pytest.mark.parametrize("run_id", [None, "r1"])
-def test_a_run_root_with_a_backslash_is_refused(run_id: str | None) -> None:
+def test_a_script_by_hand_writes_its_log_beside_it_wherever_runs_live() -> None:
+    assert "--output=%x-%j.out" in flags(run_id=None, run_root="a\\b")
+
+
+def test_a_run_root_with_a_backslash_is_refused_where_slurm_would_write_a_log() -> None:
     with pytest.raises(UnwritableValueError) as caught:
-        directives_for(job(run_root="a\\b").spec, run_id=run_id)
+        directives_for(job(run_root="a\\b").spec, run_id="r1")
     assert str(caught.value) == (
         "run_root is 'a\\\\b', which holds a backslash; Slurm cannot write logs there: rename it"
     )

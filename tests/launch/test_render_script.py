@@ -39,7 +39,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_srun_is_told_how_many_tasks_and_where_their_logs_are(stage: Stage) -> None:
+def test_srun_is_told_how_many_tasks_and_each_has_a_log(stage: Stage) -> None:
     script = script_of(stage, resources={"nodes": 3, "tasks_per_node": 2, "cpus_per_task": 4})
     attempt = stage.directory / "50%" / "attempts" / "0"
 
@@ -54,9 +54,9 @@ def test_srun_is_told_how_many_tasks_and_where_their_logs_are(stage: Stage) -> N
         "--distribution=block",
         "--kill-on-bad-exit=1",
         "--unbuffered",
-        "--open-mode=append",
-        f"--output={stage.directory}/50%%/attempts/0/rank-%t.log",
     ]
+    assert (attempt / "rank-0.log").read_text() == "this is the task\n"
+    assert (attempt / "rank-0.log").stat().st_mode & 0o777 == 0o600
     assert stage.words("task") == ["-P", "-u", "-m", "hpcddp.launch.task"]
     assert f"HPCDDP_ATTEMPT_DIR={attempt}" in stage.words("environment")
 
