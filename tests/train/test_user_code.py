@@ -108,7 +108,7 @@ def test_traceback_of_own_code_is_kept(training: Training) -> None:
             {"train__num_classes": 9},
             (
                 "the model tells apart 9 classes, 0..8, but split train of dataset "
-                "tests.distributed.own_code:few_digits has labels 0..9; write train.num_classes 10 or more, with labels from 0 on"
+                "tests.distributed.own_code:few_digits has labels 0..9; write train.num_classes 10 or more, with labels"
             ),
         ),
         (
