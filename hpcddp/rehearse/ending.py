@@ -18,6 +18,7 @@ from hpcddp.errors import HpcddpError
 
 TOKEN_VARIABLE = "HPCDDP_SANDBOX"  # noqa: S105 - the name of a variable
 _PROC = Path("/proc")
+# Debian's is slurmstepd-wlm.
 _STEP_DAEMON = "slurmstepd"
 _POLL_S = 0.02
 _TIMEOUT_S = 30.0
@@ -127,7 +128,7 @@ def _is_marked(pid: int, token: str, slurm_conf: Path) -> bool:
     environment = _environment(pid)
     if environment.get(TOKEN_VARIABLE) == token:
         return True
-    return environment.get("SLURM_CONF") == str(slurm_conf) and _program(pid) == _STEP_DAEMON
+    return environment.get("SLURM_CONF") == str(slurm_conf) and _program(pid).startswith(_STEP_DAEMON)
 
 
 def _environment(pid: int) -> Mapping[str, str]:
@@ -140,8 +141,8 @@ def _environment(pid: int) -> Mapping[str, str]:
     return {name.lstrip(): value for name, _, value in pairs if value}
 
 
-def _program(pid: int) -> str | None:
+def _program(pid: int) -> str:
     try:
         return (_PROC / str(pid) / "exe").readlink().name
     except OSError:
-        return None
+        return ""

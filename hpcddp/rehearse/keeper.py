@@ -45,6 +45,7 @@ def main(directory: Path) -> None:
         sys.stderr.flush()
         ending.end_all(sandbox.token, sandbox.slurm_conf, keeper=None)
         if isinstance(error, _NotWantedError):
+            _unmount(sandbox)
             state.remove_files(sandbox)
         sys.exit(1)
     _reap_forever()
@@ -116,6 +117,16 @@ def _check(running: Running) -> None:
     for name, process in running.items():
         if process.poll() is not None:
             raise processes.ProcessError(f"{name} ended with {process.returncode} as soon as it was started")
+
+
+def _unmount(sandbox: Sandbox) -> None:
+    """Take away the mounts in the sandbox's directory, which its files could not be removed under."""
+    environment = processes.daemon_environment(sandbox.token)
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        # The fifth field is where it is mounted (proc_pid_mountinfo(5)).
+        place = Path(line.split()[4])
+        if place.is_relative_to(sandbox.directory):
+            processes.run(Command(argv=("umount", "--lazy", str(place))), environment)
 
 
 def _reap_forever() -> None:

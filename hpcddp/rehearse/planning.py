@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import secrets
 import socket
 
 from hpcddp.rehearse import cgroups, configuration, daemons, network, processes
 from hpcddp.rehearse.configuration import PARTITIONS, Cluster, Node
-from hpcddp.rehearse.request import Request
+from hpcddp.rehearse.request import Request, user_name
 from hpcddp.rehearse.state import Sandbox
 from hpcddp.run.files import write_text
 
@@ -37,7 +35,7 @@ def plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
     nodes = tuple(Node(name=name, address=at, port=on) for name, (at, on) in zip(names, places, strict=True))
     cluster = Cluster(
         directory=request.directory,
-        user=_user_name(),
+        user=user_name() or "",
         controller_host=host,
         controller_address=address,
         controller_port=port,
@@ -58,13 +56,6 @@ def plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
         uses_cgroups=request.uses_cgroups,
     )
     return sandbox, cluster
-
-
-def _user_name() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def write_files(sandbox: Sandbox, cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,14 @@ def default_hosts() -> Hosts:
     return Hosts.NAMESPACES if os.geteuid() == 0 else Hosts.SHARED
 
 
+def user_name() -> str | None:
+    """Return the name of this process's user, None if it has none (a container may run as any number)."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return None
+
+
 def check(request: Request, *, missing_programs: Callable[[Sequence[str]], list[str]]) -> None:
     """Refuse what cannot be started.
 
@@ -102,6 +111,10 @@ def check(request: Request, *, missing_programs: Callable[[Sequence[str]], list[
         raise UserError(
             "--conf names a cgroup plugin, and this machine has control groups of version 2, for which the sandbox "
             "cannot make room; leave the cgroup plugins out"
+        )
+    if user_name() is None:
+        raise UserError(
+            f"user id {os.geteuid()} has no name on this machine, and Slurm's daemons need one; add it to /etc/passwd"
         )
     programs = [name for name in _PACKAGES if request.isolated or name not in _ISOLATION_ONLY]
     if missing := missing_programs(programs):

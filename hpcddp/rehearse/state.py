@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcddp.errors import HpcddpError
 from hpcddp.rehearse import cgroups, ending
 from hpcddp.rehearse.ending import Process
 from hpcddp.run.files import read_json, write_json
@@ -17,6 +18,12 @@ from hpcddp.run.files import read_json, write_json
 _MARKER = "sandbox.json"
 _KEEPER = "keeper.json"
 _DAEMONS = "daemons.json"
+
+
+class RemovalError(HpcddpError):
+    """A file of the sandbox cannot be removed."""
+
+    kind = "removal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,17 +106,24 @@ def read_daemons(sandbox: Sandbox) -> dict[str, int] | None:
 
 
 def remove_files(sandbox: Sandbox) -> None:
-    """Remove the sandbox's directory and control groups; what is gone already is no error."""
+    """Remove the sandbox's directory and control groups; what is gone already is no error.
+
+    Raises:
+        RemovalError: something cannot be removed; the directory stays marked as ours.
+    """
     if sandbox.uses_cgroups:
         cgroups.remove(sandbox.token)
     with contextlib.suppress(FileNotFoundError):
-        for entry in sandbox.directory.iterdir():
-            if entry.name == _MARKER:
-                continue
+        for entry in _entries(sandbox.directory):
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
-    with contextlib.suppress(FileNotFoundError):
+        if left := _entries(sandbox.directory):
+            raise RemovalError(f"{left[0]} of the sandbox cannot be removed; see what holds it, then run down again")
         (sandbox.directory / _MARKER).unlink(missing_ok=True)
         sandbox.directory.rmdir()
+
+
+def _entries(directory: Path) -> list[Path]:
+    return [entry for entry in directory.iterdir() if entry.name != _MARKER]

@@ -50,7 +50,7 @@ def test_a_shell_that_exported_slurm_conf_is_not_the_sandboxs() -> None:
 
 
 def test_a_step_daemon_of_the_sandbox_is_known_by_its_slurm_conf(tmp_path: Path) -> None:
-    program = tmp_path / "slurmstepd"
+    program = tmp_path / "slurmstepd-wlm"
     program.write_bytes(Path("/bin/sleep").read_bytes())
     program.chmod(0o755)
     with running(str(program), "60", SLURM_CONF=str(CONF)) as own, running(str(program), "60", SLURM_CONF="/etc/x"):

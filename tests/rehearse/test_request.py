@@ -84,6 +84,13 @@ def test_hosts_of_their_own_need_root(monkeypatch: pytest.MonkeyPatch) -> None:
     assert request.default_hosts() is Hosts.SHARED
 
 
+def test_a_user_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 64_999)
+    assert refusal(wanted()) == (
+        "user id 64999 has no name on this machine, and Slurm's daemons need one; add it to /etc/passwd"
+    )
+
+
 def test_control_groups_need_hosts_of_their_own() -> None:
     assert refusal(wanted(overrides={"ProctrackType": "proctrack/cgroup"})) == (
         "--hosts is shared, and nodes on one host would share their control groups; "
