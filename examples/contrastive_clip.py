@@ -1,0 +1,118 @@
+"""A contrastive loss in the manner of CLIP (Radford et al. 2021, arXiv 2103.00020) with a learnable temperature.
+
+Every sample is compared with every other one of the global batch, on whatever rank that is. The outputs are gathered
+with a backward that sums, so that the encoders *and* the temperature get the gradient of one process.
+
+One process, four processes, four processes that accumulate: the printed losses are the same.
+
+    python examples/contrastive_clip.py
+    torchrun --standalone --nproc-per-node 4 examples/contrastive_clip.py
+    torchrun --standalone --nproc-per-node 4 examples/contrastive_clip.py --micro-steps 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from sklearn import datasets
+from torch import Tensor, nn, optim
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcddp import accumulate_gathered
+from hpcddp.batch.plan import plan_batch
+from hpcddp.batch.sampler import GlobalBatches, share_of
+
+Pair = tuple[Tensor, Tensor]
+
+
+def load_digits() -> Pair:
+    """Return the upper and the lower half of handwritten digits, ``[1797, 32]`` each: what belongs together."""
+    images = torch.from_numpy(datasets.load_digits().images).to(torch.get_default_dtype()) / 16
+    return images[:, :4].flatten(1), images[:, 4:].flatten(1)
+
+
+class TwoTowers(nn.Module):
+    """Two encoders into one space, and the temperature of their comparison."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.upper = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.lower = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.log_scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, upper: Tensor, lower: Tensor) -> Pair:
+        """Return unit vectors ``[n, 16]`` of both halves."""
+        return functional.normalize(self.upper(upper), dim=1), functional.normalize(self.lower(lower), dim=1)
+
+
+def make_model() -> TwoTowers:
+    """Return the two towers; the same on every rank."""
+    torch.manual_seed(0)
+    return TwoTowers()
+
+
+def clip_loss(upper: Tensor, lower: Tensor, log_scale: Tensor) -> Tensor:
+    """Return the symmetric cross entropy of finding each half's other half among all of the batch."""
+    logits = upper @ lower.T * log_scale.exp()
+    labels = torch.arange(len(logits))
+    return (functional.cross_entropy(logits, labels) + functional.cross_entropy(logits.T, labels)) / 2
+
+
+def backward(model: nn.Module, micro_batches: Sequence[Pair]) -> Tensor:
+    """Run forward and backward of one optimizer step on this rank; return the loss of the global batch."""
+    towers = cast("TwoTowers", model.module if isinstance(model, DistributedDataParallel) else model)
+    return accumulate_gathered(
+        lambda upper, lower: clip_loss(upper, lower, towers.log_scale),
+        lambda batch: model(*batch),
+        micro_batches,
+        model=model,
+    )
+
+
+def train(*, micro_steps: int, steps: int = 20) -> Iterator[float]:
+    """Yield the loss of the global batch at every step, the same for any number of ranks and micro-steps."""
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    upper, lower = load_digits()
+    model = wrap(make_model())
+    optimizer = optim.AdamW(model.parameters(), lr=0.003)
+    batches = GlobalBatches(len(upper), 150, tail="keep", order="keyed", seed=0)
+    plan = plan_batch(global_batch_size=150, world_size=ranks, samples=len(upper), grad_accum_steps=micro_steps)
+    for step in range(steps):
+        indices = batches.indices(*divmod(step, batches.steps_per_epoch))
+        shares = [torch.from_numpy(share) for share in share_of(plan, indices, rank)]
+        optimizer.zero_grad()
+        loss = backward(model, [(upper[share], lower[share]) for share in shares])
+        optimizer.step()
+        yield float(loss)
+
+
+def wrap(model: nn.Module) -> nn.Module:
+    """Return the model in DDP where there are several ranks."""
+    return DistributedDataParallel(model) if dist.is_initialized() else model
+
+
+def main() -> None:
+    """Open a group if torchrun started this process, train, and print from rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--micro-steps", type=int, default=1, help="backward passes per optimizer step")
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    torch.set_default_dtype(torch.float64)
+    for step, loss in enumerate(train(micro_steps=options.micro_steps)):
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            print(f"step {step:2d}  loss {loss:.12f}")
+    if dist.is_initialized():
+        # No rank closes its connections while another one uses them.
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
