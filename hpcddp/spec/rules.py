@@ -27,7 +27,14 @@ DATASET_ARGUMENTS = {
 FROM_FILES = ("cifar10", "imagefolder")
 
 # Names that bash keeps read-only or changes itself (man bash, Shell Variables).
-SHELL_VARIABLES = frozenset({"_", "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
+SHELL_VARIABLES = frozenset(
+    {
+        "_", "BASHOPTS", "BASHPID", "BASH_ALIASES", "BASH_ARGC", "BASH_ARGV", "BASH_CMDS", "BASH_COMMAND",
+        "BASH_LINENO", "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO", "DIRSTACK", "EPOCHREALTIME",
+        "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "LINENO", "OPTIND", "PPID", "RANDOM",
+        "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
+    }
+)  # fmt: skip
 OWN_PREFIX = "HPCDDP_"
 
 

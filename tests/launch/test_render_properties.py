@@ -13,6 +13,7 @@ from hpcddp.launch.templating import quote_word
 from hpcddp.slurm.grammar import read_directives
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.read import ResolvedJob
+from hpcddp.spec.rules import SHELL_VARIABLES
 from hpcddp.spec.write import dump_job, parse_resolved
 from tests.launch.stage import Stage
 
@@ -137,3 +138,16 @@ def test_bash_exports_every_quoted_value_as_it_was(values: list[str]) -> None:
     done = subprocess.run(["/bin/bash", "-s"], input=script.encode(), env={}, capture_output=True, check=True)
     found = dict(entry.partition("=")[::2] for entry in done.stdout.decode().split("\0"))
     assert [found[f"V{number}"] for number in range(len(values))] == values
+
+
+def test_the_names_that_a_job_file_may_not_set_are_those_that_bash_does_not_export() -> None:
+    def lines_of(script: str) -> set[str]:
+        command = ["/bin/bash", "-c", script]
+        done = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+        return set(done.stdout.splitlines())
+
+    usual = {"HOME", "IFS", "LC_ALL", "LD_PRELOAD", "PATH", "TMPDIR"}
+    # compgen names what is set in this place; some names of the table are set in others only, such as a function.
+    names = lines_of("compgen -v") | SHELL_VARIABLES | usual
+    kept = {name for name in names if f"{name}=7x" not in lines_of(f"export {name}=7x\nexec /usr/bin/env")}
+    assert kept == SHELL_VARIABLES
