@@ -163,10 +163,7 @@ def submit(
     check_submittable(job, cluster, environment)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = _run_directory(job, run_id)
-    if (tag := next((tag for tag in _SUBMITIT_TAGS if tag in str(run.path)), None)) is not None:
-        raise SubmissionError(
-            f"the run directory {run.path} holds {tag}, which submitit replaces; choose another run_root"
-        )
+    _check_path(run.path, cluster)
     if run.path.exists():
         raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root")
     make_private_directory(run.path)
@@ -176,6 +173,16 @@ def submit(
     except (HpcddpError, OSError):
         shutil.rmtree(run.path)
         raise
+
+
+def _check_path(path: Path, cluster: Cluster) -> None:
+    """Refuse a path that means something else to submitit or to sbatch (sbatch(1), FILENAME PATTERN)."""
+    patterns = ("%", "\\") if cluster == "slurm" else _SUBMITIT_TAGS
+    if (found := next((pattern for pattern in patterns if pattern in str(path)), None)) is not None:
+        reader = "sbatch" if cluster == "slurm" else "submitit"
+        raise SubmissionError(
+            f"the run directory {path} holds {found}, which {reader} replaces; choose another run_root"
+        )
 
 
 def _run_directory(job: ResolvedJob, run_id: str) -> RunDirectory:

@@ -133,12 +133,13 @@ export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# submitit's controller starts one process for each rank, as srun does on a cluster.
+# submitit's controller starts one process for each rank, as srun does on a cluster. It warns them with USR2 before the
+# time limit, which they inherit as ignored until they have a handler for it.
+trap '' USR2
 "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
 tasks=$!
 # Whoever ends this shell means the tasks.
 trap 'interrupted=yes; kill -TERM "$tasks" 2>/dev/null' INT TERM
-trap interrupted=yes USR2
 
 # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
 interrupted=yes
