@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public, not marked so
 
 from hpcddp.errors import HpcddpError
 from hpcddp.slurm.rank_env import RankEnv
@@ -148,7 +149,7 @@ def process_group(
         MissingRankError: names the ranks that did not arrive, and their hosts.
         DisagreementError: names the rank that differs, or the two ranks on one GPU.
     """
-    store = dist.PrefixStore(token, _open_store(env, address, port, listener, rendezvous_timeout))
+    store = PrefixStore(token, _open_store(env, address, port, listener, rendezvous_timeout))
     _gather_ranks(store, env, identity, rendezvous_timeout, watch)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
@@ -178,11 +179,11 @@ def _deadline(timeout: timedelta) -> Iterator[None]:
 
 def _open_store(
     env: RankEnv, address: str, port: int, listener: socket.socket | None, timeout: timedelta
-) -> dist.TCPStore:
+) -> TCPStore:
     if listener is None:
-        return dist.TCPStore(address, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
+        return TCPStore(address, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
     # The store owns the descriptor from here on: detach, or Python would close it a second time.
-    return dist.TCPStore(
+    return TCPStore(
         address,
         port,
         env.world_size,
@@ -194,7 +195,7 @@ def _open_store(
 
 
 def _gather_ranks(
-    store: dist.Store, env: RankEnv, identity: Identity, timeout: timedelta, watch: Callable[[], None]
+    store: Store, env: RankEnv, identity: Identity, timeout: timedelta, watch: Callable[[], None]
 ) -> None:
     """Wait for every rank, compare them on rank 0, and let all ranks hear the same verdict."""
     store.set(f"rank/{env.rank}", json.dumps(asdict(identity)))
@@ -213,7 +214,7 @@ def _gather_ranks(
         raise {"missing": MissingRankError, "disagreement": DisagreementError}[error["kind"]](error["message"])
 
 
-def _judge(store: dist.Store, env: RankEnv, timeout: timedelta, watch: Callable[[], None]) -> dict[str, str] | None:
+def _judge(store: Store, env: RankEnv, timeout: timedelta, watch: Callable[[], None]) -> dict[str, str] | None:
     """Return what is wrong with the ranks that arrived, or None."""
     everyone = [f"rank/{rank}" for rank in range(env.world_size)]
     if not _wait_until(lambda: store.check(everyone), timeout, watch):
@@ -225,7 +226,7 @@ def _judge(store: dist.Store, env: RankEnv, timeout: timedelta, watch: Callable[
     return {"kind": "disagreement", "message": sentence} if sentence else None
 
 
-def _arrived(store: dist.Store, env: RankEnv) -> list[int]:
+def _arrived(store: Store, env: RankEnv) -> list[int]:
     return [rank for rank in range(env.world_size) if store.check([f"rank/{rank}"])]
 
 

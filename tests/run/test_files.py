@@ -27,7 +27,7 @@ def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytes
     def no_space(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", no_space)
+    monkeypatch.setattr("os.fsync", no_space)
     with pytest.raises(OSError, match="No space left"):
         files.write_text(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "old"
