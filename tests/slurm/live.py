@@ -82,11 +82,6 @@ class Sandbox:
             time.sleep(_POLL_S)
         return fields
 
-    def start_now(self, job_id: str) -> None:
-        """Let a requeued job start at once, not after the time for which Slurm's credentials are good."""
-        self.wait(job_id, states={"PENDING", "RUNNING"})
-        self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now", check=False)
-
     def cancel_all(self) -> None:
         """Cancel every job and wait until none is left."""
         user = str(os.geteuid())

@@ -141,7 +141,6 @@ def test_a_requeued_job_goes_on_and_ends_with_the_parameters_of_the_uninterrupte
     run = RunDirectory(Path(submitted["run_dir"]))
     wait_for(run.events, '"save"')
     sandbox.run("scontrol", "requeue", submitted["job_id"])
-    sandbox.start_now(submitted["job_id"])
     finished(sandbox, submitted["job_id"])
     result, expected = result_of(run), result_of(RunDirectory(Path(reference["run_dir"])))
     assert result["attempts"] == 2
