@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from hpcddp.spec.batch_rules import (
+    batch_reaches_every_rank,
+    fixed_micro_batch_divides,
+    groups_are_named,
+    rule_fits_optimizer,
+)
 from hpcddp.spec.document import Path
 from hpcddp.spec.job import JobSpec, Requeue
 from hpcddp.spec.names import nearest
@@ -74,16 +80,6 @@ def _touches(one: str, other: str) -> bool:
 def _one_training(spec: JobSpec) -> Iterator[Finding]:
     if spec.train is None and spec.entrypoint is None and spec.command is None:
         yield "train", "is missing; write for example train: {model: resnet18, dataset: digits}"
-
-
-def _batch_reaches_every_rank(spec: JobSpec) -> Iterator[Finding]:
-    batch, ranks = spec.batch.global_batch_size, spec.world_size
-    if batch < ranks:
-        sentence = (
-            f"is {batch}, fewer samples than the {ranks} ranks ({spec.resources.nodes} x {spec.tasks_per_node}) "
-            f"that share them; write {ranks} or more, or ask for at most {batch} ranks"
-        )
-        yield "batch.global_batch_size", sentence
 
 
 def _one_task_per_gpu(spec: JobSpec) -> Iterator[Finding]:
@@ -231,7 +227,9 @@ _MEMORY = ("resources.mem", "resources.mem_per_cpu", "resources.mem_per_gpu")
 
 RULES = (
     Rule(("train", "entrypoint", "command"), _one_training),
-    Rule(("batch.global_batch_size", *_RANKS), _batch_reaches_every_rank),
+    Rule(("batch.global_batch_size", *_RANKS), batch_reaches_every_rank),
+    Rule(("batch", *_RANKS), fixed_micro_batch_divides),
+    Rule(("batch.unit", "batch.group"), groups_are_named),
     Rule(("resources.tasks_per_node", "resources.gpus_per_node"), _one_task_per_gpu),
     Rule(("resources.gpu_type", "resources.mem_per_gpu", *_DEVICE), _gpu_fields_need_gpus),
     Rule(_MEMORY, _one_memory),
@@ -241,6 +239,7 @@ RULES = (
     Rule(("train.precision", *_DEVICE), _precision_fits_device),
     Rule(("train.optimizer",), _optimizer_constants),
     Rule(("learning_rate",), _schedule_constants),
+    Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
     Rule(("environment.env", "environment.pass_env"), _variable_names),
 )
