@@ -14,6 +14,11 @@ _SMALL_BATCH_NORM_GROUP = 4
 
 def split_notes(plan: BatchPlan) -> Iterator[str]:
     """Yield the notes on the split and the steps of an epoch."""
+    if plan.unit == "group":
+        yield (
+            "batch.unit is group: the sizes of the batch count groups, and a step trains on all samples of its groups, "
+            "each with the same weight; groups of different sizes make batches of different sizes."
+        )
     yield from _short_epoch(plan)
     yield from _idle_shares(plan)
     yield from _batch_norm(plan)
@@ -24,12 +29,12 @@ def _short_epoch(plan: BatchPlan) -> Iterator[str]:
         return
     if plan.tail == "keep":
         yield (
-            f"The training data has {count(plan.samples, 'sample')}, fewer than one global batch: every step trains on "
+            f"The training data has {count(plan.samples, plan.unit)}, fewer than one global batch: every step trains on "
             f"{plan.samples}, not on {plan.global_batch_size}."
         )
     else:
         yield (
-            f"The training data has {count(plan.samples, 'sample')}, fewer than one global batch: every step repeats "
+            f"The training data has {count(plan.samples, plan.unit)}, fewer than one global batch: every step repeats "
             f"some of them to fill {plan.global_batch_size}."
         )
 
@@ -38,13 +43,13 @@ def _idle_shares(plan: BatchPlan) -> Iterator[str]:
     share = ceil_div(plan.global_batch_size, plan.world_size)
     if plan.grad_accum_steps > share:
         yield (
-            f"grad_accum_steps is {plan.grad_accum_steps}, more than the {count(share, 'sample')} of a rank: "
+            f"grad_accum_steps is {plan.grad_accum_steps}, more than the {count(share, plan.unit)} of a rank: "
             "some micro-steps are empty in every step."
         )
-    if plan.tail_samples is not None and plan.tail_samples < plan.world_size:
-        idle = plan.world_size - plan.tail_samples
+    idle = 0 if plan.tail_samples is None else sum(many for many, n in plan.share_runs(plan.tail_samples) if not n)
+    if plan.tail_samples is not None and idle:
         yield (
-            f"The last step of an epoch has {count(plan.tail_samples, 'sample')} for {plan.world_size} ranks: "
+            f"The last step of an epoch has {count(plan.tail_samples, plan.unit)} for {plan.world_size} ranks: "
             f"{count(idle, 'rank')} without any, in step with the others and counting nothing."
         )
 
@@ -55,8 +60,10 @@ def _batch_norm(plan: BatchPlan) -> Iterator[str]:
     except PlanError as error:
         yield f"If the model has BatchNorm, the job is refused before its first step: {error.message}."
         return
+    if plan.unit == "group" and plan.smallest_group is None:
+        return
     for step, batch in plan.distinct_batches():
-        smallest = min(size for size in plan.micro_batch_sizes(batch) if size)
+        smallest = min(size for size in plan.micro_batch_sizes(batch) if size) * (plan.smallest_group or 1)
         if smallest <= _SMALL_BATCH_NORM_GROUP:
             where = "every step" if step == 0 else f"the last step of every epoch (step {step})"
             ways = "fewer ranks or a larger global batch" if step == 0 else "tail 'drop', fewer ranks or a larger batch"
