@@ -26,8 +26,8 @@ LONGEST_SIGNAL_LEAD_S = 65535
 BUILTIN_CLASSES = {"digits": 10, "cifar10": 10}
 DATASET_ARGUMENTS = {
     "digits": (),
-    "cifar10": (),
-    "imagefolder": ("image_size", "resize"),
+    "cifar10": ("augment",),
+    "imagefolder": ("augment", "image_size", "resize"),
     "synthetic": ("samples", "val_samples", "image_size", "num_classes"),
 }
 FROM_FILES = ("cifar10", "imagefolder")
@@ -127,6 +127,8 @@ def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
             near = nearest(name, known or ())
             instead = f"did you mean {near}?" if near else f"write one of {', '.join(known)}" if known else "remove it"
             yield f"train.dataset_args.{name}", f"is no argument of dataset {train.dataset}; {instead}"
+        elif name == "augment" and not isinstance(train.dataset_args[name], bool):
+            yield f"train.dataset_args.{name}", "is neither true nor false; write one of them"
 
 
 def _classes(spec: JobSpec) -> Iterator[Finding]:

@@ -38,7 +38,12 @@ class Train(Section):
         description="`digits`, `cifar10`, `imagefolder`, `synthetic`, or your own `pkg.module:function`."
     )
     dataset_args: Mapping[str, Any] = Field(
-        default_factory=dict, description="Arguments passed on to the dataset's function."
+        default_factory=dict,
+        description=(
+            "`cifar10`: `augment` (true; never of the validation part). `imagefolder`: `augment` (true), `image_size` "
+            "(224), `resize` (before crops in the centre: 256/224 of it). `synthetic`: `samples` (1024), `val_samples` "
+            "(256), `image_size` (32), `num_classes` (10). Your own function is given all of them, and `split`."
+        ),
     )
     num_classes: int | None = Field(
         None,

@@ -13,7 +13,7 @@ from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.train.checkpoint import Saver
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.images import Batch, Data
-from hpcddp.train.data.loader import Batches, MicroBatchIndices, Placement, choose_workers
+from hpcddp.train.data.loader import Batches, MicroBatchKeys, Placement, choose_workers
 from hpcddp.train.data.opening import open_data
 from hpcddp.train.data.own import first_samples
 from hpcddp.train.errors import TrainingError
@@ -138,6 +138,7 @@ def make_loop(
         # What fits into memory while training does so without gradients, too.
         batch_size=_largest_micro_batch(setting),
         workers=setting.workers,
+        seed=context.train.seed,
         rank=context.rank,
         world_size=context.world_size,
     )
@@ -159,14 +160,15 @@ def _training_batches(setting: Setting, first_step: int) -> Iterator[Batch]:
     batches = GlobalBatches(
         len(data.train), spec.batch.global_batch_size, spec.batch.tail, spec.batch.order, train.seed
     )
-    indices = MicroBatchIndices(
+    keys = MicroBatchKeys(
         batches,
         setting.plan.batch,
         setting.context.rank,
+        seed=train.seed,
         first_step=first_step,
         last_step=setting.schedule.total_steps,
     )
-    return Batches(data, data.train, indices, setting.placement, workers=setting.workers, seed=train.seed)
+    return Batches(data, data.train, keys, setting.placement, workers=setting.workers)
 
 
 def notes_of(setting: Setting, replica: Replica) -> list[str]:

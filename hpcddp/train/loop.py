@@ -144,15 +144,7 @@ class Loop:
         self._progress = replace(self._progress, evaluation=evaluation, evaluated_step=self._progress.step)
         epoch = self._progress.epoch - 1
         if self._metrics is not None:
-            self._metrics.add(
-                {
-                    "step": self._progress.step,
-                    "epoch": epoch,
-                    "val_loss": evaluation.val_loss,
-                    "val_accuracy": evaluation.val_accuracy,
-                    "val_samples": evaluation.val_samples,
-                }
-            )
+            self._metrics.add({"step": self._progress.step, "epoch": epoch, **evaluation.as_record()})
         loss = self._progress.last_loss
         self._context.tell(
             f"epoch {epoch + 1}/{self._schedule.epochs}, step {self._progress.step}/{self._schedule.total_steps}: "

@@ -39,7 +39,7 @@ class Progress:
         document = asdict(self)
         if self.evaluation is not None:
             document["evaluation"] = {
-                name: value if math.isfinite(value) else None for name, value in asdict(self.evaluation).items()
+                name: value if math.isfinite(value) else None for name, value in self.evaluation.as_record().items()
             }
         return document
 

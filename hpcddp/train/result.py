@@ -39,6 +39,7 @@ def write_result(context: TrainContext, model: nn.Module, progress: Progress) ->
         "epochs": progress.epoch,
         "final_loss": progress.last_loss,
         "val_accuracy": evaluation.get("val_accuracy"),
+        "val_top5": evaluation.get("val_top5"),
         "val_loss": evaluation.get("val_loss"),
         "val_samples": evaluation.get("val_samples"),
         "samples_seen": progress.samples_seen,
