@@ -29,8 +29,8 @@ def _short_epoch(plan: BatchPlan) -> Iterator[str]:
         return
     if plan.tail == "keep":
         yield (
-            f"The training data has {count(plan.samples, plan.unit)}, fewer than one global batch: every step trains on "
-            f"{plan.samples}, not on {plan.global_batch_size}."
+            f"The training data has {count(plan.samples, plan.unit)}, fewer than one global batch: every step trains "
+            f"on {plan.samples}, not on {plan.global_batch_size}."
         )
     else:
         yield (
@@ -65,10 +65,11 @@ def _batch_norm(plan: BatchPlan) -> Iterator[str]:
     for step, batch in plan.distinct_batches():
         smallest = min(size for size in plan.micro_batch_sizes(batch) if size) * (plan.smallest_group or 1)
         if smallest <= _SMALL_BATCH_NORM_GROUP:
+            size = f"as few as {smallest}" if plan.unit == "group" else f"{smallest}"
             where = "every step" if step == 0 else f"the last step of every epoch (step {step})"
             ways = "fewer ranks or a larger global batch" if step == 0 else "tail 'drop', fewer ranks or a larger batch"
             yield (
-                f"If the model has BatchNorm: in {where} it takes its statistics over micro-batches of {smallest} "
+                f"If the model has BatchNorm: in {where} it takes its statistics over micro-batches of {size} "
                 f"samples, and 4 or fewer are poor; use {ways}."
             )
             return

@@ -76,8 +76,8 @@ def refuse_unfilled(batch: int, world: int, size: int) -> None:
     together = world * size
     if batch % together:
         raise PlanError(
-            f"per_device_batch_size is {size}, and {count(world, 'rank')} make {together} of it in one micro-step, which "
-            f"does not divide global_batch_size {batch}; write {', or '.join(fixed_ways_out(batch, world, size))}",
+            f"per_device_batch_size is {size}, and {count(world, 'rank')} make {together} of it in one micro-step, "
+            f"which does not divide global_batch_size {batch}; write {', or '.join(fixed_ways_out(batch, world, size))}",
             global_batch_size=batch,
             world_size=world,
             per_device_batch_size=size,

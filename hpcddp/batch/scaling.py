@@ -7,9 +7,11 @@ batch, whoever computed it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from hpcddp.batch.refusals import PlanError
 from hpcddp.spec.batch_rules import ADAM_FAMILY, as_written, batch_ratio, scaling_findings
@@ -130,6 +132,66 @@ def scale(
 def fitting_rule(optimizer: Optimizer) -> Rule:
     """Return the rule that the literature has for an optimizer; it need not fit a given model."""
     return "sqrt" if optimizer.name in ADAM_FAMILY else "linear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """What a learning-rate rule makes of a job's constants, and what the rule that fits the optimizer would.
+
+    Args:
+        base: the rate as stated, for the batch that it was tuned for.
+        tuned_for: B0, that batch; None = not said, so that kappa is 1.
+        scaled: what the chosen rule makes of it.
+        optimizer: the optimizer's name; None = unknown.
+        fitting: what the rule that fits it makes of it; None = unknown, or that rule does not hold.
+        refused: why that rule does not hold; None where it does.
+    """
+
+    UNKNOWN: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"base_learning_rate": None, "kappa": None, "rule": None, "scaled": None, "fitting": None}
+    )
+
+    base: float
+    tuned_for: int | None
+    scaled: ScaledRule
+    optimizer: str | None = None
+    fitting: ScaledRule | None = None
+    refused: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the keys of ``hpcddp plan --json``."""
+        fitting = None
+        if self.fitting is not None:
+            fitting = {"optimizer": self.optimizer, "rule": self.fitting.rule, **self.fitting.as_json()}
+        elif self.refused is not None:
+            fitting = {"optimizer": self.optimizer, "rule": None, "refused": self.refused}
+        return {
+            "base_learning_rate": self.base,
+            "kappa": self.scaled.kappa,
+            "rule": self.scaled.rule,
+            "scaled": self.scaled.as_json(),
+            "fitting": fitting,
+        }
+
+
+def scaling_of(
+    rate: LearningRate, optimizer: Optimizer | None, *, ema_decay: float | None, global_batch_size: int
+) -> Scaling:
+    """Return what the chosen rule and the fitting one make of a job's constants; arguments as for ``scale``.
+
+    Raises:
+        PlanError: the chosen rule does not hold.
+    """
+    scaled = scale(rate, optimizer, ema_decay=ema_decay, global_batch_size=global_batch_size)
+    known = Scaling(base=rate.base, tuned_for=rate.base_global_batch_size, scaled=scaled)
+    if optimizer is None:
+        return known
+    fitted = rate.model_copy(update={"rule": fitting_rule(optimizer)})
+    try:
+        fitting = scale(fitted, optimizer, ema_decay=ema_decay, global_batch_size=global_batch_size)
+    except PlanError as error:
+        return replace(known, optimizer=optimizer.name, refused=error.message)
+    return replace(known, optimizer=optimizer.name, fitting=fitting)
 
 
 def _times(key: str, number: float, factor: Fraction) -> float:

@@ -56,7 +56,7 @@ def scaling_findings(
     kappa, beta = batch_ratio(rate, global_batch_size), min(optimizer.betas)
     growth = kappa * (1 - as_written(beta))
     if rate.rule == "sqrt" and kappa != 1 and growth >= 1:
-        # B < B0 / (1 - beta)
+        # The largest B below B0 / (1 - beta).
         largest = -(-(rate.base_global_batch_size or 1) // (1 - as_written(beta))) - 1
         smaller = f"batch.global_batch_size {largest} or less, " if largest >= 1 else ""
         yield (
@@ -144,8 +144,10 @@ def groups_are_named(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if unit == "group" and group is None:
         yield (
             "batch.unit",
-            "is group, and nothing says which samples belong together; write batch.group: pkg.module:function, which "
-            "gets the index of a sample and returns the name of its group",
+            (
+                "is group, and nothing says which samples belong together; write batch.group: pkg.module:function, "
+                "which gets the index of a sample and returns its group"
+            ),
         )
     if unit != "group" and group is not None:
         yield "batch.group", f"is {group}, and batch.unit is {unit}; write batch.unit: group, or remove it"

@@ -82,7 +82,21 @@ def test_every_number_reaches_the_plan(capsys: pytest.CaptureFixture[str]) -> No
         "dropped": 40,
         "imbalance": 0.0,
         "learning_rate": 0.2,
+        "base_learning_rate": 0.2,
+        "kappa": 1.0,
+        "rule": "none",
+        "scaled": {"learning_rate": 0.2, "min": 0.0, "betas": None, "eps": None, "ema_decay": None},
+        "fitting": {
+            "optimizer": "sgd",
+            "rule": "linear",
+            "learning_rate": 0.2,
+            "min": 0.0,
+            "betas": None,
+            "eps": None,
+            "ema_decay": None,
+        },
         "total_steps": 45,
+        "unit": "sample",
         "notes": [],
     }
 
