@@ -19,8 +19,8 @@ _SMALLEST_SHOWN = 1e-4
 _WHY = (
     (
         "The world size does not enter: the gradient of a step is the mean over the samples of its global batch, each "
-        "with the same weight, however many ranks share them. Other ranks move the split and the speed; the global batches, "
-        "the steps and the learning rate stay."
+        "with the same weight, however many ranks share them. Other ranks move the split and the speed; the global "
+        "batches, the steps and the learning rate stay."
     ),
     (
         "Another global batch does enter, by kappa, and no rule is universal: which one holds, and up to which batch, "

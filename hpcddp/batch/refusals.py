@@ -73,11 +73,11 @@ def refuse_beside_fixed(size: int, **others: int | None) -> None:
 
 def refuse_unfilled(batch: int, world: int, size: int) -> None:
     """Refuse a micro-batch held fixed of which the ranks cannot make the global batch: W * n does not divide B."""
-    together = world * size
+    together, ways = world * size, ", or ".join(fixed_ways_out(batch, world, size))
     if batch % together:
         raise PlanError(
             f"per_device_batch_size is {size}, and {count(world, 'rank')} make {together} of it in one micro-step, "
-            f"which does not divide global_batch_size {batch}; write {', or '.join(fixed_ways_out(batch, world, size))}",
+            f"which does not divide global_batch_size {batch}; write {ways}",
             global_batch_size=batch,
             world_size=world,
             per_device_batch_size=size,
