@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from hpcddp.batch.groups import GroupTable
 from hpcddp.train.data.augmentation import CROP_AND_FLIP_DRAWS, crop_and_flip
 from hpcddp.train.data.keyed import KeyedPart
 from hpcddp.train.randomness import SampleKeys
@@ -100,6 +101,7 @@ class Data:
         val: the validation part, map-style.
         classes: K, how many classes the model tells apart.
         fingerprint: hex digest of what identifies the training data.
+        groups: the groups of the training samples, where the batch counts groups; None = it counts samples.
     """
 
     name: str
@@ -107,6 +109,12 @@ class Data:
     val: Any
     classes: int
     fingerprint: str
+    groups: GroupTable | None = None
+
+    @property
+    def units(self) -> int:
+        """What the batch counts in the training part: groups where there are some, else samples."""
+        return len(self.train) if self.groups is None else len(self.groups)
 
     @property
     def in_memory(self) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from hpcddp.batch.groups import GroupTable
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, share_of
 from hpcddp.train.data.images import Batch, Data, WholeBatches
@@ -31,17 +32,26 @@ class MicroBatchKeys:
 
     Args:
         batches: the global batches of the training.
-        seed: the root seed.
         plan: the split.
         rank: this rank.
+        groups: the groups that the batches count; None = they count samples.
+        seed: the root seed.
         first_step: where to begin, in optimizer steps done; may lie within an epoch.
         last_step: where to end, exclusive.
     """
 
     def __init__(
-        self, batches: GlobalBatches, plan: BatchPlan, rank: int, *, seed: int, first_step: int, last_step: int
+        self,
+        batches: GlobalBatches,
+        plan: BatchPlan,
+        rank: int,
+        *,
+        groups: GroupTable | None = None,
+        seed: int,
+        first_step: int,
+        last_step: int,
     ) -> None:
-        self._batches, self._plan, self._rank, self._seed = batches, plan, rank, seed
+        self._batches, self._plan, self._rank, self._groups, self._seed = batches, plan, rank, groups, seed
         self._steps = range(first_step, last_step)
 
     def __iter__(self) -> Iterator[SampleKeys]:
@@ -50,7 +60,8 @@ class MicroBatchKeys:
             indices = self._batches.indices(epoch, step_in_epoch)
             for share in share_of(self._plan, indices, self._rank):
                 if len(share):
-                    yield SampleKeys(seed=self._seed, split="train", epoch=epoch, indices=share.tolist())
+                    samples = share if self._groups is None else self._groups.samples(share)
+                    yield SampleKeys(seed=self._seed, split="train", epoch=epoch, indices=samples.tolist())
 
 
 class Placement:
