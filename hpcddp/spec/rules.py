@@ -155,6 +155,23 @@ def _precision_fits_device(spec: JobSpec) -> Iterator[Finding]:
         yield "train.precision", sentence
 
 
+def _noise_scale_needs_two_gradients(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None or not spec.train.noise_scale:
+        return
+    if spec.world_size == 1:
+        sentence = (
+            "is true, and the job has one rank: the noise is told by the gradients of ranks against that of all; "
+            "ask for 2 ranks or more, or write false"
+        )
+        yield "train.noise_scale", sentence
+    if spec.batch.unit == "group":
+        sentence = (
+            "is true, and batch.unit is group, whose sizes differ, so that the noise of a sample cannot be told; write "
+            "false, or leave batch.unit out"
+        )
+        yield "train.noise_scale", sentence
+
+
 def _optimizer_constants(spec: JobSpec) -> Iterator[Finding]:
     if spec.train is None:
         return
@@ -239,6 +256,7 @@ RULES = (
     Rule(_DATA, _dataset_arguments),
     Rule(("train.dataset", "train.num_classes", "train.model_args"), _classes),
     Rule(("train.precision", *_DEVICE), _precision_fits_device),
+    Rule(("train.noise_scale", "batch.unit", *_RANKS), _noise_scale_needs_two_gradients),
     Rule(("train.optimizer",), _optimizer_constants),
     Rule(("learning_rate",), _schedule_constants),
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),

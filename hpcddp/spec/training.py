@@ -59,7 +59,11 @@ class Train(Section):
     )
     precision: Precision = Field("fp32", description="Number format that the model computes in.")
     batch_norm: Literal["local", "sync"] = Field(
-        "local", description="Statistics of BatchNorm: of each rank, or of all. `sync` is not in this version."
+        "local",
+        description=(
+            "Whose samples BatchNorm takes its statistics over: `local`, each rank's own micro-batch, or `sync`, "
+            "those of all ranks in a micro-step; with accumulation that is not the whole global batch."
+        ),
     )
     compile: bool = Field(default=False, description="Whether the model goes through `torch.compile`.")
     channels_last: bool = Field(
@@ -69,7 +73,13 @@ class Train(Section):
     clip_grad_norm: float | None = Field(
         None, gt=0, description="The largest norm of the averaged gradient. null does not clip."
     )
-    ema_decay: float | None = Field(None, gt=0, lt=1, description="Decay of averaged weights. Not in this version.")
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Decay of averaged weights, which are then what is evaluated. null averages nothing.",
+        json_schema_extra={"unit": "per step"},
+    )
     num_workers: int | None = Field(
         None, ge=0, description="Processes that load data, for each rank. null follows the CPUs that the task may use."
     )
@@ -81,12 +91,13 @@ class Train(Section):
     )
     deterministic: bool = Field(default=False, description="Whether torch uses deterministic algorithms alone.")
     noise_scale: bool = Field(
-        default=False, description="Whether the gradient noise scale is measured. Not in this version."
+        default=False,
+        description="Whether the gradient noise scale is measured, which tells whether a larger batch would still pay.",
     )
     replica_check_every: int | None = Field(
         None,
         ge=1,
-        description="How often the ranks compare their weights. Not in this version.",
+        description="How often the ranks compare their replicas of the model. null never does.",
         json_schema_extra={"unit": "steps"},
     )
     seed: int = Field(

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from hpcddp.train.buffers import broadcast_buffers
 from hpcddp.train.data.images import Data
 from hpcddp.train.data.loader import Batches, Placement
 from hpcddp.train.objective import all_logits
+from hpcddp.train.precision import Precision
 from hpcddp.train.randomness import SampleKeys
 from hpcddp.train.replica import Replica
 from hpcddp.train.scoring import CrossEntropy, Metric, TopKAccuracy, ValidationShare, evaluate
@@ -63,20 +63,19 @@ class Evaluator:
             self._metrics["val_top5"] = TopKAccuracy(_TOP)
 
     def evaluate(self, replica: Replica) -> Evaluation:
-        """Evaluate with the buffers of rank 0, which every rank has afterwards."""
-        broadcast_buffers(replica.model)
-        replica.model.eval()
-        values = evaluate(self._share, self._results(replica), self._metrics, device=self._placement.device)
-        replica.model.train()
+        """Evaluate the averaged weights, where there are some, with running statistics merged over ranks."""
+        with replica.evaluated() as model:
+            results = self._results(model, replica.precision)
+            values = evaluate(self._share, results, self._metrics, device=self._placement.device)
         return Evaluation(**values, val_samples=self._share.samples)
 
-    def _results(self, replica: Replica) -> Iterator[tuple[Tensor, Tensor]]:
+    def _results(self, model: nn.Module, precision: Precision) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits and labels of each batch of this rank's share."""
         if not len(self._share):
             return
         keys = (SampleKeys(seed=self._seed, split="val", epoch=0, indices=indices) for indices in self._share)
         workers = min(self._workers, len(self._share))
         for inputs, labels in Batches(self._data, self._data.val, keys, self._placement, workers=workers):
-            with replica.precision.autocast():
-                logits = next(all_logits(replica.model(inputs)))
+            with precision.autocast():
+                logits = next(all_logits(model(inputs)))
             yield logits, labels
