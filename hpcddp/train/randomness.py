@@ -75,7 +75,7 @@ class SampleKeys:
 
     def fractions(self, draws: int) -> NDArray[np.float64]:
         """Return ``draws`` random numbers for each sample, ``[n, draws]``: multiples of 2^-53, uniform in [0, 1)."""
-        return (self.words(draws) >> np.uint64(11)) * 2.0**-53
+        return (self.words(draws) >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
 
 
 def split_mix(states: Words, draws: int) -> Words:
@@ -105,7 +105,7 @@ def seed_sample(words: Sequence[int]) -> None:
     np.random.seed(for_numpy >> 32)  # noqa: NPY002  the generator that transforms draw from
     # Not torch.manual_seed, which seeds the GPU's generators too: those are the model's, and it takes a hundred times
     # as long.
-    torch.random.default_generator.manual_seed(for_torch)
+    torch.default_generator.manual_seed(for_torch)
 
 
 @contextmanager

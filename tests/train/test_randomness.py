@@ -96,7 +96,7 @@ def draw() -> tuple[float, float, float]:
 
 def test_seeded_generators_repeat_and_are_put_back() -> None:
     states = random.getstate(), torch.get_rng_state()
-    before = np.random.get_state()[1].copy()  # type: ignore[index,union-attr]  # noqa: NPY002
+    before = np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
     drawn = []
     for words in ([1, 2, 3], [1 << 63, 1 << 63, MASK], [1, 2, 3]):
         with random_states_put_back():
