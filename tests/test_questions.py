@@ -42,7 +42,7 @@ def test_the_command_prints_what_the_page_shows(files: Path, block: str) -> None
     )
     assert found.stderr == ""
     rest = found.stdout
-    for excerpt in shown.split("...\n"):
+    for excerpt in filter(None, shown.split("...\n")):
         assert excerpt in rest
         rest = rest.partition(excerpt)[2]
 
