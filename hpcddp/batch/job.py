@@ -117,7 +117,7 @@ def plan_job(
         notes=(
             *notes,
             *(() if samples is not None or notes else (unknown,)),
-            *split_notes(batch),
+            *split_notes(batch, "local" if train is None else train.batch_norm),
             *_warm_up_notes(spec.learning_rate, train),
             *_scaling_notes(scaling, batch.global_batch_size),
         ),

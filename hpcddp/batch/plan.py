@@ -11,7 +11,15 @@ from hpcddp.batch.refusals import PlanError
 from hpcddp.batch.split import ceil_div
 from hpcddp.spec.batch import Split, Tail, Unit
 
-__all__ = ["BatchPlan", "PlanError", "accumulation_for", "has_single_sample", "plan_batch", "refuse_single_sample"]
+__all__ = [
+    "BatchPlan",
+    "PlanError",
+    "accumulation_for",
+    "has_single_sample",
+    "plan_batch",
+    "refuse_single_over_ranks",
+    "refuse_single_sample",
+]
 
 # How far the search for a number that works goes; each try is a few divisions.
 _TRIES = 1000
@@ -124,6 +132,31 @@ def has_single_sample(plan: BatchPlan) -> bool:
     return any(1 in plan.micro_batch_sizes(batch) for _, batch in plan.distinct_batches())
 
 
+def refuse_single_over_ranks(plan: BatchPlan) -> None:
+    """Refuse a plan with a micro-step of one sample over all ranks, where BatchNorm over all of them has no variance.
+
+    Args:
+        plan: the plan of a job whose model has BatchNorm in sync mode.
+
+    Raises:
+        PlanError: names the step.
+    """
+    single = _single_over_ranks(plan)
+    if single is not None:
+        refusals.refuse_single_over_ranks(*single, unit=plan.unit)
+
+
+def _single_over_ranks(plan: BatchPlan) -> tuple[int, int, int] | None:
+    """Return (step, its units, micro-step) of the first micro-step with one unit over all ranks."""
+    if plan.unit == "group" and plan.smallest_group != 1:
+        return None
+    for step, batch in plan.distinct_batches():
+        for micro_step, units in enumerate(map(sum, zip(*plan.share(batch), strict=True))):
+            if units == 1:
+                return step, batch, micro_step
+    return None
+
+
 def _ways_out(plan: BatchPlan) -> list[str]:
     """Return the changes that leave no micro-batch of one sample, each of them tried."""
     ways = []
@@ -137,6 +170,7 @@ def _ways_out(plan: BatchPlan) -> list[str]:
     other_world = next((other for other in worlds if _works(plan, batch, other)), None)
     ways += [] if other_batch is None else [f"global_batch_size {other_batch}"]
     ways += [] if other_world is None else [refusals.count(other_world, "rank")]
+    ways += ["train.batch_norm sync"] if _single_over_ranks(plan) is None else []
     return [*ways, "a model without BatchNorm"]
 
 

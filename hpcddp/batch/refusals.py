@@ -111,6 +111,19 @@ def refuse_single(
     )
 
 
+def refuse_single_over_ranks(step: int, batch: int, micro_step: int, *, unit: Unit) -> None:
+    """Refuse a micro-step of one sample over all ranks in front of BatchNorm over all ranks."""
+    drop = "tail 'drop', " if step else ""
+    raise PlanError(
+        f"step {step} of every epoch has {count(batch, unit)}, which leaves one {unit} to all ranks together in "
+        f"micro-step {micro_step}, and BatchNorm has no variance over one sample; use {drop}another global_batch_size, "
+        "or a model without BatchNorm",
+        step=step,
+        batch=batch,
+        micro_step=micro_step,
+    )
+
+
 def count(number: int, noun: str) -> str:
     """Return the number with its noun, ``1 rank`` or ``2 ranks``."""
     return f"1 {noun}" if number == 1 else f"{number:,} {noun}s"

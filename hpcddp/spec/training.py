@@ -10,6 +10,7 @@ from pydantic import Field
 from hpcddp.spec.fields import DatasetName, Line, ModelName, Section
 
 Device = Literal["cuda", "cpu"]
+BatchNorm = Literal["local", "sync"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
 LARGEST_SEED = 2**63 - 1
 
@@ -58,7 +59,7 @@ class Train(Section):
         None, description="null is `cuda` where GPUs are asked for; `cpu` runs such a job on gloo (rehearsal, tests)."
     )
     precision: Precision = Field("fp32", description="Number format that the model computes in.")
-    batch_norm: Literal["local", "sync"] = Field(
+    batch_norm: BatchNorm = Field(
         "local",
         description=(
             "Whose samples BatchNorm takes its statistics over: `local`, each rank's own micro-batch, or `sync`, "

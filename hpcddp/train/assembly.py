@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hpcddp.batch.job import JobPlan, plan_job
-from hpcddp.batch.plan import BatchPlan, refuse_single_sample
+from hpcddp.batch.plan import BatchPlan, refuse_single_over_ranks, refuse_single_sample
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.batch.scaling import ScaledRule, scaled_hyperparameters
 from hpcddp.spec.job import JobSpec
@@ -26,12 +26,7 @@ from hpcddp.train.loop import Loop
 from hpcddp.train.metrics import MetricsFile
 from hpcddp.train.model_input import Fit, check_model_input
 from hpcddp.train.models import build_model, place_model
-from hpcddp.train.normalisation import (
-    choose_batch_norm,
-    local_batch_norms,
-    refuse_single_over_ranks,
-    synchronised_batch_norms,
-)
+from hpcddp.train.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
 from hpcddp.train.precision import Precision
 from hpcddp.train.progress import Progress
 from hpcddp.train.randomness import seed_initialisation

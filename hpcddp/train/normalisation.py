@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from hpcddp.batch.plan import BatchPlan, PlanError
+from hpcddp.spec.training import BatchNorm
 from hpcddp.train.errors import ModelError
 from hpcddp.train.sync_batch_norm import NativeSyncBatchNorm, SyncBatchNorm
-
-BatchNormMode = Literal["local", "sync"]
 
 _SYNCHRONISED: Final = (SyncBatchNorm, NativeSyncBatchNorm)
 
 
-def choose_batch_norm(model: nn.Module, mode: BatchNormMode, device_type: str) -> None:
+def choose_batch_norm(model: nn.Module, mode: BatchNorm, device_type: str) -> None:
     """Make the model's BatchNorm what the job asks for, in place.
 
     A layer stays the same object and only changes its class: parameters, buffers, hooks and their names stay, so a
@@ -88,25 +86,3 @@ def absent(model: nn.Module) -> Iterator[None]:
     yield
     for layer in layers:
         layer.absent = False
-
-
-def refuse_single_over_ranks(plan: BatchPlan) -> None:
-    """Refuse a plan with a micro-step that has one sample over all ranks, where even all of them have no variance.
-
-    Args:
-        plan: the plan of a job whose model has BatchNorm in sync mode.
-
-    Raises:
-        PlanError: names the step.
-    """
-    for step, batch in plan.distinct_batches():
-        for micro_step, samples in enumerate(map(sum, zip(*plan.share(batch), strict=True))):
-            if samples == 1:
-                raise PlanError(
-                    f"step {step} of every epoch has {batch} samples, which leaves one to all ranks together in "
-                    f"micro-step {micro_step}, and BatchNorm has no variance over one sample; use tail 'drop', another "
-                    "global_batch_size, or a model without BatchNorm",
-                    step=step,
-                    batch=batch,
-                    micro_step=micro_step,
-                )

@@ -103,5 +103,5 @@ def test_a_last_micro_batch_of_one_sample_is_found_where_it_is() -> None:
         refuse_single_sample(plan)
     assert caught.value.message == (
         "step 1 of every epoch has 17 samples, which leaves rank 1 one sample in micro-step 1, and BatchNorm has no "
-        "variance over one sample; use tail 'drop' or a model without BatchNorm"
+        "variance over one sample; use tail 'drop' or train.batch_norm sync or a model without BatchNorm"
     )
