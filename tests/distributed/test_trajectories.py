@@ -11,7 +11,15 @@ import pytest
 
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.sampler import GlobalBatches
-from tests.distributed.training import job_document, parameters, result, run_ranks, steps, without_times
+from tests.distributed.training import (
+    evaluations,
+    job_document,
+    parameters,
+    result,
+    run_ranks,
+    steps,
+    without_times,
+)
 from tests.train.cifar10_files import write_binary
 
 WORLD_SIZES = (4, 3, 2, 1)
@@ -23,6 +31,10 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "clipped": {"train__clip_grad_norm": 0.5, "train__optimizer": {"name": "sgd", "momentum": 0.5}},
 }
 CAPS = (None, 3)
+# One save and one evaluation, at the end.
+SELDOM: dict[str, Any] = {"checkpoint__every": {"epochs": 9}, "train__eval_every": 9}
+# The built-in digits as a whole: 1,437 images, 45 or 48 steps per epoch.
+DIGITS = ((32, None), (30, 3))
 # Four steps per epoch; the schedule moves the rate in every step.
 ELASTIC: dict[str, Any] = {
     "train__epochs": 3,
@@ -63,12 +75,34 @@ def trajectories(folder: Path) -> list[dict[str, Any]]:
                 train__dataset="tests.distributed.own_code:recorded_digits",
                 train__dataset_args={"record": str(folder / f"record-{trajectory_name(optimizer, cap)}")},
                 train__epochs=EPOCHS,
+                **SELDOM,
                 batch__global_batch_size=BATCH,
                 batch__max_per_device_batch_size=cap,
                 **changes,
             ),
         }
         for (optimizer, changes), cap in itertools.product(OPTIMIZERS.items(), CAPS)
+    ]
+
+
+def digits_name(batch: int, cap: int | None) -> str:
+    return f"digits-B{batch}-m{cap}"
+
+
+def digits(folder: Path, world_size: int) -> list[dict[str, Any]]:
+    """Return whole trainings, without a cap where there is one rank."""
+    return [
+        {
+            "run": folder / digits_name(batch, cap),
+            "spec": job_document(
+                batch__global_batch_size=batch,
+                batch__max_per_device_batch_size=cap if world_size > 1 else None,
+                train__dataset="digits",
+                train__epochs=2,
+                train__optimizer={"name": "sgd", "momentum": 0.9, "weight_decay": 1e-4},
+            ),
+        }
+        for batch, cap in DIGITS
     ]
 
 
@@ -79,6 +113,7 @@ def keyed(root: Path, world_size: int) -> list[dict[str, Any]]:
             "run": root / f"W{world_size}" / f"keyed-{name}",
             "spec": job_document(
                 **changes,
+                **SELDOM,
                 train__data_dir=str(root / "cifar-10-batches-bin") if name == "cifar10" else None,
                 train__num_workers=2 * (world_size % 2),
                 batch__max_per_device_batch_size=2 if world_size == 2 else None,
@@ -111,7 +146,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("trajectories")
     write_binary(root / "cifar-10-batches-bin")
     for world_size in WORLD_SIZES:
-        jobs = trajectories(root / f"W{world_size}") + keyed(root, world_size)
+        folder = root / f"W{world_size}"
+        jobs = [*trajectories(folder), *digits(folder, world_size), *keyed(root, world_size)]
         jobs += bitwise(root) if world_size == 4 else []
         outcome = run_ranks(root / f"ranks-{world_size}", world_size, [*jobs, elastic(root, world_size)])
         stops = world_size in STOPS
@@ -187,3 +223,36 @@ def test_random_transforms_are_the_same_for_every_number_of_ranks_and_workers(
     assert [record["loss"] for record in found] == pytest.approx(
         [record["loss"] for record in expected], rel=0, abs=1e-12
     )
+
+
+@pytest.mark.parametrize(("batch", "cap"), DIGITS)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_losses_and_evaluations_of_a_whole_training_equal_those_of_one_process(
+    root: Path, world_size: int, batch: int, cap: int | None
+) -> None:
+    one, many = (root / f"W{ranks}" / digits_name(batch, cap) for ranks in (1, world_size))
+    expected, found = steps(one), steps(many)
+    assert len(expected) == 2 * -(-1437 // batch)
+    assert [record["step"] for record in found] == list(range(1, len(expected) + 1))
+    assert [record["samples_seen"] for record in found] == [record["samples_seen"] for record in expected]
+    assert [record["loss"] for record in found] == pytest.approx(
+        [record["loss"] for record in expected], rel=0, abs=1e-12
+    )
+    for left, right in zip(evaluations(many), evaluations(one), strict=True):
+        assert left.pop("val_loss") == pytest.approx(right.pop("val_loss"), rel=0, abs=1e-12)
+        assert left == right
+        assert left["val_samples"] == 360
+
+
+def test_training_learns_and_its_result_tells_what_was_run(root: Path) -> None:
+    document = result(root / "W3" / digits_name(30, 3))
+    assert document["val_accuracy"] > 0.9
+    assert document["val_top5"] > document["val_accuracy"]
+    assert document["status"] == "finished"
+    assert document["steps"] == 96
+    assert document["epochs"] == 2
+    assert document["samples_seen"] == 2 * 1437
+    assert document["world_size"] == 3
+    assert document["attempts"] == 1
+    assert document["threads"] == 1
+    assert len(document["parameters_sha256"]) == 64
