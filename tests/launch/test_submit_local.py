@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from hpcddp.launch.claim import RunDirectoryError
+from hpcddp.launch.submit import SubmissionError, choose_cluster
 from hpcddp.launch.task import check_pickle
 
 MODEL = """
@@ -152,6 +153,14 @@ def test_a_pickle_that_was_changed_is_not_loaded(tmp_path: Path) -> None:
         ),
         ([], None, "hpcddp: environment.pass_env names TEST_SECRET, not set here; export it, or remove the name\n"),
         (
+            ["--set", "environment.python=/no/such/python"],
+            "x",
+            (
+                "hpcddp: environment.python is '/no/such/python', and this machine has no such program; "
+                "correct it, or leave it out\n"
+            ),
+        ),
+        (
             ["--set", "train.dataset=cifar10", "--set", "train.data_dir=nowhere"],
             "x",
             (
@@ -182,6 +191,12 @@ def test_slurm_that_is_not_here_is_an_error_that_names_the_way_out(directory: Pa
     assert done.returncode == 2
     assert done.stderr.startswith("hpcddp: --cluster slurm: ")
     assert "--cluster local" in done.stderr
+
+
+@pytest.mark.parametrize("requested", ["auto", "slurm"])
+def test_a_named_slurm_that_is_not_there_is_never_a_silent_local_run(requested: Literal["auto", "slurm"]) -> None:
+    with pytest.raises(SubmissionError, match=r"SLURM_CONF is '/no/slurm\.conf', and there is no such file.*local"):
+        choose_cluster(requested, {"SLURM_CONF": "/no/slurm.conf", "PATH": "/usr/bin"})
 
 
 def test_a_dry_run_prints_the_script_and_touches_nothing(directory: Path) -> None:
