@@ -36,12 +36,11 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         _report(error.as_json(), f"hpcddp: {error.message}", error.hint, as_json=as_json)
         return error.exit_code
     except USAGE_ERROR as error:
-        if not arguments:
-            # No command at all: its message is the help, which needs no name and no hint.
-            sys.stderr.write(f"{error.format_message()}\n")
-            return int(error.exit_code)
-        document = {"error": {"kind": "usage", "message": error.format_message(), "hint": None}}
-        _report(document, f"hpcddp: {error.format_message()}", _usage_hint(error), as_json=as_json)
+        message = error.format_message()
+        document = {"error": {"kind": "usage", "message": message, "hint": None}}
+        # Without any argument the message is the help, which needs neither our name nor a hint.
+        hint = _usage_hint(error) if arguments else None
+        _report(document, f"hpcddp: {message}" if arguments else message, hint, as_json=as_json)
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
