@@ -16,6 +16,7 @@ from hpcddp.train.data.images import Batch, Data
 from hpcddp.train.data.loader import Batches, MicroBatchIndices, Placement, choose_workers
 from hpcddp.train.data.opening import open_data
 from hpcddp.train.data.own import first_samples
+from hpcddp.train.data.same import refuse_other_data
 from hpcddp.train.errors import TrainingError
 from hpcddp.train.evaluation import Evaluator
 from hpcddp.train.loop import Loop
@@ -58,12 +59,13 @@ def settle(context: TrainContext) -> Setting:
     """Open the data and derive every number from its real size.
 
     Raises:
-        DataError: the data is missing or damaged.
+        DataError: the data is missing or damaged, or not the same on all ranks.
         PlanError: the batch does not fit the data.
         TrainingError: another number of ranks has started than the job asks for.
     """
     spec, train = context.spec, context.train
     data = open_data(train)
+    refuse_other_data(data, rank=context.rank, world_size=context.world_size, device=context.device)
     plan = plan_job(spec, samples=len(data.train))
     if plan.batch.world_size != context.world_size:
         raise TrainingError(

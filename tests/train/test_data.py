@@ -60,7 +60,7 @@ def cifar_batch(seed: int, samples: int = 4) -> tuple[np.ndarray[Any, Any], list
 
 
 def write_pickled(folder: Path) -> Path:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
         pixels, labels = cifar_batch(number)
         content = pickle.dumps({b"data": pixels, b"labels": labels, b"batch_label": b"x"}, protocol=2)
@@ -91,6 +91,19 @@ def test_cifar10_is_read_from_either_layout_and_from_the_folder_around_it(
     assert label == labels[0]
     red = torch.from_numpy(pixels[0, :1024].astype(np.float32)).view(32, 32)
     assert torch.allclose(image[0], (red / 255 - 0.4914) / 0.2470, atol=1e-5)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("convert", [list, np.asarray, lambda labels: list(np.asarray(labels))])
+def test_cifar10_written_by_today_s_python_is_read(
+    tmp_path: Path, protocol: int, convert: Callable[[Any], Any]
+) -> None:
+    folder = write_pickled(tmp_path)
+    pixels, labels = cifar_batch(1)
+    (folder / "data_batch_2").write_bytes(pickle.dumps({"data": pixels, "labels": convert(labels)}, protocol=protocol))
+    assert [label for _, label in (open_dataset("cifar10", data_dir=str(folder)).train[4 + n] for n in range(4))] == (
+        list(labels)
+    )
 
 
 def test_both_layouts_of_cifar10_give_the_same_fingerprint(tmp_path: Path) -> None:
