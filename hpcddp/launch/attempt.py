@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -25,6 +26,9 @@ from hpcddp.stop.exit_codes import ExitCode
 _ENDED_STATES = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
 )
+
+# How often Slurm is asked whether a grace time is over; it looks itself every 30 s.
+_ASK_EVERY_S = 2.0
 
 
 def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, environment: Mapping[str, str]) -> str:
@@ -82,6 +86,7 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str])
     taken = None if primary else _taken_away(environment)
     if taken is not None:
         append_event(run.events, kind="stop", time=time.time(), attempt=attempt.number, reason=taken)
+        _outlast_grace(environment)
         return int(ExitCode.INFRASTRUCTURE), f"{taken}; if the run starts again it goes on from its newest checkpoint"
     exit_code = primary.exit_code if primary else int(ExitCode.INFRASTRUCTURE)
     reason = failure_sentence(attempt, failures)
@@ -189,6 +194,17 @@ def _taken_away(environment: Mapping[str, str]) -> str | None:
     if job.get("JobState") == "RUNNING" and not preempted:
         return None
     return f"Slurm {'preempted' if preempted else 'ended'} job {job_id} (state {job.get('JobState')})"
+
+
+def _outlast_grace(environment: Mapping[str, str]) -> None:
+    """Stay until Slurm takes a preempted job away: one that ends within the grace time is never requeued (measured)."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while (job_id := _slurm_job_id(environment)) is not None:
+        job = _ask_slurm(job_id)
+        in_grace = job is None or (job.get("JobState") == "RUNNING" and job.get("Requeue") == "1")
+        if not in_grace:
+            return
+        time.sleep(_ASK_EVERY_S)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -2,6 +2,8 @@
 
 import io
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.failure import FailureRecord, write_failure
 from hpcddp.run.files import read_json, write_json
+from hpcddp.slurm import commands
 
 LOCAL = {"HPCDDP_LOCAL_JOB_ID": str(os.getpid())}
 JOB = "name: demo\n"
@@ -127,3 +130,22 @@ def test_a_job_id_that_comes_again_is_refused_and_its_requeue_is_not(tmp_path: P
         begin_in(tmp_path, run_id=None, environment=environment)
     requeued = begin_in(tmp_path, run_id=None, environment={**environment, "SLURM_RESTART_COUNT": "1"})
     assert AttemptDirectory.from_text(requeued).number == attempt.number + 1
+
+
+def test_a_preempted_job_stays_until_slurm_takes_it_or_it_would_never_be_requeued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = begun(tmp_path)
+    preempted = {"JobState": "RUNNING", "Requeue": "1", "PreemptTime": "2026-01-01T00:00:00"}
+    answers = [preempted, preempted, preempted, {**preempted, "JobState": "COMPLETING"}]
+    waits: list[float] = []
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(commands, "show_job", lambda _: answers.pop(0))
+    monkeypatch.setattr(time, "sleep", waits.append)
+    try:
+        code, text = end(attempt, code=143, environment={"SLURM_JOB_ID": "7"})
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert (code, answers, len(waits)) == (71, [], 2)
+    assert text.startswith("Slurm preempted job 7 (state RUNNING)")
+    assert not attempt.run.result.exists()
