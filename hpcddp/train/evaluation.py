@@ -83,4 +83,6 @@ class Evaluator:
             logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, reduction="none"
         )
         correct = logits.argmax(dim=1) == labels
-        return torch.stack([losses.double().sum(), correct.double().sum(), losses.new_tensor(len(labels)).double()])
+        # Filled on the device: a number that is copied there would hold the host up.
+        samples = torch.full((), len(labels), dtype=torch.float64, device=losses.device)
+        return torch.stack([losses.double().sum(), correct.double().sum(), samples])

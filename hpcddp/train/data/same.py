@@ -26,8 +26,9 @@ def refuse_other_data(data: Data, *, rank: int, world_size: int, device: torch.d
     Raises:
         DataError: some rank sees other data than rank 0; on all ranks, with the same sentence.
     """
-    seen = torch.zeros(world_size, 3, dtype=torch.int64, device=device)
-    seen[rank] = torch.tensor([len(data.train), len(data.val), int(data.fingerprint[:_DIGITS] or "0", 16)])
+    rows = torch.zeros(world_size, 3, dtype=torch.int64)
+    rows[rank] = torch.tensor([len(data.train), len(data.val), int(data.fingerprint[:_DIGITS] or "0", 16)])
+    seen = rows.to(device)
     # Every row is written by one rank alone, so that the sum gathers them.
     dist.all_reduce(seen)
     first, *others = seen.tolist()
