@@ -17,7 +17,7 @@ from hpcddp.doctor.finding import Finding, judge_all
 from hpcddp.doctor.judging import Verdict, tolerance_of
 from hpcddp.doctor.repairs import Repair, repair_for
 from hpcddp.doctor.running import Loss
-from hpcddp.doctor.target import blame, load_loss, load_object, parameters_needed
+from hpcddp.doctor.target import blame, found_first, load_loss, load_object, parameters_needed
 from hpcddp.doctor.trial import examine_random
 from hpcddp.doctor.wording import percent
 
@@ -66,12 +66,12 @@ def examine(name: str, *, world_size: int, samples: int | None, data: str | None
     """
     if world_size < 2:  # noqa: PLR2004
         raise DoctorError(f"--world-size is {world_size}, and one rank has the whole batch; write 2 or more")
-    with _one_thread():
+    with _one_thread(), found_first(directory):
         return _examine(name, world_size, samples, data, directory)
 
 
 def _examine(name: str, world_size: int, samples: int | None, data: str | None, directory: Path) -> Diagnosis:
-    loss = Loss(name=name, function=load_loss(name, directory=directory))
+    loss = Loss(name=name, function=load_loss(name))
     if data is not None:
         if samples is not None:
             raise DoctorError(f"--batch is {samples}, but the batches of --data {data} have a size; leave it out")
@@ -114,7 +114,7 @@ def load_batches(data: str, *, directory: Path) -> list[Batch]:
         with blame(f"reading {data} failed"):
             found: Any = torch.load(path, map_location="cpu", weights_only=True)
     else:
-        function = load_object(data, what="a function that returns batches", directory=directory)
+        function = load_object(data, what="a function that returns batches")
         if not callable(function):
             raise DoctorError(f"{data} is a {type(function).__name__}, which cannot be called; name a function")
         with blame(f"{data}() failed"):

@@ -192,18 +192,19 @@ _THREE_ARGUMENTS: Final = (
         differentiable=2,
         make=lambda n, g: (*_two(g, n, _WIDTH), _signs(g, n)),
     ),
-    Kind(name="two numbers and a target of -1 or 1", differentiable=2, make=lambda n, g: (*_two(g, n), _signs(g, n))),
-    Kind(
-        name="anchor, positive and negative",
-        differentiable=3,
-        make=lambda n, g: (*_two(g, n, _WIDTH), _normal(g, n, _WIDTH)),
-    ),
-    Kind(name="means, targets and variances", differentiable=1, make=lambda n, g: (*_two(g, n), _uniform(g, n))),
+    Kind(name="anchor, positive and negative", differentiable=3, make=lambda n, g: _three(g, n, _WIDTH)),
     Kind(
         name="two embeddings and class indices",
         differentiable=2,
         make=lambda n, g: (*_two(g, n, _WIDTH), torch.randint(0, CLASSES, (n,), generator=g)),
     ),
+    Kind(
+        name="two numbers and a target of -1 or 1",
+        differentiable=2,
+        make=lambda n, g: (*_two(g, n), _signs(g, n)),
+        one_number=True,
+    ),
+    Kind(name="mean, target and variance", make=lambda n, g: (*_two(g, n), _uniform(g, n)), one_number=True),
 )
 
 
@@ -228,6 +229,12 @@ def _two(g: Generator, *shape: int) -> tuple[Tensor, Tensor]:
     """Return two tensors that belong together: the second one is the first with noise."""
     first = _normal(g, *shape)
     return first, first + 0.5 * _normal(g, *shape)
+
+
+def _three(g: Generator, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return an anchor and two tensors that are about as far from it, so that margins matter."""
+    anchor, positive = _two(g, *shape)
+    return anchor, positive, anchor + 0.6 * _normal(g, *shape)
 
 
 def _padded(tokens: Tensor, g: Generator) -> Tensor:

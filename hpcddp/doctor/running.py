@@ -130,7 +130,7 @@ def _scalar(name: str, loss: object) -> Tensor:
         NoLossError: it is something else.
     """
     if not isinstance(loss, Tensor):
-        shown = f" ({loss!r})" if isinstance(loss, int | float) else ""
+        shown = f" ({loss:.6g})" if isinstance(loss, int | float) else ""
         raise NoLossError(f"{name} returns a {type(loss).__name__}{shown}, no tensor; return the loss as torch made it")
     if loss.dim() != 0:
         raise NoLossError(

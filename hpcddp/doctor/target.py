@@ -18,13 +18,12 @@ from hpcddp.doctor.errors import DoctorError
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def load_object(name: str, *, what: str, directory: Path) -> Any:  # noqa: ANN401
-    """Import ``module:name``; the module may lie in ``directory``.
+def load_object(name: str, *, what: str) -> Any:  # noqa: ANN401
+    """Import ``module:name``.
 
     Args:
         name: the module's dotted name, a colon, a dotted name in it.
         what: what it should be, for the message: ``a loss``.
-        directory: looked in first.
 
     Raises:
         DoctorError: it is not of that form, cannot be imported, or is not there.
@@ -32,7 +31,7 @@ def load_object(name: str, *, what: str, directory: Path) -> Any:  # noqa: ANN40
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
         raise DoctorError(f"{name!r} does not name {what}; write module:function, for example losses:dice_loss")
-    with found_first(directory), blame(f"importing {module_name} failed"):
+    with blame(f"importing {module_name} failed"):
         found: Any = importlib.import_module(module_name)
     for part in path.split("."):
         if not hasattr(found, part):
@@ -42,13 +41,13 @@ def load_object(name: str, *, what: str, directory: Path) -> Any:  # noqa: ANN40
     return found
 
 
-def load_loss(name: str, *, directory: Path) -> Callable[..., Any]:
+def load_loss(name: str) -> Callable[..., Any]:
     """Import a loss: a function, a class that is made without arguments, or a function that returns the loss.
 
     Raises:
         DoctorError: it cannot be imported or made, or cannot be called.
     """
-    found = load_object(name, what="a loss", directory=directory)
+    found = load_object(name, what="a loss")
     if isinstance(found, type) or (callable(found) and parameters_needed(found) == 0 and inspect.isfunction(found)):
         with blame(f"{name} is a {'class' if isinstance(found, type) else 'function'}, and {name}() failed"):
             found = found()
@@ -70,7 +69,7 @@ def parameters_needed(function: Callable[..., Any]) -> int | None:
 
 @contextlib.contextmanager
 def found_first(directory: Path) -> Iterator[None]:
-    """Import from ``directory`` before anywhere else; numbers that a module makes are float64 meanwhile."""
+    """Import from ``directory`` before anywhere else; tensors that a module makes are float64 meanwhile."""
     before = torch.get_default_dtype()
     sys.path.insert(0, str(directory))
     torch.set_default_dtype(torch.float64)

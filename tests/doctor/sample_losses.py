@@ -186,6 +186,8 @@ class Centred(nn.Module):
         super().__init__()
         self.register_buffer("centre", torch.zeros(()))
 
+    centre: Tensor
+
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.centre += outputs.detach().mean()
         return functional.mse_loss(outputs - self.centre, targets)
