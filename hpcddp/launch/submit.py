@@ -185,9 +185,11 @@ def submit(
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = _run_directory(job, run_id)
     _check_path(run.path, cluster)
-    if run.path.exists():
-        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root")
-    make_private_directory(run.path)
+    make_private_directory(run.path.parent)
+    try:
+        run.path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root") from None
     try:
         _write_run(run, job, script)
         return _hand_over(job, run, cluster=cluster, script=script, python=python, environment=environment)

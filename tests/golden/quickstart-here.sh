@@ -139,7 +139,8 @@ trap '' USR2
 "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
 tasks=$!
 # Whoever ends this shell means the tasks.
-trap 'interrupted=yes; kill -TERM "$tasks" 2>/dev/null' INT TERM
+cancelled=()
+trap 'interrupted=yes; cancelled=(--cancelled); kill -TERM "$tasks" 2>/dev/null' INT TERM
 
 # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
 interrupted=yes
@@ -152,4 +153,4 @@ done
 # --- The end ----------------------------------------------------------------------------------------------------------
 
 # Says what became of the run; its exit code is the job's.
-"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code"
+"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code" "${cancelled[@]}"

@@ -122,6 +122,7 @@ def test_ending_the_job_ends_its_ranks(directory: Path) -> None:
         time.sleep(0.1)
     os.kill(int(answer["job_id"]), signal.SIGTERM)
     wait_until_gone(int(answer["job_id"]))
+    assert json.loads((Path(answer["run_dir"]) / "result.json").read_text())["status"] == "cancelled"
     listing = subprocess.run(["ps", "-eo", "sid="], capture_output=True, text=True, check=True).stdout.split()
     assert answer["job_id"] not in listing
 
@@ -176,6 +177,20 @@ def test_what_cannot_run_is_one_sentence_and_leaves_nothing(
     done = submit(directory, *options, secret=secret)
     assert (done.returncode, done.stderr, done.stdout) == (2, sentence, "")
     assert not (directory / "runs").exists()
+
+
+@pytest.mark.parametrize(("line", "code"), [("exit 0", 70), ("exit 3", 3)])
+def test_a_setup_line_that_ends_the_script_is_never_a_success(directory: Path, line: str, code: int) -> None:
+    answer = document(submit(directory, "--json", "--set", f"environment.setup=[{line}]"))
+    log = Path(answer["run_dir"]) / "batch.log"
+    wait_until_gone(int(answer["job_id"]))
+    exit_code = int(line.split()[1])
+    sentence = f"environment.setup ended the script with exit code {exit_code}; no task was started"
+    assert sentence in log.read_text()
+    script = subprocess.run(
+        ["/bin/bash", Path(answer["run_dir"]) / "job.sbatch"], capture_output=True, check=False, cwd=directory
+    )
+    assert script.returncode == code
 
 
 def test_a_path_that_submitit_would_rewrite_is_refused(directory: Path) -> None:
