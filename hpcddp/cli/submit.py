@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import sys
 from datetime import datetime
 from enum import StrEnum
@@ -94,18 +95,24 @@ def _print_submission(submission: Submission, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(submission.as_json(), indent=2))
         return
-    if submission.dropped:
-        typer.echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
+    _print_notes(submission)
     kind = "job" if submission.cluster == "slurm" else "process"
     typer.echo(f"run id         {submission.run.run_id}")
     typer.echo(f"job id         {submission.job_id}  ({kind} on {submission.cluster})")
     typer.echo(f"run directory  {submission.run.path}")
-    typer.echo(f"next           tail -F {submission.run.batch_log} {submission.run.metrics}")
+    logs = shlex.join([str(submission.run.batch_log), str(submission.run.metrics)])
+    typer.echo(f"next           tail -F {logs}")
+
+
+def _print_notes(submission: Submission) -> None:
+    if submission.dropped:
+        typer.echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
+    for warning in submission.warnings:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def _print_submission_line(submission: Submission) -> None:
-    if submission.dropped:
-        typer.echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
+    _print_notes(submission)
     typer.echo(f"run {submission.run.run_id}, job {submission.job_id} on {submission.cluster}", err=True)
     typer.echo(f"run directory {submission.run.path}", err=True)
 

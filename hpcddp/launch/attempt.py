@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -25,6 +26,9 @@ from hpcddp.stop.exit_codes import ExitCode
 _ENDED_STATES = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
 )
+
+# How often Slurm is asked whether a grace time is over; it looks itself every 30 s.
+_ASK_EVERY_S = 2.0
 
 
 def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, environment: Mapping[str, str]) -> str:
@@ -48,7 +52,11 @@ def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, enviro
     make_private_directory(run.path)
     previous = _newest_start(run)
     alive = previous is not None and previous.job_id != start.job_id and _is_alive(previous)
-    if (why := conflict(previous, start, previous_alive=alive)) is not None:
+    refused = run.path / f"refused-{start.job_id}.json"
+    # A job that was refused once stays refused: after a requeue it would look like a requeue of the run's own job.
+    if (why := read_json(refused) or conflict(previous, start, previous_alive=alive)) is not None:
+        if previous is not None and previous.job_id == start.job_id:
+            write_json(refused, why)
         raise RunDirectoryError(f"the run directory {run.path} is taken: {why}; use another run id or run_root")
     if _has_finished(run):
         return ""
@@ -63,12 +71,15 @@ def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, enviro
     return str(attempt.path)
 
 
-def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str]) -> tuple[int, str]:
+def end(
+    attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str], cancelled: bool = False
+) -> tuple[int, str]:
     """Decide what the batch script exits with, and say why.
 
     Args:
         attempt: the attempt that has ended.
         code: what srun (or the local controller) exited with; it hides the cause.
+        cancelled: whether the user ended the job on this machine.
         environment: the batch script's environment.
 
     Returns:
@@ -79,9 +90,12 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str])
         return ExitCode.FINISHED, f"run {run.run_id} has finished; its result is {run.result}"
     failures = read_failures(attempt)
     primary = failures[0] if failures and not failures[0].secondary else None
+    if cancelled and primary is None:
+        return _cancel(run, attempt)
     taken = None if primary else _taken_away(environment)
     if taken is not None:
         append_event(run.events, kind="stop", time=time.time(), attempt=attempt.number, reason=taken)
+        _outlast_grace(environment)
         return int(ExitCode.INFRASTRUCTURE), f"{taken}; if the run starts again it goes on from its newest checkpoint"
     exit_code = primary.exit_code if primary else int(ExitCode.INFRASTRUCTURE)
     reason = failure_sentence(attempt, failures)
@@ -98,6 +112,14 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str])
         srun=code,
     )
     return exit_code, describe_failure(attempt, failures)
+
+
+def _cancel(run: RunDirectory, attempt: AttemptDirectory) -> tuple[int, str]:
+    reason = "cancelled by a signal to the job"
+    document = {"status": "cancelled", "reason": reason, "exit_code": int(ExitCode.INTERRUPTED)}
+    write_json(run.result, {**document, "attempts": attempt.number + 1})
+    append_event(run.events, kind="stop", time=time.time(), attempt=attempt.number, reason=reason)
+    return int(ExitCode.INTERRUPTED), f"run {run.run_id} was {reason}"
 
 
 def _observe(environment: Mapping[str, str]) -> Start:
@@ -191,6 +213,17 @@ def _taken_away(environment: Mapping[str, str]) -> str | None:
     return f"Slurm {'preempted' if preempted else 'ended'} job {job_id} (state {job.get('JobState')})"
 
 
+def _outlast_grace(environment: Mapping[str, str]) -> None:
+    """Stay until Slurm takes a preempted job away: one that ends within the grace time is never requeued (measured)."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while (job_id := _slurm_job_id(environment)) is not None:
+        job = _ask_slurm(job_id)
+        in_grace = job is None or (job.get("JobState") == "RUNNING" and job.get("Requeue") == "1")
+        if not in_grace:
+            return
+        time.sleep(_ASK_EVERY_S)
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m hpcddp.launch.attempt")
     commands_of = parser.add_subparsers(dest="command", required=True)
@@ -200,6 +233,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     begin_parser.add_argument("--run-id")
     end_parser = commands_of.add_parser("end")
     end_parser.add_argument("--code", type=int, required=True)
+    end_parser.add_argument("--cancelled", action="store_true")
     return parser.parse_args(arguments)
 
 
@@ -209,7 +243,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         if options.command == "end":
             attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
-            code, text = end(attempt, code=options.code, environment=environment)
+            code, text = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
             sys.stderr.write(f"hpcddp: {text}\n")
             return code
         directory = begin(

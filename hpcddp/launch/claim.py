@@ -82,6 +82,15 @@ def make_private_directory(path: Path) -> None:
         raise RunDirectoryError(sentence)
 
 
+def group_writable_parents(path: Path) -> list[Path]:
+    """Return the directories above ``path`` in which a whole group could put something else in its place."""
+    return [
+        parent
+        for parent in path.resolve().parents
+        if parent.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP
+    ]
+
+
 def _dangers(path: Path) -> Iterator[str]:
     """Yield why a pickle in ``path`` might not be the user's own."""
     status = path.stat()

@@ -139,7 +139,7 @@ def _publish(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, token: s
 def _find(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, token: str, deadline: float) -> Rendezvous:
     published = _wait_for(lambda: read_json(attempt.rendezvous), attempt, deadline)
     if published is None:
-        host = env.host_of(0) or "the first host"
+        host = env.host_of(0) or (own_host if env.nodes == 1 else "the first host")
         raise RendezvousError(f"rank 0 on {host} did not appear within the rendezvous timeout (seen from {own_host})")
     addresses, port = [str(address) for address in published["addresses"]], int(published["port"])
     reached = _wait_for(lambda: _first_reachable(addresses, port), attempt, deadline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcddp.errors import HpcddpError, UserError
-from hpcddp.launch.claim import make_private_directory
+from hpcddp.launch.claim import group_writable_parents, make_private_directory
 from hpcddp.launch.render import render_script
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_json, write_text
@@ -60,6 +61,15 @@ class Submission:
         """Slurm's job id, or the process id of a local run."""
         return str(self.job.job_id)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the user should know, a sentence each."""
+        return [
+            f"{parent}, above the run directory, can be written by its group, who could put other files in its place; "
+            f"run: chmod g-w {shlex.quote(str(parent))}, or trust the group"
+            for parent in group_writable_parents(self.run.path)
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """Return what ``submit --json`` prints."""
         return {
@@ -68,6 +78,7 @@ class Submission:
             "run_dir": str(self.run.path),
             "cluster": self.cluster,
             "dropped_environment": list(self.dropped),
+            "warnings": self.warnings,
         }
 
 
@@ -93,9 +104,14 @@ def choose_cluster(requested: Literal["auto", "slurm", "local"], environment: Ma
     """
     if requested == "local":
         return "local"
+    named = environment.get("SLURM_CONF")
+    if named and not Path(named).is_file():
+        # Whoever sets it wants that Slurm: this machine is no substitute, and Slurm's commands would fail.
+        raise SubmissionError(
+            f"SLURM_CONF is {named!r}, and there is no such file; correct or unset it, or use --cluster local"
+        )
     has_sbatch = shutil.which("sbatch", path=environment.get("PATH")) is not None
-    configurations = (environment.get("SLURM_CONF"), *_CONFIGURATIONS)
-    configured = any(path and Path(path).is_file() for path in configurations)
+    configured = bool(named) or any(Path(path).is_file() for path in _CONFIGURATIONS)
     if not (has_sbatch and configured):
         if requested == "slurm":
             missing = "sbatch was not found" if not has_sbatch else "no slurm.conf was found"
@@ -112,12 +128,17 @@ def check_submittable(job: ResolvedJob, cluster: Cluster, environment: Mapping[s
     """Find what would make the job fail although its file is right.
 
     Raises:
-        SubmissionError: more than one node on this machine, a secret that is not set, a data_dir that does not exist.
+        SubmissionError: more than one node on this machine, no interpreter, a secret that is not set, no data_dir.
     """
     spec = job.spec
     if cluster == "local" and spec.resources.nodes > 1:
         raise SubmissionError(
             f"resources.nodes is {spec.resources.nodes}, but this machine is one node; add --set resources.nodes=1"
+        )
+    python = spec.environment.python
+    if cluster == "local" and python and "/" in python and not os.access(python, os.X_OK):
+        raise SubmissionError(
+            f"environment.python is {python!r}, and this machine has no such program; correct it, or leave it out"
         )
     unset = [name for name in spec.environment.pass_env if name not in environment]
     if unset:
@@ -164,9 +185,11 @@ def submit(
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = _run_directory(job, run_id)
     _check_path(run.path, cluster)
-    if run.path.exists():
-        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root")
-    make_private_directory(run.path)
+    make_private_directory(run.path.parent)
+    try:
+        run.path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root") from None
     try:
         _write_run(run, job, script)
         return _hand_over(job, run, cluster=cluster, script=script, python=python, environment=environment)

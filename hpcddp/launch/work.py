@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcddp import __version__
+from hpcddp.errors import HpcddpError
 from hpcddp.launch.claim import RunDirectoryError
 from hpcddp.launch.rendezvous import PeerFailedError, Rendezvous, meet, raise_if_a_rank_failed
 from hpcddp.run.directory import AttemptDirectory
@@ -73,6 +74,9 @@ def own_host() -> str:
 
 def is_peer_loss(error: BaseException) -> bool:
     """Return whether ``error`` only says that another rank has gone."""
+    if isinstance(error, HpcddpError) and not isinstance(error, PeerFailedError):
+        # It names a cause of its own: a data set that cannot reach its server is no rank that has gone.
+        return False
     return any(
         isinstance(link, PeerFailedError) or any(phrase in str(link).lower() for phrase in _PEER_LOSS)
         for link in _chain(error)

@@ -145,7 +145,7 @@ def publish(
 def _advance_latest(directory: Path, step: int) -> None:
     """Let ``latest`` name this checkpoint, unless it names a later one already."""
     path = directory / LATEST
-    named = step_of(Path(path.read_text(encoding="utf-8").strip())) if path.is_file() else None
+    named = step_of(Path(path.read_text(encoding="utf-8", errors="replace").strip())) if path.is_file() else None
     if named is None or named < step:
         write_text(path, f"{checkpoint_name(step)}\n")
 

@@ -71,12 +71,29 @@ def append_line(path: Path, line: str) -> None:
     Args:
         path: the file, created with mode 0600 if missing.
         line: the text without its newline.
+
+    Raises:
+        OSError: the disk is full, read-only or gone; what was written of the line is taken back.
     """
+    content = f"{line}\n".encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, f"{line}\n".encode())
+        _write_whole(descriptor, content)
     finally:
         os.close(descriptor)
+
+
+def _write_whole(descriptor: int, content: bytes) -> None:
+    before, done = os.fstat(descriptor).st_size, 0
+    try:
+        # A full disk takes a part first, and fails at the rest.
+        while done < len(content):
+            done += os.write(descriptor, content[done:])
+    except OSError:
+        # A torn line would swallow the next one. If somebody else has written meanwhile, it stays.
+        if os.fstat(descriptor).st_size == before + done:
+            os.ftruncate(descriptor, before)
+        raise
 
 
 def sync_directory(path: Path) -> None:

@@ -49,7 +49,7 @@ def read_profile(name: str | None, profiles: FilePath | None) -> tuple[Mapping[s
         ProfileError: it does not exist, is not TOML, or holds what no profile holds.
     """
     file = None if profiles is None else profiles / f"{name or DEFAULT_PROFILE}.toml"
-    if file is None or not file.exists():
+    if file is None or not _is_there(file):
         if name is None:
             return None
         raise ProfileError(_missing(name, profiles))
@@ -63,6 +63,14 @@ def read_profile(name: str | None, profiles: FilePath | None) -> tuple[Mapping[s
     if problems:
         raise ProfileError(*problems)
     return values, source
+
+
+def _is_there(file: FilePath) -> bool:
+    """Return whether there is such a file; one that cannot be seen is not there (`sudo -u`, a home of another's)."""
+    try:
+        return file.exists()
+    except OSError:
+        return False
 
 
 def _missing(name: str, profiles: FilePath | None) -> Problem:

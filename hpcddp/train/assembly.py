@@ -20,6 +20,7 @@ from hpcddp.train.data.images import Batch, Data
 from hpcddp.train.data.loader import Batches, MicroBatchKeys, Placement, choose_workers
 from hpcddp.train.data.opening import open_data
 from hpcddp.train.data.own import first_samples
+from hpcddp.train.data.same import refuse_other_data
 from hpcddp.train.errors import TrainingError
 from hpcddp.train.evaluation import Evaluator
 from hpcddp.train.loop import Loop
@@ -65,12 +66,13 @@ def settle(context: TrainContext) -> Setting:
     """Open the data and derive every number from its real size.
 
     Raises:
-        DataError: the data is missing or damaged, or its groups differ between ranks.
+        DataError: the data is missing or damaged, its groups differ, or it is not the same on all ranks.
         PlanError: the batch does not fit the data.
         TrainingError: another number of ranks has started than the job asks for.
     """
     spec, train = context.spec, context.train
     data = open_data(train)
+    refuse_other_data(data, rank=context.rank, world_size=context.world_size, device=context.device)
     if spec.batch.group is not None:
         data = with_groups(data, spec.batch.group, context.device)
     smallest = None if data.groups is None else data.groups.smallest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -167,6 +168,11 @@ def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
         replica.optimizer.load_state_dict(training["optimizer"])
         if replica.scaler.is_enabled() and training["scaler"]:
             replica.scaler.load_state_dict(training["scaler"])
+    except pickle.UnpicklingError as error:
+        raise ResumeError(
+            f"{checkpoint.path.name} holds objects that could run code, and only tensors, numbers, texts and their "
+            "containers are loaded; let get_extra_state of the model return those, and submit a new run"
+        ) from error
     except (RuntimeError, ValueError, KeyError) as error:
         raise ResumeError(
             f"{checkpoint.path.name} is of another model or optimizer than train.model and train.optimizer say "
@@ -272,9 +278,12 @@ class Saver:
 
     def _event(self, kind: str, step: int, reason: str) -> None:
         context = self._context
-        append_event(
-            context.run.events, kind=kind, time=context.now(), attempt=context.attempt, step=step, reason=reason
-        )
+        try:
+            append_event(
+                context.run.events, kind=kind, time=context.now(), attempt=context.attempt, step=step, reason=reason
+            )
+        except OSError as error:
+            context.tell(f"warning: {context.run.events} cannot be written ({error}); the checkpoint is whole")
 
 
 def _dump(state: Mapping[str, Any], stream: IO[bytes]) -> None:

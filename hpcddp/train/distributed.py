@@ -177,9 +177,7 @@ def _deadline(timeout: timedelta) -> Iterator[None]:
     timer.cancel()
 
 
-def _open_store(
-    env: RankEnv, address: str, port: int, listener: socket.socket | None, timeout: timedelta
-) -> TCPStore:
+def _open_store(env: RankEnv, address: str, port: int, listener: socket.socket | None, timeout: timedelta) -> TCPStore:
     if listener is None:
         return TCPStore(address, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
     # The store owns the descriptor from here on: detach, or Python would close it a second time.
@@ -242,7 +240,9 @@ def _wait_until(met: Callable[[], bool], timeout: timedelta, watch: Callable[[],
 
 def missing_sentence(env: RankEnv, missing: list[int], timeout: timedelta) -> str:
     """Return the error that names the ranks in ``missing`` and their hosts."""
-    named = ", ".join(f"rank {rank} on {env.host_of(rank) or 'an unknown host'}" for rank in missing[:16])
+    # Without names from the launcher, a job of one host has this one.
+    unnamed = socket.gethostname() if env.nodes == 1 else "an unknown host"
+    named = ", ".join(f"rank {rank} on {env.host_of(rank) or unnamed}" for rank in missing[:16])
     more = f" and {len(missing) - 16} more" if len(missing) > 16 else ""  # noqa: PLR2004
     return (
         f"{len(missing)} of {env.world_size} ranks did not start within the rendezvous timeout of "

@@ -81,7 +81,12 @@ def _open_files(setting: Setting, replica: Replica, progress: Progress) -> Metri
     }
     for line in start_up_lines(context, setting.data, setting.schedule, progress, facts):
         context.tell(line)
-    return MetricsFile(context.run.metrics, monotonic=context.monotonic, before_write=lambda: raise_if_fenced(context))
+    return MetricsFile(
+        context.run.metrics,
+        monotonic=context.monotonic,
+        before_write=lambda: raise_if_fenced(context),
+        warn=context.tell,
+    )
 
 
 def _finish(context: TrainContext, replica: Replica, progress: Progress) -> None:

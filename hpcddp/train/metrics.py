@@ -20,11 +20,20 @@ class MetricsFile:
         path: the file.
         monotonic: seconds on a clock that never goes back.
         before_write: called before each block; raises if this process may no longer write.
+        warn: is told once when a block cannot be written; what it holds is kept for the next one.
     """
 
-    def __init__(self, path: Path, *, monotonic: Callable[[], float], before_write: Callable[[], None]) -> None:
-        self._path, self._monotonic, self._before_write = path, monotonic, before_write
+    def __init__(
+        self,
+        path: Path,
+        *,
+        monotonic: Callable[[], float],
+        before_write: Callable[[], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._path, self._monotonic, self._before_write, self._warn = path, monotonic, before_write, warn
         self._lines: list[str] = []
+        self._warned = False
         self._written_at = monotonic()
 
     def add(self, record: dict[str, Any]) -> None:
@@ -34,12 +43,22 @@ class MetricsFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has been collected."""
+        """Write what has been collected; a disk that is full or gone holds nothing up."""
         if self._lines:
-            self._before_write()
-            append_line(self._path, "\n".join(self._lines))
-            self._lines.clear()
+            try:
+                self._before_write()
+                append_line(self._path, "\n".join(self._lines))
+            except OSError as error:
+                self._report(error)
+            else:
+                self._lines.clear()
+                self._warned = False
         self._written_at = self._monotonic()
+
+    def _report(self, error: OSError) -> None:
+        if not self._warned:
+            self._warn(f"warning: {self._path} cannot be written ({error}); the training goes on, its records wait")
+        self._warned = True
 
 
 def keep_until(path: Path, step: int, evaluated_step: int | None) -> None:

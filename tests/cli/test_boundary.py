@@ -34,11 +34,37 @@ def test_json_errors_are_one_document_on_stdout(capsys: pytest.CaptureFixture[st
 def test_there_is_no_traceback_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" not in run(capsys, "submit", "no-such-file.yaml")[2]
     assert "Traceback" in run(capsys, "--debug", "submit", "no-such-file.yaml")[2]
+    assert "Traceback" in run(capsys, "submit", "no-such-file.yaml", "--debug")[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(28, "No space left on device"), "hpcddp: reading or writing failed: No space left on device\n"),
+        (PermissionError(13, "Permission denied", "/x"), "hpcddp: /x cannot be used: Permission denied\n"),
+        (ZeroDivisionError("division by zero"), "hpcddp: ZeroDivisionError: division by zero\n"),
+    ],
+)
+def test_what_nobody_foresaw_is_a_sentence_too(
+    capsys: pytest.CaptureFixture[str], error: Exception, sentence: str
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    assert boundary.run(fail, []) == 1  # type: ignore[arg-type]
+    err = capsys.readouterr().err
+    assert err.startswith(sentence)
+    assert "--debug" in err
+    assert "Traceback" not in err
+    assert boundary.run(fail, ["--json"]) == 1  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "unforeseen"
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, err = run(capsys)
-    assert "render" in out + err
+    code, out, err = run(capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: hpcddp ")
+    assert "render" in err
 
 
 def test_an_interrupt_is_130() -> None:

@@ -38,6 +38,15 @@ trap interrupted=yes TERM USR2
 
 # --- Environment ------------------------------------------------------------------------------------------------------
 
+# An exit in the lines below, exit 0 too, must not look like a job that has trained.
+hpcddp_not_ready() {
+  local code=$?
+  [[ -v hpcddp_ready ]] && exit "$code"
+  echo "hpcddp: environment.modules or environment.setup ended the script with exit code $code; no task was started" >&2
+  exit $((code == 0 ? 70 : code))
+}
+trap hpcddp_not_ready EXIT
+
 # environment.modules. A batch shell reads no profile, so the module command may have to be made first.
 if ! command -v module >/dev/null; then
   # shellcheck source=/dev/null
@@ -55,6 +64,7 @@ fi
 # Relative paths mean the directory of submission, and exit codes are checked one by one, whatever the lines above did.
 cd "$hpcddp_directory" || exit
 set +eux
+hpcddp_ready=yes
 
 # environment.env
 export NCCL_DEBUG=WARN

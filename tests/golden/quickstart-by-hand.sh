@@ -61,7 +61,7 @@ environment:
   python: null
   container: null
 batch:
-  global_batch_size: 32
+  global_batch_size: 64
   max_per_device_batch_size: null
   grad_accum_steps: null
   per_device_batch_size: null
@@ -71,7 +71,7 @@ batch:
   unit: sample
   group: null
 learning_rate:
-  base: 0.02
+  base: 0.03
   base_global_batch_size: null
   rule: none
   warmup_epochs: 1.0

@@ -60,7 +60,7 @@ environment:
   python: null
   container: null
 batch:
-  global_batch_size: 32
+  global_batch_size: 64
   max_per_device_batch_size: null
   grad_accum_steps: null
   per_device_batch_size: null
@@ -70,7 +70,7 @@ batch:
   unit: sample
   group: null
 learning_rate:
-  base: 0.02
+  base: 0.03
   base_global_batch_size: null
   rule: none
   warmup_epochs: 1.0
@@ -139,7 +139,8 @@ trap '' USR2
 "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
 tasks=$!
 # Whoever ends this shell means the tasks.
-trap 'interrupted=yes; kill -TERM "$tasks" 2>/dev/null' INT TERM
+cancelled=()
+trap 'interrupted=yes; cancelled=(--cancelled); kill -TERM "$tasks" 2>/dev/null' INT TERM
 
 # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
 interrupted=yes
@@ -152,4 +153,4 @@ done
 # --- The end ----------------------------------------------------------------------------------------------------------
 
 # Says what became of the run; its exit code is the job's.
-"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code"
+"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code" "${cancelled[@]}"

@@ -2,6 +2,8 @@
 
 import io
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.failure import FailureRecord, write_failure
 from hpcddp.run.files import read_json, write_json
+from hpcddp.slurm import commands
 
 LOCAL = {"HPCDDP_LOCAL_JOB_ID": str(os.getpid())}
 JOB = "name: demo\n"
@@ -120,10 +123,44 @@ def test_the_derived_run_id_is_the_clusters_name_and_the_job_id(tmp_path: Path) 
     assert RunDirectory(tmp_path / "demo" / "my-cluster-12").attempt(0).path == Path(directory)
 
 
-def test_a_job_id_that_comes_again_is_refused_and_its_requeue_is_not(tmp_path: Path) -> None:
+def test_a_job_id_that_comes_again_is_refused_and_so_is_its_requeue(tmp_path: Path) -> None:
     environment = {"SLURM_JOB_ID": "12", "SLURM_CLUSTER_NAME": "toy"}
     attempt = AttemptDirectory.from_text(begin_in(tmp_path, run_id=None, environment=environment))
     with pytest.raises(RunDirectoryError, match="it belongs to another job 12"):
         begin_in(tmp_path, run_id=None, environment=environment)
+    with pytest.raises(RunDirectoryError, match="it belongs to another job 12"):
+        # What was refused stays refused, although a requeue of it looks like one of the run's own job.
+        begin_in(tmp_path, run_id=None, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    assert attempt.run.newest_attempt() == 0
+
+
+def test_a_requeue_of_the_runs_own_job_is_the_next_attempt(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "SLURM_CLUSTER_NAME": "toy"}
+    begin_in(tmp_path, run_id=None, environment=environment)
     requeued = begin_in(tmp_path, run_id=None, environment={**environment, "SLURM_RESTART_COUNT": "1"})
-    assert AttemptDirectory.from_text(requeued).number == attempt.number + 1
+    assert AttemptDirectory.from_text(requeued).number == 1
+
+
+def test_a_preempted_job_stays_until_slurm_takes_it_or_it_would_never_be_requeued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = begun(tmp_path)
+    preempted = {"JobState": "RUNNING", "Requeue": "1", "PreemptTime": "2026-01-01T00:00:00"}
+    answers = [preempted, preempted, preempted, {**preempted, "JobState": "COMPLETING"}]
+    waits: list[float] = []
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(commands, "show_job", lambda _: answers.pop(0))
+    monkeypatch.setattr(time, "sleep", waits.append)
+    try:
+        code, text = end(attempt, code=143, environment={"SLURM_JOB_ID": "7"})
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert (code, answers, len(waits)) == (71, [], 2)
+    assert text.startswith("Slurm preempted job 7 (state RUNNING)")
+    assert not attempt.run.result.exists()
+
+
+def test_a_job_that_its_user_ended_is_cancelled_and_not_failed(tmp_path: Path) -> None:
+    attempt = begun(tmp_path)
+    assert end(attempt, code=143, environment=LOCAL, cancelled=True)[0] == 130
+    assert read_json(attempt.run.result)["status"] == "cancelled"

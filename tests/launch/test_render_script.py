@@ -125,7 +125,7 @@ def test_on_this_machine_ending_the_shell_ends_the_tasks(stage: Stage, number: s
     (stage.record / "hold").unlink()
     stage.end_of(process)
     assert (stage.record / "signals").read_text() == "TERM\n"
-    assert stage.words("end")[-2:] == ["--code", "0"]
+    assert stage.words("end")[-3:] == ["--code", "0", "--cancelled"]
 
 
 def test_a_task_ignores_the_warning_until_it_has_a_handler(stage: Stage) -> None:
@@ -177,5 +177,5 @@ def test_a_missing_module_command_is_said_in_one_sentence(stage: Stage) -> None:
     del environment["MODULESHOME"]
     code, errors = stage.run_with(script, environment)
     assert code != 0
-    assert errors.endswith("MODULESHOME: environment.modules needs the module command, and it is not here\n")
+    assert "MODULESHOME: environment.modules needs the module command, and it is not here\n" in errors
     assert stage.words("begin") == []

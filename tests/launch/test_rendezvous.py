@@ -2,7 +2,7 @@
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -63,6 +63,12 @@ def test_a_port_range_without_a_free_port_is_an_error(monkeypatch: pytest.Monkey
         monkeypatch.setattr(rendezvous, "PORTS", range(port, port + 1))
         with pytest.raises(RendezvousError, match=f"no port of {port}-{port} is free"):
             bind_port("x")
+
+
+def test_a_missing_rank_0_of_a_job_on_one_host_is_on_this_one(attempt: AttemptDirectory) -> None:
+    env = replace(rank_env(1), hosts=(), tasks_per_node=(), source="submitit")
+    with pytest.raises(RendezvousError, match="rank 0 on laptop did not appear within the rendezvous timeout"):
+        meet(env, attempt, own_host="laptop", timeout=timedelta(seconds=0.1))
 
 
 def test_a_missing_rank_0_is_named_with_its_host(attempt: AttemptDirectory) -> None:

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from hpcddp.launch.claim import RunDirectoryError
+from hpcddp.launch.submit import SubmissionError, choose_cluster
 from hpcddp.launch.task import check_pickle
 
 MODEL = """
@@ -121,6 +122,7 @@ def test_ending_the_job_ends_its_ranks(directory: Path) -> None:
         time.sleep(0.1)
     os.kill(int(answer["job_id"]), signal.SIGTERM)
     wait_until_gone(int(answer["job_id"]))
+    assert json.loads((Path(answer["run_dir"]) / "result.json").read_text())["status"] == "cancelled"
     listing = subprocess.run(["ps", "-eo", "sid="], capture_output=True, text=True, check=True).stdout.split()
     assert answer["job_id"] not in listing
 
@@ -152,6 +154,14 @@ def test_a_pickle_that_was_changed_is_not_loaded(tmp_path: Path) -> None:
         ),
         ([], None, "hpcddp: environment.pass_env names TEST_SECRET, not set here; export it, or remove the name\n"),
         (
+            ["--set", "environment.python=/no/such/python"],
+            "x",
+            (
+                "hpcddp: environment.python is '/no/such/python', and this machine has no such program; "
+                "correct it, or leave it out\n"
+            ),
+        ),
+        (
             ["--set", "train.dataset=cifar10", "--set", "train.data_dir=nowhere"],
             "x",
             (
@@ -169,6 +179,20 @@ def test_what_cannot_run_is_one_sentence_and_leaves_nothing(
     assert not (directory / "runs").exists()
 
 
+@pytest.mark.parametrize(("line", "code"), [("exit 0", 70), ("exit 3", 3)])
+def test_a_setup_line_that_ends_the_script_is_never_a_success(directory: Path, line: str, code: int) -> None:
+    answer = document(submit(directory, "--json", "--set", f"environment.setup=[{line}]"))
+    log = Path(answer["run_dir"]) / "batch.log"
+    wait_until_gone(int(answer["job_id"]))
+    exit_code = int(line.split()[1])
+    sentence = f"environment.setup ended the script with exit code {exit_code}; no task was started"
+    assert sentence in log.read_text()
+    script = subprocess.run(
+        ["/bin/bash", Path(answer["run_dir"]) / "job.sbatch"], capture_output=True, check=False, cwd=directory
+    )
+    assert script.returncode == code
+
+
 def test_a_path_that_submitit_would_rewrite_is_refused(directory: Path) -> None:
     done = submit(directory, "--set", "run_root=50%test")
     assert done.returncode == 2
@@ -182,6 +206,12 @@ def test_slurm_that_is_not_here_is_an_error_that_names_the_way_out(directory: Pa
     assert done.returncode == 2
     assert done.stderr.startswith("hpcddp: --cluster slurm: ")
     assert "--cluster local" in done.stderr
+
+
+@pytest.mark.parametrize("requested", ["auto", "slurm"])
+def test_a_named_slurm_that_is_not_there_is_never_a_silent_local_run(requested: Literal["auto", "slurm"]) -> None:
+    with pytest.raises(SubmissionError, match=r"SLURM_CONF is '/no/slurm\.conf', and there is no such file.*local"):
+        choose_cluster(requested, {"SLURM_CONF": "/no/slurm.conf", "PATH": "/usr/bin"})
 
 
 def test_a_dry_run_prints_the_script_and_touches_nothing(directory: Path) -> None:

@@ -89,6 +89,12 @@ def test_latest_never_goes_back(tmp_path: Path) -> None:
     assert (tmp_path / "latest").read_text() == "step-000030\n"
 
 
+def test_rotten_latest_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / "latest").write_bytes(b"\xff\xfe")
+    save(tmp_path, 20)
+    assert (tmp_path / "latest").read_text() == "step-000020\n"
+
+
 def damage_missing_manifest(path: Path) -> None:
     (path / "manifest.json").unlink()
 

@@ -22,5 +22,13 @@ def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
     assert [event["event"] for event in read_events(path)] == ["start"]
 
 
+def test_a_last_line_torn_within_a_character_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    append_event(path, kind="start", time=1.0, attempt=0)
+    with path.open("ab") as stream:
+        stream.write('{"event": "failure", "reason": "ü'.encode()[:-1])
+    assert [event["event"] for event in read_events(path)] == ["start"]
+
+
 def test_a_run_without_events_has_none(tmp_path: Path) -> None:
     assert read_events(tmp_path / "events.jsonl") == []

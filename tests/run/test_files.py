@@ -1,6 +1,8 @@
 """Files that other processes read are whole or absent."""
 
+import errno
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -52,3 +54,21 @@ def test_appended_lines_of_many_writers_do_not_mix(tmp_path: Path) -> None:
         list(pool.map(lambda number: files.append_line(path, json.dumps({"n": number, "pad": "x" * 500})), range(200)))
     numbers = [json.loads(line)["n"] for line in path.read_text().splitlines()]
     assert sorted(numbers) == list(range(200))
+
+
+def test_a_line_that_a_full_disk_cuts_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines"
+    files.append_line(path, "first")
+    real_write = os.write
+
+    def write_on_a_full_disk(descriptor: int, content: bytes) -> int:
+        if len(content) <= 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_write(descriptor, content[:10])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write_on_a_full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            files.append_line(path, "a line of some length")
+    files.append_line(path, "last")
+    assert path.read_text() == "first\nlast\n"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.spec.profiles import read_profile
 from hpcddp.spec.read import ResolvedJob
 
 Load = Callable[..., ResolvedJob]
@@ -122,3 +123,13 @@ def test_the_name_of_a_profile_is_no_path(refuse: Refuse, profile: Write) -> Non
             ".toml"
         )
     ]
+
+
+def test_a_directory_of_profiles_that_cannot_be_looked_into_holds_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert read_profile(None, tmp_path) is None

@@ -15,7 +15,7 @@ def cifar_batch(seed: int, samples: int = 4) -> tuple[np.ndarray[Any, Any], list
 
 
 def write_pickled(folder: Path) -> Path:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
         pixels, labels = cifar_batch(number)
         content = pickle.dumps({b"data": pixels, b"labels": labels, b"batch_label": b"x"}, protocol=2)
@@ -24,7 +24,7 @@ def write_pickled(folder: Path) -> Path:
 
 
 def write_binary(folder: Path) -> Path:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate([*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]):
         pixels, labels = cifar_batch(number)
         (folder / name).write_bytes(

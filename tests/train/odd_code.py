@@ -97,6 +97,27 @@ def label_beyond(split: str) -> Samples:
     return Samples([(torch.zeros(3, 32, 32), 7)] * 40)
 
 
+def late_label(split: str, label: int) -> Samples:
+    return Samples([(torch.zeros(3, 32, 32), 0)] * 39 + [(torch.zeros(3, 32, 32), label)])
+
+
+def unpicklable_state(num_classes: int) -> nn.Module:
+    class Stateful(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return Samples([])
+
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            return super().forward(input.flatten(1))
+
+    return Stateful(3 * 32 * 32, num_classes)
+
+
+def other_on_every_rank(split: str, samples: int) -> FewDigits:
+    """Return data as a host might hold it whose files are not those of the other hosts."""
+    rank = torch.distributed.get_rank() if split == "train" else 0
+    return FewDigits(split, samples + rank, first=0, poison=None)
+
+
 def labels_of_val_beyond(split: str) -> Samples:
     part = Samples([(torch.zeros(3, 32, 32), 0)] * 40)
     part.targets = [0 if split == "train" else 3] * 40

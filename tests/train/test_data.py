@@ -70,6 +70,19 @@ def test_cifar10_is_read_from_either_layout_and_from_the_folder_around_it(
     assert torch.allclose(image[0], (red / 255 - 0.4914) / 0.2470, atol=1e-5)
 
 
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("convert", [list, np.asarray, lambda labels: list(np.asarray(labels))])
+def test_cifar10_written_by_today_s_python_is_read(
+    tmp_path: Path, protocol: int, convert: Callable[[Any], Any]
+) -> None:
+    folder = write_pickled(tmp_path)
+    pixels, labels = cifar_batch(1)
+    (folder / "data_batch_2").write_bytes(pickle.dumps({"data": pixels, "labels": convert(labels)}, protocol=protocol))
+    assert [label for _, label in (open_dataset("cifar10", data_dir=str(folder)).train[4 + n] for n in range(4))] == (
+        list(labels)
+    )
+
+
 def test_both_layouts_of_cifar10_give_the_same_fingerprint(tmp_path: Path) -> None:
     folders = write_pickled(tmp_path / "a"), write_binary(tmp_path / "b")
     prints = {open_dataset("cifar10", data_dir=str(folder)).fingerprint for folder in folders}

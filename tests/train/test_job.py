@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from hpcddp.batch.plan import PlanError
+from hpcddp.run import events, files
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.events import read_events
+from hpcddp.train import metrics
 from hpcddp.train.errors import NonFiniteError, SaveError, TrainingError
 from tests.distributed.training import evaluations, result, steps
 from tests.train.conftest import Training
@@ -206,6 +209,21 @@ def test_failed_save_that_is_followed_by_a_good_one_is_forgiven(training: Traini
     training.train(train__epochs=3, should_stop=repair)
     assert result(training.run.path)["status"] == "finished"
     assert [path.name for path in list_checkpoints(training.run.checkpoints)] == ["step-000012", "step-000008"]
+
+
+def test_full_disk_holds_the_training_up_in_nothing(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_append, calls = files.append_line, iter(range(1000))
+
+    def append(path: Path, line: str) -> None:
+        if 2 <= next(calls) < 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real_append(path, line)
+
+    monkeypatch.setattr(metrics, "append_line", append)
+    monkeypatch.setattr(events, "append_line", append)
+    training.train(train__epochs=5)
+    assert [record["step"] for record in steps(training.run.path)] == list(range(1, 21))
+    assert sum(line.startswith("warning: ") for line in training.said) >= 2
 
 
 def test_clipping_and_label_smoothing_change_the_training(new_training: Any) -> None:

@@ -109,7 +109,7 @@ def test_missing_evaluation_is_one_that_was_due_and_not_made() -> None:
 
 def test_metrics_are_written_in_blocks(tmp_path: Path) -> None:
     path, clock, checks = tmp_path / "metrics.jsonl", [0.0], []
-    metrics = MetricsFile(path, monotonic=lambda: clock[0], before_write=lambda: checks.append(1))
+    metrics = MetricsFile(path, monotonic=lambda: clock[0], before_write=lambda: checks.append(1), warn=print)
     metrics.add({"step": 1, "loss": float("nan")})
     metrics.add({"step": 2, "loss": 0.1})
     assert not path.exists()
@@ -118,6 +118,20 @@ def test_metrics_are_written_in_blocks(tmp_path: Path) -> None:
     assert path.read_text() == '{"step": 1, "loss": null}\n{"step": 2, "loss": 0.1}\n{"step": 3, "loss": null}\n'
     metrics.flush()
     assert len(checks) == 1
+
+
+def test_metrics_that_cannot_be_written_wait_and_hold_nothing_up(tmp_path: Path) -> None:
+    path, said = tmp_path / "metrics.jsonl", list[str]()
+    metrics = MetricsFile(path, monotonic=lambda: 0.0, before_write=lambda: None, warn=said.append)
+    path.mkdir()
+    for step in (1, 2):
+        metrics.add({"step": step})
+        metrics.flush()
+    path.rmdir()
+    metrics.flush()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": 1}, {"step": 2}]
+    assert len(said) == 1
+    assert "cannot be written" in said[0]
 
 
 def test_metrics_beyond_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:

@@ -216,3 +216,10 @@ def test_attempt_that_is_overtaken_while_it_trains_publishes_nothing(training: T
         training.train(should_stop=overtaken, **SAVES)
     assert [path.name for path in list_checkpoints(training.run.checkpoints)] == ["step-000004", "step-000003"]
     assert steps(training.run.path)[-1]["step"] == 4
+
+
+def test_checkpoint_with_objects_of_the_models_own_is_refused_with_a_sentence(training: Training) -> None:
+    changes = {**SAVES, "train__model": "tests.train.odd_code:unpicklable_state"}
+    training.crash(steps=7, **changes)
+    with pytest.raises(ResumeError, match=r"step-000006 holds objects that could run code.*get_extra_state"):
+        training.train(attempt=1, **changes)

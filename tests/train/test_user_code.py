@@ -116,6 +116,15 @@ def test_traceback_of_own_code_is_kept(training: Training) -> None:
             "split val of dataset tests.train.odd_code:labels_of_val_beyond has labels 3..3; write train.num_classes 4",
         ),
         (
+            {"train__dataset": f"{ODD}:late_label", "train__dataset_args": {"label": 7}, "train__num_classes": 7},
+            "has label 7, and the model tells apart 7 classes, 0..6; write a larger train.num_classes",
+        ),
+        (
+            # What cross entropy would leave out in silence.
+            {"train__dataset": f"{ODD}:late_label", "train__dataset_args": {"label": -100}, "train__num_classes": 7},
+            "has label -100, and the model tells apart 7 classes, 0..6",
+        ),
+        (
             {"train__dataset": f"{ODD}:two_shapes", "train__num_classes": 2},
             "gives tensors of different shapes ((3, 32, 32), (3, 31, 32)), which make no batch",
         ),

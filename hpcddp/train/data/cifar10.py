@@ -75,10 +75,15 @@ def _read_pickled(folder: Path, name: str) -> tuple[Tensor, Tensor]:
     path = folder / name
     try:
         content = _ArraysOnly(io.BytesIO(_read(path)), encoding="bytes").load()
-        pixels, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"])
+        pixels, labels = (np.asarray(_value(content, name)) for name in ("data", "labels"))
     except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, IndexError) as error:
         raise DataError(f"{path} is no CIFAR-10 batch ({error}); unpack it again") from error
     return _checked(path, pixels, labels)
+
+
+def _value(content: Any, name: str) -> Any:  # noqa: ANN401
+    """Return an entry by its name, which files written by Python 2 hold as bytes and those by Python 3 as text."""
+    return content[name if name in content else name.encode()]
 
 
 def _read(path: Path) -> bytes:
@@ -106,6 +111,11 @@ class _ArraysOnly(pickle.Unpickler):
         {
             ("numpy.core.multiarray", "_reconstruct"),
             ("numpy._core.multiarray", "_reconstruct"),
+            # What numpy uses from pickle protocol 5 on.
+            ("numpy.core.numeric", "_frombuffer"),
+            ("numpy._core.numeric", "_frombuffer"),
+            ("numpy.core.multiarray", "scalar"),
+            ("numpy._core.multiarray", "scalar"),
             ("numpy", "ndarray"),
             ("numpy", "dtype"),
             ("_codecs", "encode"),
@@ -116,7 +126,7 @@ class _ArraysOnly(pickle.Unpickler):
         """Return an allowed class; refuse every other."""
         if (module, name) not in self._ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are admitted")
-        if name == "_reconstruct":
-            # numpy moved it; the old place warns.
-            module = "numpy._core.multiarray" if hasattr(np, "_core") else module
+        if hasattr(np, "_core"):
+            # numpy moved them; the old place warns.
+            module = module.replace("numpy.core.", "numpy._core.")
         return super().find_class(module, name)

@@ -108,7 +108,7 @@ class Batches:
         *,
         workers: int,
     ) -> None:
-        self._name = data.name
+        self._name, self._classes = data.name, data.classes
         self._placement = placement
         loader: DataLoader[Any] = DataLoader(
             Keyed(part),
@@ -141,7 +141,19 @@ class Batches:
             raise kind(
                 f"loading samples of dataset {self._name} failed: {describe(error)}", traceback=traceback.format_exc()
             ) from error
+        if is_own(self._name):
+            self._check_labels(labels)
         return inputs, labels
+
+    def _check_labels(self, labels: Tensor) -> None:
+        """Refuse labels beyond K: the loss would leave some out in silence, and on a GPU others kill the context."""
+        smallest, largest = (int(label) for label in labels.aminmax())
+        if smallest < 0 or largest >= self._classes:
+            raise DataError(
+                f"dataset {self._name} has label {smallest if smallest < 0 else largest}, and the model tells apart "
+                f"{self._classes} classes, 0..{self._classes - 1}; write a larger train.num_classes, with labels from "
+                "0 on"
+            )
 
 
 def choose_workers(num_workers: int | None, data: Data, cpus: int) -> int:

@@ -99,8 +99,8 @@ class DeclaredLoss:
         if isinstance(loss, Tensor) and loss.shape == expected:
             return loss
         raise LossError(
-            f"the loss is declared {self.reduction.value} and returns {describe(loss)} for {samples} samples, not a tensor "
-            f"of shape {expected}; return that, or declare it otherwise: {', '.join(Reduction)}"
+            f"the loss is declared {self.reduction.value} and returns {describe(loss)} for {samples} samples, "
+            f"not a tensor of shape {expected}; return that, or declare it otherwise: {', '.join(Reduction)}"
         )
 
 

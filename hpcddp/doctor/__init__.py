@@ -1,0 +1,1 @@
+"""Is this loss, this model, the same on N ranks as on one?"""

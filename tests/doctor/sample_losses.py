@@ -1,0 +1,228 @@
+"""Losses as people write them, right and wrong ones, for the doctor to look at."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+NOT_A_LOSS = 3
+_CALLS = itertools.count()
+
+
+def label_smoothing(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+
+def kl_batchmean(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.kl_div(outputs.log_softmax(1), targets, reduction="batchmean")
+
+
+def dice_per_sample(outputs: Tensor, targets: Tensor) -> Tensor:
+    p, t = outputs.sigmoid().flatten(1), targets.flatten(1)
+    return (1 - 2 * (p * t).sum(1) / (p.sum(1) + t.sum(1))).mean()
+
+
+def dice_per_sample_from_the_end(outputs: Tensor, targets: Tensor) -> Tensor:
+    p = outputs.sigmoid()
+    return (1 - 2 * (p * targets).sum((-2, -1)) / (p.sum((-2, -1)) + targets.sum((-2, -1)))).mean()
+
+
+def cross_entropy_sum(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, reduction="sum")
+
+
+def three_weights(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 2.0, 5.0]))
+
+
+def three_float32_weights(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, weight=torch.tensor([1, 2, 5], dtype=torch.float32))
+
+
+def ignores_255(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, ignore_index=255)
+
+
+def ignores_0(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, ignore_index=0)
+
+
+def token_mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs.reshape(-1, outputs.shape[2]), targets.reshape(-1), ignore_index=0)
+
+
+def batch_iou(outputs: Tensor, targets: Tensor) -> Tensor:
+    p = outputs.sigmoid()
+    return 1 - (p * targets).sum() / (p + targets - p * targets).sum()
+
+
+def batch_dice_smooth(outputs: Tensor, targets: Tensor) -> Tensor:
+    p = outputs.sigmoid()
+    return 1 - (2 * (p * targets).sum() + 1) / (p.sum() + targets.sum() + 1)
+
+
+def focal_over_positives(outputs: Tensor, targets: Tensor) -> Tensor:
+    entropy = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+    return ((1 - torch.exp(-entropy)) ** 2 * entropy).sum() / targets.sum()
+
+
+def positives_only(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.dim() != 1:
+        raise ValueError("one number per sample")
+    return (functional.softplus(-outputs) * targets).sum() / targets.sum()
+
+
+def rmse(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.mse_loss(outputs, targets).sqrt()
+
+
+def infonce(outputs: Tensor, targets: Tensor) -> Tensor:
+    one, two = functional.normalize(outputs, dim=1), functional.normalize(targets, dim=1)
+    return functional.cross_entropy(one @ two.T / 0.1, torch.arange(len(one)))
+
+
+def barlow(outputs: Tensor, targets: Tensor) -> Tensor:
+    one, two = ((z - z.mean(0)) / z.std(0) for z in (outputs, targets))
+    correlation = one.T @ two / len(one)
+    return (correlation - torch.eye(len(correlation))).square().sum()
+
+
+def correlation(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 1 - torch.corrcoef(torch.stack((outputs.flatten(), targets.flatten())))[0, 1]
+
+
+def neighbours(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.mse_loss(outputs, targets) + (outputs[1:] - outputs[:-1]).square().mean()
+
+
+def clip_pair(outputs: tuple[Tensor, Tensor], targets: Any) -> Tensor:
+    assert targets is not None
+    return infonce(*outputs)
+
+
+def uniformity(outputs: Tensor) -> Tensor:
+    return torch.pdist(functional.normalize(outputs, dim=1)).pow(2).mul(-2).exp().mean().log()
+
+
+def constant(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs * 0).sum() + targets.float().mean()
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(1) == targets).double().mean()
+
+
+def hits(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(1) == targets).sum()
+
+
+def item(outputs: Tensor, targets: Tensor) -> float:
+    return functional.cross_entropy(outputs, targets).item()
+
+
+def vector(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def not_a_number(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs * float("nan")).sum() + targets.sum()
+
+
+def dropout(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(functional.dropout(outputs, 0.5), targets)
+
+
+def python_random(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets) * random.random()
+
+
+def in_place(outputs: Tensor, targets: Tensor) -> Tensor:
+    outputs.sub_(targets)
+    return outputs.square().mean()
+
+
+def misspelt(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.crossentropy(outputs, targets)  # type: ignore[attr-defined,no-any-return]
+
+
+def one_batch_size(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs @ outputs.T, torch.arange(32)) + targets.sum() * 0
+
+
+def casts_to_float32(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs.float(), targets)
+
+
+def talkative(outputs: Tensor, targets: Tensor) -> Tensor:
+    print("loss called")
+    return functional.mse_loss(outputs, targets)
+
+
+def make_mse() -> nn.Module:
+    return nn.MSELoss()
+
+
+class ArcFace(nn.Module):
+    """Has parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(10, 10, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        cosine = functional.normalize(outputs, dim=1) @ functional.normalize(self.weight, dim=1).T
+        return functional.cross_entropy(8 * cosine, targets)
+
+
+class Centred(nn.Module):
+    """Keeps a running centre, which is copied before every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(()))
+
+    centre: Tensor
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.centre += outputs.detach().mean()
+        return functional.mse_loss(outputs - self.centre, targets)
+
+
+class NeedsArguments:
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+
+def pairs() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(3)
+    return torch.randn(24, 3, generator=g), torch.randint(0, 3, (24,), generator=g)
+
+
+def two_batches() -> list[tuple[dict[str, Tensor], list[dict[str, Tensor]]]]:
+    """Structured outputs, and one target dictionary per sample, as detection has them."""
+    g = torch.Generator().manual_seed(4)
+    return [
+        ({"box": torch.randn(n, 4, generator=g)}, [{"box": torch.randn(4, generator=g)} for _ in range(n)])
+        for n in (12, 13)
+    ]
+
+
+def boxes(outputs: dict[str, Tensor], targets: list[dict[str, Tensor]]) -> Tensor:
+    return functional.l1_loss(outputs["box"], torch.stack([target["box"] for target in targets]))
+
+
+def triple() -> tuple[Tensor, Tensor, Tensor]:
+    return torch.zeros(4), torch.zeros(4), torch.zeros(4)
+
+
+def nothing() -> list[tuple[Tensor, Tensor]]:
+    return []
+
+
+def whole_numbers() -> tuple[Tensor, Tensor]:
+    return torch.zeros(8, dtype=torch.int64), torch.zeros(8)

@@ -1,0 +1,271 @@
+"""What the doctor says about losses that people write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcddp.doctor.errors import DoctorError
+from hpcddp.doctor.examination import Diagnosis, examine
+from hpcddp.doctor.explain import as_json, explain
+from hpcddp.doctor.judging import Verdict
+
+HERE = Path(__file__).parent
+SAMPLES = "tests.doctor.sample_losses"
+
+
+def diagnose(name: str, *, world_size: int = 4, samples: int | None = None, data: str | None = None) -> Diagnosis:
+    """Examine a loss of ``sample_losses``, or one by its full name."""
+    full = name if ":" in name else f"{SAMPLES}:{name}"
+    whole = data if data is None or ":" in data or "." in data else f"{SAMPLES}:{data}"
+    return examine(full, world_size=world_size, samples=samples, data=whole, directory=HERE)
+
+
+def refusal(name: str, *, world_size: int = 4, samples: int | None = None, data: str | None = None) -> str:
+    with pytest.raises(DoctorError) as caught:
+        diagnose(name, world_size=world_size, samples=samples, data=data)
+    assert caught.value.exit_code == 2
+    return caught.value.message.replace(f"{SAMPLES}:", "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.nn.functional:cross_entropy",
+        "torch.nn:CrossEntropyLoss",
+        "torch.nn.functional:binary_cross_entropy",
+        "torch.nn.functional:binary_cross_entropy_with_logits",
+        "torch.nn.functional:mse_loss",
+        "torch.nn:HuberLoss",
+        "torch.nn.functional:gaussian_nll_loss",
+        "torch.nn.functional:triplet_margin_loss",
+        "torch.nn.functional:cosine_embedding_loss",
+        "label_smoothing",
+        "kl_batchmean",
+        "dice_per_sample",
+        "dice_per_sample_from_the_end",
+        "in_place",
+        "make_mse",
+        "ArcFace",
+    ],
+)
+def test_means_over_samples_are_mean(name: str) -> None:
+    diagnosis = diagnose(name)
+    assert diagnosis.verdict is Verdict.MEAN
+    assert diagnosis.repair is None
+    assert diagnosis.finding.judgement.ddp.deviation.worst <= 1e-12
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_a_sum_is_sum_and_as_many_times_too_small_as_there_are_ranks(world_size: int) -> None:
+    diagnosis = diagnose("cross_entropy_sum", world_size=world_size)
+    assert diagnosis.verdict is Verdict.SUM
+    assert diagnosis.finding.judgement.ddp.ratio == pytest.approx(1 / world_size)
+    assert diagnosis.repair is not None
+    assert diagnosis.repair.helper == "DeclaredLoss"
+
+
+@pytest.mark.parametrize(
+    ("name", "helper"),
+    [
+        ("three_weights", "weighted_mean"),
+        ("three_float32_weights", "weighted_mean"),
+        ("ignores_0", "weighted_mean"),
+        ("ignores_255", "weighted_mean"),
+        ("token_mean", "weighted_mean"),
+        ("focal_over_positives", "weighted_mean"),
+        ("batch_iou", "additive_loss"),
+        ("batch_dice_smooth", "additive_loss"),
+        ("rmse", "additive_loss"),
+        ("correlation", "additive_loss"),
+        ("barlow", "additive_loss"),
+        ("Centred", "additive_loss"),
+        ("infonce", "gather_with_grad"),
+        ("clip_pair", "gather_with_grad"),
+        ("uniformity", "gather_with_grad"),
+    ],
+)
+def test_losses_of_whole_batches_are_not_decomposable_and_have_a_repair(name: str, helper: str) -> None:
+    diagnosis = diagnose(name)
+    assert diagnosis.verdict is Verdict.NOT_DECOMPOSABLE
+    assert diagnosis.finding.judgement.ddp.deviation.gradient > 1e-3
+    assert diagnosis.repair is not None
+    assert diagnosis.repair.helper == helper
+    assert diagnosis.repair.code[0] == f"from hpcddp import {helper}"
+
+
+def test_a_difference_of_neighbours_is_order_dependent() -> None:
+    diagnosis = diagnose("neighbours")
+    assert diagnosis.verdict is Verdict.ORDER_DEPENDENT
+    assert diagnosis.finding.judgement.deviations["order"].worst > 0.01
+    assert diagnosis.repair is not None
+    assert diagnosis.repair.code[1] == "loss = neighbours(gather_with_grad(outputs), gather_with_grad(targets))"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "constant",
+            "constant is 4.46875 whatever the outputs are (on logits and class indices, 10 classes): its ",
+        ),
+        ("accuracy", "accuracy returns a number without a gradient: it does not depend on the outputs, or loses them"),
+        ("hits", "hits returns a tensor of int64, which has no gradient; a loss is a floating-point number"),
+        ("item", "item returns a float (2.42616), no tensor; return the loss as torch made it"),
+        (
+            "vector",
+            "vector returns a tensor of shape (32,), and a loss is a scalar; return its mean, or name a function",
+        ),
+        (
+            "not_a_number",
+            "not_a_number is nan on a batch of logits and class indices, 10 classes (outputs [32, 10], targets",
+        ),
+        ("dropout", "dropout draws random numbers: it gives 2.98951 and 2.76198 for the same batch, and no split can"),
+        (
+            "python_random",
+            "python_random keeps something from call to call or draws numbers that torch's seed does not decide",
+        ),
+        ("misspelt", "misspelt failed: AttributeError: module 'torch.nn.functional' has no attribute 'crossentropy'"),
+        (
+            "one_batch_size",
+            "one_batch_size takes all 32 samples, but not a share of 8: ValueError: Expected input batch",
+        ),
+        ("boxes", "kinds of random batches (on a pair of embeddings, and class indices: TypeError: "),
+        ("NeedsArguments", "NeedsArguments is a class, and NeedsArguments() failed: TypeError: "),
+        ("pairs", "pairs is a tuple, which cannot be called; write the name of a loss"),
+        ("NOT_A_LOSS", "NOT_A_LOSS is a int, which cannot be called; write the name of a loss"),
+        ("missing", "sample_losses.py has no 'missing'; write the name of a loss in it"),
+        ("nowhere:loss", "importing nowhere failed: ModuleNotFoundError: No module named 'nowhere'"),
+        ("torch.nn.", "does not name a loss; write module:function, for example losses:dice_loss"),
+    ],
+)
+def test_a_loss_that_cannot_be_looked_at_gets_one_clear_sentence(name: str, words: str) -> None:
+    message = refusal(f"{name}:" if name == "torch.nn." else name)
+    assert words in message
+    assert "\n" not in message
+
+
+def test_own_batches_are_split_and_decide() -> None:
+    assert diagnose("torch.nn.functional:cross_entropy", data="pairs").finding.data == f"your own, {SAMPLES}:pairs"
+    assert diagnose("three_weights", data="pairs").verdict is Verdict.NOT_DECOMPOSABLE
+    assert diagnose("three_float32_weights", data="pairs").verdict is Verdict.NOT_DECOMPOSABLE
+
+
+def test_structured_outputs_and_a_list_of_targets_are_split_by_sample() -> None:
+    diagnosis = diagnose("boxes", data="two_batches")
+    assert diagnosis.verdict is Verdict.MEAN
+    assert sum(diagnosis.shares) == 13
+    (note,) = diagnosis.notes
+    assert note == (
+        "4 ranks do not divide 13 samples: plain DDP would be off by 12 % in the gradient; hpcddp weights the shares "
+        "and is exact."
+    )
+
+
+def test_own_batches_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "batch.pt"
+    torch.save((torch.randn(8, 3), torch.randint(0, 3, (8,))), path)
+    diagnosis = diagnose("torch.nn.functional:cross_entropy", data=str(path))
+    assert diagnosis.verdict is Verdict.MEAN
+    assert diagnosis.shares == (2, 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("triple", "triple gives a tuple and not a pair; return (outputs, targets)"),
+        ("nothing", "nothing gives no batches; return (outputs, targets) or a list of such pairs"),
+        ("whole_numbers", "whole_numbers gives outputs without a floating-point tensor of at least one dimension"),
+        ("NOT_A_LOSS", "NOT_A_LOSS is a int, which cannot be called; name a function"),
+        ("broken.pt", "reading broken.pt failed: "),
+    ],
+)
+def test_own_batches_that_are_none_are_refused(data: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.pt").write_text("no tensors")
+    with pytest.raises(DoctorError) as caught:
+        examine(
+            f"{SAMPLES}:rmse",
+            world_size=4,
+            samples=None,
+            data=data if "." in data else f"{SAMPLES}:{data}",
+            directory=tmp_path,
+        )
+    assert words in caught.value.message
+
+
+def test_numbers_that_cannot_be_split_are_refused() -> None:
+    assert refusal("rmse", world_size=1) == "--world-size is 1, and one rank has the whole batch; write 2 or more"
+    assert refusal("rmse", samples=3) == (
+        "--batch is 3 samples, fewer than the 4 ranks, so that some would have none; write 8 or more, or a smaller "
+        "--world-size"
+    )
+    assert refusal("rmse", samples=8, data="pairs") == (
+        "--batch is 8, but the batches of --data pairs have a size; leave it out"
+    )
+    assert refusal("torch.nn.functional:cross_entropy", world_size=25, data="pairs").startswith(
+        "batch 0 of pairs is 24 samples, fewer than the 25 ranks"
+    )
+
+
+@pytest.mark.parametrize(("world_size", "samples"), [(2, 2), (3, 10), (4, 6), (7, 100), (16, 36)])
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("label_smoothing", Verdict.MEAN), ("infonce", Verdict.NOT_DECOMPOSABLE)]
+)
+def test_the_verdict_does_not_depend_on_world_size_and_batch(
+    name: str, verdict: Verdict, world_size: int, samples: int
+) -> None:
+    diagnosis = diagnose(name, world_size=world_size, samples=samples)
+    assert diagnosis.verdict is verdict
+    assert sum(diagnosis.shares) == samples
+
+
+def test_notes_say_what_else_was_seen() -> None:
+    (ignored,) = diagnose("torch.nn.functional:cross_entropy").notes
+    assert ignored.startswith("If labels can be -100, which torch ignores, it is NOT DECOMPOSABLE (gradient off by ")
+    assert diagnose("in_place").notes[-1] == (
+        "It changes its arguments in place, so that outputs and targets are others after the call."
+    )
+    assert diagnose("casts_to_float32").notes[-1] == (
+        "It computes in float32, so that deviations below 0.0001 are not seen."
+    )
+    assert diagnose("dice_per_sample_from_the_end").notes[0] == (
+        "On 10 logits and 10 0/1 targets per sample it is NOT DECOMPOSABLE: give batches like your own with "
+        "--data to be sure."
+    )
+    bad_share = diagnose("positives_only").notes[-1]
+    assert bad_share.endswith("though it is on the whole batch: a rank with such a share makes every parameter NaN.")
+
+
+def test_the_same_question_gets_the_same_answer() -> None:
+    assert as_json(diagnose("batch_iou")) == as_json(diagnose("batch_iou"))
+
+
+def test_nothing_of_the_process_is_changed() -> None:
+    before = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state()
+    diagnose("three_weights")
+    after = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state()
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+
+
+def test_the_text_is_to_be_read() -> None:
+    lines = explain(diagnose("three_weights")).splitlines()
+    assert lines[:2] == [
+        f"{SAMPLES}:three_weights: NOT DECOMPOSABLE",
+        "It is no mean of the losses of the shares: 4 ranks train another loss than one.",
+    ]
+    assert lines[3].endswith("logits and class indices, 3 classes: outputs [32, 3], targets [32] int64")
+    assert [line.split()[:2] for line in lines[5:9]] == [
+        ["whole", "batch,"],
+        ["even", "shares"],
+        ["uneven", "shares"],
+        ["uneven", "shares,"],
+    ]
+    assert lines[10] == "plain DDP, 4 ranks, a global batch of 32 (8 + 8 + 8 + 8):"
+    assert lines[-3].startswith("repair: hpcddp.weighted_mean, because it is a sum over samples divided by a sum of ")
+    assert lines[-2:] == [
+        "    from hpcddp import weighted_mean",
+        "    loss = weighted_mean(total, count)  # what three_weights divides, and by what, on this rank",
+    ]

@@ -1,0 +1,79 @@
+"""Two passes in one process: the same noise, statistics of one pass, scaling, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpcddp import LossError, accumulate_additive, accumulate_gathered
+
+
+def root_mean(total: Tensor, count: Tensor) -> Tensor:
+    return (total / count).sqrt()
+
+
+def squares(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    return outputs.square().sum(), torch.tensor(outputs.numel())
+
+
+def spread(outputs: Tensor) -> Tensor:
+    return torch.cdist(outputs, outputs).square().mean()
+
+
+def batches() -> list[Tensor]:
+    return list(torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["additive", "gathered"])
+def test_both_passes_see_the_same_noise_and_leave_the_statistics_of_one(kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.5), nn.BatchNorm1d(5)).double()
+    seen: list[Tensor] = []
+
+    def run(batch: Tensor) -> Sequence[Tensor]:
+        seen.append(model(batch))
+        return squares(seen[-1]) if kind == "additive" else [seen[-1]]
+
+    if kind == "additive":
+        accumulate_additive(root_mean, run, batches(), model=model)
+    else:
+        accumulate_gathered(spread, run, batches(), model=model)
+    assert len(seen) == 6
+    for first, second in zip(seen[:3], seen[3:], strict=True):
+        assert torch.equal(first.detach(), second.detach())
+        assert (first.requires_grad, second.requires_grad) == (False, True)
+    assert int(model.get_buffer("2.num_batches_tracked")) == 3
+
+
+def test_one_micro_batch_takes_one_pass() -> None:
+    model = nn.Linear(5, 5).double()
+    calls = []
+
+    def run(batch: Tensor) -> Sequence[Tensor]:
+        calls.append(batch)
+        return squares(model(batch))
+
+    accumulate_additive(root_mean, run, batches()[:1], model=model)
+    assert len(calls) == 1
+
+
+def gradient_scaled_by(factor: float) -> Tensor:
+    torch.manual_seed(0)
+    model = nn.Linear(5, 5).double()
+    accumulate_gathered(spread, lambda batch: [model(batch)], batches(), model=model, scale=lambda loss: loss * factor)
+    return model.weight.grad if model.weight.grad is not None else torch.zeros(5, 5)
+
+
+def test_every_backward_is_scaled() -> None:
+    assert torch.allclose(gradient_scaled_by(1.0) * 1024, gradient_scaled_by(1024.0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("accumulate", [accumulate_additive, accumulate_gathered])
+def test_no_micro_batches_are_refused(accumulate: type[object]) -> None:
+    with pytest.raises(
+        LossError, match="there are no micro-batches, and every rank must take part in every collective"
+    ):
+        accumulate(root_mean, squares, [], model=nn.Linear(1, 1))  # type: ignore[call-arg]

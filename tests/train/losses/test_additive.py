@@ -1,0 +1,103 @@
+"""Additive losses in one process: shares that are played one after the other, values, errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import hpcddp
+from hpcddp import LossError, additive_loss, sum_statistics, weighted_mean
+
+
+def iou(intersection: Tensor, union: Tensor) -> Tensor:
+    return 1 - intersection / union
+
+
+def test_without_a_process_group_the_loss_is_that_of_the_batch() -> None:
+    outputs = torch.tensor([0.2, 0.9, 0.4], requires_grad=True)
+    targets = torch.tensor([0.0, 1.0, 1.0])
+    loss = additive_loss(iou, (outputs * targets).sum(), (outputs + targets - outputs * targets).sum())
+    (found,) = torch.autograd.grad(loss, outputs)
+    plain = 1 - (outputs * targets).sum() / (outputs + targets - outputs * targets).sum()
+    (expected,) = torch.autograd.grad(plain, outputs)
+    assert float(loss.detach()) == pytest.approx(float(plain.detach()), rel=1e-6)
+    assert torch.allclose(found, expected, rtol=1e-6)
+
+
+def test_sums_are_float64_whatever_the_statistics_are_in() -> None:
+    (total, count) = sum_statistics([[torch.tensor(1e8, dtype=torch.float32), torch.tensor(1)]] * 3)
+    assert (total.dtype, count.dtype) == (torch.float64, torch.float64)
+    assert (float(total), float(count)) == (3e8, 3.0)
+
+
+def test_micro_batches_with_the_totals_add_up_to_the_gradient_of_the_batch() -> None:
+    x = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64, requires_grad=True)
+    parts = [slice(0, 1), slice(1, 4), slice(4, 4)]
+    totals = sum_statistics([x[part].square().sum(), torch.tensor(len(x[part]))] for part in parts)
+    assert not any(total.requires_grad for total in totals)
+    for part in parts:
+        loss = additive_loss(
+            lambda s, n: (s / n).sqrt(), x[part].square().sum(), torch.tensor(len(x[part])), totals=totals
+        )
+        assert float(loss.detach()) == pytest.approx(float(x.detach().square().mean().sqrt()))
+        loss.backward()  # type: ignore[no-untyped-call]
+    (expected,) = torch.autograd.grad(x.square().mean().sqrt(), x)
+    assert x.grad is not None
+    assert (x.grad - expected).abs().max() <= 1e-15
+
+
+def test_statistics_may_have_any_shape() -> None:
+    confusion = torch.ones(3, 3, requires_grad=True)
+    loss = additive_loss(lambda c, n: c.diagonal().sum() / n, confusion, torch.tensor(9))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert confusion.grad is not None
+    assert torch.allclose(confusion.grad, torch.eye(3) / 9)
+
+
+def test_weighted_mean_takes_the_gradient_of_the_count_too() -> None:
+    weight = torch.tensor(2.0, requires_grad=True)
+    weighted_mean(3 * weight, weight + 4).backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    assert float(weight.grad) == pytest.approx(12 / 36)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(None, "neither count nor global_count"), (torch.tensor(2), "both count and global_count")],
+)
+def test_weighted_mean_needs_one_count(count: Tensor | None, words: str) -> None:
+    with pytest.raises(LossError) as caught:
+        weighted_mean(torch.tensor(1.0), count, global_count=count)
+    assert caught.value.message == (
+        f"weighted_mean got {words}; give count where a rank makes one backward per step, global_count where it makes "
+        "several"
+    )
+
+
+def test_totals_of_other_shapes_are_refused() -> None:
+    with pytest.raises(LossError) as caught:
+        additive_loss(iou, torch.ones(()), torch.ones(()), totals=[torch.ones(2)])
+    assert caught.value.message == (
+        "additive_loss got statistics of shapes [(), ()] and totals of shapes [(2,)], and each total is the sum of one "
+        "statistic; give the same statistics to sum_statistics, in the same order"
+    )
+
+
+def test_a_function_that_returns_no_scalar_is_refused() -> None:
+    with pytest.raises(LossError, match=r"returns a tensor of shape \(2,\), and a loss is a scalar; return its mean"):
+        additive_loss(lambda s: s, torch.ones(2))
+    with pytest.raises(LossError, match="returns a float, and a loss is a scalar"):
+        additive_loss(float, torch.ones(()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("nothing", [[], [[]]])
+def test_a_rank_that_gives_no_statistics_is_refused(nothing: list[list[Tensor]]) -> None:
+    with pytest.raises(LossError, match="got no statistics, and every rank must take part in the sum; give those of"):
+        sum_statistics(nothing)
+
+
+def test_the_public_api_is_loaded_when_it_is_used() -> None:
+    assert {"additive_loss", "gather_with_grad", "weighted_mean"} <= set(dir(hpcddp))
+    with pytest.raises(AttributeError, match="module 'hpcddp' has no attribute 'no_such_loss'"):
+        _ = hpcddp.no_such_loss

@@ -1,0 +1,88 @@
+"""Losses by declaration: shares of any size add up to the loss of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hpcddp import DeclaredLoss, LossError, Reduction, Share
+from hpcddp.batch.plan import plan_batch
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.mse_loss(outputs, targets, reduction="none")
+
+
+LOSSES: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
+    Reduction.MEAN: lambda outputs, targets: squares(outputs, targets).mean(),
+    Reduction.SUM: lambda outputs, targets: squares(outputs, targets).sum(),
+    Reduction.PER_SAMPLE: squares,
+}
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize(("batch", "ranks", "micro_steps"), [(12, 3, 1), (11, 3, 2), (5, 4, 3)])
+def test_the_average_over_ranks_is_the_loss_of_the_global_batch(
+    reduction: Reduction, batch: int, ranks: int, micro_steps: int
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    outputs = torch.randn(batch, generator=g, dtype=torch.float64, requires_grad=True)
+    targets = torch.randn(batch, generator=g, dtype=torch.float64)
+    plan = plan_batch(global_batch_size=batch, world_size=ranks, samples=None, grad_accum_steps=micro_steps)
+    declared = DeclaredLoss(function=LOSSES[reduction], reduction=reduction)
+    begin, logged = 0, 0.0
+    for share in (n for rank in plan.share(batch) for n in rank):
+        rows = slice(begin, begin + share)
+        loss = declared.of_share(
+            outputs[rows], targets[rows], Share(samples=share, global_samples=batch, world_size=ranks)
+        )
+        (loss.backward / ranks).backward()  # type: ignore[no-untyped-call]
+        begin, logged = begin + share, logged + float(loss.logged)
+    plain = squares(outputs, targets).sum() if reduction is Reduction.SUM else functional.mse_loss(outputs, targets)
+    (expected,) = torch.autograd.grad(plain, outputs)
+    assert outputs.grad is not None
+    assert (outputs.grad - expected).abs().max() <= 1e-15
+    assert logged == pytest.approx(float(plain.detach()), abs=1e-13)
+
+
+def test_an_empty_share_is_zero_and_reaches_every_output() -> None:
+    main, auxiliary = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    declared = DeclaredLoss(function=functional.mse_loss)
+    outputs = {"main": main * 1, "others": [auxiliary * 1, torch.tensor([3])]}
+    loss = declared.of_share(outputs, None, Share(samples=0, global_samples=3, world_size=4))
+    loss.backward.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.logged) == 0
+    assert main.grad is not None
+    assert auxiliary.grad is not None
+    assert (main.grad.tolist(), auxiliary.grad.tolist()) == ([0, 0], [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("reduction", "returned", "words"),
+    [
+        (
+            Reduction.MEAN,
+            torch.ones(3),
+            "declared mean and returns a tensor of shape (3,) for 3 samples, not a tensor of shape ()",
+        ),
+        (Reduction.PER_SAMPLE, torch.ones(()), "declared per_sample and returns a tensor of shape () for 3 samples"),
+        (Reduction.SUM, 1.5, "declared sum and returns a float for 3 samples"),
+    ],
+)
+def test_a_loss_that_is_not_what_it_is_declared_is_refused(reduction: Reduction, returned: Any, words: str) -> None:
+    declared = DeclaredLoss(function=lambda _outputs, _targets: returned, reduction=reduction)
+    with pytest.raises(LossError) as caught:
+        declared.of_share(None, None, Share(samples=3, global_samples=3, world_size=1))
+    assert words in caught.value.message
+    assert caught.value.message.endswith("return that, or declare it otherwise: mean, sum, per_sample")
+
+
+def test_an_empty_share_without_outputs_is_refused() -> None:
+    declared = DeclaredLoss(function=functional.mse_loss)
+    with pytest.raises(LossError, match="the model returned a NoneType without a floating-point tensor for an empty"):
+        declared.of_share(None, None, Share(samples=0, global_samples=3, world_size=1))
