@@ -130,8 +130,8 @@ def _noise(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpFi
         )
     if not noise["random"]:
         return
-    masks = [report["noise"]["mask"] for report in ranks]
-    if len(set(masks)) < len(masks):
+    different = (len({report["noise"][trace] for report in ranks}) for trace in ("masks", "generator"))
+    if min(different) < len(ranks):
         yield DdpFinding(
             kind="same_masks",
             severity="defect",
