@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from hpcddp.batch.split import ceil_div, filled_runs, offset, part, runs
 from hpcddp.spec.batch import Tail, Unit
@@ -139,6 +140,25 @@ class BatchPlan:
             yield 0, self.global_batch_size
         if self.steps_per_epoch is not None and (self.steps_per_epoch == 1 or self.tail_samples != self.batch_size(0)):
             yield self.steps_per_epoch - 1, self.batch_size(self.steps_per_epoch - 1)
+
+    def together_runs(self, batch: int) -> tuple[tuple[int, int], ...]:
+        """Return the samples of all ranks together per micro-step, in order, folded: (how many micro-steps, samples).
+
+        A few pairs for any world size and accumulation.
+        """
+        shares = self.share_runs(batch)
+        ends = {end for _, share in shares for end in accumulate(many for many, _ in self.micro_runs(share))}
+        return tuple(
+            (end - begin, sum(ranks * self._micro_batch(share, begin) for ranks, share in shares))
+            for begin, end in pairwise(sorted({0} | ends))
+        )
+
+    def _micro_batch(self, share: int, micro_step: int) -> int:
+        for many, size in self.micro_runs(share):
+            if micro_step < many:
+                return size
+            micro_step -= many
+        raise ValueError(f"a share has {self.grad_accum_steps} micro-steps, and this one lies {micro_step} beyond them")
 
     def micro_batch_sizes(self, batch: int) -> frozenset[int]:
         """Return the different ``n[r,a]`` of a global batch of ``batch`` samples: a few numbers."""

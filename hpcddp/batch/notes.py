@@ -71,7 +71,7 @@ def _batch_norm(plan: BatchPlan, mode: BatchNorm) -> Iterator[str]:
 
 def _parts_of_a_batch(plan: BatchPlan) -> Iterator[str]:
     if plan.grad_accum_steps > 1:
-        together = sum(share[0] for share in plan.micro_batches)
+        together = plan.together_runs(plan.global_batch_size)[0][1]
         yield (
             f"If the model has BatchNorm: sync takes its statistics over a micro-step of all ranks, {together} of "
             f"{count(plan.global_batch_size, plan.unit)}; with {plan.grad_accum_steps} micro-steps that is not one "
@@ -89,8 +89,8 @@ def _few_for_batch_norm(plan: BatchPlan) -> Iterator[str]:
             where = "every step" if step == 0 else f"the last step of every epoch (step {step})"
             ways = "fewer ranks or a larger global batch" if step == 0 else "tail 'drop', fewer ranks or a larger batch"
             parts = (
-                f" With {plan.grad_accum_steps} micro-steps sync is not one batch: it takes them over one micro-step of "
-                "all ranks."
+                f" With {plan.grad_accum_steps} micro-steps sync is not one batch: it takes them over one micro-step "
+                "of all ranks."
             )
             yield (
                 f"If the model has BatchNorm: in {where} it takes its statistics over micro-batches of {size} "

@@ -151,9 +151,11 @@ def _single_over_ranks(plan: BatchPlan) -> tuple[int, int, int] | None:
     if plan.unit == "group" and plan.smallest_group != 1:
         return None
     for step, batch in plan.distinct_batches():
-        for micro_step, units in enumerate(map(sum, zip(*plan.share(batch), strict=True))):
+        micro_step = 0
+        for micro_steps, units in plan.together_runs(batch):
             if units == 1:
                 return step, batch, micro_step
+            micro_step += micro_steps
     return None
 
 

@@ -56,6 +56,16 @@ def test_micro_batches_are_the_same_for_every_world_size(
     assert [many.rank_offset(batch, rank) for rank in range(world)] == [begin for begin, _ in pairwise(bounds)]
 
 
+@given(batch=st.integers(0, 60), world=st.integers(1, 7), cap=st.integers(1, 5), fixed_size=st.booleans())
+def test_what_all_ranks_have_in_a_micro_step_is_the_sum_of_their_shares(
+    batch: int, world: int, cap: int, *, fixed_size: bool
+) -> None:
+    numbers: dict[str, Any] = {"per_device_batch_size" if fixed_size else "max_per_device_batch_size": cap}
+    plan = fixed(global_batch_size=60 * world * cap, world_size=world, **numbers)
+    found = [samples for many, samples in plan.together_runs(batch) for _ in range(many)]
+    assert found == [sum(column) for column in zip(*plan.share(batch), strict=True)]
+
+
 def test_a_short_last_batch_is_told_as_it_is() -> None:
     plan = plan_batch(global_batch_size=512, world_size=2, samples=5000, per_device_batch_size=32)
     text = explain(plan_numbers(plan, epochs=1, learning_rate=0.1))
