@@ -101,14 +101,15 @@ def drift_error(names: tuple[str, ...], table: list[list[int]], steps: int) -> D
             if value != usual:
                 differing.setdefault(rank, []).append(name)
     rank, what = min(differing.items(), key=lambda item: (-len(item[1]), item[0]))
-    others = f" and {len(differing) - 1} other ranks" if len(differing) > 1 else ""
+    more_ranks = len(differing) - 1
+    who = f"ranks {rank} and {more_ranks} more differ" if more_ranks else f"rank {rank} differs"
     # A wrong rate is the cause, what it did to the weights the effect: both are told.
     parameters = [name for name in what if name != LEARNING_RATE]
     rate = [LEARNING_RATE] if LEARNING_RATE in what else []
     named = " and ".join([*rate, *parameters[:1]])
     more = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
     return DriftError(
-        f"after step {steps} rank {rank}{others} differs from the other ranks in {named}{more}, so that they no longer "
+        f"after step {steps} {who} from the other ranks in {named}{more}, so that they no longer "
         "train one model; look for code that treats ranks differently, or for faulty memory on that rank's host, and "
         "go on from the last checkpoint",
         step=steps,

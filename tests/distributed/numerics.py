@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from hpcddp.batch.plan import plan_batch
 from hpcddp.spec.job import Train
 from hpcddp.train.agreement import Votes
-from hpcddp.train.errors import DriftError
+from hpcddp.train.errors import DriftError, UserCodeError
 from hpcddp.train.guard import ReplicaGuard
 from hpcddp.train.merging import gather_differing, merged_buffers, take_rows
 from hpcddp.train.noise import NoiseScale
@@ -343,8 +343,28 @@ def merging(rank: int, ranks: int) -> dict[str, Any]:
     }
 
 
+def unreached(rank: int, ranks: int) -> str:
+    """Return what is said where only rank 0 uses all parameters, and nobody said that this may be."""
+
+    class Late(Twin):
+        first = True
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            # The first backward, which is thrown away, uses all.
+            used, self.first = inputs.abs() if self.first else inputs, False
+            return super().forward(used)
+
+    stepper = stepper_of(replica_of(Late()), rank, ranks, 9)
+    try:
+        stepper.take(position(0, 9), Votes())
+    except (UserCodeError, RuntimeError) as error:
+        return str(error)
+    return "nothing"
+
+
 CHECKS: list[Callable[[int, int], Any]] = [
     batch_norm, closed_form, far_from_zero, one_value, clipping, unused, overflow, average, guard, noise, merging,
+    unreached,
 ]  # fmt: skip
 
 
@@ -358,8 +378,8 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         timeout=timedelta(seconds=60),
     )
     answers = {check.__name__: check(rank, ranks) for check in CHECKS}
+    # No barrier: rank 0 of the last check waits until the others have ended.
     (folder / f"{rank}.json").write_text(json.dumps(answers))
-    dist.barrier()
 
 
 if __name__ == "__main__":

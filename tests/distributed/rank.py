@@ -46,6 +46,8 @@ def main(plan_path: Path, rank: int) -> int:
             # After a stop all ranks stand at the same place; after anything else nothing may be waited for.
             if not isinstance(error, StoppedError):
                 return code
+            # Rank 0 has still to write.
+            dist.barrier()
     dist.barrier()
     dist.destroy_process_group()
     return code
@@ -53,6 +55,8 @@ def main(plan_path: Path, rank: int) -> int:
 
 def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
     run = RunDirectory(Path(job["run"]))
+    # Not before: an attempt that is there already fences those before it.
+    run.attempt(job.get("attempt", 0)).path.mkdir(parents=True, exist_ok=True)
     stop_at = job.get("stop_after_calls") if rank == job.get("stop_rank", 0) else None
     kill_at = job.get("kill_after_calls")
     calls = 0

@@ -71,6 +71,18 @@ def test_parameter_that_some_ranks_leave_out_gets_the_exact_gradient(answers: di
         assert errors["moved"] > 1e-3
 
 
+def test_parameter_that_some_ranks_leave_out_unsaid_is_named_and_nobody_waits_for_ever(
+    answers: dict[str, list[Any]],
+) -> None:
+    first, *others = answers["unreached"]
+    assert others == [
+        f"in step 1 no gradient reached sometimes.weight on rank {rank}, and train.model uses all of its parameters on "
+        "other samples; give the model an attribute find_unused_parameters = True"
+        for rank in (1, 2, 3)
+    ]
+    assert "nothing" not in first
+
+
 def test_overflow_on_one_rank_skips_the_step_on_all(answers: dict[str, list[Any]]) -> None:
     first = answers["overflow"][0]
     assert all(steps == first for steps in answers["overflow"])

@@ -50,7 +50,6 @@ def run_ranks(folder: Path, world_size: int, jobs: Sequence[Mapping[str, Any]]) 
     folder.mkdir(parents=True, exist_ok=True)
     for job in jobs:
         Path(job["run"]).mkdir(parents=True, exist_ok=True)
-        (Path(job["run"]) / "attempts" / str(job.get("attempt", 0))).mkdir(parents=True, exist_ok=True)
         job["spec"].setdefault("resources", {})["tasks_per_node"] = world_size
     plan = folder / "plan.json"
     store = folder / f"store-{len(list(folder.iterdir()))}"
