@@ -63,8 +63,8 @@ def test_small_groups_in_the_tail_alone_name_that_step() -> None:
     assert notes(global_batch_size=64, world_size=2, samples=134) == [
         (
             "If the model has BatchNorm: in the last step of every epoch (step 2) it takes its statistics over "
-            "micro-batches of 3 samples, and 4 or fewer are poor; use train.batch_norm sync, tail 'drop', fewer ranks or "
-            "a larger batch."
+            "micro-batches of 3 samples, and 4 or fewer are poor; use train.batch_norm sync, tail 'drop', fewer "
+            "ranks or a larger batch."
         )
     ]
 

@@ -211,8 +211,8 @@ def test_a_single_sample_in_the_tail_names_the_step_and_the_ways_out() -> None:
         refuse_single_sample(plan)
     assert caught.value.message == (
         "step 32 of every epoch has 5 samples, which leaves rank 2 one sample in micro-step 0, and BatchNorm has no "
-        "variance over one sample; use tail 'drop' or global_batch_size 33 or 2 ranks or train.batch_norm sync or a model "
-        "without BatchNorm"
+        "variance over one sample; use tail 'drop' or global_batch_size 33 or 2 ranks or train.batch_norm sync or a "
+        "model without BatchNorm"
     )
 
 

@@ -67,6 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     four = run_ranks(root / "four", 4, jobs)
     assert four.codes == [70] * 4, four.outputs
+    (root / "output").write_text(four.outputs[0])
     (root / "errors.json").write_text(json.dumps([error["message"] for error in four.errors.values()]))
     return root
 
@@ -119,7 +120,8 @@ def test_checkpoint_holds_the_merged_model_and_what_differs(runs: Path) -> None:
 def test_noise_scale_is_logged_and_told(runs: Path) -> None:
     noise = [record["noise_scale"] for record in steps(runs / "whole")]
     assert len(noise) == 12
-    assert result(runs / "whole")["noise_scale"] == noise[-1] > 0
+    assert result(runs / "whole")["noise_scale"] == noise[-1]
+    assert "\ngradient noise scale" in (runs / "output").read_text()
 
 
 def test_replica_that_drifts_ends_the_run_and_is_named_by_every_rank(runs: Path) -> None:

@@ -104,8 +104,8 @@ def test_the_noise_of_groups_is_not_measured(refuse: Refuse) -> None:
     )
     assert refuse(good=good) == [
         (
-            "job.yaml:4: train.noise_scale: is true, and batch.unit is group, whose sizes differ, so that the noise of a "
-            "sample cannot be told; write false, or leave batch.unit out"
+            "job.yaml:4: train.noise_scale: is true, and batch.unit is group, whose sizes differ, so that the noise of "
+            "a sample cannot be told; write false, or leave batch.unit out"
         ),
     ]
 
