@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hpcddp.batch.job import JobPlan, plan_job
@@ -142,8 +143,17 @@ def make_replica(setting: Setting) -> Replica:
         model,
         placeholder,
         learning_rate=first_rate,
-        unused_parameters=bool(unused) or bool(getattr(model, "find_unused_parameters", False)),
+        unused_parameters=_on_any_rank(
+            bool(unused) or bool(getattr(model, "find_unused_parameters", False)), placement.device
+        ),
     )
+
+
+def _on_any_rank(flag: bool, device: torch.device) -> bool:  # noqa: FBT001
+    """Return whether ``flag`` is set on any rank: ranks that reduce differently would wait for each other forever."""
+    most = torch.tensor(float(flag), device=device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return bool(most.item())
 
 
 def _refuse_single(model: nn.Module, plan: BatchPlan) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch  # noqa: TID253
-import torch.distributed as dist  # noqa: TID253
-from torch import Tensor, nn  # noqa: TID253
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 
 def linear(num_classes: int) -> nn.Sequential:
