@@ -101,6 +101,10 @@ def test_traceback_of_own_code_is_kept(training: Training) -> None:
             ),
         ),
         (
+            {"train__dataset": "synthetic", "train__num_classes": 9},
+            "train.num_classes is 9, and dataset synthetic has 10 classes; write 10 or more",
+        ),
+        (
             {"train__dataset": f"{ODD}:label_beyond", "train__num_classes": 7},
             "has label 7 at sample 0, and the model tells apart 7 classes, 0..6; write a larger train.num_classes",
         ),

@@ -65,9 +65,6 @@ def count_classes(name: str, parts: Mapping[str, Any], num_classes: int | None) 
             f"train.num_classes is null, and dataset {name} has neither classes nor targets nor labels to count; "
             "write train.num_classes"
         )
-    own = _own_classes(parts["train"])
-    if own is not None and classes < own:
-        raise DataError(f"train.num_classes is {classes}, and dataset {name} has {own} classes; write {own} or more")
     for split, part in parts.items():
         labels = known_labels(part)
         if labels is not None and (int(labels.min()) < 0 or int(labels.max()) >= classes):
@@ -76,6 +73,9 @@ def count_classes(name: str, parts: Mapping[str, Any], num_classes: int | None) 
                 f"labels {int(labels.min())}..{int(labels.max())}; write train.num_classes {int(labels.max()) + 1} or "
                 "more, with labels from 0 on"
             )
+    own = _own_classes(parts["train"])
+    if own is not None and classes < own:
+        raise DataError(f"train.num_classes is {classes}, and dataset {name} has {own} classes; write {own} or more")
     return classes
 
 
