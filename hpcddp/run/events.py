@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpcddp.run.files import append_line
 
-KINDS = ("start", "train", "stop", "save", "requeue", "failure", "finish")
+EventKind = Literal["start", "train", "stop", "save", "requeue", "failure", "finish"]
 
 
 def append_event(
     path: Path,
     *,
-    kind: str,
+    kind: EventKind,
     time: float,
     attempt: int,
     step: int | None = None,
@@ -25,7 +25,7 @@ def append_event(
 
     Args:
         path: the run's ``events.jsonl``.
-        kind: one of ``KINDS``.
+        kind: what happened.
         time: seconds since the epoch.
         attempt: the attempt that it happened in.
         step: the optimizer step, where there is one.

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hpcddp.batch.order import CONTRACT_VERSION
 from hpcddp.run import checkpoints
 from hpcddp.run.checkpoints import Checkpoint, FencedError, Manifest, NoCheckpointError
-from hpcddp.run.events import append_event, read_events
+from hpcddp.run.events import EventKind, append_event, read_events
 from hpcddp.run.files import read_json
 from hpcddp.spec.job import JobSpec
 from hpcddp.train.buffers import broadcast_buffers
@@ -242,7 +242,7 @@ class Saver:
         except OSError as error:
             self._context.tell(f"warning: old checkpoints in {directory} cannot be removed ({error})")
 
-    def _event(self, kind: str, step: int, reason: str) -> None:
+    def _event(self, kind: EventKind, step: int, reason: str) -> None:
         context = self._context
         try:
             append_event(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hpcddp import __version__
 from hpcddp.run.checkpoints import Checkpoint
-from hpcddp.run.events import append_event
+from hpcddp.run.events import EventKind, append_event
 from hpcddp.run.files import write_json
 from hpcddp.train.announce import start_up_lines
 from hpcddp.train.assembly import Setting, make_loop, make_replica, notes_of, settle
@@ -110,5 +110,5 @@ def _information(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _event(context: TrainContext, kind: str, step: int, reason: str) -> None:
+def _event(context: TrainContext, kind: EventKind, step: int, reason: str) -> None:
     append_event(context.run.events, kind=kind, time=context.now(), attempt=context.attempt, step=step, reason=reason)
