@@ -23,25 +23,63 @@ if TYPE_CHECKING:
         sum_statistics,
         weighted_mean,
     )
+    from hpcddp.train.scoring import (
+        AdditiveMetric,
+        AreaUnderRocCurve,
+        CrossEntropy,
+        GatheredMetric,
+        MeanIoU,
+        Metric,
+        MetricError,
+        TopKAccuracy,
+        ValidationShare,
+        evaluate,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdditiveMetric",
+    "AreaUnderRocCurve",
+    "CrossEntropy",
     "DeclaredLoss",
+    "GatheredMetric",
     "LossError",
+    "MeanIoU",
+    "Metric",
+    "MetricError",
     "Reduction",
     "Share",
     "ShareLoss",
+    "TopKAccuracy",
+    "ValidationShare",
     "__version__",
     "accumulate_additive",
     "accumulate_gathered",
     "additive_loss",
+    "evaluate",
     "gather_with_grad",
     "sum_statistics",
     "weighted_mean",
 ]
 
-_ROOMS = {name: "hpcddp.train.losses" for name in __all__ if name != "__version__"}
+_SCORING = {
+    "AdditiveMetric",
+    "AreaUnderRocCurve",
+    "CrossEntropy",
+    "GatheredMetric",
+    "MeanIoU",
+    "Metric",
+    "MetricError",
+    "TopKAccuracy",
+    "ValidationShare",
+    "evaluate",
+}
+_ROOMS = {
+    name: "hpcddp.train.scoring" if name in _SCORING else "hpcddp.train.losses"
+    for name in __all__
+    if name != "__version__"
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

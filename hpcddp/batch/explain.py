@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hpcddp.batch.job import JobPlan
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.refusals import count
-from hpcddp.batch.split import runs
+from hpcddp.batch.scaling import ScaledRule, Scaling
 
 _WIDTH = 100
 _LABEL = 17
@@ -17,9 +17,15 @@ _MOST_TERMS = 6
 _SMALLEST_SHOWN = 1e-4
 
 _WHY = (
-    "The world size does not enter: the gradient of a step is the mean over the samples of its global batch, each with "
-    "the same weight, however many ranks share them. Other ranks move the split and the speed; the global batches, the "
-    "steps and the learning rate stay."
+    (
+        "The world size does not enter: the gradient of a step is the mean over the samples of its global batch, each "
+        "with the same weight, however many ranks share them. Other ranks move the split and the speed; the global "
+        "batches, the steps and the learning rate stay."
+    ),
+    (
+        "Another global batch does enter, by kappa, and no rule is universal: which one holds, and up to which batch, "
+        "differs between models, data and optimizers (Shallue et al. 2019). Compare a few rates at the new batch."
+    ),
 )
 
 
@@ -33,7 +39,7 @@ def explain(plan: JobPlan) -> str:
     lines = []
     for title, rows in sections:
         lines += [title, *(f"  {label:{_LABEL}}{text}" for label, text in rows), ""]
-    lines += textwrap.wrap(_WHY, _WIDTH)
+    lines += [line for paragraph in _WHY for line in ("", *textwrap.wrap(paragraph, _WIDTH))][1:]
     if plan.notes:
         lines += ["", "Notes"]
     for note in plan.notes:
@@ -42,68 +48,71 @@ def explain(plan: JobPlan) -> str:
 
 
 def _step(batch: BatchPlan) -> Iterator[tuple[str, str]]:
-    yield "global batch", f"{batch.global_batch_size:,} samples, over {count(batch.world_size, 'rank')}"
+    yield "global batch", f"{batch.global_batch_size:,} {batch.unit}s, over {count(batch.world_size, 'rank')}"
     yield from _shares(batch, batch.global_batch_size)
-    cap = batch.max_per_device_batch_size
-    limit = "no limit per device" if cap is None else f"at most {count(cap, 'sample')} per device at once"
+    cap, fixed = batch.max_per_device_batch_size, batch.per_device_batch_size
+    limit = "no limit per device" if cap is None else f"at most {count(cap, batch.unit)} per device at once"
+    if fixed is not None:
+        limit = f"{count(fixed, batch.unit)} per device, held fixed"
     yield "accumulation", f"{count(batch.grad_accum_steps, 'micro-step')} per optimizer step; {limit}"
     if batch.imbalance:
-        largest, smallest = (size for _, size in runs(batch.global_batch_size, batch.world_size))
+        largest, smallest = (size for _, size in batch.share_runs(batch.global_batch_size))
         yield (
             "imbalance",
             (
-                f"{_percent(batch.imbalance)}: ranks with {smallest:,} samples wait for those with {largest:,}; "
+                f"{_percent(batch.imbalance)}: ranks with {smallest:,} {batch.unit}s wait for those with {largest:,}; "
                 "each sample weighs the same"
             ),
         )
     else:
-        yield "imbalance", "none: every rank has the same number of samples"
+        yield "imbalance", f"none: every rank has the same number of {batch.unit}s"
 
 
 def _epoch(batch: BatchPlan) -> Iterator[tuple[str, str]]:
     steps, tail = batch.steps_per_epoch, batch.tail_samples
     if batch.samples is None or steps is None or tail is None:
-        yield "training data", "unknown number of samples"
+        yield "training data", f"unknown number of {batch.unit}s"
         return
-    yield "training data", f"{batch.samples:,} samples"
+    yield "training data", f"{count(batch.samples, batch.unit)}"
     if tail == batch.global_batch_size:
-        yield "steps", f"{steps:,} of {tail:,} samples"
+        yield "steps", f"{steps:,} of {count(tail, batch.unit)}"
     elif steps == 1:
-        yield "steps", f"1 of {count(tail, 'sample')}"
+        yield "steps", f"1 of {count(tail, batch.unit)}"
     else:
-        yield "steps", f"{steps:,}: {steps - 1:,} of {batch.global_batch_size:,} samples, then one of {tail:,}"
+        yield "steps", f"{steps:,}: {steps - 1:,} of {count(batch.global_batch_size, batch.unit)}, then one of {tail:,}"
     if tail != batch.global_batch_size:
-        yield "last step", f"{count(tail, 'sample')}"
+        yield "last step", count(tail, batch.unit)
         yield from _shares(batch, tail)
     yield f"tail {batch.tail}", _coverage(batch)
 
 
 def _coverage(batch: BatchPlan) -> str:
     if batch.duplicated:
-        return f"every sample, and {batch.duplicated:,} repeated from the beginning of the order"
+        return f"every {batch.unit}, and {batch.duplicated:,} repeated from the beginning of the order"
     if batch.dropped:
-        return f"every sample once, but for {batch.dropped:,} that are left out, other ones each epoch"
-    return "every sample exactly once"
+        return f"every {batch.unit} once, but for {batch.dropped:,} that are left out, other ones each epoch"
+    return f"every {batch.unit} exactly once"
 
 
 def _shares(batch: BatchPlan, samples: int) -> Iterator[tuple[str, str]]:
     """Yield a row for the ranks that get the same: who, how many samples, in which micro-batches."""
     first = 0
-    for ranks, share in runs(samples, batch.world_size):
+    for ranks, share in batch.share_runs(samples):
         last = first + ranks - 1
         who = f"rank {first}" if ranks == 1 else f"ranks {first}-{last}"
-        yield f"  {who}", _terms(share, batch.grad_accum_steps)
+        yield f"  {who}", _terms(batch, share)
         first = last + 1
 
 
-def _terms(share: int, steps: int) -> str:
+def _terms(batch: BatchPlan, share: int) -> str:
+    steps = batch.grad_accum_steps
     if steps == 1 or share == 0:
-        return f"{count(share, 'sample')}"
+        return count(share, batch.unit)
     if steps <= _MOST_TERMS:
-        terms = [str(size) for many, size in runs(share, steps) for _ in range(many)]
+        terms = [str(size) for many, size in batch.micro_runs(share) for _ in range(many)]
     else:
-        terms = [f"{many} x {size}" for many, size in runs(share, steps)]
-    return f"{count(share, 'sample')} = {' + '.join(terms)}"
+        terms = [f"{many} x {size}" for many, size in batch.micro_runs(share)]
+    return f"{count(share, batch.unit)} = {' + '.join(terms)}"
 
 
 def _percent(fraction: float) -> str:
@@ -116,7 +125,37 @@ def _training(plan: JobPlan) -> Iterator[tuple[str, str]]:
     if plan.learning_rate is None:
         yield "learning rate", "unknown"
         return
+    if plan.scaling is not None:
+        yield from _rules(plan.scaling, plan.batch.global_batch_size)
     yield "learning rate", f"{plan.learning_rate:g}{_course(plan)}"
+
+
+def _rules(scaling: Scaling, global_batch_size: int) -> Iterator[tuple[str, str]]:
+    """Yield kappa, what the chosen rule gives, and what the rule that fits the optimizer would."""
+    scaled, tuned = scaling.scaled, scaling.tuned_for
+    if tuned is None:
+        yield "kappa", "1: no other batch is named that the base rate was tuned for"
+    else:
+        yield (
+            "kappa",
+            f"{scaled.kappa:g} = {global_batch_size:,} / {tuned:,}, the batch that the base rate was tuned for",
+        )
+    yield f"rule {scaled.rule}", _constants(scaled)
+    if scaling.fitting is not None and scaling.fitting.rule == scaled.rule:
+        yield "fitting rule", f"{scaled.rule} is the one for {scaling.optimizer}"
+    elif scaling.fitting is not None:
+        yield "fitting rule", f"{scaling.fitting.rule}, for {scaling.optimizer}: {_constants(scaling.fitting)}"
+    elif scaling.refused is not None:
+        yield "fitting rule", "does not hold at this kappa: see the notes"
+
+
+def _constants(scaled: ScaledRule) -> str:
+    parts = [f"learning rate {scaled.learning_rate:g}"]
+    if scaled.betas is not None:
+        parts.append(f"betas {scaled.betas[0]:.6g} and {scaled.betas[1]:.6g}, eps {scaled.eps:g}")
+    if scaled.ema_decay is not None:
+        parts.append(f"EMA decay {scaled.ema_decay:.6g}")
+    return ", ".join(parts)
 
 
 def _course(plan: JobPlan) -> str:

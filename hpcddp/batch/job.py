@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,12 @@ from typing import Any
 from hpcddp.batch.notes import split_notes
 from hpcddp.batch.plan import BatchPlan, plan_batch
 from hpcddp.batch.refusals import count, refuse_below_one
+from hpcddp.batch.scaling import Scaling, scaling_of
 from hpcddp.spec.job import JobSpec, LearningRate, Train
 
 # Longer lists than this explain nothing to anyone; the rule gives each number.
 _MOST_NUMBERS = 1_000_000
+_LAWS = {"linear": "linear", "sqrt": "square-root"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +24,9 @@ class JobPlan:
     Args:
         batch: who gets what.
         epochs: epochs of the training; None = unknown.
-        learning_rate: the rate after the warm-up and before any decay; None = unknown.
-        schedule: the job's ``learning_rate`` section; None without a job file.
+        learning_rate: the rate after the warm-up and before any decay, scaled by the rule; None = unknown.
+        schedule: the job's ``learning_rate`` section, scaled by the rule; None without a job file.
+        scaling: what the rule made of the constants; None where no base is known.
         notes: what a person should know beyond the numbers.
     """
 
@@ -32,6 +34,7 @@ class JobPlan:
     epochs: int | None = None
     learning_rate: float | None = None
     schedule: LearningRate | None = None
+    scaling: Scaling | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -64,21 +67,26 @@ class JobPlan:
             "dropped": batch.dropped,
             "imbalance": batch.imbalance,
             "learning_rate": self.learning_rate,
+            **(Scaling.UNKNOWN if self.scaling is None else self.scaling.as_json()),
             "total_steps": self.total_steps,
+            "unit": batch.unit,
             "notes": notes,
         }
 
 
-def plan_job(spec: JobSpec, *, samples: int | None, notes: Sequence[str] = ()) -> JobPlan:
+def plan_job(
+    spec: JobSpec, *, samples: int | None, smallest_group: int | None = None, notes: Sequence[str] = ()
+) -> JobPlan:
     """Return the plan of a job.
 
     Args:
         spec: the job.
-        samples: N, samples of its training data; None = unknown.
+        samples: N, samples of its training data, or groups with ``unit: group``; None = unknown.
+        smallest_group: samples of the smallest group; None = unknown, or the unit is a sample.
         notes: what is known already, for instance why ``samples`` is not; they come first.
 
     Raises:
-        PlanError: the batch cannot be split as asked.
+        PlanError: the batch cannot be split as asked, or the learning-rate rule does not hold.
     """
     batch = plan_batch(
         global_batch_size=spec.batch.global_batch_size,
@@ -86,33 +94,51 @@ def plan_job(spec: JobSpec, *, samples: int | None, notes: Sequence[str] = ()) -
         samples=samples,
         max_per_device_batch_size=spec.batch.max_per_device_batch_size,
         grad_accum_steps=spec.batch.grad_accum_steps,
+        per_device_batch_size=spec.batch.per_device_batch_size,
         tail=spec.batch.tail,
         split=spec.batch.split,
+        unit=spec.batch.unit,
+        smallest_group=smallest_group,
     )
-    unknown = () if samples is not None or notes else ("The number of samples is unknown; give it with --samples.",)
+    unknown = f"The number of {batch.unit}s is unknown; give it with --samples."
+    train = spec.train
+    scaling = scaling_of(
+        spec.learning_rate,
+        None if train is None else train.optimizer,
+        ema_decay=None if train is None else train.ema_decay,
+        global_batch_size=batch.global_batch_size,
+    )
     return JobPlan(
         batch=batch,
         epochs=None if spec.train is None else spec.train.epochs,
-        learning_rate=spec.learning_rate.base,
-        schedule=spec.learning_rate,
+        learning_rate=scaling.scaled.learning_rate,
+        schedule=scaling.scaled.course(spec.learning_rate),
+        scaling=scaling,
         notes=(
             *notes,
-            *unknown,
-            *split_notes(batch),
-            *_rate_notes(spec.learning_rate, spec.train, spec.batch.global_batch_size),
+            *(() if samples is not None or notes else (unknown,)),
+            *split_notes(batch, "local" if train is None else train.batch_norm),
+            *_warm_up_notes(spec.learning_rate, train),
+            *_scaling_notes(scaling, batch.global_batch_size),
         ),
     )
 
 
 def plan_numbers(
-    batch: BatchPlan, *, epochs: int | None, learning_rate: float | None, notes: Sequence[str] = ()
+    batch: BatchPlan,
+    *,
+    epochs: int | None,
+    learning_rate: float | None,
+    scaling: Scaling | None = None,
+    notes: Sequence[str] = (),
 ) -> JobPlan:
     """Return the plan of numbers that come without a job file.
 
     Args:
         batch: the batch plan.
         epochs: epochs of the training; None = unknown.
-        learning_rate: the base rate; None = unknown.
+        learning_rate: the rate after the warm-up; None = unknown.
+        scaling: what a rule made of a base; None = no rule was given.
         notes: what is known already; they come first.
 
     Raises:
@@ -128,26 +154,39 @@ def plan_numbers(
         unknown.append("total_steps is unknown: no number of epochs was given (--epochs).")
     if learning_rate is None:
         unknown.append("learning_rate is unknown: no base was given (--base-lr).")
+    scaled = [] if scaling is None else list(_scaling_notes(scaling, batch.global_batch_size))
     return JobPlan(
-        batch=batch, epochs=epochs, learning_rate=learning_rate, notes=(*notes, *unknown, *split_notes(batch))
+        batch=batch,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        scaling=scaling,
+        notes=(*notes, *unknown, *split_notes(batch), *scaled),
     )
 
 
-def _rate_notes(rate: LearningRate, train: Train | None, global_batch_size: int) -> Iterator[str]:
-    if train is None:
-        return
-    if rate.warmup_epochs >= train.epochs:
+def _warm_up_notes(rate: LearningRate, train: Train | None) -> Iterator[str]:
+    if train is not None and rate.warmup_epochs >= train.epochs:
         yield (
             f"learning_rate.warmup_epochs is {rate.warmup_epochs:g} and the training has "
             f"{count(train.epochs, 'epoch')}: the rate does nothing but rise."
         )
-    tuned = rate.base_global_batch_size
-    if tuned is not None and tuned != global_batch_size:
-        # Goyal et al. 2017 for SGD, Malladi et al. 2022 for the Adam family (batch contract, section 3).
-        kappa = global_batch_size / tuned
-        law, factor = ("linear", kappa) if train.optimizer.name == "sgd" else ("square-root", math.sqrt(kappa))
+
+
+def _scaling_notes(scaling: Scaling, global_batch_size: int) -> Iterator[str]:
+    rule, tuned = scaling.scaled.rule, scaling.tuned_for
+    if rule != "none" and tuned is None:
         yield (
-            f"learning_rate.base {rate.base:g} was tuned for a global batch of {tuned}, and this one has "
-            f"{global_batch_size}: rule 'none' leaves it. The {law} rule would give {rate.base * factor:g}; "
-            "no rule fits every model (Shallue et al. 2019)."
+            f"learning_rate.rule is {rule}, and changes nothing: learning_rate.base_global_batch_size is null, so that "
+            "base is for this job's own batch."
+        )
+    if rule == "none" and tuned not in (None, global_batch_size) and scaling.optimizer is not None:
+        fitting = scaling.fitting
+        would = (
+            f"The rule that fits {scaling.optimizer} does not hold at this kappa, where kappa * (1 - beta) reaches 1"
+            if fitting is None
+            else f"The {_LAWS[fitting.rule]} rule would give {fitting.learning_rate:g}"
+        )
+        yield (
+            f"learning_rate.base {scaling.base:g} was tuned for a global batch of {tuned}, and this one has "
+            f"{global_batch_size}: rule 'none' leaves it. {would}; no rule fits every model (Shallue et al. 2019)."
         )

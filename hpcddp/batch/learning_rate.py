@@ -19,11 +19,16 @@ def learning_rate_at(spec_lr: LearningRate, *, step: int, steps_per_epoch: int, 
     - ``step``: ``max(min, base * gamma^k)``, k the milestones (epochs) that have passed.
 
     Args:
-        spec_lr: the job's ``learning_rate``, rule ``none``.
+        spec_lr: the job's ``learning_rate`` with its rule applied: ``ScaledRule.course``.
         step: zero-based optimizer step, counted from the beginning of the training; beyond its end the last rate stays.
         steps_per_epoch: S >= 1.
         epochs: epochs of the whole training, >= 1.
+
+    Raises:
+        ValueError: there is a rule left to apply.
     """
+    if spec_lr.rule != "none":
+        raise ValueError(f"learning_rate.rule is {spec_lr.rule}, and is applied before: ScaledRule.course")
     warmup_steps = spec_lr.warmup_epochs * steps_per_epoch
     if step < warmup_steps:
         return spec_lr.base * min(1.0, (step + 1) / warmup_steps)

@@ -1,4 +1,4 @@
-"""The length of a dataset that the user wrote, measured in a child process so that no torch is loaded here."""
+"""The size of a dataset, or of its groups, by the user's code: in a child process, so that no torch is loaded here."""
 
 from __future__ import annotations
 
@@ -13,15 +13,26 @@ from typing import Any
 from hpcddp.errors import UserError
 
 # The user's code may print what it likes: its standard output becomes standard error, and the answer has a pipe alone.
-_CHILD = """
+_BEGIN = """
 import importlib, json, os, sys
 directory, module, function, arguments = sys.argv[1:]
 answer = os.dup(1)
 os.dup2(2, 1)
 sys.path.insert(0, directory)
-dataset = getattr(importlib.import_module(module), function)(split="train", **json.loads(arguments))
-os.write(answer, str(len(dataset)).encode())
+function = getattr(importlib.import_module(module), function)
+arguments = json.loads(arguments)
 """
+_SAMPLES = """
+os.write(answer, str(len(function(split="train", **arguments))).encode())
+"""
+_GROUPS = """
+from collections import Counter
+sizes = Counter(map(function, range(arguments["samples"])))
+os.write(answer, f"{len(sizes)} {min(sizes.values())}".encode())
+"""
+
+
+_VERBS = {"train.dataset": ("make", "made"), "batch.group": ("call", "called")}
 
 
 class OwnDatasetError(UserError):
@@ -45,18 +56,50 @@ def count_own_samples(
     Raises:
         OwnDatasetError: it failed, took too long or has no length.
     """
+    (samples,) = _measure(_SAMPLES, "train.dataset", target, arguments, directory, python, timeout_s)
+    return samples
+
+
+def count_own_groups(target: str, samples: int, *, directory: Path, python: str, timeout_s: float) -> tuple[int, int]:
+    """Return how many groups ``function(index)`` makes of ``samples`` samples, and how many the smallest one has.
+
+    Args:
+        target: ``pkg.module:function``, from ``batch.group``.
+        samples: samples of the training data, >= 1.
+        directory: what the module is imported from first, and the child's working directory.
+        python: the interpreter.
+        timeout_s: how long the child may take, in seconds.
+
+    Raises:
+        OwnDatasetError: it failed or took too long.
+    """
+    groups, smallest = _measure(_GROUPS, "batch.group", target, {"samples": samples}, directory, python, timeout_s)
+    return groups, smallest
+
+
+def _measure(
+    program: str,
+    key: str,
+    target: str,
+    arguments: Mapping[str, Any],
+    directory: Path,
+    python: str,
+    timeout_s: float,
+) -> list[int]:
     module, _, function = target.partition(":")
-    command = [python, "-c", _CHILD, str(directory), module, function, json.dumps(dict(arguments))]
+    command = [python, "-c", _BEGIN + program, str(directory), module, function, json.dumps(dict(arguments))]
+    make, made = _VERBS[key]
     try:
         output, errors, code = _run(command, directory, timeout_s)
     except OSError as error:
-        raise OwnDatasetError(f"train.dataset {target} could not be made ({error})") from error
+        raise OwnDatasetError(f"{key} {target} could not be {made} ({error})") from error
     if code is None:
-        raise OwnDatasetError(f"train.dataset {target} took longer than {timeout_s:g} s to make")
-    if code != 0 or not output.isdecimal():
+        raise OwnDatasetError(f"{key} {target} took longer than {timeout_s:g} s to {make}")
+    numbers = output.split()
+    if code != 0 or not numbers or not all(number.isdecimal() for number in numbers):
         reason = errors.strip().rpartition("\n")[2] or f"exit code {code}"
-        raise OwnDatasetError(f"train.dataset {target} could not be made ({reason})")
-    return int(output)
+        raise OwnDatasetError(f"{key} {target} could not be {made} ({reason})")
+    return [int(number) for number in numbers]
 
 
 def _run(command: list[str], directory: Path, timeout_s: float) -> tuple[str, str, int | None]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from hpcddp.batch.split import ceil_div
 from hpcddp.errors import UserError
+from hpcddp.spec.batch import Unit
+from hpcddp.spec.batch_rules import fixed_ways_out
 
 
 class PlanError(UserError):
@@ -21,33 +23,33 @@ def refuse_below_one(**numbers: int | None) -> None:
             raise PlanError(f"{name} is {number}, and there is nothing to split below 1; write 1 or more", name=name)
 
 
-def refuse_idle_ranks(batch: int, world: int) -> None:
+def refuse_idle_ranks(batch: int, world: int, unit: Unit = "sample") -> None:
     """Refuse B < W."""
     if batch < world:
         raise PlanError(
-            f"global_batch_size is {batch}, fewer samples than the {world} ranks of the job, so that some ranks would "
+            f"global_batch_size is {batch}, fewer {unit}s than the {world} ranks of the job, so that some ranks would "
             f"always idle; write global_batch_size {world} or more, or use {count(batch, 'rank')} or fewer",
             global_batch_size=batch,
             world_size=world,
         )
 
 
-def refuse_uneven(batch: int, world: int) -> None:
+def refuse_uneven(batch: int, world: int, unit: Unit = "sample") -> None:
     """Refuse a B that W does not divide: ``split: error``."""
     remainder = batch % world
     if remainder:
         below, above = batch - remainder, batch - remainder + world
         raise PlanError(
             f"global_batch_size is {batch}, which {world} ranks do not divide, and split is 'error'; "
-            f"write {below} or {above}, or split 'exact' for shares that differ by one sample",
+            f"write {below} or {above}, or split 'exact' for shares that differ by one {unit}",
             below=below,
             above=above,
         )
 
 
-def refuse_over_cap(share: int, steps: int, cap: int | None, needed: int) -> None:
+def refuse_over_cap(share: int, steps: int | None, cap: int | None, needed: int) -> None:
     """Refuse an A said by hand that is less than the cap m needs."""
-    if cap is None or steps >= needed:
+    if cap is None or steps is None or steps >= needed:
         return
     largest = ceil_div(share, steps)
     raise PlanError(
@@ -59,11 +61,34 @@ def refuse_over_cap(share: int, steps: int, cap: int | None, needed: int) -> Non
     )
 
 
-def refuse_empty_epoch(samples: int, batch: int) -> None:
+def refuse_beside_fixed(size: int, **others: int | None) -> None:
+    """Refuse, by name, what a micro-batch held fixed decides."""
+    for name, number in others.items():
+        if number is not None:
+            raise PlanError(
+                f"{name} is {number}, and follows from per_device_batch_size, which is {size}; keep one of them",
+                name=name,
+            )
+
+
+def refuse_unfilled(batch: int, world: int, size: int) -> None:
+    """Refuse a micro-batch held fixed of which the ranks cannot make the global batch: W * n does not divide B."""
+    together, ways = world * size, ", or ".join(fixed_ways_out(batch, world, size))
+    if batch % together:
+        raise PlanError(
+            f"per_device_batch_size is {size}, and {count(world, 'rank')} make {together} of it in one micro-step, "
+            f"which does not divide global_batch_size {batch}; write {ways}",
+            global_batch_size=batch,
+            world_size=world,
+            per_device_batch_size=size,
+        )
+
+
+def refuse_empty_epoch(samples: int, batch: int, unit: Unit = "sample") -> None:
     """Refuse N < B when the tail is dropped: an epoch without a step."""
     if samples < batch:
         raise PlanError(
-            f"tail is 'drop' and the training data has {count(samples, 'sample')}, fewer than one global batch of "
+            f"tail is 'drop' and the training data has {count(samples, unit)}, fewer than one global batch of "
             f"{batch}, so that an epoch would have no step; write global_batch_size {samples} or less, or tail 'keep' "
             "or 'wrap'",
             samples=samples,
@@ -71,14 +96,30 @@ def refuse_empty_epoch(samples: int, batch: int) -> None:
         )
 
 
-def refuse_single(*, step: int, batch: int, rank: int, micro_step: int, ways_out: Sequence[str]) -> None:
+def refuse_single(
+    *, step: int, batch: int, rank: int, micro_step: int, ways_out: Sequence[str], unit: Unit = "sample"
+) -> None:
     """Refuse a micro-batch of one sample in front of BatchNorm; ``ways_out`` are changes that were found to work."""
+    alone = ", some groups have one sample" if unit == "group" else ""
     raise PlanError(
-        f"step {step} of every epoch has {count(batch, 'sample')}, which leaves rank {rank} one sample in micro-step "
-        f"{micro_step}, and BatchNorm has no variance over one sample; use {' or '.join(ways_out)}",
+        f"step {step} of every epoch has {count(batch, unit)}, which leaves rank {rank} one {unit} in micro-step "
+        f"{micro_step}{alone}, and BatchNorm has no variance over one sample; use {' or '.join(ways_out)}",
         step=step,
         batch=batch,
         rank=rank,
+        micro_step=micro_step,
+    )
+
+
+def refuse_single_over_ranks(step: int, batch: int, micro_step: int, *, unit: Unit) -> None:
+    """Refuse a micro-step of one sample over all ranks in front of BatchNorm over all ranks."""
+    drop = "tail 'drop', " if step else ""
+    raise PlanError(
+        f"step {step} of every epoch has {count(batch, unit)}, which leaves one {unit} to all ranks together in "
+        f"micro-step {micro_step}, and BatchNorm has no variance over one sample; use {drop}another global_batch_size, "
+        "or a model without BatchNorm",
+        step=step,
+        batch=batch,
         micro_step=micro_step,
     )
 

@@ -8,7 +8,6 @@ import numpy as np  # noqa: TID253
 
 from hpcddp.batch.order import Indices, KeyedOrder, Order, TorchOrder
 from hpcddp.batch.plan import BatchPlan, plan_batch
-from hpcddp.batch.split import offset
 from hpcddp.spec.batch import Order as OrderName
 from hpcddp.spec.batch import Tail
 
@@ -74,6 +73,6 @@ def share_of(plan: BatchPlan, indices: Indices, rank: int) -> list[Indices]:
         rank: 0..W-1.
     """
     sizes = plan.rank_share(len(indices), rank)
-    start = offset(len(indices), plan.world_size, rank)
+    start = plan.rank_offset(len(indices), rank)
     bounds = np.cumsum((start, *sizes))
     return [indices[begin:end] for begin, end in itertools.pairwise(bounds)]

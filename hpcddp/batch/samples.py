@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hpcddp.batch.own_dataset import OwnDatasetError, count_own_samples
-from hpcddp.spec.job import Train
+from hpcddp.batch.own_dataset import OwnDatasetError, count_own_groups, count_own_samples
+from hpcddp.spec.job import Batch, Train
 
 # scikit-learn's digits: 1,797 images, of which every fifth is for validation.
 TRAINING_SAMPLES: Mapping[str, int] = MappingProxyType({"digits": 1437, "cifar10": 50_000})
@@ -30,15 +30,43 @@ IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".t
 
 @dataclass(frozen=True, slots=True)
 class SampleCount:
-    """How many samples the training data has.
+    """How many samples the training data has, or groups of samples.
 
     Args:
         samples: N; None when it cannot be known here.
         note: why it cannot be known, and what to do; None when it is.
+        smallest_group: samples of the smallest group; None where samples are counted, or it cannot be known.
     """
 
     samples: int | None
     note: str | None = None
+    smallest_group: int | None = None
+
+
+def count_units(train: Train, batch: Batch, *, directory: Path, python: str, timeout_s: float = 60.0) -> SampleCount:
+    """Return how many of what the batch counts the training data has: samples, or groups.
+
+    Groups are named by the user's function, which is called for every sample in a child process.
+
+    Args:
+        train: the job's ``train`` section.
+        batch: the job's ``batch`` section.
+        directory: the directory of submission, which relative paths and imports start from.
+        python: the interpreter of the child process.
+        timeout_s: how long each child may take, in seconds.
+    """
+    count = count_samples(train, directory=directory, python=python, timeout_s=timeout_s)
+    if batch.unit == "sample" or batch.group is None:
+        return count
+    if count.samples is None:
+        return SampleCount(None, (count.note or "").replace("samples", "groups", 1))
+    try:
+        groups, smallest = count_own_groups(
+            batch.group, count.samples, directory=directory, python=python, timeout_s=timeout_s
+        )
+    except OwnDatasetError as error:
+        return _unknown(error.message, "group")
+    return SampleCount(groups, smallest_group=smallest)
 
 
 def count_samples(train: Train, *, directory: Path, python: str, timeout_s: float = 60.0) -> SampleCount:
@@ -88,5 +116,5 @@ def _count_images(data_dir: Path) -> SampleCount:
     return _unknown(f"no image lies under {root}/<class>/")
 
 
-def _unknown(why: str) -> SampleCount:
-    return SampleCount(None, f"The number of samples is unknown: {why}; give it with --samples.")
+def _unknown(why: str, unit: str = "sample") -> SampleCount:
+    return SampleCount(None, f"The number of {unit}s is unknown: {why}; give it with --samples.")

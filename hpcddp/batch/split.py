@@ -28,6 +28,19 @@ def runs(total: int, parts: int) -> tuple[tuple[int, int], ...]:
     return tuple(pair for pair in pairs if pair[0])
 
 
+def filled_runs(total: int, size: int, parts: int) -> tuple[tuple[int, int], ...]:
+    """Return parts that are filled one after the other up to ``size``, equal neighbours folded: three pairs at most.
+
+    Args:
+        total: what is divided, 0..size * parts.
+        size: what a part holds, >= 1.
+        parts: how many there are; the last ones may stay empty.
+    """
+    full, rest = divmod(total, size)
+    pairs = ((full, size), (bool(rest), rest), (parts - full - bool(rest), 0))
+    return tuple((int(many), held) for many, held in pairs if many)
+
+
 def divide(total: int, parts: int) -> tuple[int, ...]:
     """Return all parts, in order; they add up to ``total``."""
     return tuple(size for count, size in runs(total, parts) for _ in range(count))

@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
+from hpcddp.cli.doctor_ddp import ddp
 from hpcddp.cli.options import AsJson
 
 doctor = typer.Typer(
     name="doctor",
-    help="Is this loss the same on N ranks as on one? By how much not? The repair.",
+    help="Is this loss, is this model the same on N ranks as on one? By how much not? The repair.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -25,9 +26,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(doctor)
 
 
-@doctor.callback()
-def _doctor() -> None:
-    """Keep the command's name where there is one command only."""
+doctor.command()(ddp)
 
 
 @doctor.command()

@@ -18,6 +18,7 @@ from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
+    from hpcddp.batch.scaling import Scaling
 
 
 class TailChoice(StrEnum):
@@ -35,11 +36,27 @@ class SplitChoice(StrEnum):
     ERROR = "error"
 
 
+class RuleChoice(StrEnum):
+    """How the learning rate follows the global batch."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    SQRT = "sqrt"
+
+
+class OptimizerChoice(StrEnum):
+    """The optimizers of the job file."""
+
+    SGD = "sgd"
+    ADAMW = "adamw"
+
+
 _NUMBERS = "Numbers in place of a job file"
+_OBSERVED = "Another program's run"
 
 
-def _number(metavar: str, text: str) -> Any:  # noqa: ANN401
-    return typer.Option(metavar=metavar, help=text, rich_help_panel=_NUMBERS)
+def _number(metavar: str, text: str, panel: str = _NUMBERS) -> Any:  # noqa: ANN401
+    return typer.Option(metavar=metavar, help=text, rich_help_panel=panel)
 
 
 def register(app: typer.Typer) -> None:
@@ -58,40 +75,63 @@ def plan(  # noqa: PLR0913
     world_size: Annotated[int | None, _number("W", "Ranks.")] = None,
     max_per_device: Annotated[int | None, _number("M", "The most samples in one micro-batch.")] = None,
     grad_accum: Annotated[int | None, _number("A", "Micro-steps per optimizer step; else what M needs.")] = None,
+    per_device: Annotated[int | None, _number("n", "Samples in every micro-batch, held fixed; A follows.")] = None,
     tail: Annotated[TailChoice | None, _number("keep|drop|wrap", "An epoch's last batch; else keep.")] = None,
     split: Annotated[SplitChoice | None, _number("exact|error", "A batch that W does not divide; else exact.")] = None,
     epochs: Annotated[int | None, _number("E", "Passes over the data.")] = None,
     base_lr: Annotated[float | None, _number("RATE", "Learning rate after the warm-up.")] = None,
+    base_batch: Annotated[int | None, _number("B0", "The global batch that RATE was tuned for.")] = None,
+    rule: Annotated[RuleChoice | None, _number("none|linear|sqrt", "How RATE follows B / B0; else none.")] = None,
+    optimizer: Annotated[OptimizerChoice | None, _number("sgd|adamw", "What RATE is for; else sgd.")] = None,
+    explain_steps: Annotated[
+        int | None, _number("S", "Steps per epoch that a run showed: which batch does it really have?", _OBSERVED)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain the batch: who gets how many samples, steps per epoch, learning rate, and why.
 
     Give a job file, or the global batch and the world size.
 
+    Or find out which batch another program's run really has, from the steps per epoch that it shows.
+
     Example: hpcddp plan --global-batch 256 --world-size 3 --max-per-device 32 --samples 1281167
+
+    Example: hpcddp plan --explain-steps 5025 --samples 1281167 --world-size 3
     """
     numbers = {
         "--global-batch": global_batch,
         "--world-size": world_size,
         "--max-per-device": max_per_device,
         "--grad-accum": grad_accum,
+        "--per-device": per_device,
         "--tail": tail,
         "--split": split,
         "--epochs": epochs,
         "--base-lr": base_lr,
+        "--base-batch": base_batch,
+        "--rule": rule,
+        "--optimizer": optimizer,
+        "--explain-steps": explain_steps,
     }
     given = {option: value for option, value in numbers.items() if value is not None}
-    result = (
-        _plan_numbers(given, overrides, samples) if job_file is None else _plan_job(job_file, overrides, samples, given)
-    )
-    _print(result, as_json=as_json)
+    if job_file is not None:
+        result, text = _plan_job(job_file, overrides, samples, given)
+    elif explain_steps is not None:
+        result, text = _explain_steps(given, overrides, samples)
+    else:
+        result, text = _plan_numbers(given, overrides, samples)
+    typer.echo(json.dumps(result, indent=2) if as_json else text, nl=as_json)
+
+
+_Answer = tuple[dict[str, Any], str]
+"""The document of ``--json``, and the text for a person."""
 
 
 def _plan_job(
     job_file: Path, overrides: Sequence[str] | None, samples: int | None, given: Mapping[str, Any]
-) -> JobPlan:
+) -> _Answer:
     from hpcddp.batch.job import plan_job
-    from hpcddp.batch.samples import count_samples
+    from hpcddp.batch.samples import count_units
     from hpcddp.spec.read import load_job
 
     if given:
@@ -101,13 +141,14 @@ def _plan_job(
         )
     spec = load_job(job_file, overrides=overrides or (), profiles=profiles_directory(os.environ)).spec
     if samples is not None or spec.train is None:
-        return plan_job(spec, samples=samples)
+        return _answer(plan_job(spec, samples=samples))
     python = spec.environment.python or sys.executable
-    count = count_samples(spec.train, directory=Path.cwd(), python=python)
-    return plan_job(spec, samples=count.samples, notes=() if count.note is None else (count.note,))
+    count = count_units(spec.train, spec.batch, directory=Path.cwd(), python=python)
+    notes = () if count.note is None else (count.note,)
+    return _answer(plan_job(spec, samples=count.samples, smallest_group=count.smallest_group, notes=notes))
 
 
-def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None) -> JobPlan:
+def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None) -> _Answer:
     from hpcddp.batch.job import plan_numbers
     from hpcddp.batch.plan import plan_batch
 
@@ -117,26 +158,83 @@ def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, sam
             f"{' and '.join(missing)} must be given where there is no job file; "
             "write for example hpcddp plan --global-batch 256 --world-size 4, or hpcddp plan JOB"
         )
-    if overrides:
-        raise UserError(
-            f"--set {overrides[0]} overrides a job file, and none is given; write hpcddp plan JOB --set ..."
-        )
-    rate = given.get("--base-lr")
-    if rate is not None and not (math.isfinite(rate) and rate > 0):
-        raise UserError(f"--base-lr is {rate:g}, and a learning rate is above 0; write for example 0.1")
+    _refuse_overrides(overrides)
+    scaling = _scaling(given)
     batch = plan_batch(
         global_batch_size=given["--global-batch"],
         world_size=given["--world-size"],
         samples=samples,
         max_per_device_batch_size=given.get("--max-per-device"),
         grad_accum_steps=given.get("--grad-accum"),
+        per_device_batch_size=given.get("--per-device"),
         tail=given.get("--tail", TailChoice.KEEP).value,
         split=given.get("--split", SplitChoice.EXACT).value,
     )
-    return plan_numbers(batch, epochs=given.get("--epochs"), learning_rate=rate)
+    rate = None if scaling is None else scaling.scaled.learning_rate
+    return _answer(plan_numbers(batch, epochs=given.get("--epochs"), learning_rate=rate, scaling=scaling))
 
 
-def _print(result: JobPlan, *, as_json: bool) -> None:
+def _refuse_overrides(overrides: Sequence[str] | None) -> None:
+    if overrides:
+        raise UserError(
+            f"--set {overrides[0]} overrides a job file, and none is given; write hpcddp plan JOB --set ..."
+        )
+
+
+def _scaling(given: Mapping[str, Any]) -> Scaling | None:
+    """Return what the rule makes of ``--base-lr``; None where no rate is given."""
+    from hpcddp.batch.refusals import refuse_below_one
+    from hpcddp.batch.scaling import scaling_of
+    from hpcddp.spec.job import LearningRate, Optimizer
+
+    rate = given.get("--base-lr")
+    if rate is None:
+        idle = [option for option in ("--base-batch", "--rule", "--optimizer") if option in given]
+        if idle:
+            raise UserError(
+                f"{', '.join(idle)} says how a rate is scaled, and none is given; add --base-lr, or drop it"
+            )
+        return None
+    if not (math.isfinite(rate) and rate > 0):
+        raise UserError(f"--base-lr is {rate:g}, and a learning rate is above 0; write for example 0.1")
+    batches = {"global_batch_size": given["--global-batch"], "base_global_batch_size": given.get("--base-batch")}
+    refuse_below_one(**batches)
+    # Numbers without a job file may be larger than a job file allows.
+    learning_rate = LearningRate.model_construct(
+        base=rate,
+        base_global_batch_size=given.get("--base-batch"),
+        rule=given.get("--rule", RuleChoice.NONE).value,
+    )
+    optimizer = Optimizer(name=given.get("--optimizer", OptimizerChoice.SGD).value)
+    return scaling_of(learning_rate, optimizer, ema_decay=None, global_batch_size=given["--global-batch"])
+
+
+def _explain_steps(given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None) -> _Answer:
+    from hpcddp.batch.observed import explain_steps
+
+    _refuse_overrides(overrides)
+    extra = [option for option in given if option not in ("--explain-steps", "--world-size", "--global-batch")]
+    if extra:
+        raise UserError(
+            f"{', '.join(extra)} cannot be given together with --explain-steps, which finds the batch from the steps, "
+            "--samples and --world-size (and --global-batch, the batch that was asked for); leave it out"
+        )
+    if samples is None or "--world-size" not in given:
+        missing = [*(["--samples"] if samples is None else []), *({"--world-size"} - set(given))]
+        raise UserError(
+            f"{' and '.join(missing)} must be given with --explain-steps; write for example hpcddp plan "
+            "--explain-steps 5025 --samples 1281167 --world-size 3"
+        )
+    found = explain_steps(
+        steps=given["--explain-steps"],
+        samples=samples,
+        world_size=given["--world-size"],
+        asked_for=given.get("--global-batch"),
+    )
+    return found.as_json(), found.explain()
+
+
+def _answer(result: JobPlan) -> _Answer:
     from hpcddp.batch.explain import explain
 
-    typer.echo(json.dumps(result.as_json(), indent=2) if as_json else explain(result), nl=as_json)
+    return result.as_json(), explain(result)

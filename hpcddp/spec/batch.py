@@ -45,7 +45,8 @@ class Batch(Section):
         None,
         ge=1,
         le=LARGEST_BATCH,
-        description="Micro-batch held fixed (ghost batch norm). Not in this version.",
+        description="Samples in every forward, held fixed (ghost batch norm): `grad_accum_steps` follows from it, and "
+        "the world size times it must divide the global batch.",
         json_schema_extra=SAMPLES,
     )
     tail: Tail = Field(
@@ -60,9 +61,14 @@ class Batch(Section):
         "keyed",
         description="Order of the samples: `keyed` permutation, or `torch`, which is `randperm(seed + epoch)`.",
     )
-    unit: Unit = Field("sample", description="What the batch counts. `group` is not in this version.")
+    unit: Unit = Field(
+        "sample",
+        description="What the sizes above count: samples, or `group`s of samples, which are never split between ranks.",
+    )
     group: FunctionReference | None = Field(
-        None, description="Function that names the group of a sample, with `unit: group`. Not in this version."
+        None,
+        description="With `unit: group`: gets the index of a training sample, returns its group, a whole number or "
+        "a text.",
     )
 
 
@@ -79,7 +85,8 @@ class LearningRate(Section):
     )
     rule: Rule = Field(
         "none",
-        description="How `base` follows the global batch. `linear` and `sqrt` are not in this version.",
+        description="How `base` follows kappa, the global batch over the one that it was tuned for: `linear` times "
+        "kappa (SGD), `sqrt` times its square root (with AdamW also betas and eps), `none` not at all.",
     )
     warmup_epochs: float = Field(
         0.0, ge=0, description="Length of the linear warm-up.", json_schema_extra={"unit": "epochs"}
@@ -92,6 +99,6 @@ class LearningRate(Section):
     min: float = Field(
         0.0,
         ge=0,
-        description="Learning rate that `cosine` and `step` do not go below.",
+        description="Learning rate that `cosine` and `step` do not go below; a rule scales it along with `base`.",
         json_schema_extra={"unit": "per step"},
     )

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from hpcddp.spec.batch_rules import (
+    batch_reaches_every_rank,
+    fixed_micro_batch_divides,
+    groups_are_named,
+    rule_fits_optimizer,
+)
 from hpcddp.spec.document import Path
 from hpcddp.spec.job import JobSpec, Requeue
 from hpcddp.spec.names import nearest
@@ -20,8 +26,8 @@ LONGEST_SIGNAL_LEAD_S = 65535
 BUILTIN_CLASSES = {"digits": 10, "cifar10": 10}
 DATASET_ARGUMENTS = {
     "digits": (),
-    "cifar10": (),
-    "imagefolder": ("image_size", "resize"),
+    "cifar10": ("augment",),
+    "imagefolder": ("augment", "image_size", "resize"),
     "synthetic": ("samples", "val_samples", "image_size", "num_classes"),
 }
 FROM_FILES = ("cifar10", "imagefolder")
@@ -76,16 +82,6 @@ def _one_training(spec: JobSpec) -> Iterator[Finding]:
         yield "train", "is missing; write for example train: {model: resnet18, dataset: digits}"
 
 
-def _batch_reaches_every_rank(spec: JobSpec) -> Iterator[Finding]:
-    batch, ranks = spec.batch.global_batch_size, spec.world_size
-    if batch < ranks:
-        sentence = (
-            f"is {batch}, fewer samples than the {ranks} ranks ({spec.resources.nodes} x {spec.tasks_per_node}) "
-            f"that share them; write {ranks} or more, or ask for at most {batch} ranks"
-        )
-        yield "batch.global_batch_size", sentence
-
-
 def _one_task_per_gpu(spec: JobSpec) -> Iterator[Finding]:
     tasks, gpus = spec.resources.tasks_per_node, spec.resources.gpus_per_node
     if tasks is not None and gpus and tasks != gpus:
@@ -131,6 +127,8 @@ def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
             near = nearest(name, known or ())
             instead = f"did you mean {near}?" if near else f"write one of {', '.join(known)}" if known else "remove it"
             yield f"train.dataset_args.{name}", f"is no argument of dataset {train.dataset}; {instead}"
+        elif name == "augment" and not isinstance(train.dataset_args[name], bool):
+            yield f"train.dataset_args.{name}", "is neither true nor false; write one of them"
 
 
 def _classes(spec: JobSpec) -> Iterator[Finding]:
@@ -155,6 +153,23 @@ def _precision_fits_device(spec: JobSpec) -> Iterator[Finding]:
             "write bf16 or fp32, or ask for GPUs"
         )
         yield "train.precision", sentence
+
+
+def _noise_scale_needs_two_gradients(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None or not spec.train.noise_scale:
+        return
+    if spec.world_size == 1:
+        sentence = (
+            "is true, and the job has one rank: the noise is told by the gradients of ranks against that of all; "
+            "ask for 2 ranks or more, or write false"
+        )
+        yield "train.noise_scale", sentence
+    if spec.batch.unit == "group":
+        sentence = (
+            "is true, and batch.unit is group, whose sizes differ, so that the noise of a sample cannot be told; write "
+            "false, or leave batch.unit out"
+        )
+        yield "train.noise_scale", sentence
 
 
 def _optimizer_constants(spec: JobSpec) -> Iterator[Finding]:
@@ -231,7 +246,9 @@ _MEMORY = ("resources.mem", "resources.mem_per_cpu", "resources.mem_per_gpu")
 
 RULES = (
     Rule(("train", "entrypoint", "command"), _one_training),
-    Rule(("batch.global_batch_size", *_RANKS), _batch_reaches_every_rank),
+    Rule(("batch.global_batch_size", *_RANKS), batch_reaches_every_rank),
+    Rule(("batch", *_RANKS), fixed_micro_batch_divides),
+    Rule(("batch.unit", "batch.group"), groups_are_named),
     Rule(("resources.tasks_per_node", "resources.gpus_per_node"), _one_task_per_gpu),
     Rule(("resources.gpu_type", "resources.mem_per_gpu", *_DEVICE), _gpu_fields_need_gpus),
     Rule(_MEMORY, _one_memory),
@@ -239,8 +256,10 @@ RULES = (
     Rule(_DATA, _dataset_arguments),
     Rule(("train.dataset", "train.num_classes", "train.model_args"), _classes),
     Rule(("train.precision", *_DEVICE), _precision_fits_device),
+    Rule(("train.noise_scale", "batch.unit", *_RANKS), _noise_scale_needs_two_gradients),
     Rule(("train.optimizer",), _optimizer_constants),
     Rule(("learning_rate",), _schedule_constants),
+    Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
     Rule(("environment.env", "environment.pass_env"), _variable_names),
 )

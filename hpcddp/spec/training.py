@@ -10,6 +10,7 @@ from pydantic import Field
 from hpcddp.spec.fields import DatasetName, Line, ModelName, Section
 
 Device = Literal["cuda", "cpu"]
+BatchNorm = Literal["local", "sync"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
 LARGEST_SEED = 2**63 - 1
 
@@ -38,7 +39,12 @@ class Train(Section):
         description="`digits`, `cifar10`, `imagefolder`, `synthetic`, or your own `pkg.module:function`."
     )
     dataset_args: Mapping[str, Any] = Field(
-        default_factory=dict, description="Arguments passed on to the dataset's function."
+        default_factory=dict,
+        description=(
+            "`cifar10`: `augment` (true; never of the validation part). `imagefolder`: `augment` (true), `image_size` "
+            "(224), `resize` (before crops in the centre: 256/224 of it). `synthetic`: `samples` (1024), `val_samples` "
+            "(256), `image_size` (32), `num_classes` (10). Your own function is given all of them, and `split`."
+        ),
     )
     num_classes: int | None = Field(
         None,
@@ -53,8 +59,12 @@ class Train(Section):
         None, description="null is `cuda` where GPUs are asked for; `cpu` runs such a job on gloo (rehearsal, tests)."
     )
     precision: Precision = Field("fp32", description="Number format that the model computes in.")
-    batch_norm: Literal["local", "sync"] = Field(
-        "local", description="Statistics of BatchNorm: of each rank, or of all. `sync` is not in this version."
+    batch_norm: BatchNorm = Field(
+        "local",
+        description=(
+            "Whose samples BatchNorm takes its statistics over: `local`, each rank's own micro-batch, or `sync`, "
+            "those of all ranks in a micro-step; with accumulation that is not the whole global batch."
+        ),
     )
     compile: bool = Field(default=False, description="Whether the model goes through `torch.compile`.")
     channels_last: bool = Field(
@@ -64,7 +74,13 @@ class Train(Section):
     clip_grad_norm: float | None = Field(
         None, gt=0, description="The largest norm of the averaged gradient. null does not clip."
     )
-    ema_decay: float | None = Field(None, gt=0, lt=1, description="Decay of averaged weights. Not in this version.")
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Decay of averaged weights, which are then what is evaluated. null averages nothing.",
+        json_schema_extra={"unit": "per step"},
+    )
     num_workers: int | None = Field(
         None, ge=0, description="Processes that load data, for each rank. null follows the CPUs that the task may use."
     )
@@ -76,12 +92,13 @@ class Train(Section):
     )
     deterministic: bool = Field(default=False, description="Whether torch uses deterministic algorithms alone.")
     noise_scale: bool = Field(
-        default=False, description="Whether the gradient noise scale is measured. Not in this version."
+        default=False,
+        description="Whether the gradient noise scale is measured, which tells whether a larger batch would still pay.",
     )
     replica_check_every: int | None = Field(
         None,
         ge=1,
-        description="How often the ranks compare their weights. Not in this version.",
+        description="How often the ranks compare their replicas of the model. null never does.",
         json_schema_extra={"unit": "steps"},
     )
     seed: int = Field(

@@ -16,7 +16,7 @@ from torch import Tensor
 STOP_CODES: Final = 7
 """The largest stop code; when ranks have different reasons in one step, the largest code wins."""
 
-_LOSS, _NONFINITE, _SAVE = range(3)
+_LOSS, _NONFINITE, _SMALL, _LARGE, _SAVE = range(5)
 _SLOTS: Final = _SAVE + 1 + STOP_CODES
 
 
@@ -44,12 +44,14 @@ class Agreed:
     Args:
         loss_sum: the sum of the losses of the global batch's samples.
         nonfinite: whether a gradient is infinite or not a number on any rank; False unless somebody looked.
+        norms: (small, large) of the gradient noise scale; zeros unless it is measured.
         save: whether a save is due.
         stop: 0, or the code of the reason to stop.
     """
 
     loss_sum: float = 0.0
     nonfinite: bool = False
+    norms: tuple[float, float] = (0.0, 0.0)
     save: bool = False
     stop: int = 0
 
@@ -66,18 +68,23 @@ class Agreed:
 class PendingAgreement:
     """A sum under way."""
 
-    def __init__(self, loss_sum: Tensor, votes: Votes, nonfinite: Tensor | None = None) -> None:
+    def __init__(
+        self, loss_sum: Tensor, votes: Votes, nonfinite: Tensor | None = None, norms: Tensor | None = None
+    ) -> None:
         """Start the sum over all ranks.
 
         Args:
             loss_sum: this rank's sum of losses, a float64 scalar on the device.
             votes: what this rank wants.
             nonfinite: a scalar on the device that is not 0 if this rank's gradients are not finite; None = not looked.
+            norms: this rank's part of the lengths of gradients, float64 ``[2]``; None = not measured.
         """
         vector = torch.zeros(_SLOTS, dtype=torch.float64, device=loss_sum.device)
         vector[_LOSS] = loss_sum
         if nonfinite is not None:
             vector[_NONFINITE] = nonfinite
+        if norms is not None:
+            vector[_SMALL : _LARGE + 1] = norms
         if votes.save:
             vector[_SAVE] = 1.0
         if votes.stop:
@@ -114,6 +121,7 @@ def _agreed(sums: list[float]) -> Agreed:
     return Agreed(
         loss_sum=sums[_LOSS],
         nonfinite=sums[_NONFINITE] != 0,
+        norms=(sums[_SMALL], sums[_LARGE]),
         save=sums[_SAVE] > 0,
         stop=max(stops, default=0),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcddp.spec.job import Every
+from hpcddp.spec.job import Every, LearningRate
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.images import Data
 from hpcddp.train.progress import Progress
@@ -24,7 +24,7 @@ def start_up_lines(
         progress: where the training begins.
         facts: ``parameters`` (a count), ``workers`` (of each rank), ``notes`` (a list of sentences).
     """
-    train, plan, rate = context.train, schedule.plan, context.spec.learning_rate
+    train, plan, rate = context.train, schedule.plan, schedule.learning_rate
     yield (
         f"hpcddp: run {context.run.run_id}, attempt {context.attempt}: {context.world_size} ranks on "
         f"{context.device.type}, each with {context.threads} threads and {facts['workers']} loader workers; "
@@ -36,16 +36,17 @@ def start_up_lines(
         f"{data.classes} classes"
     )
     yield (
-        f"  global batch {plan.global_batch_size} = per rank {_runs(plan.per_rank_samples)}, "
+        f"  global batch {plan.global_batch_size} {plan.unit}s = per rank {_runs(plan.per_rank_samples)}, "
         f"in {plan.grad_accum_steps} micro-steps of at most {max(plan.micro_batches[0])}"
     )
     yield (
         f"  {schedule.epochs} epochs x {schedule.steps_per_epoch} steps = {schedule.total_steps} steps; an epoch's "
-        f"last batch has {plan.tail_samples} samples (tail {plan.tail}: {plan.duplicated} repeated, "
+        f"last batch has {plan.tail_samples} {plan.unit}s (tail {plan.tail}: {plan.duplicated} repeated, "
         f"{plan.dropped} left out)"
     )
     yield (
-        f"  learning rate {rate.base:g}, {rate.schedule}, warm-up {rate.warmup_epochs:g} epochs; evaluation every "
+        f"  learning rate {rate.base:g}{_by_rule(context.spec.learning_rate)}, {rate.schedule}, warm-up "
+        f"{rate.warmup_epochs:g} epochs; evaluation every "
         f"{schedule.eval_every} epochs; checkpoint {_every(schedule.every)}, {context.spec.checkpoint.keep} kept"
     )
     yield from (f"  note: {note}" for note in facts["notes"])
@@ -54,6 +55,12 @@ def start_up_lines(
             f"  going on after step {progress.step} (epoch {progress.epoch}, "
             f"{progress.step % schedule.steps_per_epoch} steps into it, {progress.samples_seen:,} samples seen)"
         )
+
+
+def _by_rule(stated: LearningRate) -> str:
+    if stated.rule == "none":
+        return ""
+    return f" ({stated.rule} from {stated.base:g} at a global batch of {stated.base_global_batch_size or 'the same'})"
 
 
 def _runs(shares: tuple[int, ...]) -> str:

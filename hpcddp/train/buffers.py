@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,11 +11,20 @@ from torch import nn
 
 
 @contextmanager
-def buffers_put_back(model: nn.Module) -> Iterator[None]:
-    """Give every buffer the value that it had before the block."""
+def buffers_put_back(model: nn.Module, *, but: Collection[nn.Module] = ()) -> Iterator[None]:
+    """Give every buffer the value that it had before the block.
+
+    Args:
+        model: the model.
+        but: layers whose own buffers stay as the block leaves them.
+    """
+    kept = {id(buffer) for layer in but for buffer in layer.buffers(recurse=False)}
     before = copy_buffers(model)
     yield
-    restore_buffers(model, before)
+    with torch.no_grad():
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            if id(buffer) not in kept:
+                buffer.copy_(value)
 
 
 def copy_buffers(model: nn.Module) -> list[torch.Tensor]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, Final
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hpcddp.batch.order import CONTRACT_VERSION
 from hpcddp.run import checkpoints
@@ -16,26 +18,31 @@ from hpcddp.run.checkpoints import Checkpoint, FencedError, Manifest, NoCheckpoi
 from hpcddp.run.events import EventKind, append_event, read_events
 from hpcddp.run.files import read_json
 from hpcddp.spec.job import JobSpec
-from hpcddp.train.buffers import broadcast_buffers
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.images import Data
 from hpcddp.train.errors import NonFiniteError, ResumeError, SaveError
+from hpcddp.train.merging import gather_differing, take_rows
 from hpcddp.train.progress import Progress
 from hpcddp.train.replica import Replica
 
 MODEL_FILE: Final = "model.pt"
 OPTIMIZER_FILE: Final = "optimizer.pt"
+EMA_FILE: Final = "ema.pt"
+RANKS_FILE: Final = "ranks.pt"
 _FAILURES_ALLOWED: Final = 2
 
 _LABELS: Final = {
     "version": "the version of the batch contract",
     "seed": "train.seed",
     "samples": "the number of training samples",
+    "unit": "batch.unit",
     "fingerprint": "the fingerprint of the training data",
     "global_batch_size": "batch.global_batch_size",
     "tail": "batch.tail",
     "order": "batch.order",
 }
+# What every training did before it became a choice.
+_BEFORE: Final = {"unit": "sample"}
 
 
 def contract_of(spec: JobSpec, data: Data, seed: int) -> dict[str, Any]:
@@ -44,6 +51,7 @@ def contract_of(spec: JobSpec, data: Data, seed: int) -> dict[str, Any]:
         "version": CONTRACT_VERSION,
         "seed": seed,
         "samples": len(data.train),
+        "unit": spec.batch.unit,
         "fingerprint": data.fingerprint,
         "global_batch_size": spec.batch.global_batch_size,
         "tail": spec.batch.tail,
@@ -58,7 +66,7 @@ def refuse_another_contract(checkpoint: Checkpoint, contract: Mapping[str, Any])
         ResumeError: names what differs, and both values.
     """
     for name, here in contract.items():
-        saved = checkpoint.manifest.contract.get(name)
+        saved = checkpoint.manifest.contract.get(name, _BEFORE.get(name))
         if saved != here:
             raise ResumeError(
                 f"{checkpoint.path.name} was saved with {_LABELS[name]} {saved}, and now it is {here}, so that the "
@@ -138,14 +146,24 @@ def _look(context: TrainContext) -> tuple[int, Checkpoint | None]:
 def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
     """Load a verified checkpoint into this rank's replica.
 
+    With as many ranks as saved it, each gets back the buffers that were its own; with other numbers, all get the merged
+    ones.
+
     Returns:
         How far the training was.
 
     Raises:
         ResumeError: it is of another model or optimizer.
     """
+    _refuse_other_average(checkpoint, replica)
     try:
         replica.model.load_state_dict(_load(checkpoint, MODEL_FILE))
+        if replica.ema is not None:
+            replica.ema.model.load_state_dict(_load(checkpoint, EMA_FILE))
+        if RANKS_FILE in checkpoint.manifest.files:
+            saved = _load(checkpoint, RANKS_FILE)
+            if saved["world_size"] == dist.get_world_size():
+                take_rows(replica.models, saved["buffers"])
         training = _load(checkpoint, OPTIMIZER_FILE)
         replica.optimizer.load_state_dict(training["optimizer"])
         if replica.scaler.is_enabled() and training["scaler"]:
@@ -161,6 +179,17 @@ def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
             f"({str(error).strip().splitlines()[-1].strip()}); bring the old ones back, or submit a new run"
         ) from error
     return Progress.from_document(checkpoint.manifest.progress)
+
+
+def _refuse_other_average(checkpoint: Checkpoint, replica: Replica) -> None:
+    saved = EMA_FILE in checkpoint.manifest.files
+    if saved == (replica.ema is not None):
+        return
+    raise ResumeError(
+        f"{checkpoint.path.name} was saved {'with' if saved else 'without'} averaged weights, and now train.ema_decay "
+        f"is {'null' if saved else 'given'}, so that the average cannot go on; bring the old value back, or submit a "
+        "new run"
+    )
 
 
 def _load(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
@@ -194,12 +223,15 @@ class Saver:
             FencedError: another attempt owns the run.
             SaveError: the third save in a row failed.
         """
-        broadcast_buffers(replica.model)
         _refuse_nonfinite(replica, progress.step)
-        if not self._context.is_main:
-            return
+        differing = gather_differing(replica.models)
+        with replica.merged():
+            if self._context.is_main:
+                self._write(replica, progress, differing, reason)
+
+    def _write(self, replica: Replica, progress: Progress, differing: Mapping[str, Tensor], reason: str) -> None:
         try:
-            published = self._publish(replica, progress)
+            published = self._publish(replica, progress, differing)
         except OSError as error:
             self._count_failure(progress.step, error)
             return
@@ -207,7 +239,7 @@ class Saver:
         self._event("save", progress.step, reason)
         self._prune(published)
 
-    def _publish(self, replica: Replica, progress: Progress) -> Checkpoint:
+    def _publish(self, replica: Replica, progress: Progress, differing: Mapping[str, Tensor]) -> Checkpoint:
         manifest = Manifest(
             step=progress.step,
             attempt=self._context.attempt,
@@ -218,10 +250,12 @@ class Saver:
             files={},
         )
         training = {"optimizer": replica.optimizer.state_dict(), "scaler": replica.scaler.state_dict()}
-        writers = {
-            MODEL_FILE: lambda stream: _dump(replica.model.state_dict(), stream),
-            OPTIMIZER_FILE: lambda stream: _dump(training, stream),
-        }
+        files: dict[str, Mapping[str, Any]] = {MODEL_FILE: replica.model.state_dict(), OPTIMIZER_FILE: training}
+        if replica.ema is not None:
+            files[EMA_FILE] = replica.ema.model.state_dict()
+        if differing:
+            files[RANKS_FILE] = {"world_size": self._context.world_size, "buffers": dict(differing)}
+        writers = {name: partial(_dump, state) for name, state in files.items()}
         directory = self._context.run.checkpoints
         return checkpoints.publish(directory, manifest, writers, may_publish=lambda: raise_if_fenced(self._context))
 

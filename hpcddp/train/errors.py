@@ -70,3 +70,15 @@ class StoppedError(TrainingError):
 
     kind = "stopped"
     exit_code: ClassVar[int] = ExitCode.STOPPED
+
+
+class DriftError(TrainingError):
+    """The ranks no longer hold the same model.
+
+    Attributes:
+        step: optimizer steps done.
+        rank: the rank that differs most.
+        names: what differs on it.
+    """
+
+    kind = "drift"

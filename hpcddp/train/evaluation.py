@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Final
 
-import torch
-import torch.distributed as dist
-from torch.nn import functional
+from torch import Tensor, nn
 
-from hpcddp.batch.split import offset, part
-from hpcddp.train.buffers import broadcast_buffers
 from hpcddp.train.data.images import Data
 from hpcddp.train.data.loader import Batches, Placement
 from hpcddp.train.objective import all_logits
+from hpcddp.train.precision import Precision
+from hpcddp.train.randomness import SampleKeys
 from hpcddp.train.replica import Replica
+from hpcddp.train.scoring import CrossEntropy, Metric, TopKAccuracy, ValidationShare, evaluate
+
+_TOP: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,65 +26,56 @@ class Evaluation:
     Args:
         val_loss: mean cross entropy per sample, without label smoothing.
         val_accuracy: fraction of samples whose largest logit is the label's.
+        val_top5: fraction of samples whose label's logit is among the five largest; None with five classes or fewer.
         val_samples: how many samples were counted.
     """
 
     val_loss: float
     val_accuracy: float
+    val_top5: float | None = None
     val_samples: int
+
+    def as_record(self) -> dict[str, float | int]:
+        """Return what there is, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class Evaluator:
     """Evaluates a model over all ranks.
-
-    Each rank takes one contiguous part; parts differ by one sample at most, and some are empty when there are fewer
-    samples than ranks. Ranks return sums, reduced once in float64.
 
     Args:
         data: the data set.
         placement: where batches go.
         batch_size: samples per forward, >= 1.
         workers: processes that load.
+        seed: the root seed.
         rank: this rank.
         world_size: ranks.
     """
 
     def __init__(
-        self, data: Data, placement: Placement, *, batch_size: int, workers: int, rank: int, world_size: int
+        self, data: Data, placement: Placement, *, batch_size: int, workers: int, seed: int, rank: int, world_size: int
     ) -> None:
-        self._data, self._placement, self._workers = data, placement, workers
-        first = offset(len(data.val), world_size, rank)
-        mine = range(first, first + part(len(data.val), world_size, rank))
-        self._indices = [list(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size)]
+        self._data, self._placement, self._workers, self._seed = data, placement, workers, seed
+        self._share = ValidationShare(len(data.val), batch_size, rank=rank, ranks=world_size)
+        self._metrics: dict[str, Metric] = {"val_loss": CrossEntropy(), "val_accuracy": TopKAccuracy(1)}
+        if data.classes > _TOP:
+            self._metrics["val_top5"] = TopKAccuracy(_TOP)
 
     def evaluate(self, replica: Replica) -> Evaluation:
-        """Evaluate with the buffers of rank 0, which every rank has afterwards."""
-        broadcast_buffers(replica.model)
-        replica.model.eval()
-        sums = torch.zeros(3, dtype=torch.float64, device=self._placement.device)
-        with torch.no_grad():
-            for inputs, labels in self._batches():
-                sums += self._count(replica, inputs, labels)
-        replica.model.train()
-        dist.all_reduce(sums)
-        loss, correct, samples = sums.tolist()
-        return Evaluation(val_loss=loss / samples, val_accuracy=correct / samples, val_samples=int(samples))
+        """Evaluate the averaged weights, where there are some, with running statistics merged over ranks."""
+        with replica.evaluated() as model:
+            results = self._results(model, replica.precision)
+            values = evaluate(self._share, results, self._metrics, device=self._placement.device)
+        return Evaluation(**values, val_samples=self._share.samples)
 
-    def _batches(self) -> Any:  # noqa: ANN401
-        if not self._indices:
-            return ()
-        workers = min(self._workers, len(self._indices))
-        return Batches(self._data, self._data.val, self._indices, self._placement, workers=workers, seed=0)
-
-    @staticmethod
-    def _count(replica: Replica, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return (sum of losses, correct, samples) of one batch, float64."""
-        with replica.precision.autocast():
-            logits = next(all_logits(replica.model(inputs)))
-        losses = functional.cross_entropy(
-            logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, reduction="none"
-        )
-        correct = logits.argmax(dim=1) == labels
-        # Filled on the device: a number that is copied there would hold the host up.
-        samples = torch.full((), len(labels), dtype=torch.float64, device=losses.device)
-        return torch.stack([losses.double().sum(), correct.double().sum(), samples])
+    def _results(self, model: nn.Module, precision: Precision) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield logits and labels of each batch of this rank's share."""
+        if not len(self._share):
+            return
+        keys = (SampleKeys(seed=self._seed, split="val", epoch=0, indices=indices) for indices in self._share)
+        workers = min(self._workers, len(self._share))
+        for inputs, labels in Batches(self._data, self._data.val, keys, self._placement, workers=workers):
+            with precision.autocast():
+                logits = next(all_logits(model(inputs)))
+            yield logits, labels

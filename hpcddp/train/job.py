@@ -91,8 +91,10 @@ def _open_files(setting: Setting, replica: Replica, progress: Progress) -> Metri
 
 def _finish(context: TrainContext, replica: Replica, progress: Progress) -> None:
     raise_if_fenced(context)
-    result = write_result(context, replica.model, progress)
+    result = write_result(context, replica.models, progress)
     _event(context, "finish", progress.step, "all steps are done")
+    if progress.noise is not None:
+        context.tell(progress.noise.advice(context.spec.batch.global_batch_size))
     context.tell(f"finished: {progress.step} steps in {progress.wall_s:.1f} s, val_accuracy {result['val_accuracy']}")
 
 

@@ -10,7 +10,9 @@ from hpcddp.train.checkpoint import Saver
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import NonFiniteError, StoppedError
 from hpcddp.train.evaluation import Evaluator
+from hpcddp.train.guard import ReplicaGuard
 from hpcddp.train.metrics import MetricsFile
+from hpcddp.train.noise import NoiseScale
 from hpcddp.train.progress import Progress
 from hpcddp.train.replica import Replica
 from hpcddp.train.schedule import Schedule
@@ -50,6 +52,8 @@ class Loop:
         self._wall_before_s = progress.wall_s
         self._pending: tuple[StepOutcome, float] | None = None
         self._wishes = Agreed()
+        self._guard = ReplicaGuard(context.train.replica_check_every)
+        replica.samples = schedule.rank_samples(progress.step, context.rank)
 
     def run(self) -> Progress:
         """Train to the end and return how far the training is then.
@@ -57,6 +61,7 @@ class Loop:
         Raises:
             StoppedError: the ranks agreed to stop; the state is saved.
             NonFiniteError: a loss is not finite and the job says stop.
+            DriftError: the ranks no longer hold the same model.
         """
         if self._schedule.evaluation_missing(self._progress.step, self._progress.evaluated_step):
             self._evaluate()
@@ -67,6 +72,7 @@ class Loop:
             # The sum of the step before has arrived by now; waiting for it holds nothing up.
             self._settle()
             self._pending = outcome, self._resumed_at - before
+            self._guard.check(self._replica, position.step + 1)
             self._between_steps(position)
         return self._now()
 
@@ -108,15 +114,19 @@ class Loop:
         self._wishes = self._wishes.merged(agreed)
         loss = agreed.loss_sum / outcome.position.samples
         step = outcome.position.step + 1
+        # The scaler of fp16 leaves steps out by itself.
+        skipped = outcome.skipped or agreed.nonfinite
+        self._replica.samples = self._schedule.rank_samples(step, self._context.rank)
         self._progress = replace(
             self._progress,
             step=step,
             epoch=step // self._schedule.steps_per_epoch,
-            samples_seen=self._schedule.samples_seen(step),
-            skipped_steps=self._progress.skipped_steps + outcome.skipped,
+            samples_seen=self._progress.samples_seen + outcome.position.samples,
+            skipped_steps=self._progress.skipped_steps + skipped,
             last_loss=loss if math.isfinite(loss) else None,
+            noise=self._progress.noise if skipped else self._observed_noise(agreed, outcome.position),
         )
-        self._record_step(outcome, loss, seconds)
+        self._record_step(outcome, loss, seconds, skipped=skipped)
         if not math.isfinite(loss) and not outcome.skipped:
             self._flush()
             raise NonFiniteError(
@@ -125,7 +135,14 @@ class Loop:
                 step=step,
             )
 
-    def _record_step(self, outcome: StepOutcome, loss: float, seconds: float) -> None:
+    def _observed_noise(self, agreed: Agreed, position: Position) -> NoiseScale | None:
+        if not self._context.train.noise_scale:
+            return None
+        small, large = agreed.norms
+        noise = self._progress.noise or NoiseScale()
+        return noise.observed(small=small, large=large, shares=self._schedule.shares(position.units))
+
+    def _record_step(self, outcome: StepOutcome, loss: float, seconds: float, *, skipped: bool) -> None:
         if self._metrics is None:
             return
         record = {
@@ -137,22 +154,16 @@ class Loop:
             "samples_per_s": outcome.position.samples / seconds if seconds > 0 else None,
             "time": self._context.now(),
         }
-        self._metrics.add({**record, "skipped": True} if outcome.skipped else record)
+        if self._progress.noise is not None:
+            record["noise_scale"] = self._progress.noise.samples
+        self._metrics.add({**record, "skipped": True} if skipped else record)
 
     def _evaluate(self) -> None:
         evaluation = self._evaluator.evaluate(self._replica)
         self._progress = replace(self._progress, evaluation=evaluation, evaluated_step=self._progress.step)
         epoch = self._progress.epoch - 1
         if self._metrics is not None:
-            self._metrics.add(
-                {
-                    "step": self._progress.step,
-                    "epoch": epoch,
-                    "val_loss": evaluation.val_loss,
-                    "val_accuracy": evaluation.val_accuracy,
-                    "val_samples": evaluation.val_samples,
-                }
-            )
+            self._metrics.add({"step": self._progress.step, "epoch": epoch, **evaluation.as_record()})
         loss = self._progress.last_loss
         self._context.tell(
             f"epoch {epoch + 1}/{self._schedule.epochs}, step {self._progress.step}/{self._schedule.total_steps}: "

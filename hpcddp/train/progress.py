@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcddp.train.evaluation import Evaluation
+from hpcddp.train.noise import NoiseScale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class Progress:
         last_loss: loss of the last step; None before the first, or if it was not finite.
         evaluation: the last evaluation; None before the first.
         evaluated_step: optimizer steps done at the last evaluation; None before the first.
+        noise: the gradient noise scale; None where it is not measured.
     """
 
     step: int = 0
@@ -33,13 +35,14 @@ class Progress:
     last_loss: float | None = None
     evaluation: Evaluation | None = None
     evaluated_step: int | None = None
+    noise: NoiseScale | None = None
 
     def as_document(self) -> dict[str, Any]:
         """Return it as JSON; what is not finite becomes null."""
         document = asdict(self)
         if self.evaluation is not None:
             document["evaluation"] = {
-                name: value if math.isfinite(value) else None for name, value in asdict(self.evaluation).items()
+                name: value if math.isfinite(value) else None for name, value in self.evaluation.as_record().items()
             }
         return document
 
@@ -50,4 +53,6 @@ class Progress:
         if evaluation is not None:
             numbers: dict[str, Any] = {name: math.nan if value is None else value for name, value in evaluation.items()}
             evaluation = Evaluation(**numbers)
-        return cls(**{**document, "evaluation": evaluation})
+        # Checkpoints of earlier versions do not know of it.
+        noise = document.get("noise")
+        return cls(**{**document, "evaluation": evaluation, "noise": noise and NoiseScale(**noise)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,12 +25,12 @@ def parameters_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def write_result(context: TrainContext, model: nn.Module, progress: Progress) -> dict[str, Any]:
+def write_result(context: TrainContext, models: Mapping[str, nn.Module], progress: Progress) -> dict[str, Any]:
     """Write the result of a finished run, whole, and return it.
 
     Args:
         context: the run and this attempt.
-        model: the trained model.
+        models: ``model``, which was trained, and ``ema``, its averaged weights, where they are what was evaluated.
         progress: where the training ended.
     """
     evaluation = progress.as_document()["evaluation"] or {}
@@ -39,11 +40,14 @@ def write_result(context: TrainContext, model: nn.Module, progress: Progress) ->
         "epochs": progress.epoch,
         "final_loss": progress.last_loss,
         "val_accuracy": evaluation.get("val_accuracy"),
+        "val_top5": evaluation.get("val_top5"),
         "val_loss": evaluation.get("val_loss"),
         "val_samples": evaluation.get("val_samples"),
         "samples_seen": progress.samples_seen,
         "skipped_steps": progress.skipped_steps,
-        "parameters_sha256": parameters_sha256(model),
+        "parameters_sha256": parameters_sha256(models["model"]),
+        "ema_sha256": parameters_sha256(models["ema"]) if "ema" in models else None,
+        "noise_scale": None if progress.noise is None else progress.noise.samples,
         "world_size": context.world_size,
         "attempts": context.attempt + 1,
         "wall_s": round(progress.wall_s, 3),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hpcddp.batch.learning_rate import learning_rate_at
@@ -21,6 +21,8 @@ class Schedule:
         learning_rate: the job's ``learning_rate``.
         eval_every: epochs between evaluations.
         every: the job's ``checkpoint.every``.
+        count_samples: samples of the global batch of an (epoch, step in the epoch); None = as the plan says, which
+            counts samples.
     """
 
     plan: BatchPlan
@@ -28,6 +30,7 @@ class Schedule:
     learning_rate: LearningRate
     eval_every: int
     every: Every
+    count_samples: Callable[[int, int], int] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -46,11 +49,13 @@ class Schedule:
     def _positions(self, first_step: int, last_step: int) -> Iterator[Position]:
         for step in range(first_step, last_step):
             epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+            units = self.plan.batch_size(step_in_epoch)
             yield Position(
                 step=step,
                 epoch=epoch,
                 step_in_epoch=step_in_epoch,
-                samples=self.plan.batch_size(step_in_epoch),
+                units=units,
+                samples=units if self.count_samples is None else self.count_samples(epoch, step_in_epoch),
                 learning_rate=learning_rate_at(
                     self.learning_rate, step=step, steps_per_epoch=self.steps_per_epoch, epochs=self.epochs
                 ),
@@ -62,11 +67,18 @@ class Schedule:
             return False
         return self.evaluates_after(next(self._positions(steps - 1, steps)))
 
-    def samples_seen(self, steps: int) -> int:
-        """Return how many samples the first ``steps`` steps train on, repeats counted."""
+    def shares(self, units: int) -> tuple[int, ...]:
+        """Return n_r of every rank, of a global batch of ``units`` samples or groups."""
+        return tuple(sum(micro) for micro in self.plan.share(units))
+
+    def rank_samples(self, steps: int, rank: int) -> int:
+        """Return how many samples (groups, where the batch counts groups) a rank trains on in ``steps`` steps."""
         epochs, rest = divmod(steps, self.steps_per_epoch)
-        # Only an epoch's last batch is smaller, and it is not among the rest.
-        return epochs * (self.plan.samples_per_epoch or 0) + rest * self.plan.global_batch_size
+        full, tail = (
+            sum(self.plan.rank_share(samples, rank))
+            for samples in (self.plan.global_batch_size, self.plan.tail_samples or 0)
+        )
+        return epochs * ((self.steps_per_epoch - 1) * full + tail) + rest * full
 
     def ends_epoch(self, position: Position) -> bool:
         """Return whether this is the last step of its epoch."""

@@ -8,17 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.spec.job import Train
 from hpcddp.train.agreement import Agreed, PendingAgreement, Votes
 from hpcddp.train.buffers import copy_buffers, restore_buffers
 from hpcddp.train.data.images import Batch
+from hpcddp.train.errors import UserCodeError
+from hpcddp.train.gradients import nonfinite_gradient
 from hpcddp.train.objective import mean_loss
 from hpcddp.train.optimizers import set_learning_rate
 from hpcddp.train.randomness import seed_step
 from hpcddp.train.replica import Replica
+from hpcddp.train.updating import update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,7 @@ class Position:
         step: optimizer steps done before it, over all epochs.
         epoch: zero-based.
         step_in_epoch: zero-based.
+        units: what its global batch counts: samples, or groups.
         samples: b, samples of its global batch.
         learning_rate: the rate that it uses.
     """
@@ -36,6 +40,7 @@ class Position:
     step: int
     epoch: int
     step_in_epoch: int
+    units: int
     samples: int
     learning_rate: float
 
@@ -47,7 +52,8 @@ class StepOutcome:
     Args:
         position: which step.
         agreement: its loss and the ranks' wishes, perhaps still under way.
-        skipped: whether the update was left out, its loss or gradient not being finite.
+        skipped: whether the update was left out, its loss or gradient not being finite; where fp16's scaler alone
+            decides, the agreement says so.
     """
 
     position: Position
@@ -77,41 +83,56 @@ class Stepper:
             votes: what this rank wants.
         """
         replica = self._replica
+        if replica.norms is not None:
+            replica.norms.begin()
         seed_step(self._train.seed, position.step, self._rank)
         set_learning_rate(replica.optimizer, position.learning_rate)
         before = copy_buffers(replica.model) if self._train.nonfinite_loss == "skip" else None
         loss_sum = self._accumulate(position)
         replica.scaler.unscale_(replica.optimizer)
-        skipped = False
-        if before is None:
-            agreement = PendingAgreement(loss_sum, votes)
-        else:
-            agreement = PendingAgreement(loss_sum, votes, self._nonfinite_gradients())
-            skipped = _is_nonfinite(agreement.read())
+        nonfinite = self._nonfinite_gradient()
+        agreement = PendingAgreement(loss_sum, votes, nonfinite, self._gradient_norms(position))
+        skipped = before is not None and _is_nonfinite(agreement.read())
         if skipped and before is not None:
             restore_buffers(replica.model, before)
         else:
-            self._update()
+            update(replica, self._train.clip_grad_norm, nonfinite if before is None else None)
         replica.scaler.update()
         replica.optimizer.zero_grad(set_to_none=True)
         return StepOutcome(position=position, agreement=agreement, skipped=skipped)
 
     def _accumulate(self, position: Position) -> Tensor:
         """Run forward and backward of all micro-steps and return this rank's sum of losses, float64."""
-        shares = self._plan.rank_share(position.samples, self._rank)
+        shares = self._plan.rank_share(position.units, self._rank)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._replica.placeholder.device)
         for micro_step, share in enumerate(shares):
             last = micro_step == len(shares) - 1
             # The forward belongs inside: DDP decides there whether the backward will reduce.
             with contextlib.nullcontext() if last else self._replica.parallel.no_sync():
                 if share:
-                    loss_sum += self._backward(next(self._batches), position.samples) * share
+                    loss_sum += self._backward(next(self._batches), position.samples)
                 else:
-                    self._replica.backward_placeholder()
+                    # Rank 0 has samples whenever some rank has.
+                    others = bool(self._plan.rank_share(position.units, 0)[micro_step])
+                    self._replica.backward_placeholder(others_have_samples=others)
+        self._refuse_unreached(position)
         return loss_sum
 
+    def _refuse_unreached(self, position: Position) -> None:
+        """Refuse a gradient that did not reach all parameters: the other ranks wait for it, and must not for ever."""
+        try:
+            self._replica.parallel._check_reducer_finalized()  # type: ignore[no-untyped-call]  # noqa: SLF001  its text is for callers
+        except RuntimeError as error:
+            named = self._replica.model.named_parameters()
+            unreached = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
+            raise UserCodeError(
+                f"in step {position.step + 1} no gradient reached {(unreached or ['some parameters'])[0]} on rank "
+                f"{self._rank}, and train.model uses all of its parameters on other samples; give the model an "
+                "attribute find_unused_parameters = True"
+            ) from error
+
     def _backward(self, batch: Batch, global_samples: int) -> Tensor:
-        """Run one micro-step and return its mean loss, float64, without gradient."""
+        """Run one micro-step and return its sum of losses, float64, without gradient."""
         inputs, labels = batch
         replica = self._replica
         with replica.precision.autocast():
@@ -120,24 +141,21 @@ class Stepper:
         # (batch contract, section 0).
         weight = self._plan.world_size * len(labels) / global_samples
         replica.scaler.scale(loss * weight).backward()  # type: ignore[no-untyped-call]
-        return loss.detach().double()
+        return loss.detach().double() * len(labels)
 
-    def _nonfinite_gradients(self) -> Tensor | None:
-        if self._replica.scaler.is_enabled():
-            # The scaler looks for itself, and lowers its scale.
+    def _nonfinite_gradient(self) -> Tensor | None:
+        """Return whether a gradient is not finite, where that leaves the step out: asked for, or done by the scaler."""
+        if self._train.nonfinite_loss != "skip" and not self._replica.scaler.is_enabled():
             return None
-        norm = nn.utils.get_total_norm(_gradients(self._replica.model))
-        return torch.isfinite(norm).logical_not().double()
+        return nonfinite_gradient(self._replica.model)
 
-    def _update(self) -> None:
+    def _gradient_norms(self, position: Position) -> Tensor | None:
         replica = self._replica
-        if self._train.clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(replica.model.parameters(), self._train.clip_grad_norm)
-        replica.scaler.step(replica.optimizer)
-
-
-def _gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        if replica.norms is None:
+            return None
+        share = sum(self._plan.rank_share(position.units, self._rank))
+        scale = replica.scaler.get_scale()
+        return replica.norms.read(replica.model, share=share, samples=position.units, scale=scale)
 
 
 def _is_nonfinite(agreed: Agreed) -> bool:

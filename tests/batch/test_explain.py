@@ -35,6 +35,10 @@ The world size does not enter: the gradient of a step is the mean over the sampl
 batch, each with the same weight, however many ranks share them. Other ranks move the split and the
 speed; the global batches, the steps and the learning rate stay.
 
+Another global batch does enter, by kappa, and no rule is universal: which one holds, and up to
+which batch, differs between models, data and optimizers (Shallue et al. 2019). Compare a few rates
+at the new batch.
+
 Notes
   - learning_rate is unknown: no base was given (--base-lr).
 """

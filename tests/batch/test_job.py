@@ -22,7 +22,13 @@ KEYS = [
     "dropped",
     "imbalance",
     "learning_rate",
+    "base_learning_rate",
+    "kappa",
+    "rule",
+    "scaled",
+    "fitting",
     "total_steps",
+    "unit",
     "notes",
 ]
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batch.plan import BatchPlan, PlanError, has_single_sample, plan_batch, refuse_single_sample
+from hpcddp.batch.plan import (
+    BatchPlan,
+    PlanError,
+    has_single_sample,
+    plan_batch,
+    refuse_single_over_ranks,
+    refuse_single_sample,
+)
 from hpcddp.spec.job import Tail
 
 TAILS: tuple[Tail, ...] = ("keep", "drop", "wrap")
@@ -204,7 +211,8 @@ def test_a_single_sample_in_the_tail_names_the_step_and_the_ways_out() -> None:
         refuse_single_sample(plan)
     assert caught.value.message == (
         "step 32 of every epoch has 5 samples, which leaves rank 2 one sample in micro-step 0, and BatchNorm has no "
-        "variance over one sample; use tail 'drop' or global_batch_size 33 or 2 ranks or a model without BatchNorm"
+        "variance over one sample; use tail 'drop' or global_batch_size 33 or 2 ranks or train.batch_norm sync or a "
+        "model without BatchNorm"
     )
 
 
@@ -249,6 +257,9 @@ def test_every_proposed_way_out_of_a_single_sample_works(plan: BatchPlan) -> Non
         "tail": plan.tail,
     }
     for way in ways:
+        if way == "train.batch_norm sync":
+            refuse_single_over_ranks(plan)
+            continue
         words = way.split()
         changed: dict[str, Any] = {"tail": "drop"} if words[0] == "tail" else {}
         changed |= {"global_batch_size": int(words[1])} if words[0] == "global_batch_size" else {}

@@ -82,9 +82,97 @@ def test_every_number_reaches_the_plan(capsys: pytest.CaptureFixture[str]) -> No
         "dropped": 40,
         "imbalance": 0.0,
         "learning_rate": 0.2,
+        "base_learning_rate": 0.2,
+        "kappa": 1.0,
+        "rule": "none",
+        "scaled": {"learning_rate": 0.2, "min": 0.0, "betas": None, "eps": None, "ema_decay": None},
+        "fitting": {
+            "optimizer": "sgd",
+            "rule": "linear",
+            "learning_rate": 0.2,
+            "min": 0.0,
+            "betas": None,
+            "eps": None,
+            "ema_decay": None,
+        },
         "total_steps": 45,
+        "unit": "sample",
         "notes": [],
     }
+
+
+def test_a_rule_scales_the_rate_and_is_compared_with_the_fitting_one(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = "--global-batch 2048 --world-size 8 --base-lr 0.001 --base-batch 512 --optimizer adamw"
+    stated = document(capsys, *numbers.split())
+    assert (stated["kappa"], stated["rule"], stated["learning_rate"]) == (4.0, "none", 0.001)
+    assert (stated["fitting"]["rule"], stated["fitting"]["learning_rate"]) == ("sqrt", 0.002)
+    scaled = document(capsys, *numbers.split(), "--rule", "sqrt")
+    assert (scaled["learning_rate"], scaled["scaled"]["betas"]) == (0.002, [0.6, 0.996])
+    assert scaled["scaled"] == {key: value for key, value in scaled["fitting"].items() if key in scaled["scaled"]}
+
+
+def test_the_text_tells_kappa_both_rules_and_that_none_is_universal(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ["--set=learning_rate.base_global_batch_size=64", "--set=learning_rate.rule=sqrt"]
+    assert boundary.run(app, ["plan", str(job), *sets, "--set=train.optimizer.momentum=0.9"]) == 0
+    text = capsys.readouterr().out
+    for line in (
+        "  kappa            4 = 256 / 64, the batch that the base rate was tuned for\n",
+        "  rule sqrt        learning rate 0.2\n",
+        "  fitting rule     linear, for sgd: learning rate 0.4\n",
+        "  learning rate    0.2, constant\n",
+        "The world size does not enter",
+        "no rule is universal",
+        "(Shallue et al. 2019)",
+    ):
+        assert line in text
+
+
+def test_a_rule_without_a_rate_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "--global-batch", 8, "--world-size", 2, "--rule", "linear", "--base-batch", 4) == (
+        "hpcddp: --base-batch, --rule says how a rate is scaled, and none is given; add --base-lr, or drop it\n"
+    )
+
+
+def test_a_micro_batch_held_fixed_decides_the_accumulation(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "--global-batch", 1024, "--world-size", 8, "--per-device", 32)
+    assert (found["grad_accum_steps"], found["micro_batches"]) == (4, [[32] * 4] * 8)
+
+
+@pytest.mark.parametrize(("steps", "world", "batch"), [(5025, 3, 255), (2513, 6, 510)])
+def test_the_batch_behind_observed_steps_is_found(
+    capsys: pytest.CaptureFixture[str], steps: int, world: int, batch: int
+) -> None:
+    found = document(capsys, "--explain-steps", steps, "--samples", 1_281_167, "--world-size", world)
+    assert [candidate["global_batch_size"] for candidate in found["candidates"]] == [batch]
+    assert found["meant_global_batch_size"] == batch + world // 3
+
+
+def test_observed_steps_need_samples_and_world_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "--explain-steps", 5025) == (
+        "hpcddp: --samples and --world-size must be given with --explain-steps; write for example hpcddp plan "
+        "--explain-steps 5025 --samples 1281167 --world-size 3\n"
+    )
+
+
+def test_observed_steps_beside_other_numbers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "--explain-steps", 7, "--tail", "keep", "--samples", 10, "--world-size", 1) == (
+        "hpcddp: --tail cannot be given together with --explain-steps, which finds the batch from the steps, --samples "
+        "and --world-size (and --global-batch, the batch that was asked for); leave it out\n"
+    )
+
+
+def test_groups_are_counted_with_the_users_function(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job.parent / "mine.py").write_text("def group(index): return index // 3\n")
+    groups = ["--set=batch.unit=group", "--set=batch.group=mine:group", "--set=batch.global_batch_size=30"]
+    found = document(capsys, job, *groups)
+    assert (found["unit"], found["samples_per_epoch"], found["steps_per_epoch"]) == ("group", 479, 16)
+    (job.parent / "mine.py").write_text("def group(index): raise KeyError(index)\n")
+    assert document(capsys, job, *groups)["notes"][0] == (
+        "The number of groups is unknown: batch.group mine:group could not be called (KeyError: 0); give it with "
+        "--samples."
+    )
 
 
 def test_a_job_file_is_planned_with_its_own_data(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -50,3 +54,38 @@ def norm_model(num_classes: int) -> nn.Module:
         nn.Dropout(0.2),
         nn.Linear(4 * 8 * 8, num_classes),
     )
+
+
+class RecordedDigits(FewDigits):
+    """Digits that write down which of them this rank takes, in order."""
+
+    def __init__(self, split: str, samples: int, *, record: Path) -> None:
+        super().__init__(split, samples, first=0, poison=None)
+        self._record = record
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        with self._record.open("a") as file:
+            file.write(f"{index}\n")
+        return super().__getitem__(index)
+
+
+def recorded_digits(split: str, record: str) -> FewDigits:
+    """Return 203 digits; every rank adds the indices of those that it trains on to ``RECORD/rank-N``."""
+    if split == "val":
+        return FewDigits(split, 50, first=0, poison=None)
+    Path(record).mkdir(parents=True, exist_ok=True)
+    return RecordedDigits(split, 203, record=Path(record) / f"rank-{dist.get_rank()}")
+
+
+class NoisyDigits(FewDigits):
+    """Digits with noise from each of the generators that transforms draw from."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = super().__getitem__(index)
+        noise = random.random() + np.random.random() + torch.rand(())  # noqa: NPY002
+        return image + noise * torch.randn_like(image), label
+
+
+def noisy_digits(split: str) -> FewDigits:
+    """Return 50 digits of a part with random noise."""
+    return NoisyDigits(split, 50, first=0, poison=None)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import RunDirectory
 from hpcddp.spec.job import JobSpec
+from hpcddp.train.errors import StoppedError
 from hpcddp.train.job import TrainContext, run_training
 
 
@@ -32,21 +33,30 @@ def main(plan_path: Path, rank: int) -> int:
         world_size=plan["world_size"],
         timeout=timedelta(seconds=60),
     )
-    try:
-        for job in plan["jobs"]:
+    code = 0
+    for job in plan["jobs"]:
+        try:
             run_training(context_of(job, rank, plan["world_size"]))
-    except HpcddpError as error:
-        traceback.print_exc()
-        report = {"kind": error.kind, "message": error.message, "exit_code": int(error.exit_code)}
-        plan_path.with_name(f"error-{rank}.json").write_text(json.dumps(report))
-        return int(error.exit_code)
+            code = 0
+        except HpcddpError as error:
+            traceback.print_exc()
+            code = int(error.exit_code)
+            report = {"kind": error.kind, "message": error.message, "exit_code": code}
+            plan_path.with_name(f"error-{rank}.json").write_text(json.dumps(report))
+            # After a stop all ranks stand at the same place; after anything else nothing may be waited for.
+            if not isinstance(error, StoppedError):
+                return code
+            # Rank 0 has still to write.
+            dist.barrier()
     dist.barrier()
     dist.destroy_process_group()
-    return 0
+    return code
 
 
 def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
     run = RunDirectory(Path(job["run"]))
+    # Not before: an attempt that is there already fences those before it.
+    run.attempt(job.get("attempt", 0)).path.mkdir(parents=True, exist_ok=True)
     stop_at = job.get("stop_after_calls") if rank == job.get("stop_rank", 0) else None
     kill_at = job.get("kill_after_calls")
     calls = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.training import job_document, records, result, run_ranks, steps
+from tests.distributed.training import job_document, result, run_ranks, without_times
 
 CHANGES: dict[str, dict[str, Any]] = {
     "fp64": {"train__optimizer": {"name": "sgd", "momentum": 0.9}},
@@ -23,13 +23,6 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 def spec(case: str) -> dict[str, Any]:
     return job_document(train__epochs=3, checkpoint={"every": {"steps": 3}}, **CHANGES[case])
-
-
-def without_times(run: Path) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in record.items() if name not in ("time", "samples_per_s")}
-        for record in records(run)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -59,40 +52,6 @@ def resumed(killed: Path) -> Path:
 def test_killed_run_comes_out_bit_for_bit_as_if_it_had_not_been(resumed: Path, case: str) -> None:
     assert result(resumed / case)["parameters_sha256"] == result(resumed / f"whole-{case}")["parameters_sha256"]
     assert without_times(resumed / case) == without_times(resumed / f"whole-{case}")
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a job with three ranks, and stop a second one because rank 2 wants it."""
-    root = tmp_path_factory.mktemp("stopped")
-    whole = {"run": root / "whole", "spec": spec("fp64")}
-    job = {"run": root / "run", "spec": spec("fp64"), "stop_rank": 2, "stop_after_calls": 4}
-    outcome = run_ranks(root / "first", 3, [whole, job])
-    assert outcome.codes == [75, 75, 75], outcome.outputs
-    assert {error["message"] for error in outcome.errors.values()} == {
-        "all ranks stopped after step 6 (code 3), and the state is saved"
-    }
-    shutil.copytree(root / "run", root / "spare")
-    return root
-
-
-def test_three_ranks_that_one_of_them_stopped_resume_bit_for_bit(stopped: Path) -> None:
-    job = {"run": stopped / "run", "spec": spec("fp64"), "attempt": 1}
-    outcome = run_ranks(stopped / "again", 3, [job])
-    assert outcome.codes == [0, 0, 0], outcome.outputs
-    assert result(stopped / "run")["parameters_sha256"] == result(stopped / "whole")["parameters_sha256"]
-    assert without_times(stopped / "run") == without_times(stopped / "whole")
-
-
-def test_run_of_three_ranks_goes_on_with_one(stopped: Path) -> None:
-    job = {"run": stopped / "spare", "spec": spec("fp64"), "attempt": 1}
-    outcome = run_ranks(stopped / "one", 1, [job])
-    assert outcome.codes == [0], outcome.outputs
-    expected, found = steps(stopped / "whole"), steps(stopped / "spare")
-    assert [record["step"] for record in found] == [record["step"] for record in expected]
-    assert [record["loss"] for record in found] == pytest.approx(
-        [record["loss"] for record in expected], rel=0, abs=1e-12
-    )
 
 
 def test_every_rank_says_that_there_is_no_valid_checkpoint(killed: Path) -> None:

@@ -42,21 +42,6 @@ def test_nonfinite_loss_on_one_rank_is_met_by_all_ranks_alike(tmp_path: Path) ->
     assert sum(record.get("skipped", False) for record in steps(tmp_path / "skip")) == 2
 
 
-def test_data_that_differs_between_ranks_is_refused_by_all_of_them(tmp_path: Path) -> None:
-    spec = job_document(train__dataset="tests.train.odd_code:other_on_every_rank", train__dataset_args={"samples": 32})
-    outcome = run_ranks(tmp_path / "ranks", 2, [{"run": tmp_path / "run", "spec": spec}])
-    assert outcome.codes == [70, 70], outcome.outputs
-    assert outcome.errors[0] == outcome.errors[1]
-    assert "is another one on rank 1 than on rank 0: 33 training and 32" in outcome.errors[0]["message"]
-
-
-def test_statistics_of_batch_norm_are_those_of_rank_0(tmp_path: Path) -> None:
-    spec = job_document(train__model="tests.distributed.own_code:norm_model", train__epochs=2)
-    outcome = run_ranks(tmp_path / "ranks", 2, [{"run": tmp_path / "run", "spec": spec}])
-    assert outcome.codes == [0, 0], outcome.outputs
-    assert evaluations(tmp_path / "run")[-1]["val_samples"] == 50
-
-
 def test_global_batch_that_leaves_one_sample_for_batch_norm_is_refused_by_every_rank(tmp_path: Path) -> None:
     spec = job_document(train__model="tests.distributed.own_code:norm_model", batch__global_batch_size=33)
     outcome = run_ranks(tmp_path / "ranks", 2, [{"run": tmp_path / "run", "spec": spec}])

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 _TIMEOUT_S = 300
 
 
@@ -48,7 +50,6 @@ def run_ranks(folder: Path, world_size: int, jobs: Sequence[Mapping[str, Any]]) 
     folder.mkdir(parents=True, exist_ok=True)
     for job in jobs:
         Path(job["run"]).mkdir(parents=True, exist_ok=True)
-        (Path(job["run"]) / "attempts" / str(job.get("attempt", 0))).mkdir(parents=True, exist_ok=True)
         job["spec"].setdefault("resources", {})["tasks_per_node"] = world_size
     plan = folder / "plan.json"
     store = folder / f"store-{len(list(folder.iterdir()))}"
@@ -94,3 +95,16 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
 def result(run: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((run / "result.json").read_text())
     return document
+
+
+def without_times(run: Path) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in record.items() if name not in ("time", "samples_per_s")}
+        for record in records(run)
+    ]
+
+
+def parameters(run: Path, step: int) -> torch.Tensor:
+    """Return everything that the model of a checkpoint holds, as one vector."""
+    state = torch.load(run / "checkpoints" / f"step-{step:06d}" / "model.pt", weights_only=True)
+    return torch.cat([tensor.double().reshape(-1) for tensor in state.values()])

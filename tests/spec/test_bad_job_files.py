@@ -203,10 +203,10 @@ BAD = {
         ),
     ),
     "not in this version": (
-        f"{GOOD}learning_rate: {{rule: linear}}\n",
+        f"{GOOD}sweep: {{train.seed: [0, 1]}}\n",
         (
-            "job.yaml:4: learning_rate.rule: is linear, and this version of hpcddp does not act on it yet; "
-            "write the rate that hpcddp plan proposes as learning_rate.base"
+            "job.yaml:4: sweep: is given, and this version of hpcddp does not act on it yet; "
+            "write a job file for each, or submit with --set"
         ),
     ),
     "duplicate key": (

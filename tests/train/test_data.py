@@ -20,6 +20,7 @@ from hpcddp.train.data.images import Data
 from hpcddp.train.data.opening import open_data
 from hpcddp.train.data.synthetic import SyntheticImages
 from hpcddp.train.errors import DataError, TrainingError
+from tests.train.cifar10_files import cifar_batch, write_binary, write_pickled
 
 
 def open_dataset(dataset: str, **changes: Any) -> Data:
@@ -52,30 +53,6 @@ def test_one_sample_equals_its_place_in_a_batch() -> None:
     images, labels = train.__getitems__([5, 900])
     assert torch.equal(images[1], train[900][0])
     assert labels.tolist() == [train[5][1], train[900][1]]
-
-
-def cifar_batch(seed: int, samples: int = 4) -> tuple[np.ndarray[Any, Any], list[int]]:
-    generator = np.random.default_rng(seed)
-    return generator.integers(0, 256, (samples, 3072), dtype=np.uint8), [(seed + i) % 10 for i in range(samples)]
-
-
-def write_pickled(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
-        pixels, labels = cifar_batch(number)
-        content = pickle.dumps({b"data": pixels, b"labels": labels, b"batch_label": b"x"}, protocol=2)
-        (folder / name).write_bytes(content)
-    return folder
-
-
-def write_binary(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    for number, name in enumerate([*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]):
-        pixels, labels = cifar_batch(number)
-        (folder / name).write_bytes(
-            b"".join(bytes([label]) + row.tobytes() for row, label in zip(pixels, labels, strict=True))
-        )
-    return folder
 
 
 @pytest.mark.parametrize("write", [write_pickled, write_binary])

@@ -8,9 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpcddp.run.directory import RunDirectory
 from hpcddp.spec.job import JobSpec
 from hpcddp.train.context import TrainContext
 from hpcddp.train.job import run_training
+from hpcddp.train.scoring import ValidationShare, evaluate
+from hpcddp.train.scoring.tally import Tally
+from tests.distributed.scored import METRICS, outputs_and_targets
 from tests.distributed.training import job_document, result, steps
 from tests.train.conftest import Training
 
@@ -49,8 +53,6 @@ def train(run: Training, device: torch.device, **changes: Any) -> None:
 
 @pytest.fixture
 def gpu_training(tmp_path: Any) -> Training:
-    from hpcddp.run.directory import RunDirectory
-
     return Training(RunDirectory(tmp_path / "run"))
 
 
@@ -64,8 +66,6 @@ def test_every_precision_trains(nccl: torch.device, gpu_training: Training, prec
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_deterministic_run_repeats_its_bits(nccl: torch.device, tmp_path: Any, optimizer: str) -> None:
-    from hpcddp.run.directory import RunDirectory
-
     digests = set()
     for name in ("a", "b"):
         run = Training(RunDirectory(tmp_path / name))
@@ -85,3 +85,50 @@ def test_deterministic_run_repeats_its_bits(nccl: torch.device, tmp_path: Any, o
 def test_compiled_model_trains(nccl: torch.device, gpu_training: Training) -> None:
     train(gpu_training, nccl, train__model="resnet18", train__precision="bf16", train__compile=True)
     assert result(gpu_training.run.path)["status"] == "finished"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_narrow_precision_agrees_with_fp32(nccl: torch.device, tmp_path: Any, precision: str) -> None:
+    losses = []
+    for name in ("fp32", precision):
+        run = Training(RunDirectory(tmp_path / name))
+        train(run, nccl, train__precision=name, learning_rate__base=0.02)
+        losses.append([record["loss"] for record in steps(run.run.path)])
+    # bf16 has 8 bits of precision, and the losses are of order 1.
+    assert losses[1] == pytest.approx(losses[0], abs=0.05)
+    assert losses[1] != losses[0]
+
+
+def test_native_sync_batch_norm_of_one_rank_is_the_local_one(nccl: torch.device, tmp_path: Any) -> None:
+    losses = []
+    for batch_norm in ("local", "sync"):
+        run = Training(RunDirectory(tmp_path / batch_norm))
+        train(
+            run,
+            nccl,
+            train__model="resnet18",
+            train__batch_norm=batch_norm,
+            learning_rate__base=0.01,
+        )
+        losses.append([record["loss"] for record in steps(run.run.path)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_random_samples_do_not_depend_on_loader_workers(nccl: torch.device, gpu_training: Training) -> None:
+    noisy = {"train__dataset": "tests.distributed.own_code:noisy_digits", "train__precision": "fp64"}
+    train(gpu_training, nccl, **noisy)
+    without = [record["loss"] for record in steps(gpu_training.run.path)]
+    other = Training(RunDirectory(gpu_training.run.path.with_name("workers")))
+    train(other, nccl, **noisy, train__num_workers=2)
+    assert [record["loss"] for record in steps(other.run.path)] == pytest.approx(without, rel=1e-10)
+
+
+def test_metrics_on_the_gpu_are_those_on_the_cpu(nccl: torch.device) -> None:
+    outputs, targets = outputs_and_targets(50)
+    share = ValidationShare(50, batch_size=7)
+    on_gpu = evaluate(share, ((outputs[i].to(nccl), targets[i].to(nccl)) for i in share), METRICS)
+    tally = Tally(METRICS, 50, torch.device("cpu"))
+    tally.add(range(50), outputs, targets)
+    on_cpu = tally.values(tally.vector(tally.widths()), tally.widths())
+    assert on_gpu.pop("loss") == pytest.approx(on_cpu.pop("loss"), abs=1e-12)
+    assert on_gpu == on_cpu

@@ -16,8 +16,9 @@ import torch
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.train.data.images import Data
-from hpcddp.train.data.loader import Batches, MicroBatchIndices, Placement, choose_workers
+from hpcddp.train.data.loader import Batches, MicroBatchKeys, Placement, choose_workers
 from hpcddp.train.data.synthetic import SyntheticImages
+from hpcddp.train.randomness import SampleKeys
 from tests.distributed.own_code import few_digits
 
 PLACEMENT = Placement(torch.device("cpu"), torch.float32, channels_last=False)
@@ -33,23 +34,27 @@ def synthetic_data() -> Data:
     return Data(name="synthetic", train=part, val=part, classes=10, fingerprint="")
 
 
-def all_indices(rank: int, first_step: int = 0) -> list[list[int]]:
+def keys_of(*batches: list[int]) -> list[SampleKeys]:
+    return [SampleKeys(seed=0, split="train", epoch=0, indices=indices) for indices in batches]
+
+
+def all_keys(rank: int, first_step: int = 0) -> list[SampleKeys]:
     plan = plan_batch(global_batch_size=7, world_size=3, samples=17, max_per_device_batch_size=2)
     batches = GlobalBatches(17, 7, "keep", "keyed", 0)
-    return list(MicroBatchIndices(batches, plan, rank, first_step=first_step, last_step=6))
+    return list(MicroBatchKeys(batches, plan, rank, seed=7, first_step=first_step, last_step=6))
 
 
 def test_ranks_together_see_every_sample_of_every_epoch_once() -> None:
-    seen = sorted(index for rank in range(3) for share in all_indices(rank) for index in share)
-    assert seen == sorted(2 * list(range(17)))
+    seen = sorted((keys.epoch, index) for rank in range(3) for keys in all_keys(rank) for index in keys.indices)
+    assert seen == [(epoch, index) for epoch in range(2) for index in range(17)]
 
 
 def test_empty_shares_are_left_out() -> None:
-    assert all(share for rank in range(3) for share in all_indices(rank))
+    assert all(keys.indices for rank in range(3) for keys in all_keys(rank))
 
 
 def test_indices_can_begin_anywhere() -> None:
-    whole, rest = all_indices(1), all_indices(1, first_step=2)
+    whole, rest = all_keys(1), all_keys(1, first_step=2)
     assert whole[-len(rest) :] == rest
     assert 0 < len(rest) < len(whole)
 
@@ -65,8 +70,8 @@ def test_workers_follow_the_cpus_unless_said(
 
 
 def test_workers_deliver_the_same_batches_as_none() -> None:
-    data, indices = own_data(), [[3, 1, 4], [1, 5], [9]]
-    none, some = (list(Batches(data, data.train, indices, PLACEMENT, workers=count, seed=0)) for count in (0, 2))
+    data, keys = own_data(), keys_of([3, 1, 4], [1, 5], [9])
+    none, some = (list(Batches(data, data.train, keys, PLACEMENT, workers=count)) for count in (0, 2))
     assert [len(labels) for _, labels in none] == [3, 2, 1]
     for (left, left_labels), (right, right_labels) in zip(none, some, strict=True):
         assert torch.equal(left, right)
@@ -75,7 +80,7 @@ def test_workers_deliver_the_same_batches_as_none() -> None:
 
 def test_workers_survive_the_signals_that_ask_for_a_save() -> None:
     data = own_data()
-    batches = Batches(data, data.train, [[index] for index in range(30)], PLACEMENT, workers=1, seed=0)
+    batches = Batches(data, data.train, keys_of(*([index] for index in range(30))), PLACEMENT, workers=1)
     next(batches)
     (worker,) = children()
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
@@ -88,9 +93,9 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, signal\n"
-        "from tests.train.test_loader import PLACEMENT, Batches, children, own_data\n"
+        "from tests.train.test_loader import PLACEMENT, Batches, children, keys_of, own_data\n"
         "data = own_data()\n"
-        "batches = Batches(data, data.train, [[i] for i in range(99)], PLACEMENT, workers=2, seed=0)\n"
+        "batches = Batches(data, data.train, keys_of(*([i] for i in range(99))), PLACEMENT, workers=2)\n"
         "next(batches)\n"
         "print(*children(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -114,9 +119,9 @@ def test_process_that_still_holds_a_loader_ends_by_itself(tmp_path: Path) -> Non
     script = tmp_path / "holder.py"
     script.write_text(
         "import builtins\n"
-        "from tests.train.test_loader import PLACEMENT, Batches, own_data\n"
+        "from tests.train.test_loader import PLACEMENT, Batches, keys_of, own_data\n"
         "data = own_data()\n"
-        "builtins.kept = Batches(data, data.train, [[i] for i in range(99)], PLACEMENT, workers=2, seed=0)\n"
+        "builtins.kept = Batches(data, data.train, keys_of(*([i] for i in range(99))), PLACEMENT, workers=2)\n"
         "next(builtins.kept)\n"
     )
     root = Path(__file__).parents[2]

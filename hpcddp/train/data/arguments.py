@@ -24,6 +24,18 @@ def refuse_unknown(dataset: str, arguments: Mapping[str, Any], known: Sequence[s
             raise DataError(f"train.dataset_args.{name} is given, but dataset {dataset} has no such argument; {advice}")
 
 
+def take_flag(arguments: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """Return true or false.
+
+    Raises:
+        DataError: the value is something else.
+    """
+    value = arguments.get(name, default)
+    if not isinstance(value, bool):
+        raise DataError(f"train.dataset_args.{name} is {value!r}, which is neither true nor false; write one of them")
+    return value
+
+
 def take_size(arguments: Mapping[str, Any], name: str, default: int) -> int:
     """Return a whole number >= 1.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcddp.train.data.arguments import refuse_unknown, take_flag
 from hpcddp.train.data.images import MemoryImages
 from hpcddp.train.errors import DataError
 
@@ -19,21 +21,25 @@ _CLASSES: Final = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 _MEAN: Final = (0.4914, 0.4822, 0.4465)
 _STD: Final = (0.2470, 0.2435, 0.2616)
 _PIXELS: Final = 3 * 32 * 32
+_CROP_PADDING: Final = 4
 _TRAIN: Final = tuple(f"data_batch_{number}" for number in range(1, 6))
 _TEST: Final = ("test_batch",)
 
 
-def load_cifar10(data_dir: Path) -> tuple[MemoryImages, MemoryImages]:
+def load_cifar10(data_dir: Path, arguments: Mapping[str, Any]) -> tuple[MemoryImages, MemoryImages]:
     """Return the training part (50,000 images) and the test part (10,000), as 3 x 32 x 32.
 
     Args:
         data_dir: ``cifar-10-batches-py``, ``cifar-10-batches-bin``, or a folder that holds one of them.
+        arguments: ``augment``, whether training images are cropped and flipped at random (default true).
 
     Raises:
-        DataError: there are no such files, or they hold something else.
+        DataError: there are no such files, they hold something else, or an argument is wrong.
     """
+    refuse_unknown("cifar10", arguments, ("augment",))
+    crop_padding = _CROP_PADDING if take_flag(arguments, "augment", default=True) else None
     folder = _find(data_dir)
-    return _part(folder, _TRAIN), _part(folder, _TEST)
+    return _part(folder, _TRAIN, crop_padding), _part(folder, _TEST, None)
 
 
 def _find(data_dir: Path) -> Path:
@@ -46,11 +52,11 @@ def _find(data_dir: Path) -> Path:
     )
 
 
-def _part(folder: Path, names: tuple[str, ...]) -> MemoryImages:
+def _part(folder: Path, names: tuple[str, ...], crop_padding: int | None) -> MemoryImages:
     read = _read_pickled if (folder / names[0]).is_file() else _read_binary
     parts = [read(folder, name) for name in names]
     pixels, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    return MemoryImages(pixels, labels, classes=_CLASSES, levels=255, mean=_MEAN, std=_STD)
+    return MemoryImages(pixels, labels, classes=_CLASSES, levels=255, mean=_MEAN, std=_STD, crop_padding=crop_padding)
 
 
 def _read_binary(folder: Path, name: str) -> tuple[Tensor, Tensor]:

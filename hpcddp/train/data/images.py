@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+
+from hpcddp.batch.groups import GroupTable
+from hpcddp.train.data.augmentation import CROP_AND_FLIP_DRAWS, crop_and_flip
+from hpcddp.train.data.keyed import KeyedPart
+from hpcddp.train.randomness import SampleKeys
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs ``[n, ...]`` and integer labels ``[n]``."""
 
 
-class WholeBatches(Dataset[Any], ABC):
+class WholeBatches(KeyedPart):
     """A data set that makes a batch in one go, which is far quicker than sample by sample."""
 
     @abstractmethod
@@ -23,7 +27,11 @@ class WholeBatches(Dataset[Any], ABC):
 
     @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return the samples at ``indices`` as one batch."""
+        """Return the samples at ``indices`` as one batch, without augmentation."""
+
+    def take(self, keys: SampleKeys) -> Batch:
+        """Return the samples of ``keys`` as one batch, augmented where the data set does so."""
+        return self.__getitems__(keys.indices)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return one sample: an image ``[C, H, W]`` and its label."""
@@ -41,6 +49,7 @@ class MemoryImages(WholeBatches):
         levels: the pixel value that means 1.0.
         mean: per channel, of pixels scaled to 0..1.
         std: per channel, likewise.
+        crop_padding: the padding of the random crops, in pixels, which go with random flips; None = no augmentation.
     """
 
     def __init__(
@@ -52,10 +61,12 @@ class MemoryImages(WholeBatches):
         levels: int,
         mean: Sequence[float],
         std: Sequence[float],
+        crop_padding: int | None = None,
     ) -> None:
         self.classes = tuple(classes)
         self.targets = labels
         self._pixels = pixels
+        self._crop_padding = crop_padding
         self._shift = torch.tensor(mean).mul_(levels).view(1, -1, 1, 1)
         self._spread = torch.tensor(std).mul_(levels).view(1, -1, 1, 1)
 
@@ -65,7 +76,19 @@ class MemoryImages(WholeBatches):
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return normalised images ``[n, C, H, W]``, float32, and labels ``[n]``."""
         chosen = torch.as_tensor(indices)
-        return self._pixels[chosen].float().sub_(self._shift).div_(self._spread), self.targets[chosen]
+        return self._normalise(self._pixels[chosen]), self.targets[chosen]
+
+    def take(self, keys: SampleKeys) -> Batch:
+        """Return normalised images ``[n, C, H, W]``, float32, augmented if the part is, and labels ``[n]``."""
+        if self._crop_padding is None:
+            return self.__getitems__(keys.indices)
+        chosen = torch.as_tensor(keys.indices)
+        fractions = keys.fractions(CROP_AND_FLIP_DRAWS)
+        pixels = crop_and_flip(self._pixels[chosen], fractions, padding=self._crop_padding)
+        return self._normalise(pixels), self.targets[chosen]
+
+    def _normalise(self, pixels: Tensor) -> Tensor:
+        return pixels.float().sub_(self._shift).div_(self._spread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +101,7 @@ class Data:
         val: the validation part, map-style.
         classes: K, how many classes the model tells apart.
         fingerprint: hex digest of what identifies the training data.
+        groups: the groups of the training samples, where the batch counts groups; None = it counts samples.
     """
 
     name: str
@@ -85,6 +109,12 @@ class Data:
     val: Any
     classes: int
     fingerprint: str
+    groups: GroupTable | None = None
+
+    @property
+    def units(self) -> int:
+        """What the batch counts in the training part: groups where there are some, else samples."""
+        return len(self.train) if self.groups is None else len(self.groups)
 
     @property
     def in_memory(self) -> bool:

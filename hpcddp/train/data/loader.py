@@ -12,39 +12,56 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from hpcddp.batch.groups import GroupTable
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, share_of
 from hpcddp.train.data.images import Batch, Data, WholeBatches
+from hpcddp.train.data.keyed import Keyed
 from hpcddp.train.errors import DataError, UserCodeError
-from hpcddp.train.randomness import keyed_seed
+from hpcddp.train.randomness import SampleKeys
 from hpcddp.train.user_code import describe, is_own
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 
 
-class MicroBatchIndices:
-    """The sample indices of this rank's micro-batches, one list each, over all epochs; empty shares are left out.
+class MicroBatchKeys:
+    """The samples of this rank's micro-batches, over all epochs; empty shares are left out.
 
     Args:
         batches: the global batches of the training.
         plan: the split.
         rank: this rank.
+        groups: the groups that the batches count; None = they count samples.
+        seed: the root seed.
         first_step: where to begin, in optimizer steps done; may lie within an epoch.
         last_step: where to end, exclusive.
     """
 
-    def __init__(self, batches: GlobalBatches, plan: BatchPlan, rank: int, *, first_step: int, last_step: int) -> None:
-        self._batches, self._plan, self._rank = batches, plan, rank
+    def __init__(
+        self,
+        batches: GlobalBatches,
+        plan: BatchPlan,
+        rank: int,
+        *,
+        groups: GroupTable | None = None,
+        seed: int,
+        first_step: int,
+        last_step: int,
+    ) -> None:
+        self._batches, self._plan, self._rank, self._groups, self._seed = batches, plan, rank, groups, seed
         self._steps = range(first_step, last_step)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[SampleKeys]:
         for step in self._steps:
             epoch, step_in_epoch = divmod(step, self._batches.steps_per_epoch)
             indices = self._batches.indices(epoch, step_in_epoch)
-            yield from (share.tolist() for share in share_of(self._plan, indices, self._rank) if len(share))
+            for share in share_of(self._plan, indices, self._rank):
+                if len(share):
+                    samples = share if self._groups is None else self._groups.samples(share)
+                    yield SampleKeys(seed=self._seed, split="train", epoch=epoch, indices=samples.tolist())
 
 
 class Placement:
@@ -77,34 +94,33 @@ class Batches:
     Args:
         data: the data set; its name is used in errors.
         part: its training or validation part.
-        indices: lists of sample indices, one per batch.
+        keys: the samples of each batch.
         placement: where batches go.
         workers: processes that load; 0 loads in this one.
-        seed: what the workers' own random numbers are derived from.
     """
 
     def __init__(
         self,
         data: Data,
-        part: Dataset[Any],
-        indices: Iterable[list[int]],
+        part: Any,  # noqa: ANN401
+        keys: Iterable[SampleKeys],
         placement: Placement,
         *,
         workers: int,
-        seed: int,
     ) -> None:
         self._name, self._classes = data.name, data.classes
         self._placement = placement
         loader: DataLoader[Any] = DataLoader(
-            part,
-            batch_sampler=indices,
+            Keyed(part),
+            batch_sampler=keys,  # type: ignore[arg-type]  # torch says lists; it passes on whatever comes
             num_workers=workers,
             # A batch that was made in one go needs no collating.
             collate_fn=_as_it_is if isinstance(part, WholeBatches) else None,
             pin_memory=placement.device.type == "cuda",
             worker_init_fn=_start_worker if workers else None,
-            # A generator of its own: drawing the workers' seed must not move the training's random numbers.
-            generator=torch.Generator().manual_seed(keyed_seed("loader", seed)),
+            # A generator of its own: drawing the workers' seed must not move the training's random numbers. The seed is
+            # of no consequence, as samples bring theirs.
+            generator=torch.Generator(),
             multiprocessing_context="fork" if workers else None,
         )
         self._iterator = iter(loader)

@@ -51,9 +51,9 @@ def _open_parts(train: Train) -> tuple[Any, Any]:
         return _synthetic(arguments)
     if train.dataset == "imagefolder":
         return load_imagefolder(_data_dir(train), arguments)
-    refuse_unknown(train.dataset, arguments, ())
     if train.dataset == "cifar10":
-        return load_cifar10(_data_dir(train))
+        return load_cifar10(_data_dir(train), arguments)
+    refuse_unknown(train.dataset, arguments, ())
     if train.dataset == "digits":
         return load_digits()
     raise DataError(

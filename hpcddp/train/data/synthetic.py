@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hpcddp.train.data.images import Batch, WholeBatches
+from hpcddp.train.randomness import GOLDEN, mix
 
 # Windows into one strip of noise: this many begin at different places, so that images differ at no cost.
 _OFFSETS = 1 << 16
@@ -35,16 +36,8 @@ class SyntheticImages(WholeBatches):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return images ``[n, 3, image_size, image_size]``, float32, and labels ``[n]``."""
-        words = _mix(np.asarray(indices, dtype=np.uint64) + np.uint64(self._first))
+        words = mix((np.asarray(indices, dtype=np.uint64) + np.uint64(self._first)) * GOLDEN)
         pixels = 3 * self._size * self._size
         images = [self._strip[start : start + pixels] for start in (words % np.uint64(_OFFSETS)).tolist()]
         labels = (words >> np.uint64(32)) % np.uint64(len(self.classes))
         return torch.stack(images).view(-1, 3, self._size, self._size), torch.from_numpy(labels.astype(np.int64))
-
-
-def _mix(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    """Return 64 well-mixed bits per word: one step of SplitMix64 (Steele, Lea, Flood 2014)."""
-    words = words * np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))

@@ -1,0 +1,242 @@
+"""From the steps per epoch that a run showed back to the batch that it really had.
+
+The usual recipe divides twice, and rounds each time. ``torch.utils.data.DistributedSampler`` gives each of W ranks
+``M = ceil(N/W)`` samples (it repeats some), or ``M = floor(N/W)`` with ``drop_last=True``. A ``DataLoader`` with
+``batch_size=n`` then makes ``ceil(M/n)`` batches, or ``floor(M/n)`` with ``drop_last=True``. The global batch is
+``W * n``: where n came from ``int(B/W)``, it is not B.
+"""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hpcddp.batch.refusals import PlanError, count, refuse_below_one
+from hpcddp.batch.split import ceil_div
+
+Last = Literal["keep", "drop"]
+
+# Longer lists than this explain nothing to anyone; the ranges hold all of it.
+_MOST_CANDIDATES = 1000
+_MOST_WRITTEN = 6
+_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One way of rounding, and the batches per device with which it makes the steps that were seen.
+
+    Args:
+        sampler: what the sampler does with a remainder: ``keep`` repeats samples, ``drop`` is its ``drop_last=True``.
+        loader: what the loader does with its last batch: ``keep`` makes it smaller, ``drop`` is its ``drop_last=True``.
+        per_rank_samples: M, samples of each rank per epoch.
+        smallest: the smallest n that fits, >= 1.
+        largest: the largest one; None = no limit.
+    """
+
+    sampler: Last
+    loader: Last
+    per_rank_samples: int
+    smallest: int
+    largest: int | None
+
+    def covers(self, size: int) -> bool:
+        """Return whether ``size`` samples per device make the steps that were seen."""
+        return size >= self.smallest and (self.largest is None or size <= self.largest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedBatch:
+    """What the steps per epoch say about a run.
+
+    Args:
+        steps: S, batches of each rank per epoch, as seen.
+        samples: N, samples of the training data.
+        world_size: W, ranks.
+        recipes: every way of rounding that can make S of them; never empty.
+        asked_for: the global batch that the run was meant to have; None = unknown.
+    """
+
+    steps: int
+    samples: int
+    world_size: int
+    recipes: tuple[Recipe, ...]
+    asked_for: int | None = None
+
+    @property
+    def smallest(self) -> int:
+        """The smallest batch per device that fits."""
+        return min(recipe.smallest for recipe in self.recipes)
+
+    @property
+    def largest(self) -> int | None:
+        """The largest batch per device that fits; None = no limit."""
+        limits = [recipe.largest for recipe in self.recipes if recipe.largest is not None]
+        return max(limits) if len(limits) == len(self.recipes) else None
+
+    @property
+    def candidates(self) -> tuple[int, ...] | None:
+        """All batches per device that fit, in order; None when there are too many to list."""
+        spans = [(recipe.smallest, recipe.largest) for recipe in self.recipes]
+        if any(last is None or last - first >= _MOST_CANDIDATES for first, last in spans):
+            return None
+        return tuple(sorted({size for first, last in spans for size in range(first, (last or first) + 1)}))
+
+    @property
+    def meant(self) -> int | None:
+        """The global batch that was probably asked for, where the run had another: said, or a power of two."""
+        sizes = self.candidates
+        if self.asked_for is not None:
+            size, rest = divmod(self.asked_for, self.world_size)
+            return None if rest == 0 and any(recipe.covers(size) for recipe in self.recipes) else self.asked_for
+        if sizes is None or len(sizes) != 1:
+            return None
+        first = self.world_size * sizes[0]
+        # int(B/W) is the same n for these B; a person who chose one of them most likely chose a power of two.
+        power = 1 << (first + self.world_size - 1).bit_length() - 1
+        return power if first < power else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``hpcddp plan --explain-steps --json``."""
+        sizes = self.candidates
+        return {
+            "steps_per_epoch": self.steps,
+            "samples": self.samples,
+            "world_size": self.world_size,
+            "candidates": None if sizes is None else [self._candidate(size) for size in sizes],
+            "recipes": [
+                {
+                    "sampler": recipe.sampler,
+                    "loader": recipe.loader,
+                    "per_rank_samples": recipe.per_rank_samples,
+                    "smallest_per_device_batch_size": recipe.smallest,
+                    "largest_per_device_batch_size": recipe.largest,
+                }
+                for recipe in self.recipes
+            ],
+            "meant_global_batch_size": self.meant,
+            "meant_steps_per_epoch": None if self.meant is None else ceil_div(self.samples, self.meant),
+        }
+
+    def _candidate(self, size: int) -> dict[str, Any]:
+        return {
+            "per_device_batch_size": size,
+            "global_batch_size": self.world_size * size,
+            "recipes": [[recipe.sampler, recipe.loader] for recipe in self.recipes if recipe.covers(size)],
+        }
+
+    def explain(self) -> str:
+        """Return the text of ``hpcddp plan --explain-steps``, lines of about 100 columns."""
+        rows = [
+            ("seen", f"{self.steps:,} steps per epoch, from {count(self.samples, 'sample')} on {self._ranks()}"),
+            ("per device", self._sizes(1)),
+            ("global batch", f"{self._sizes(self.world_size)} (world size x per device)"),
+        ]
+        lines = ["Batch that this run really has", *(f"  {label:17}{text}" for label, text in rows), "", "Why"]
+        for sentence in self._reasons():
+            lines += textwrap.wrap(sentence, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+        return "\n".join(lines) + "\n"
+
+    def _ranks(self) -> str:
+        return count(self.world_size, "rank")
+
+    def _sizes(self, factor: int) -> str:
+        sizes = self.candidates
+        if sizes is not None and len(sizes) <= _MOST_WRITTEN:
+            *first, last = (count(factor * size, "sample") for size in sizes)
+            return " or ".join([*(text.partition(" ")[0] for text in first), last])
+        steps = "" if factor == 1 else f", in steps of {factor}"
+        if self.largest is None:
+            return f"{factor * self.smallest:,} samples or more{steps}"
+        return f"{factor * self.smallest:,} to {factor * self.largest:,} samples{steps}"
+
+    def _reasons(self) -> Iterator[str]:
+        for recipe in self.recipes:
+            yield (
+                f"{_SAMPLER[recipe.sampler]} gives each rank {_MARKS[recipe.sampler]}(N / W) = "
+                f"{count(recipe.per_rank_samples, 'sample')}; {_LOADER[recipe.loader]} makes {_MARKS[recipe.loader]}"
+                f"({recipe.per_rank_samples:,} / n) steps of n, which is {self.steps:,} for {_span(recipe)}."
+            )
+        if self.meant is not None:
+            per_device = self.meant // self.world_size
+            cut = f" (int({self.meant} / {self.world_size}) is {per_device})" if self.meant % self.world_size else ""
+            yield (
+                f"A global batch of {self.meant:,} is not what it has{cut}: with {self.meant:,} an epoch would be "
+                f"ceil({self.samples:,} / {self.meant:,}) = {ceil_div(self.samples, self.meant):,} steps."
+            )
+        yield (
+            "Steps are batches of the loader. Where a run accumulates and counts optimizer steps, multiply them by its "
+            "micro-steps first; its global batch is as many times larger."
+        )
+
+
+_MARKS = {"keep": "ceil", "drop": "floor"}
+_SAMPLER = {"keep": "DistributedSampler", "drop": "DistributedSampler(drop_last=True)"}
+_LOADER = {"keep": "DataLoader", "drop": "DataLoader(drop_last=True)"}
+
+
+def _span(recipe: Recipe) -> str:
+    if recipe.largest is None:
+        return f"every n from {recipe.smallest:,} on"
+    if recipe.smallest == recipe.largest:
+        return f"n = {recipe.smallest:,} alone"
+    return f"n = {recipe.smallest:,} to {recipe.largest:,}"
+
+
+def explain_steps(*, steps: int, samples: int, world_size: int, asked_for: int | None = None) -> ObservedBatch:
+    """Return which batches per device make the steps per epoch that a run showed.
+
+    Args:
+        steps: S >= 1, batches of each rank per epoch, as seen.
+        samples: N >= 1, samples of the training data.
+        world_size: W >= 1, ranks.
+        asked_for: the global batch that the run was meant to have; None = unknown.
+
+    Raises:
+        PlanError: no batch makes so many steps.
+    """
+    refuse_below_one(steps=steps, samples=samples, world_size=world_size, global_batch_size=asked_for)
+    # Where W divides N there is nothing to repeat or to leave out, and both kinds of sampler are one.
+    samplers: dict[Last, int] = {"keep": ceil_div(samples, world_size)}
+    if samples % world_size:
+        samplers["drop"] = samples // world_size
+    loaders: tuple[Last, Last] = ("keep", "drop")
+    found = (
+        _recipe(sampler, loader, steps, samplers[sampler]) for sampler, loader in itertools.product(samplers, loaders)
+    )
+    recipes = tuple(recipe for recipe in found if recipe is not None)
+    if not recipes:
+        raise _impossible(steps, samples, world_size)
+    return ObservedBatch(steps=steps, samples=samples, world_size=world_size, recipes=recipes, asked_for=asked_for)
+
+
+def _recipe(sampler: Last, loader: Last, steps: int, share: int) -> Recipe | None:
+    """Return the n with ``ceil(M/n) = S`` (keep) or ``floor(M/n) = S`` (drop), or None where there is none."""
+    if share == 0:
+        return None
+    if loader == "keep":
+        first, last = ceil_div(share, steps), None if steps == 1 else (share - 1) // (steps - 1)
+    else:
+        first, last = share // (steps + 1) + 1, share // steps
+    if last is not None and first > last:
+        return None
+    return Recipe(sampler=sampler, loader=loader, per_rank_samples=share, smallest=first, largest=last)
+
+
+def _impossible(steps: int, samples: int, world_size: int) -> PlanError:
+    share = ceil_div(samples, world_size)
+    size = max(1, share // steps)
+    here = f"{count(size, 'sample')} per device {'makes' if size == 1 else 'make'} {ceil_div(share, size):,}"
+    between = f"{here} and {size + 1:,} make {ceil_div(share, size + 1):,}"
+    why = f"1 sample per device, the fewest, makes {share:,}" if steps > share else between
+    return PlanError(
+        f"{count(steps, 'step')} per epoch cannot come from {count(samples, 'sample')} on {count(world_size, 'rank')}: "
+        f"each rank has {share:,}, and {why} steps; check the three numbers, and where the run accumulates, multiply "
+        "its optimizer steps by the micro-steps",
+        steps=steps,
+        samples=samples,
+        world_size=world_size,
+    )

@@ -1,0 +1,214 @@
+"""What a job's constants become for another global batch than they were tuned for: batch contract, section 3.
+
+Only the global batch enters, never the world size: the gradient of a step is the mean over the samples of its global
+batch, whoever computed it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from hpcddp.batch.refusals import PlanError
+from hpcddp.spec.batch_rules import ADAM_FAMILY, as_written, batch_ratio, scaling_findings
+from hpcddp.spec.job import JobSpec, LearningRate, Optimizer, Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledRule:
+    """The constants that a training uses, after its rule.
+
+    Args:
+        rule: the rule that was applied.
+        kappa: B / B0, the global batch over the one that the constants were tuned for; 1 where none is given.
+        learning_rate: the rate after the warm-up and before any decay.
+        minimum: what the schedule does not let it fall below.
+        betas: of the Adam family; None for SGD, or where the optimizer is unknown.
+        eps: likewise.
+        ema_decay: decay of averaged weights per step; None where there is no average.
+    """
+
+    rule: Rule
+    kappa: float
+    learning_rate: float
+    minimum: float = 0.0
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    ema_decay: float | None = None
+
+    def course(self, rate: LearningRate) -> LearningRate:
+        """Return the job's learning rate for its own batch: scaled, with no rule left to apply."""
+        return rate.model_copy(
+            update={"base": self.learning_rate, "min": self.minimum, "rule": "none", "base_global_batch_size": None}
+        )
+
+    def optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Return the job's optimizer with its constants scaled."""
+        if self.betas is None:
+            return optimizer
+        return optimizer.model_copy(update={"betas": self.betas, "eps": self.eps})
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the constants; None where the training has no such constant."""
+        return {
+            "learning_rate": self.learning_rate,
+            "min": self.minimum,
+            "betas": None if self.betas is None else list(self.betas),
+            "eps": self.eps,
+            "ema_decay": self.ema_decay,
+        }
+
+
+def scaled_hyperparameters(spec: JobSpec) -> ScaledRule:
+    """Return the constants that a job's training uses; see ``scale``.
+
+    Raises:
+        PlanError: the rule does not hold for the optimizer or its betas.
+    """
+    train = spec.train
+    return scale(
+        spec.learning_rate,
+        None if train is None else train.optimizer,
+        ema_decay=None if train is None else train.ema_decay,
+        global_batch_size=spec.batch.global_batch_size,
+    )
+
+
+def scale(
+    rate: LearningRate, optimizer: Optimizer | None, *, ema_decay: float | None, global_batch_size: int
+) -> ScaledRule:
+    """Return the constants for a global batch B, from those that were tuned for B0; kappa = B / B0.
+
+    - ``none``: all as they are.
+    - ``linear``: learning rate times kappa (Goyal et al. 2017, section 2.1); SGD.
+    - ``sqrt``: learning rate times sqrt(kappa); for the Adam family also beta -> 1 - kappa (1 - beta) and
+      eps -> eps / sqrt(kappa) (Malladi et al. 2022, definition 4.3).
+    - Averaged weights under every rule but ``none``: decay -> decay^kappa (Busbridge et al. 2023, definition 1.2).
+
+    kappa (1 - beta) is computed exactly, from the decimals as written. The warm-up and the schedule count epochs, so
+    that their steps shrink with kappa by themselves; ``min`` scales with ``base``, as every rate between them does.
+    torch's SGD keeps the learning rate outside its momentum buffer, which needs no correction (Goyal et al. 2017,
+    remark 2).
+
+    Args:
+        rate: the job's ``learning_rate``: rule, base and the batch that it was tuned for.
+        optimizer: the job's ``train.optimizer``; None = unknown.
+        ema_decay: the job's ``train.ema_decay``.
+        global_batch_size: B >= 1.
+
+    Raises:
+        PlanError: the rule does not hold for the optimizer or its betas, or the result is no number any more.
+    """
+    for key, sentence in scaling_findings(rate, optimizer, global_batch_size):
+        raise PlanError(f"{key} {sentence}", key=key)
+    kappa = batch_ratio(rate, global_batch_size)
+    adam = optimizer is not None and optimizer.name in ADAM_FAMILY
+    same = ScaledRule(
+        rule=rate.rule,
+        kappa=float(kappa),
+        learning_rate=rate.base,
+        minimum=rate.min,
+        betas=optimizer.betas if optimizer is not None and adam else None,
+        eps=optimizer.eps if optimizer is not None and adam else None,
+        ema_decay=ema_decay,
+    )
+    if rate.rule == "none" or kappa == 1:
+        return same
+    factor = kappa if rate.rule == "linear" else Fraction(math.sqrt(kappa))
+    return replace(
+        same,
+        learning_rate=_times("learning_rate.base", rate.base, factor),
+        minimum=_times("learning_rate.min", rate.min, factor),
+        betas=None if same.betas is None else (_faster(same.betas[0], kappa), _faster(same.betas[1], kappa)),
+        eps=None if same.eps is None else _times("train.optimizer.eps", same.eps, 1 / factor),
+        ema_decay=None if ema_decay is None else ema_decay ** float(kappa),
+    )
+
+
+def fitting_rule(optimizer: Optimizer) -> Rule:
+    """Return the rule that the literature has for an optimizer; it need not fit a given model."""
+    return "sqrt" if optimizer.name in ADAM_FAMILY else "linear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """What a learning-rate rule makes of a job's constants, and what the rule that fits the optimizer would.
+
+    Args:
+        base: the rate as stated, for the batch that it was tuned for.
+        tuned_for: B0, that batch; None = not said, so that kappa is 1.
+        scaled: what the chosen rule makes of it.
+        optimizer: the optimizer's name; None = unknown.
+        fitting: what the rule that fits it makes of it; None = unknown, or that rule does not hold.
+        refused: why that rule does not hold; None where it does.
+    """
+
+    UNKNOWN: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"base_learning_rate": None, "kappa": None, "rule": None, "scaled": None, "fitting": None}
+    )
+
+    base: float
+    tuned_for: int | None
+    scaled: ScaledRule
+    optimizer: str | None = None
+    fitting: ScaledRule | None = None
+    refused: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the keys of ``hpcddp plan --json``."""
+        fitting = None
+        if self.fitting is not None:
+            fitting = {"optimizer": self.optimizer, "rule": self.fitting.rule, **self.fitting.as_json()}
+        elif self.refused is not None:
+            fitting = {"optimizer": self.optimizer, "rule": None, "refused": self.refused}
+        return {
+            "base_learning_rate": self.base,
+            "kappa": self.scaled.kappa,
+            "rule": self.scaled.rule,
+            "scaled": self.scaled.as_json(),
+            "fitting": fitting,
+        }
+
+
+def scaling_of(
+    rate: LearningRate, optimizer: Optimizer | None, *, ema_decay: float | None, global_batch_size: int
+) -> Scaling:
+    """Return what the chosen rule and the fitting one make of a job's constants; arguments as for ``scale``.
+
+    Raises:
+        PlanError: the chosen rule does not hold.
+    """
+    scaled = scale(rate, optimizer, ema_decay=ema_decay, global_batch_size=global_batch_size)
+    known = Scaling(base=rate.base, tuned_for=rate.base_global_batch_size, scaled=scaled)
+    if optimizer is None:
+        return known
+    fitted = rate.model_copy(update={"rule": fitting_rule(optimizer)})
+    try:
+        fitting = scale(fitted, optimizer, ema_decay=ema_decay, global_batch_size=global_batch_size)
+    except PlanError as error:
+        return replace(known, optimizer=optimizer.name, refused=error.message)
+    return replace(known, optimizer=optimizer.name, fitting=fitting)
+
+
+def _times(key: str, number: float, factor: Fraction) -> float:
+    """Return the product, rounded once."""
+    try:
+        product = float(as_written(number) * factor)
+    except OverflowError:
+        product = math.inf
+    if math.isinf(product) or (number and not product):
+        raise PlanError(
+            f"{key} is {number:g}, and its rule makes {'infinity' if product else 'zero'} of it; write a number nearer "
+            "to 1, or learning_rate.rule: none",
+            key=key,
+        )
+    return product
+
+
+def _faster(beta: float, kappa: Fraction) -> float:
+    """Return ``1 - kappa (1 - beta)``: the average forgets as much per sample as it did before."""
+    return float(1 - kappa * (1 - as_written(beta)))

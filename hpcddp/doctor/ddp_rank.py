@@ -1,0 +1,158 @@
+"""One rank of a comparison: ``python -m hpcddp.doctor.ddp_rank FOLDER RANK RANKS STEPS DIRECTORY TIMEOUT``.
+
+The folder holds ``job.yaml``; what this rank saw goes into ``rank-<rank>.json`` there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]  # public, not marked so
+
+from hpcddp.doctor.ddp_look import digest, digests, forward, look
+from hpcddp.doctor.ddp_quiet import freeze_batch_norm
+from hpcddp.errors import HpcddpError
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import write_json
+from hpcddp.spec.write import parse_resolved
+from hpcddp.train.assembly import Setting, settle
+from hpcddp.train.buffers import buffers_put_back
+from hpcddp.train.context import TrainContext
+from hpcddp.train.data.own import first_samples
+from hpcddp.train.model_input import Fit, check_model_input
+from hpcddp.train.models import build_model, place_model
+from hpcddp.train.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
+from hpcddp.train.precision import Precision, set_up_backends
+from hpcddp.train.randomness import seed_initialisation, seed_step
+from hpcddp.train.user_code import describe
+
+_ONE_LOOK: Final = 1
+# Larger than any difference of rounding between two orders of adding.
+_SAME: Final = 1e-4
+
+
+def main(folder: Path, rank: int, world_size: int, steps: int, timeout_s: float) -> int:
+    """Be one rank; return the exit code."""
+    torch.set_num_threads(1)
+    store = FileStore(str(folder / "store"), world_size)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    group = PrefixStore("group", store)
+    dist.init_process_group("gloo", store=group, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
+    path = folder / f"rank-{rank}.json"
+    try:
+        report = _examine(_setting(folder, rank, world_size), PrefixStore("doctor", store), folder, steps)
+    except HpcddpError as error:
+        write_json(path, _failed(rank, error.kind, error.message))
+        return 1
+    except Exception as error:  # noqa: BLE001  the user's model may raise anything; it is reported
+        write_json(path, _failed(rank, "unexpected", describe(error)))
+        return 1
+    write_json(path, {"rank": rank, "error": None, **report})
+    dist.barrier()
+    return 0
+
+
+def _failed(rank: int, kind: str, message: str) -> dict[str, Any]:
+    return {"rank": rank, "error": {"kind": kind, "message": message, "time": time.monotonic()}}
+
+
+def _setting(folder: Path, rank: int, world_size: int) -> Setting:
+    spec = parse_resolved((folder / "job.yaml").read_text(encoding="utf-8"))
+    context = TrainContext(
+        spec=spec,
+        rank=rank,
+        local_rank=rank,
+        world_size=world_size,
+        device=torch.device("cpu"),
+        run=RunDirectory(folder),
+        attempt=0,
+        threads=1,
+        say=lambda _: None,
+    )
+    set_up_backends(Precision(context.train.precision, "cpu"), deterministic=False)
+    return settle(context)
+
+
+def _examine(setting: Setting, store: Store, folder: Path, steps: int) -> dict[str, Any]:
+    report = _first_sight(setting)
+    if not report["finds_unused"] and len(_everyone(store, setting, report["unused"])) > 1:
+        # DDP would wait for gradients that never come.
+        return {**report, "looks": {}}
+    looks = {"exact": look(setting, folder.parent / "exact", steps=steps, frozen=True)}
+    if report["batch_norm"]["local"]:
+        looks["live"] = look(setting, folder.parent / "live", steps=_ONE_LOOK, frozen=False)
+    return {**report, "looks": looks}
+
+
+def _everyone(store: Store, setting: Setting, mine: object) -> set[str]:
+    """Return the different values that ranks have."""
+    context = setting.context
+    store.set(f"unused/{context.rank}", json.dumps(mine))
+    return {store.get(f"unused/{rank}").decode() for rank in range(context.world_size)}
+
+
+def _first_sight(setting: Setting) -> dict[str, Any]:
+    """Return what shows before DDP makes the ranks alike: first weights, unused parameters, random numbers."""
+    train, data, placement = setting.context.train, setting.data, setting.placement
+    seed_initialisation(train.seed)
+    model = build_model(train.model, train.model_args, data.classes)
+    initial = digests(model)
+    choose_batch_norm(model, train.batch_norm, "cpu")
+    norms = {"local": len(local_batch_norms(model)), "sync": len(synchronised_batch_norms(model))}
+    place_model(model, placement.device, placement.dtype, channels_last=False)
+    inputs = placement.place_inputs(first_samples(data.name, data.train, data.classes)[0])
+    fit = Fit(model_name=train.model, model_args=train.model_args, dataset=train.dataset, classes=data.classes)
+    unused = check_model_input(fit, model, inputs, Precision(train.precision, "cpu"))
+    return {
+        "initial": initial,
+        "unused": [*unused],
+        "finds_unused": bool(getattr(model, "find_unused_parameters", False)),
+        "batch_norm": norms,
+        "noise": _noise(setting, model, inputs),
+    }
+
+
+def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[str, Any]:
+    seed, rank = setting.context.train.seed, setting.context.rank
+
+    def outputs(step: int, *, quiet: bool, rows: torch.Tensor = inputs) -> torch.Tensor:
+        seed_step(seed, step, rank)
+        with buffers_put_back(model):
+            return forward(model, rows, quiet=quiet)
+
+    noisy = [outputs(step, quiet=False) for step in (1, 0, 0)]
+    # Where a forward leaves torch's generator is the same on two ranks only if the model has seeded it.
+    generator = digest(torch.get_rng_state())
+    freeze_batch_norm(model, inputs)
+    still = [outputs(step, quiet=True) for step in (0, 1)]
+    # A sample beside itself, in place of another one.
+    alone = outputs(0, quiet=True, rows=inputs[[0, 0]])[0]
+    return {
+        "random": not torch.equal(noisy[0], noisy[1]),
+        "repeats": torch.equal(noisy[1], noisy[2]),
+        "masks": digest(noisy[1]),
+        "generator": generator,
+        "quiet": torch.equal(*still),
+        "mixes": not torch.allclose(still[0][0], alone, rtol=_SAME, atol=_SAME * float(alone.abs().max())),
+    }
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    _folder, _rank, _ranks, _steps, _directory, _timeout = sys.argv[1:]
+    sys.path.insert(0, _directory)
+    _code = main(Path(_folder), int(_rank), int(_ranks), int(_steps), float(_timeout))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Process groups of a rank that has failed may wait for ever when they are torn down.
+    os._exit(_code)

@@ -1,0 +1,118 @@
+"""The replica guard: do all ranks still hold the same model? (``train.replica_check_every``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpcddp.train.errors import DriftError
+from hpcddp.train.normalisation import synchronised_batch_norms
+from hpcddp.train.replica import Replica
+
+LEARNING_RATE: Final = "the learning rate"
+
+_WHOLE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# 2^64 divided by the golden ratio, made odd: it spreads small numbers (Knuth, The Art of Computer Programming, 6.4).
+_SPREAD: Final = 0x9E3779B97F4A7C15 - 2**64
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """Return an int64 scalar on the tensor's device that depends on every bit and its place.
+
+    Each entry's bits are mixed, one to one, and summed with an odd factor for the place, modulo 2^64: a change of one
+    entry always shows, and of several with overwhelming probability. Nothing leaves the device.
+    """
+    whole = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    bits = whole.detach().view(_WHOLE[whole.element_size()]).reshape(-1).to(torch.int64)
+    mixed = bits * _SPREAD
+    mixed.bitwise_xor_((mixed >> 32).bitwise_and_(0xFFFFFFFF))
+    places = torch.arange(1, 2 * bits.numel() + 1, 2, device=bits.device)
+    return mixed.mul_(places).sum()
+
+
+class ReplicaGuard:
+    """Compares the replicas of all ranks every so many steps: one hash per tensor, one small collective.
+
+    It compares what must be the same bits everywhere: parameters, averaged weights, the learning rate, the scale of
+    fp16, and the statistics of synchronised BatchNorm. Other buffers may be each rank's own.
+
+    Args:
+        every: steps between comparisons; None = never.
+    """
+
+    def __init__(self, every: int | None) -> None:
+        self._every = every
+
+    def check(self, replica: Replica, steps: int) -> None:
+        """Compare, if it is time.
+
+        Args:
+            replica: this rank's.
+            steps: optimizer steps done.
+
+        Raises:
+            DriftError: names the rank and what differs; the same error on every rank.
+        """
+        if self._every is None or steps % self._every or dist.get_world_size() == 1:
+            return
+        names, digests = zip(*_digests(replica), strict=True)
+        own = torch.stack(digests)
+        rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, own)
+        table = torch.stack(rows)
+        if bool((table == table[0]).all()):
+            return
+        raise drift_error(names, table.tolist(), steps)
+
+
+def _digests(replica: Replica) -> Iterator[tuple[str, Tensor]]:
+    device = replica.placeholder.device
+    rates = [float(group["lr"]) for group in replica.optimizer.param_groups]
+    yield LEARNING_RATE, digest(torch.tensor(rates, dtype=torch.float64, device=device))
+    if replica.scaler.is_enabled():
+        yield "the scale of fp16", digest(torch.tensor(replica.scaler.get_scale(), device=device))
+    for prefix, model in replica.models.items():
+        before = "" if prefix == "model" else "averaged "
+        yield from ((f"{before}{name}", digest(parameter)) for name, parameter in model.named_parameters())
+        shared = {id(buffer) for layer in synchronised_batch_norms(model) for buffer in layer.buffers()}
+        for name, buffer in model.named_buffers():
+            if id(buffer) in shared:
+                yield f"{before}{name}", digest(buffer)
+
+
+def drift_error(names: tuple[str, ...], table: list[list[int]], steps: int) -> DriftError:
+    """Return the error that names who differs from most ranks (from the lowest ones where none are most), and in what.
+
+    Args:
+        names: what was compared.
+        table: ``[W][names]``, a hash each.
+        steps: optimizer steps done.
+    """
+    differing: dict[int, list[str]] = {}
+    for name, column in zip(names, zip(*table, strict=True), strict=True):
+        # The first of equally many wins.
+        usual = Counter(column).most_common(1)[0][0]
+        for rank, value in enumerate(column):
+            if value != usual:
+                differing.setdefault(rank, []).append(name)
+    rank, what = min(differing.items(), key=lambda item: (-len(item[1]), item[0]))
+    more_ranks = len(differing) - 1
+    who = f"ranks {rank} and {more_ranks} more differ" if more_ranks else f"rank {rank} differs"
+    # A wrong rate is the cause, what it did to the weights the effect: both are told.
+    parameters = [name for name in what if name != LEARNING_RATE]
+    rate = [LEARNING_RATE] if LEARNING_RATE in what else []
+    named = " and ".join([*rate, *parameters[:1]])
+    more = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
+    return DriftError(
+        f"after step {steps} {who} from the other ranks in {named}{more}, so that they no longer "
+        "train one model; look for code that treats ranks differently, or for faulty memory on that rank's host, and "
+        "go on from the last checkpoint",
+        step=steps,
+        rank=rank,
+        names=tuple(what),
+    )

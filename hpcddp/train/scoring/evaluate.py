@@ -1,0 +1,136 @@
+"""Every validation sample exactly once, whatever the number of ranks, and one value on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpcddp.batch.split import offset, part
+from hpcddp.train.losses.ranks import add_over_ranks, rank_in, world_size
+from hpcddp.train.scoring.protocols import Metric, MetricError
+from hpcddp.train.scoring.tally import Tally
+
+# Beyond every width: what a rank without samples votes for, so that it never decides a maximum.
+_NO_VOTE: Final = -(1 << 62)
+
+
+class ValidationShare:
+    """The validation samples of this rank, in batches: contiguous, and equal over ranks up to one sample.
+
+    Together the ranks have every sample exactly once; some have none when there are fewer samples than ranks. It can be
+    the ``batch_sampler`` of a ``DataLoader``.
+
+    Args:
+        samples: N >= 1, samples of the validation part.
+        batch_size: the most samples in one batch, >= 1.
+        group: the process group; None = the default one, or one process where none is open.
+        rank: in place of this rank of the group.
+        ranks: in place of the size of the group.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        batch_size: int,
+        *,
+        group: dist.ProcessGroup | None = None,
+        rank: int | None = None,
+        ranks: int | None = None,
+    ) -> None:
+        rank = rank_in(group) if rank is None else rank
+        ranks = world_size(group) if ranks is None else ranks
+        if samples < 1 or batch_size < 1:
+            raise ValueError(f"a share has samples >= 1 and batch_size >= 1, not {samples} and {batch_size}")
+        self.samples = samples
+        first = offset(samples, ranks, rank)
+        mine = range(first, first + part(samples, ranks, rank))
+        self._batches = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
+
+    def __len__(self) -> int:
+        """Return how many batches there are."""
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the indices of each batch."""
+        return map(list, self._batches)
+
+
+def evaluate(
+    share: ValidationShare,
+    results: Iterable[tuple[Tensor, Tensor]],
+    metrics: Mapping[str, Metric],
+    *,
+    device: torch.device | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> dict[str, float]:
+    """Return the value of every metric over the whole validation part, the same on every rank.
+
+    A collective: every rank calls it, those without samples too, with the same metrics. Two small tensors are summed
+    over the ranks, no objects are sent::
+
+        share = ValidationShare(len(validation), batch_size=64)
+        loader = DataLoader(validation, batch_sampler=share)
+        model.eval()
+        values = evaluate(share, ((model(x), y) for x, y in loader), {"top1": TopKAccuracy(1)})
+
+    Args:
+        share: the samples of this rank.
+        results: outputs and targets of each batch of the share, in its order; taken one by one, without gradient.
+        metrics: by name.
+        device: where the sums lie; None = the current GPU if the group is NCCL's, else the CPU.
+        group: the process group; None = the default one, or one process where none is open.
+
+    Raises:
+        MetricError: batches are missing or too many, or a metric does not give one row per sample.
+    """
+    tally = Tally(metrics, share.samples, device or _device_of(group))
+    with torch.no_grad():
+        _take_all(tally, share, results)
+    widths = _agree_on_widths(tally, list(metrics), device or _device_of(group), group)
+    vector = tally.vector(widths)
+    add_over_ranks(vector, group)
+    return tally.values(vector.cpu(), widths)
+
+
+def _take_all(tally: Tally, share: ValidationShare, results: Iterable[tuple[Tensor, Tensor]]) -> None:
+    taken = iter(results)
+    for number, indices in enumerate(share):
+        result = next(taken, None)
+        if result is None:
+            raise MetricError(
+                f"there are results of {number} batches, and the share of this rank has {len(share)}; give them all"
+            )
+        tally.add(indices, *result)
+    if next(taken, None) is not None:
+        raise MetricError(
+            f"there are results of more than the {len(share)} batches of this rank's share; give each batch once"
+        )
+
+
+def _agree_on_widths(
+    tally: Tally, names: list[str], device: torch.device, group: dist.ProcessGroup | None
+) -> list[int]:
+    """Return k of every metric, which a rank without samples cannot know by itself."""
+    own = tally.widths()
+    # The largest of k and of -k over all ranks: equal but for the sign exactly when all agree.
+    votes = torch.tensor([[k, -k] if k else [_NO_VOTE, _NO_VOTE] for k in own], device=device).reshape(-1)
+    if dist.is_initialized() and own:
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=group)
+    pairs: list[list[int]] = votes.view(-1, 2).tolist()
+    for name, (largest, smallest) in zip(names, pairs, strict=True):
+        if largest != -smallest:
+            raise MetricError(
+                f"metric {name} returns {-smallest} numbers per sample on one rank and {largest} on another; return as "
+                "many for every batch"
+            )
+    return [largest for largest, _ in pairs]
+
+
+def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+    if dist.is_initialized() and dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,218 @@
+"""BatchNorm over the samples of all ranks: torch's own on GPUs, and on CPUs, where torch has none, one for any shares.
+
+Both know shares that are empty: a rank without samples goes through its placeholder, joins every collective and counts
+nothing (batch contract, section 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hpcddp.train.losses.ranks import add_over_ranks, world_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Statistics of every channel over all ranks, the same bits on each.
+
+    Args:
+        count: values per channel, over all ranks.
+        mean: ``[C]``, float64.
+        squares: ``[C]``, float64: the sum of squared distances from the mean.
+    """
+
+    count: int
+    mean: Tensor
+    squares: Tensor
+
+
+def gather_statistics(inputs: Tensor, *, absent: bool, group: dist.ProcessGroup | None) -> Statistics:
+    """Return the statistics over all ranks; one collective.
+
+    Each rank takes the mean and the squared distances of its own values; they are put together by the formula of Chan,
+    Golub and LeVeque 1979 ("Updating formulae and a pairwise algorithm for computing sample variances"). No large sums
+    are subtracted from each other.
+
+    Args:
+        inputs: ``[n, C, ...]``, n >= 0.
+        absent: whether the inputs are a placeholder, and count nothing.
+        group: the process group; None = the default one.
+    """
+    count = 0 if absent else inputs.numel() // inputs.shape[1]
+    row = torch.zeros(2 * inputs.shape[1] + 1, dtype=torch.float64, device=inputs.device)
+    if count:
+        wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+        variance, mean = torch.var_mean(wide, _reduced(inputs), correction=0)
+        row[0], row[1:] = count, torch.cat([mean.double(), variance.double() * count])
+    rows = [torch.empty_like(row) for _ in range(world_size(group))]
+    dist.all_gather(rows, row, group=group)
+    counts, means, squares = torch.split(torch.stack(rows), [1, inputs.shape[1], inputs.shape[1]], dim=1)
+    total = counts.sum()
+    mean = (counts * means).sum(dim=0) / total
+    between = (counts * (means - mean).square()).sum(dim=0)
+    return Statistics(count=int(total), mean=mean, squares=squares.sum(dim=0) + between)
+
+
+def _reduced(inputs: Tensor) -> list[int]:
+    """Return the dimensions that a channel's values lie along: all but the second."""
+    return [0, *range(2, inputs.ndim)]
+
+
+def _along_channels(values: Tensor, inputs: Tensor) -> Tensor:
+    """Return ``[C]`` as ``[1, C, 1, ...]``."""
+    return values.view(1, -1, *[1] * (inputs.ndim - 2))
+
+
+class _Normalise(Function):
+    """``weight * (x - mean) / sqrt(var + eps) + bias`` with the mean and variance of all ranks.
+
+    With z the normalised values, g the gradient of the output and N the count over all ranks::
+
+        dx = weight / sqrt(var + eps) * (g - sum(g) / N - z * sum(g * z) / N)       sums over all ranks
+        dweight = sum(g * z), dbias = sum(g)                                         of this rank; DDP adds them
+
+    (Ioffe and Szegedy 2015, arXiv 1502.03167, section 3, with the sums over ranks.)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        inputs: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        inverse: Tensor,
+        count: int,
+        group: dist.ProcessGroup | None,
+        absent: bool,  # noqa: FBT001
+    ) -> Tensor:
+        ctx.count, ctx.group, ctx.absent = count, group, absent
+        ctx.save_for_backward(inputs, weight, mean, inverse)
+        outputs = (inputs - _along_channels(mean, inputs)) * _along_channels(inverse, inputs)
+        if weight is not None:
+            outputs = outputs * _along_channels(weight, inputs)
+        if bias is not None:
+            outputs = outputs + _along_channels(bias, inputs)
+        return outputs.to(inputs.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        inputs, weight, mean, inverse = ctx.saved_tensors
+        outer = gradients[0].to(mean.dtype)
+        normalised = (inputs - _along_channels(mean, inputs)) * _along_channels(inverse, inputs)
+        own = torch.stack([outer.sum(_reduced(inputs)), (outer * normalised).sum(_reduced(inputs))])
+        inner = None
+        if ctx.needs_input_grad[0]:
+            sums = torch.zeros_like(own) if ctx.absent else own.clone()
+            add_over_ranks(sums, ctx.group)
+            if not ctx.absent:
+                through = normalised * _along_channels(sums[1], inputs) + _along_channels(sums[0], inputs)
+                outer = outer - through / ctx.count
+            factor = inverse if weight is None else inverse * weight
+            inner = (outer * _along_channels(factor, inputs)).to(inputs.dtype)
+        of_weight = own[1].to(weight.dtype) if ctx.needs_input_grad[1] else None
+        of_bias = own[0] if ctx.needs_input_grad[2] else None
+        return inner, of_weight, of_bias, None, None, None, None, None
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm over all ranks, on any device; while evaluating it is BatchNorm.
+
+    It is exact for shares of any size: the outputs, gradients and running statistics are those of one process that
+    sees the samples of all ranks at once. Parameters and buffers are called as those of BatchNorm.
+
+    Attributes:
+        absent: whether what comes in is a placeholder, and counts nothing.
+        process_group: the ranks; None = all.
+    """
+
+    absent = False
+    process_group: dist.ProcessGroup | None = None
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  torch's name
+        if input.ndim < 2:  # noqa: PLR2004
+            raise ValueError(f"expected at least 2D input (got {input.ndim}D input)")
+
+    # Collectives and numbers that decide have no place in a compiled graph.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Normalise ``[n, C, ...]``.
+
+        Raises:
+            ValueError: while training there is no more than one value per channel over all ranks.
+        """
+        if not self.training or world_size(self.process_group) == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        with torch.no_grad():
+            statistics = gather_statistics(input, absent=self.absent, group=self.process_group)
+            if statistics.count <= 1:
+                raise ValueError(
+                    f"Expected more than 1 value per channel over all ranks when training, got {statistics.count}"
+                )
+            self._track(statistics)
+            dtype = torch.promote_types(input.dtype, torch.float32)
+            inverse = (statistics.squares / statistics.count + self.eps).rsqrt()
+        outputs: Tensor = _Normalise.apply(
+            input,
+            self.weight,
+            self.bias,
+            statistics.mean.to(dtype),
+            inverse.to(dtype),
+            statistics.count,
+            self.process_group,
+            self.absent,
+        )
+        return outputs
+
+    def _track(self, statistics: Statistics) -> None:
+        """Move the running statistics, as BatchNorm does: momentum None is the mean over all batches."""
+        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
+            return
+        factor = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            factor = 1.0 / int(self.num_batches_tracked) if factor is None else factor
+        factor = factor or 0.0
+        variance = statistics.squares / (statistics.count - 1)
+        for running, value in ((self.running_mean, statistics.mean), (self.running_var, variance)):
+            running.mul_(1 - factor).add_(value.to(running.dtype), alpha=factor)
+
+
+class NativeSyncBatchNorm(nn.SyncBatchNorm):
+    """torch's SyncBatchNorm, which needs a GPU, with placeholders that count nothing.
+
+    Attributes:
+        absent: whether what comes in is a placeholder, and counts nothing.
+    """
+
+    absent = False
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Normalise ``[n, C, ...]``."""
+        if not (self.absent and self.training):
+            return super().forward(input)
+        # No rows join torch's collectives and count 0. It makes them in the input's format, where half precision would
+        # meet the other ranks' single precision.
+        nothing = super().forward(input[:0].to(torch.promote_types(input.dtype, torch.float32)))
+        outputs = functional.batch_norm(
+            input,
+            None if self.running_mean is None else self.running_mean.clone(),
+            None if self.running_var is None else self.running_var.clone(),
+            self.weight,
+            self.bias,
+            training=self.running_mean is None,
+            eps=self.eps,
+        )
+        # The backward passes through those collectives too.
+        return outputs + nothing.sum().to(outputs.dtype) * 0

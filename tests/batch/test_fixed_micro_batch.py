@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np  # noqa: TID253
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.batch.batch_plan import BatchPlan
+from hpcddp.batch.explain import explain
+from hpcddp.batch.job import plan_numbers
+from hpcddp.batch.plan import PlanError, plan_batch, refuse_single_sample
+from hpcddp.batch.sampler import share_of
+
+
+def fixed(**numbers: Any) -> BatchPlan:
+    return plan_batch(**{"global_batch_size": 24, "world_size": 2, "samples": None, **numbers})
+
+
+@pytest.mark.parametrize(("world_size", "steps"), [(1, 6), (2, 3), (3, 2), (6, 1)])
+def test_accumulation_follows_from_the_world_size(world_size: int, steps: int) -> None:
+    plan = fixed(world_size=world_size, per_device_batch_size=4)
+    assert plan.grad_accum_steps == steps
+    assert plan.micro_batches == ((4,) * steps,) * world_size
+    assert plan.imbalance == 0
+
+
+@given(
+    chunks=st.integers(1, 24),
+    size=st.integers(1, 9),
+    world=st.integers(1, 24),
+    data=st.data(),
+    samples=st.integers(1, 500),
+)
+def test_micro_batches_are_the_same_for_every_world_size(
+    chunks: int, size: int, world: int, data: Any, samples: int
+) -> None:
+    batch = data.draw(st.integers(0, chunks * size))
+    if chunks % world:
+        return
+    one, many = (
+        plan_batch(global_batch_size=chunks * size, world_size=w, samples=samples, per_device_batch_size=size)
+        for w in (1, world)
+    )
+    indices = np.arange(batch)
+    (alone,) = [share_of(one, indices, 0)]
+    spread = [share for rank in range(world) for share in share_of(many, indices, rank)]
+    assert [share.tolist() for share in alone] == [share.tolist() for share in spread]
+    sizes = [len(share) for share in spread]
+    assert sum(sizes) == batch
+    assert all(found == size for found in sizes[: batch // size])
+    assert [sum(share) for share in many.share(batch)] == [n for runs, n in many.share_runs(batch) for _ in range(runs)]
+    bounds = list(accumulate((sum(share) for share in many.share(batch)), initial=0))
+    assert [many.rank_offset(batch, rank) for rank in range(world)] == [begin for begin, _ in pairwise(bounds)]
+
+
+@given(batch=st.integers(0, 60), world=st.integers(1, 7), cap=st.integers(1, 5), fixed_size=st.booleans())
+def test_what_all_ranks_have_in_a_micro_step_is_the_sum_of_their_shares(
+    batch: int, world: int, cap: int, *, fixed_size: bool
+) -> None:
+    numbers: dict[str, Any] = {"per_device_batch_size" if fixed_size else "max_per_device_batch_size": cap}
+    plan = fixed(global_batch_size=60 * world * cap, world_size=world, **numbers)
+    found = [samples for many, samples in plan.together_runs(batch) for _ in range(many)]
+    assert found == [sum(column) for column in zip(*plan.share(batch), strict=True)]
+
+
+def test_a_short_last_batch_is_told_as_it_is() -> None:
+    plan = plan_batch(global_batch_size=512, world_size=2, samples=5000, per_device_batch_size=32)
+    text = explain(plan_numbers(plan, epochs=1, learning_rate=0.1))
+    assert "accumulation     8 micro-steps per optimizer step; 32 samples per device, held fixed" in text
+    assert "    rank 1         136 samples = 4 x 32 + 1 x 8 + 3 x 0\n" in text
+
+
+def test_a_batch_that_it_does_not_fill_is_refused_with_the_ways_out() -> None:
+    with pytest.raises(PlanError) as caught:
+        fixed(global_batch_size=512, world_size=4, per_device_batch_size=48)
+    assert caught.value.message == (
+        "per_device_batch_size is 48, and 4 ranks make 192 of it in one micro-step, which does not divide "
+        "global_batch_size 512; write global_batch_size 384 or 576, or per_device_batch_size 32 or 64"
+    )
+
+
+@given(batch=st.integers(1, 3000), world=st.integers(1, 40), size=st.integers(1, 400))
+def test_every_way_out_works(batch: int, world: int, size: int) -> None:
+    if batch < world or batch % (world * size) == 0:
+        return
+    with pytest.raises(PlanError) as caught:
+        fixed(global_batch_size=batch, world_size=world, per_device_batch_size=size)
+    ways = caught.value.message.partition("; write ")[2].split(", or ")
+    names = {"global_batch_size": "global_batch_size", "per_device_batch_size": "per_device_batch_size"}
+    for way in ways:
+        name, _, numbers = way.replace("a world size of", "world_size").partition(" ")
+        for number in numbers.split(" or "):
+            asked = {"global_batch_size": batch, "world_size": world, "per_device_batch_size": size}
+            fixed(**{**asked, names.get(name, "world_size"): int(number)})
+
+
+@pytest.mark.parametrize("other", ["grad_accum_steps", "max_per_device_batch_size"])
+def test_what_it_decides_is_refused_beside_it(other: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        fixed(per_device_batch_size=4, **{other: 3})
+    assert caught.value.message == (
+        f"{other} is 3, and follows from per_device_batch_size, which is 4; keep one of them"
+    )
+
+
+def test_a_last_micro_batch_of_one_sample_is_found_where_it_is() -> None:
+    plan = fixed(per_device_batch_size=4, samples=24 + 17)
+    assert plan.first_single(17) == (1, 1)
+    with pytest.raises(PlanError) as caught:
+        refuse_single_sample(plan)
+    assert caught.value.message == (
+        "step 1 of every epoch has 17 samples, which leaves rank 1 one sample in micro-step 1, and BatchNorm has no "
+        "variance over one sample; use tail 'drop' or train.batch_norm sync or a model without BatchNorm"
+    )

@@ -1,0 +1,81 @@
+"""Groups that stay together, micro-batches of one size, scaled constants: the same on any number of ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.grouped_code import uneven_groups
+from tests.distributed.training import job_document, run_ranks, steps
+
+CODE = "tests.distributed.grouped_code"
+GROUPED: dict[str, Any] = {
+    "batch__global_batch_size": 5,
+    "batch__unit": "group",
+    "batch__group": f"{CODE}:uneven_groups",
+    "learning_rate": {"base": 0.01, "base_global_batch_size": 2, "rule": "sqrt"},
+    "train__optimizer": {"name": "adamw"},
+    "train__epochs": 3,
+}
+# 107 samples in batches of 24 leave a last batch of 11: micro-batches of 4, 4 and 3, and none for the last rank.
+GHOST: dict[str, Any] = {
+    "batch__global_batch_size": 24,
+    "batch__per_device_batch_size": 4,
+    "train__model": f"{CODE}:ghost_model",
+    "train__dataset_args": {"train": 107},
+    "train__optimizer": {"name": "sgd", "momentum": 0.9},
+    "train__epochs": 3,
+}
+CASES = {"groups": GROUPED, "groups, two at once": GROUPED | {"batch__max_per_device_batch_size": 2}, "ghost": GHOST}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("groups")
+    for world_size in (1, 2, 3):
+        folder = root / f"W{world_size}"
+        jobs = [{"run": folder / name, "spec": job_document(**case)} for name, case in CASES.items()]
+        outcome = run_ranks(folder, world_size, jobs)
+        assert outcome.codes == [0] * world_size, outcome.outputs
+    return root
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_losses_of_all_steps_equal_those_of_one_process(runs: Path, world_size: int, case: str) -> None:
+    reference, found = steps(runs / "W1" / case.partition(",")[0]), steps(runs / f"W{world_size}" / case)
+    assert len(found) == (15 if case == "ghost" else 9)
+    assert [record["loss"] for record in found] == pytest.approx(
+        [record["loss"] for record in reference], rel=0, abs=1e-12
+    )
+    assert [record["samples_seen"] for record in found] == [record["samples_seen"] for record in reference]
+
+
+def test_steps_of_groups_see_whole_groups_and_every_sample_once_an_epoch(runs: Path) -> None:
+    seen = [0, *(record["samples_seen"] for record in steps(runs / "W3" / "groups"))]
+    sizes = Counter(map(uneven_groups, range(100)))
+    assert len(sizes) == 12
+    assert [seen[step] for step in (3, 6, 9)] == [100, 200, 300]
+    assert len({after - before for before, after in pairwise(seen)}) > 2
+
+
+def test_the_rate_follows_the_batch_and_not_the_ranks(runs: Path) -> None:
+    for world_size in (1, 3):
+        (rate,) = {record["lr"] for record in steps(runs / f"W{world_size}" / "groups")}
+        assert rate == pytest.approx(0.01 * 2.5**0.5, rel=1e-15)
+
+
+def test_groups_that_differ_between_ranks_are_refused_by_every_rank(tmp_path: Path) -> None:
+    spec = job_document(batch__unit="group", batch__group=f"{CODE}:groups_of_the_rank", batch__global_batch_size=5)
+    outcome = run_ranks(tmp_path / "ranks", 2, [{"run": tmp_path / "run", "spec": spec}])
+    assert outcome.codes == [70, 70], outcome.outputs
+    assert outcome.errors[0] == outcome.errors[1]
+    assert outcome.errors[0]["message"] == (
+        f"batch.group is {CODE}:groups_of_the_rank, which gives other groups on rank 1 than on rank 0, so that the "
+        "ranks would train on samples twice or never; let it depend on the index and the data alone (hash() of a text "
+        "differs from process to process)"
+    )

@@ -1,0 +1,38 @@
+"""Evaluation on real ranks: one value, the same on all of them and in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.distributed.scored import METRICS, evaluate_here
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_evaluation_on_several_ranks_equals_that_of_one_process(tmp_path: Path, ranks: int) -> None:
+    script = Path(__file__).with_name("scored.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / "store"), str(rank), str(ranks)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, outputs
+    assert len({output for output, _ in outputs}) == 1
+    answer = json.loads(outputs[0][0])
+    assert answer["error"] == (
+        "metric odd returns 1 numbers per sample on one rank and 2 on another; return as many for every batch"
+    )
+    for samples, found in enumerate(answer["found"], start=1):
+        expected = evaluate_here(samples, METRICS)
+        assert found.pop("loss") == pytest.approx(expected.pop("loss"), rel=0, abs=1e-12)
+        assert np.array_equal([found[name] for name in expected], list(expected.values()), equal_nan=True), samples

@@ -1,0 +1,113 @@
+"""What a user might write, right and wrong under DDP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def linear(num_classes: int) -> nn.Sequential:
+    """Return a model that is the same on any number of ranks."""
+    return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, num_classes))
+
+
+def with_batch_norm(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.BatchNorm1d(48), nn.Dropout(), nn.Linear(48, num_classes))
+
+
+def scaled(num_classes: int) -> nn.Module:
+    """Return a model that divides one gradient by the number of ranks and multiplies another one by it."""
+    model = with_batch_norm(num_classes)
+    weight, bias = list(model.parameters())[-2:]
+    weight.register_hook(lambda gradient: gradient / dist.get_world_size())  # type: ignore[no-untyped-call]
+    bias.register_hook(lambda gradient: gradient * dist.get_world_size())  # type: ignore[no-untyped-call]
+    return model
+
+
+def centred(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), _Centred(), nn.Linear(48, num_classes))
+
+
+class _Centred(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs - inputs.mean(0)
+
+
+class _Gated(nn.Module):
+    """Leaves a layer out on rank 1."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body, self.last = linear(num_classes), nn.Linear(num_classes, num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.body(inputs)
+        return outputs if dist.get_rank() == 1 else outputs + self.last(outputs)
+
+
+def gated(num_classes: int) -> nn.Module:
+    return _Gated(num_classes)
+
+
+class _ByRank(nn.Module):
+    """Begins and changes its own weights by rank, and seeds torch alike on every rank."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body, self.calls = linear(num_classes), 0
+        with torch.no_grad():
+            next(self.body.parameters()).mul_(1 + dist.get_rank())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        torch.manual_seed(self.calls)
+        with torch.no_grad():
+            next(self.body.parameters())[0, 0] += 0.01 * dist.get_rank()
+        outputs: Tensor = self.body(nn.functional.dropout(inputs, 0.5, self.training))
+        return outputs
+
+
+def by_rank(num_classes: int) -> nn.Module:
+    return _ByRank(num_classes)
+
+
+class _Stubborn(nn.Module):
+    """Takes single precision and no other."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body = linear(num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.dtype is not torch.float32:
+            raise TypeError("float32 alone")
+        outputs: Tensor = self.body(inputs)
+        return outputs
+
+
+def stubborn(num_classes: int) -> nn.Module:
+    return _Stubborn(num_classes)
+
+
+def broken(num_classes: int) -> nn.Module:
+    raise RuntimeError(f"no model of {num_classes} classes today")
+
+
+class _Other(torch.utils.data.Dataset[Any]):
+    def __init__(self, split: str) -> None:
+        del split
+        self._images = torch.randn(100, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._images[index] + (index > 0) * dist.get_rank(), index % 10
+
+
+def other_samples(split: str) -> torch.utils.data.Dataset[Any]:
+    """Return noise that is other on rank 1, but for the first one."""
+    return _Other(split)

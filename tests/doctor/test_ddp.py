@@ -1,0 +1,207 @@
+"""What the doctor says of jobs whose ranks train what one process trains, and of those whose ranks do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from hpcddp.cli import boundary
+from hpcddp.cli.doctor_ddp import ddp
+from hpcddp.doctor.ddp import DdpDiagnosis, examine_job
+from hpcddp.doctor.ddp_errors import ComparisonError
+from hpcddp.doctor.ddp_findings import DdpFinding, failure
+from hpcddp.doctor.ddp_job import comparison_of
+from hpcddp.doctor.ddp_processes import Place, run_ranks
+from hpcddp.spec.job import JobSpec
+
+ROOT = Path(__file__).parents[2]
+MODELS = "tests.doctor.ddp_models"
+
+
+def document(model: str, *, size: int = 31, **changes: Any) -> dict[str, Any]:
+    train = {"model": f"{MODELS}:{model}", "dataset": "synthetic", **changes.pop("train", {})}
+    batch = {"global_batch_size": size, **changes.pop("batch", {})}
+    return {"name": "small", "batch": batch, "learning_rate": {"base": 0.1}, "train": train, **changes}
+
+
+def diagnose(job: Mapping[str, Any], world_size: int | None = 2) -> DdpDiagnosis:
+    spec = JobSpec.model_validate(job)
+    return examine_job(spec, world_size=world_size, steps=3, directory=ROOT, environment=os.environ, timeout_s=240)
+
+
+CASES: dict[str, tuple[dict[str, Any], int]] = {
+    "clean": (document("with_batch_norm", batch={"max_per_device_batch_size": 4}), 3),
+    "scaled": (document("scaled", train={"batch_norm": "sync"}), 2),
+    "centred": (document("centred"), 2),
+    "gated": (document("gated"), 2),
+    "by_rank": (document("by_rank"), 2),
+    "other_samples": (document("stubborn", train={"dataset": f"{MODELS}:other_samples", "num_classes": 10}), 2),
+}
+
+
+@pytest.fixture(scope="module")
+def diagnoses() -> Mapping[str, Future[DdpDiagnosis]]:
+    """Two at a time: most of a comparison is the start of its processes."""
+    with ThreadPoolExecutor(2) as pool:
+        return {name: pool.submit(diagnose, *case) for name, case in CASES.items()}
+
+
+def kinds(diagnosis: DdpDiagnosis) -> dict[str, str]:
+    return {finding.kind: finding.severity for finding in diagnosis.findings}
+
+
+def finding(diagnosis: DdpDiagnosis, kind: str) -> DdpFinding:
+    return next(found for found in diagnosis.findings if found.kind == kind)
+
+
+def test_ghost_batch_norm_and_dropout_are_notes_and_all_else_is_the_same(
+    diagnoses: Mapping[str, Future[DdpDiagnosis]],
+) -> None:
+    found = diagnoses["clean"].result()
+    assert kinds(found) == {"ghost_batch_norm": "note", "dropout": "note"}
+    assert not found.defect
+    assert found.comparison.grad_accum_steps == 2
+    assert found.gradient_error is not None
+    assert found.gradient_error <= 1e-12
+    assert "takes statistics of the 5 samples or more" in finding(found, "ghost_batch_norm").sentence
+    text = found.explain()
+    assert text.startswith("small: THE SAME\none process against 3 ranks, 2 micro-steps each: 3 steps of 31 samples")
+    assert "note: Dropout masks differ between ranks, as they should" in text
+
+
+def test_gradients_scaled_by_the_number_of_ranks_are_named_with_their_cause(
+    diagnoses: Mapping[str, Future[DdpDiagnosis]],
+) -> None:
+    found = diagnoses["scaled"].result()
+    # BatchNorm is synchronised here, and adds nothing to that.
+    assert kinds(found) == {"gradient_divided": "defect", "gradient_multiplied": "defect", "dropout": "note"}
+    divided, multiplied = finding(found, "gradient_divided"), finding(found, "gradient_multiplied")
+    assert divided.sentence.startswith("The gradient of 4.weight is 0.5 of the right one at 2 ranks")
+    assert "a gather without gradient" in divided.sentence
+    assert multiplied.sentence.startswith("The gradient of 4.bias is 2 times the right one at 2 ranks")
+
+
+def test_statistics_over_the_samples_of_a_rank_are_named(diagnoses: Mapping[str, Future[DdpDiagnosis]]) -> None:
+    found = diagnoses["centred"].result()
+    assert kinds(found) == {"samples_mixed": "defect"}
+    assert "depends on the samples beside it" in found.findings[0].sentence
+
+
+def test_a_parameter_unused_on_one_rank_is_named_and_nothing_hangs(
+    diagnoses: Mapping[str, Future[DdpDiagnosis]],
+) -> None:
+    found = diagnoses["gated"].result()
+    assert kinds(found) == {"unused_on_some_ranks": "defect"}
+    assert "last.bias and 1 more parameter" in found.findings[0].sentence
+    assert "find_unused_parameters = True" in found.findings[0].way_out
+    assert found.gradient_error is None
+
+
+def test_drift_first_weights_and_masks_by_rank_are_told_apart(diagnoses: Mapping[str, Future[DdpDiagnosis]]) -> None:
+    found = diagnoses["by_rank"].result()
+    assert kinds(found) == {
+        "drift": "defect",
+        "same_masks": "defect",
+        "initialisation_by_rank": "note",
+        "unseeded_noise": "note",
+    }
+    assert "After step 1 parameter body.2.weight on rank 1 is not" in finding(found, "drift").sentence
+    assert "body.2.weight on rank 1 is not that of rank 0" in finding(found, "initialisation_by_rank").sentence
+
+
+def test_samples_that_depend_on_the_rank_are_counted_in_the_precision_that_the_model_takes(
+    diagnoses: Mapping[str, Future[DdpDiagnosis]],
+) -> None:
+    found = diagnoses["other_samples"].result()
+    assert found.comparison.precision == "fp32"
+    assert kinds(found) == {"other_samples": "defect"}
+    assert "15 of 31 samples of step 1 are not those of one process" in found.findings[0].sentence
+
+
+def test_the_command_prints_one_document_and_exits_with_2_for_a_job_that_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer()
+    app.command()(ddp)
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps(document("broken")))
+    monkeypatch.chdir(ROOT)
+    assert boundary.run(app, [str(job), "--json"]) == 2
+    message = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert message.startswith("the job does not run in one process: train.model is tests.doctor.ddp_models:broken")
+    assert "no model of 10 classes today" in message
+
+
+def test_the_command_exits_with_1_for_a_defect_and_0_without(
+    diagnoses: Mapping[str, Future[DdpDiagnosis]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app = typer.Typer()
+    app.command()(ddp)
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps(document("scaled")))
+    for name, code in (("scaled", 1), ("clean", 0)):
+        known = diagnoses[name].result()
+        monkeypatch.setattr("hpcddp.doctor.ddp.examine_job", lambda *_, known=known, **__: known)
+        assert boundary.run(app, [str(job), "--json"]) == code
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["defect"] is bool(code)
+        assert {found["kind"] for found in printed["findings"]} == set(kinds(known))
+
+
+def test_what_leaves_nothing_to_compare_is_refused() -> None:
+    job = JobSpec.model_validate(document("linear", size=7))
+    with pytest.raises(ComparisonError, match="--world-size is 1, and one process is what the ranks are compared with"):
+        comparison_of(job, world_size=1)
+    with pytest.raises(ComparisonError, match="global_batch_size is 7, which leaves 4 ranks fewer than two samples"):
+        comparison_of(job, world_size=4)
+    with pytest.raises(ComparisonError, match="the job has no train section"):
+        comparison_of(job.model_copy(update={"train": None}), world_size=2)
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (3, 3), (64, 4)])
+def test_the_job_says_how_many_ranks_within_what_one_machine_runs(nodes: int, ranks: int) -> None:
+    job = JobSpec.model_validate(document("linear", size=128, resources={"nodes": nodes}))
+    comparison = comparison_of(job, world_size=None)
+    assert (comparison.world_size, comparison.global_batch_size) == (ranks, 32)
+
+
+def test_a_rank_that_fails_alone_is_quoted_and_the_first_one_is() -> None:
+    comparison = comparison_of(JobSpec.model_validate(document("linear")), world_size=2)
+    errors = [
+        {"kind": "unexpected", "message": "Connection closed by peer", "time": 2.0},
+        {"kind": "user_code", "message": "train.model failed", "time": 1.0},
+    ]
+    found = failure(errors, comparison)
+    assert (found.kind, found.severity) == ("fails_on_ranks", "defect")
+    assert found.sentence == "One process trains, and 2 ranks do not: train.model failed."
+
+
+def place(tmp_path: Path, python: str) -> Place:
+    return Place(python=python, directory=ROOT, environment=os.environ, scratch=tmp_path, steps=1, timeout_s=0.2)
+
+
+def test_ranks_that_take_too_long_are_ended_and_said_to(tmp_path: Path) -> None:
+    with pytest.raises(ComparisonError, match=r"2 ranks took longer than 0\.2 s; raise --timeout, or see whether"):
+        run_ranks(place(tmp_path, sys.executable), "ranks", "", 2)
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ComparisonError, match="the interpreter /nowhere/python cannot be started"):
+        run_ranks(place(tmp_path, "/nowhere/python"), "ranks", "", 1)
+
+
+def test_a_rank_that_dies_is_quoted(tmp_path: Path) -> None:
+    slow = Place(python="/bin/false", directory=ROOT, environment=os.environ, scratch=tmp_path, steps=1, timeout_s=60)
+    (report,) = run_ranks(slow, "ranks", "", 1)
+    assert report["error"]["message"] == "rank 0 ended with code 1 before it could report (it said nothing)"

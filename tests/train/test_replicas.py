@@ -1,0 +1,198 @@
+"""BatchNorm's modes, averaged weights, the guard's sentences and the noise scale, in one process."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpcddp.batch.plan import PlanError
+from hpcddp.run.checkpoints import list_checkpoints
+from hpcddp.train.ema import Ema
+from hpcddp.train.errors import ModelError, ResumeError, UserCodeError
+from hpcddp.train.guard import LEARNING_RATE, digest, drift_error
+from hpcddp.train.noise import NoiseScale
+from hpcddp.train.normalisation import choose_batch_norm
+from hpcddp.train.sync_batch_norm import NativeSyncBatchNorm, SyncBatchNorm
+from tests.distributed.norm_code import norm_net, own_forward
+from tests.distributed.training import evaluations, result, steps
+from tests.train.conftest import Training
+
+NewTraining = Callable[[str], Training]
+NORM: dict[str, Any] = {"train__model": "tests.distributed.norm_code:norm_net"}
+
+
+def test_synchronised_layers_keep_names_values_and_objects() -> None:
+    model: Any = norm_net(3)
+    layers, state = list(model.modules()), copy.deepcopy(model.state_dict())
+    choose_batch_norm(model, "local", "cpu")
+    assert type(model[1]) is nn.BatchNorm2d
+    choose_batch_norm(model, "sync", "cpu")
+    assert [type(model[index]) for index in (1, 5)] == [SyncBatchNorm, SyncBatchNorm]
+    assert all(one is other for one, other in zip(model.modules(), layers, strict=True))
+    assert list(model.state_dict()) == list(state)
+    norm_net(3).load_state_dict(model.state_dict())
+    choose_batch_norm(model, "sync", "cpu")
+
+
+def test_gpus_take_torchs_own_layer() -> None:
+    model: Any = norm_net(3)
+    choose_batch_norm(model, "sync", "cuda")
+    assert type(model[1]) is NativeSyncBatchNorm
+    copy.deepcopy(model)
+
+
+def test_layers_that_were_synchronised_by_their_author_stay_so() -> None:
+    model = nn.Sequential(nn.SyncBatchNorm(3), nn.BatchNorm1d(3))
+    choose_batch_norm(model, "local", "cpu")
+    assert [type(layer) for layer in model] == [SyncBatchNorm, nn.BatchNorm1d]
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (own_forward(10), "layer 1 is a Own, which has a forward of its own, which would be lost; write a plain"),
+        (nn.LazyBatchNorm1d(), r"layer \(the model\) is a LazyBatchNorm1d, which does not know its size before"),
+    ],
+)
+def test_layers_that_cannot_be_synchronised_are_refused(model: nn.Module, why: str) -> None:
+    with pytest.raises(ModelError, match=f"train.batch_norm is sync, and {why} .*, or train.batch_norm local"):
+        choose_batch_norm(model, "sync", "cpu")
+
+
+def test_one_rank_alone_trains_alike_in_both_modes(new_training: NewTraining) -> None:
+    digests = set()
+    for mode in ("local", "sync"):
+        run = new_training(mode)
+        run.train(**NORM, train__batch_norm=mode)
+        digests.add(result(run.run.path)["parameters_sha256"])
+    assert len(digests) == 1
+
+
+def test_one_sample_over_all_ranks_is_refused_before_the_first_step(training: Training) -> None:
+    with pytest.raises(PlanError, match="leaves one sample to all ranks together in micro-step 0"):
+        training.train(**NORM, train__batch_norm="sync", batch__global_batch_size=33)
+    assert not training.run.metrics.exists()
+
+
+def test_averaged_weights_are_evaluated_saved_and_resumed(new_training: NewTraining) -> None:
+    changes: dict[str, Any] = {**NORM, "train__epochs": 2, "checkpoint": {"every": {"steps": 3}}}
+    plain, whole, broken = (new_training(name) for name in ("plain", "whole", "broken"))
+    plain.train(**changes)
+    whole.train(**changes, train__ema_decay=0.7)
+    broken.crash(steps=6, **changes, train__ema_decay=0.7)
+    with pytest.raises(ResumeError, match=r"was saved with averaged weights, and now train.ema_decay is null, so that"):
+        broken.train(attempt=1, **changes)
+    broken.train(attempt=2, **changes, train__ema_decay=0.7)
+    one, other, again = (result(run.run.path) for run in (plain, whole, broken))
+    assert one["parameters_sha256"] == other["parameters_sha256"] == again["parameters_sha256"]
+    assert one["ema_sha256"] is None
+    assert other["ema_sha256"] == again["ema_sha256"] != other["parameters_sha256"]
+    assert [record["loss"] for record in steps(plain.run.path)] == [record["loss"] for record in steps(whole.run.path)]
+    assert evaluations(plain.run.path)[-1]["val_loss"] != evaluations(whole.run.path)[-1]["val_loss"]
+    assert again["val_loss"] == other["val_loss"]
+    assert any("evaluations use averaged weights, of decay 0.7 per step" in line for line in whole.said)
+    state = torch.load(list_checkpoints(whole.run.checkpoints)[0] / "ema.pt", weights_only=True)
+    norm_net(10).load_state_dict(state)
+
+
+def test_average_of_a_run_that_had_none_is_refused(training: Training) -> None:
+    training.crash(steps=3, checkpoint={"every": {"steps": 2}})
+    with pytest.raises(ResumeError, match=r"was saved without averaged weights, and now train.ema_decay is given"):
+        training.train(attempt=1, train__ema_decay=0.9)
+
+
+def test_model_that_cannot_be_copied_has_no_average() -> None:
+    model = nn.Linear(2, 2)
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(UserCodeError, match=r"train.ema_decay is 0.9, which needs a copy of the model, and copy"):
+        Ema(model, 0.9)
+
+
+def test_average_takes_other_buffers_over_as_they_are() -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("mask", torch.tensor([-torch.inf, 0.0]))
+    average = Ema(model, 0.5)
+    model.mask[1] = 4.0  # type: ignore[operator]
+    average.update(model)
+    assert average.model.state_dict()["mask"].tolist() == [-torch.inf, 4.0]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+)
+def test_digest_sees_every_entry_and_its_place(dtype: torch.dtype) -> None:
+    values = torch.tensor([0, 1, 0, 1, 1, 0]).to(dtype)
+    digests = {int(digest(values))}
+    for index in range(len(values)):
+        other = values.clone()
+        other[index] = 1 - other[index].to(torch.int64) if not dtype.is_complex else other[index] + 1
+        digests.add(int(digest(other)))
+    digests.add(int(digest(values.flip(0))))
+    assert len(digests) == 8
+
+
+def test_digest_does_not_depend_on_the_layout() -> None:
+    images = torch.randn(2, 3, 4, 5)
+    assert digest(images) == digest(images.to(memory_format=torch.channels_last))
+    assert digest(torch.zeros(0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ([[1, 5], [1, 6]], "after step 7 rank 1 differs from the other ranks in weight, so that"),
+        ([[1, 5], [1, 6], [1, 6]], "after step 7 rank 0 differs from the other ranks in weight, so that"),
+        ([[1, 5], [2, 5], [1, 5]], "after step 7 rank 1 differs from the other ranks in the learning rate, so that"),
+        (
+            [[1, 5], [2, 6], [1, 4], [1, 5]],
+            "after step 7 ranks 1 and 1 more differ from the other ranks in the learning rate and weight, so",
+        ),
+    ],
+)
+def test_drift_names_who_differs_from_most(table: list[list[int]], sentence: str) -> None:
+    assert drift_error((LEARNING_RATE, "weight"), table, 7).message.startswith(sentence)
+
+
+def test_noise_scale_is_unknown_until_there_is_a_signal() -> None:
+    assert NoiseScale().samples is None
+    assert NoiseScale(trace=1.0, signal=-1.0, steps=3).samples is None
+    assert NoiseScale(trace=1.0, signal=-1.0, steps=3).advice(8) == (
+        "gradient noise scale: not known after 3 steps, the gradient is too small to be told"
+    )
+
+
+def test_steps_that_tell_nothing_are_left_out() -> None:
+    before = NoiseScale(trace=2.0, signal=1.0, steps=9)
+    assert before.observed(small=1.0, large=1.0, shares=[3, 0]) == before
+    assert before.observed(small=float("nan"), large=1.0, shares=[3, 3]) == before
+
+
+def test_estimate_solves_the_two_equations() -> None:
+    # |G|^2 = 4 and tr(S) = 12: ranks of 2 and 3 samples expect 4 + 6 and 4 + 4, the five samples 4 + 12/5.
+    found = NoiseScale().observed(small=10 + 8, large=6.4, shares=[2, 3, 0])
+    assert found.samples == pytest.approx(3, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("batch", "verdict"),
+    [
+        (32, "a larger batch would still pay: twice the batch would need 43% fewer steps"),
+        (
+            2000,
+            (
+                "a larger batch would hardly pay: twice the batch would need only 5% fewer steps, and half of it 45% "
+                "fewer samples"
+            ),
+        ),
+    ],
+)
+def test_advice_says_what_another_batch_would_give(batch: int, verdict: str) -> None:
+    noise = NoiseScale(trace=200.0, signal=1.0, steps=400)
+    assert noise.advice(batch) == f"gradient noise scale 200 samples, global batch {batch}: {verdict}"
+    assert "(of 3 steps, few for an estimate)" in NoiseScale(trace=200.0, signal=1.0, steps=3).advice(batch)
