@@ -1,0 +1,106 @@
+"""How often a run may be started again, counted in its own event log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.stop.cause import Cause
+
+# What each cause is counted as. What somebody else requeues has no limit of its own, but it must make progress.
+_COUNTED_AS: Mapping[Cause, str] = {
+    Cause.PREEMPTION: "preemptions",
+    Cause.TIME_LIMIT: "time_limits",
+    Cause.NODE_FAILURE: "failures",
+    Cause.CRASH: "failures",
+}
+_FIELDS: Mapping[str, str] = {
+    "preemptions": "requeue.max_preemptions",
+    "time_limits": "requeue.max_time_limits",
+    "failures": "requeue.max_failures",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much of each a run is allowed; None has no limit.
+
+    Args:
+        preemptions: requeues after a preemption.
+        time_limits: requeues after a time limit.
+        failures: requeues after an infrastructure failure.
+        attempts_without_progress: attempts in a row that saved no newer step.
+    """
+
+    preemptions: int | None
+    time_limits: int
+    failures: int
+    attempts_without_progress: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """How much of each a run has used since a person last submitted it.
+
+    Args:
+        preemptions: requeues after a preemption.
+        time_limits: requeues after a time limit.
+        failures: requeues after an infrastructure failure.
+        attempts_without_progress: attempts in a row, up to the newest, that saved no newer step than all before them.
+    """
+
+    preemptions: int = 0
+    time_limits: int = 0
+    failures: int = 0
+    attempts_without_progress: int = 0
+
+
+def spent_of(events: Sequence[Mapping[str, Any]]) -> Spent:
+    """Return what a run has used up.
+
+    Args:
+        events: the run's events in their order. A ``resume`` event, by a person, begins the count anew; what was saved
+            before it still counts as old.
+    """
+    counts = dict.fromkeys(_FIELDS, 0)
+    newest_step, idle = 0, 0
+    for event in events:
+        kind = event["event"]
+        if kind == "resume":
+            counts, idle = dict.fromkeys(_FIELDS, 0), 0
+        elif kind == "start":
+            idle += 1
+        elif kind == "save" and event["reason"] != "failed" and (event["step"] or 0) > newest_step:
+            newest_step, idle = event["step"], 0
+        elif kind == "requeue" and (counted := _COUNTED_AS.get(Cause(event["cause"]))) is not None:
+            counts[counted] += 1
+    return Spent(**counts, attempts_without_progress=idle)
+
+
+def stuck(spent: Spent, limits: Limits) -> str | None:
+    """Return why a run that makes no progress must not start again, or None while it may."""
+    attempts = spent.attempts_without_progress
+    if attempts < limits.attempts_without_progress:
+        return None
+    times = "the last attempt" if attempts == 1 else f"the last {attempts} attempts"
+    return (
+        f"{times} saved no new step, and requeue.max_attempts_without_progress is {limits.attempts_without_progress}"
+    )
+
+
+def used_up(spent: Spent, limits: Limits, cause: Cause) -> str | None:
+    """Return why one more requeue after ``cause`` is not allowed, or None while it is.
+
+    Args:
+        spent: what has been used before.
+        limits: what is allowed.
+        cause: why the attempt ended.
+    """
+    counted = _COUNTED_AS.get(cause)
+    if counted is None:
+        return None
+    allowed, used = getattr(limits, counted), getattr(spent, counted)
+    if allowed is None or used < allowed:
+        return None
+    return f"{_FIELDS[counted]} is {allowed}, and that many are used up"
