@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpcddp.rehearse import state
 from tests.rehearse.leftovers import leftovers
 from tests.slurm.live import Sandbox
+from tests.slurm.play import Plays, billings_of
 
 SANDBOX = (sys.executable, "-P", "-m", "hpcddp.cli", "sandbox")
 # Signals, requeues and lost nodes take seconds, not minutes.
@@ -31,26 +34,50 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Sandbox]:
-    # Paths of sockets are short, pytest's temporary directories are not.
-    directory = Path(tempfile.mkdtemp(prefix="hpcddp-"))
-    try:
-        yield from _sandbox(directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with sandbox_with(*QUICK) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)
 def _no_job_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """One test's jobs, left by a failure too, do not hold up the next test."""
     yield
-    if "sandbox" in request.fixturenames:
+    # Plays go on beside each other.
+    if "sandbox" in request.fixturenames and "plays" not in request.fixturenames:
         request.getfixturevalue("sandbox").cancel_all()
 
 
-def _sandbox(parent: Path) -> Iterator[Sandbox]:
+@pytest.fixture(scope="session")
+def plays(
+    request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Plays]:
+    plays = Plays(billings_of(request.session.items), sandbox, tmp_path_factory.mktemp("plays"))
+    yield plays
+    plays.close()
+
+
+@pytest.fixture
+def played(request: pytest.FixtureRequest, plays: Plays) -> Any:
+    """What the play of this test returned."""
+    (billing,) = billings_of([request.node])
+    return plays.outcome(billing.play)
+
+
+@contextlib.contextmanager
+def sandbox_with(*settings: str) -> Iterator[Sandbox]:
+    """Start a Slurm of four hosts with settings of its own, and take it away."""
+    # Paths of sockets are short, pytest's temporary directories are not.
+    directory = Path(tempfile.mkdtemp(prefix="hpcddp-"))
+    try:
+        yield from _sandbox(directory, settings)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sandbox(parent: Path, settings: Sequence[str]) -> Iterator[Sandbox]:
     directory = parent / "sandbox"
-    settings = [word for setting in QUICK for word in ("--conf", setting)]
-    started = _sandbox_command("up", directory, "--nodes", "4", "--hosts", "namespaces", *settings)
+    options = [word for setting in settings for word in ("--conf", setting)]
+    started = _sandbox_command("up", directory, "--nodes", "4", "--hosts", "namespaces", *options)
     assert started.returncode == 0, started.stdout + started.stderr
     document = json.loads(started.stdout)
     known = state.read(directory)

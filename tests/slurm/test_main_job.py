@@ -6,19 +6,17 @@ import json
 import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm.hostlist import expand
+from tests.slurm.jobs import HPCDDP, finished, result_of, submit, wait_for, write_job
 
 if TYPE_CHECKING:
     from tests.slurm.live import Sandbox
-
-HPCDDP = (sys.executable, "-m", "hpcddp")
 
 MODEL = """
 import os
@@ -31,64 +29,11 @@ def build(num_classes, fail_on_rank=None, width=32):
     return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, width), nn.ReLU(), nn.Linear(width, num_classes))
 """
 
-JOB = """
-name: digits
-resources: {{nodes: {nodes}, tasks_per_node: {tasks}, cpus_per_task: 1, time_limit: 20}}
-environment: {{python: {python}}}
-batch: {{global_batch_size: 64}}
-learning_rate: {{base: 0.1}}
-train: {{model: "small:build", dataset: digits, epochs: {epochs}, precision: fp64, model_args: {{{model_args}}}}}
-launch: {{rendezvous_timeout: {timeout}}}
-{more}
-"""
-
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     (tmp_path / "small.py").write_text(MODEL)
     return tmp_path
-
-
-def write_job(
-    directory: Path,
-    *,
-    nodes: int = 2,
-    tasks: int = 1,
-    epochs: int = 2,
-    python: str = sys.executable,
-    model_args: str = "",
-    timeout: str = "3min",
-    more: str = "",
-) -> Path:
-    path = directory / "job.yaml"
-    path.write_text(
-        JOB.format(
-            nodes=nodes, tasks=tasks, epochs=epochs, python=python, model_args=model_args, timeout=timeout, more=more
-        )
-    )
-    return path
-
-
-def submit(sandbox: Sandbox, job: Path, *options: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    done = sandbox.run(*HPCDDP, "submit", str(job), "--json", *options, cwd=job.parent, env=env)
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
-
-
-def finished(sandbox: Sandbox, job_id: str) -> dict[str, str]:
-    return sandbox.wait(job_id, states={"COMPLETED"}, timeout=300)
-
-
-def result_of(run: RunDirectory) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(run.result.read_text())
-    return result
-
-
-def wait_for(path: Path, text: str, *, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not (path.exists() and text in path.read_text()):
-        assert time.monotonic() < deadline, f"{path} never held {text!r}"
-        time.sleep(0.2)
 
 
 def test_four_hosts_with_two_tasks_each_train_and_the_script_is_the_rendered_one(
@@ -134,7 +79,7 @@ def test_the_script_without_a_run_id_runs_by_hand_from_any_directory_and_gives_t
 def test_a_requeued_job_goes_on_and_ends_with_the_parameters_of_the_uninterrupted_one(
     sandbox: Sandbox, directory: Path
 ) -> None:
-    job = write_job(directory, epochs=30, more="checkpoint: {every: {steps: 20}}")
+    job = write_job(directory, epochs=30, sections={"checkpoint": {"every": {"steps": 20}}})
     reference = submit(sandbox, job)
     finished(sandbox, reference["job_id"])
     submitted = submit(sandbox, job)
@@ -165,7 +110,7 @@ def test_a_rank_that_never_starts_is_named_with_its_host(sandbox: Sandbox, direc
         f'#!/bin/sh\n[ "$SLURM_STEP_NUM_TASKS:$SLURM_PROCID" = 2:1 ] && exec sleep 600\nexec {sys.executable} "$@"\n'
     )
     wrapper.chmod(0o755)
-    job = write_job(directory, python=str(wrapper), timeout="20s")
+    job = write_job(directory, python=str(wrapper), sections={"launch": {"rendezvous_timeout": "20s"}})
     submitted = submit(sandbox, job)
     ended = sandbox.wait(submitted["job_id"], states={"FAILED"}, timeout=120)
     result = result_of(RunDirectory(Path(submitted["run_dir"])))
@@ -176,7 +121,7 @@ def test_a_rank_that_never_starts_is_named_with_its_host(sandbox: Sandbox, direc
 
 
 def test_an_exception_on_one_rank_ends_the_job_and_is_named_first(sandbox: Sandbox, directory: Path) -> None:
-    job = write_job(directory, model_args="fail_on_rank: 1")
+    job = write_job(directory, sections={"train": {"model_args": {"fail_on_rank": 1}}})
     done = sandbox.run(*HPCDDP, "submit", str(job), "--follow", "--json", cwd=directory, check=False, timeout=180)
     assert done.returncode == 1
     document = json.loads(done.stdout)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.slurm.jobs import finished, submit, write_job
 from tests.slurm.live import Sandbox
-from tests.slurm.test_main_job import MODEL, finished, submit, write_job
+from tests.slurm.test_main_job import MODEL
 
 pytestmark = pytest.mark.long
 

@@ -1,0 +1,180 @@
+"""Plays: what happens to one run or a few on the real Slurm. They are played side by side, and tests look at the end.
+
+A test names its play with ``@pytest.mark.play(function)`` and takes the fixture ``played``: what the function returned.
+Plays of all selected tests begin together, so that one waits while another computes. ``long=True`` lets a play begin
+before the others; ``alone=True`` keeps it until all of those have ended, because it disturbs the whole Slurm.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.run.directory import RunDirectory
+from tests.slurm.account import Account, account_of, report
+from tests.slurm.jobs import submit, write_job
+from tests.slurm.life import Life
+from tests.slurm.live import Sandbox
+
+# Twenty-four epochs of 23 steps: 552 steps of 30 ms are 17 s, of which hardly any needs the machine.
+EPOCHS = 24
+STEP_S = 0.03
+# What is preempted lies on the first two hosts, everything else on the others.
+PREEMPTED, UNDISTURBED = "n1,n2", "n3,n4"
+_AT_ONCE = 5
+
+
+class References:
+    """The same runs uninterrupted, one for each number of ranks, made when they are first asked for."""
+
+    def __init__(self, sandbox: Sandbox, directory: Path) -> None:
+        self._sandbox, self._directory = sandbox, directory
+        self._known: dict[tuple[int, int], Life] = {}
+        self._lock = threading.Lock()
+
+    def of(self, nodes: int, tasks: int) -> Life:
+        """Return the uninterrupted run on so many hosts with so many ranks each."""
+        with self._lock:
+            if (nodes, tasks) not in self._known:
+                place = Place(sandbox=self._sandbox, directory=self._directory, references=self)
+                life = place.start(f"reference-{nodes}-{tasks}", nodes=nodes, tasks=tasks, seconds=0)
+                life.finish()
+                self._known[nodes, tasks] = life
+            return self._known[nodes, tasks]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a play is played.
+
+    Attributes:
+        sandbox: the Slurm.
+        directory: the play's own.
+        references: the uninterrupted runs.
+    """
+
+    sandbox: Sandbox
+    directory: Path
+    references: References
+
+    def start(
+        self,
+        name: str,
+        *,
+        nodes: int = 2,
+        tasks: int = 1,
+        epochs: int = EPOCHS,
+        on: str | None = None,
+        partition: str = "low",
+        behaviour: dict[str, float] | None = None,
+        seconds: float = STEP_S,
+        **changes: dict[str, Any],
+    ) -> Life:
+        """Submit the training.
+
+        Args:
+            name: tells the runs of one play apart.
+            nodes: hosts.
+            tasks: ranks on each.
+            epochs: the length; another one than the usual has no uninterrupted run to compare with.
+            on: hosts to choose from; None = any.
+            partition: its partition.
+            behaviour: what the model does besides.
+            seconds: how long a step takes at least.
+            changes: sections of the job file.
+        """
+        directory = self.directory / name
+        directory.mkdir(parents=True)
+        shutil.copy(Path(__file__).with_name("traced.py"), directory)
+        resources = {"nodes": nodes, "tasks_per_node": tasks, "cpus_per_task": 1, "time_limit": 20}
+        placed = {"partition": partition, **({} if on is None else {"nodelist": on})}
+        changes["resources"] = {**resources, **placed, **changes.get("resources", {})}
+        train = {"model": "traced:build", "dataset": "digits", "epochs": epochs, "precision": "fp64"}
+        arguments = {"model_args": {"seconds": seconds, **(behaviour or {})}}
+        changes["train"] = {**train, **arguments, **changes.get("train", {})}
+        job = write_job(directory, sections=changes)
+        submitted = submit(self.sandbox, job)
+        return Life(
+            sandbox=self.sandbox, job=job, run=RunDirectory(Path(submitted["run_dir"])), job_id=submitted["job_id"]
+        )
+
+    def preempt(self, on: str = PREEMPTED, *, seconds: float = 3) -> str:
+        """Let a job of higher priority take hosts for itself, and return its id at once."""
+        count = on.count(",") + 1
+        words = ("--partition=high", "--exclusive", f"--nodelist={on}", f"--nodes={count}", "--output=/dev/null")
+        return self.sandbox.submit(*words, f"--wrap=sleep {seconds}")
+
+    def account(self, fault: str, life: Life, *, nodes: int = 2, tasks: int = 1) -> Account:
+        """Wait until a run has finished, and measure it."""
+        reference = self.references.of(nodes, tasks)
+        life.finish()
+        account = account_of(life, reference)
+        report(fault, life, account)
+        return account
+
+
+Play = Callable[[Place], Any]
+
+
+@dataclass(frozen=True)
+class Billing:
+    """A play and how it is played; see the module."""
+
+    play: Play
+    long: bool = False
+    alone: bool = False
+
+
+class Plays:
+    """Plays the plays.
+
+    Args:
+        billings: what is to be played.
+        sandbox: where.
+        directory: for their files.
+    """
+
+    def __init__(self, billings: Iterable[Billing], sandbox: Sandbox, directory: Path) -> None:
+        self._sandbox, self._directory = sandbox, directory
+        self._references = References(sandbox, directory)
+        self._stage = ThreadPoolExecutor(_AT_ONCE)
+        self._after = ThreadPoolExecutor(1)
+        self._futures: dict[Play, Future[Any]] = {}
+        known = dict.fromkeys(billings)
+        for billing in sorted(known, key=lambda one: not one.long):
+            if not billing.alone:
+                self._futures[billing.play] = self._stage.submit(self._play, billing.play)
+        together = list(self._futures.values())
+        for billing in known:
+            if billing.alone:
+                self._futures[billing.play] = self._after.submit(self._play, billing.play, after=together)
+
+    def outcome(self, play: Play) -> Any:
+        """Return what a play returned, once it is over; raise what it raised."""
+        return self._futures[play].result()
+
+    def close(self) -> None:
+        """Play nothing more."""
+        for stage in (self._stage, self._after):
+            stage.shutdown(wait=False, cancel_futures=True)
+        self._sandbox.cancel_all()
+        for stage in (self._stage, self._after):
+            stage.shutdown(wait=True)
+
+    def _play(self, play: Play, after: Iterable[Future[Any]] = ()) -> Any:
+        wait(after)
+        directory = self._directory / getattr(play, "__name__", "play")
+        return play(Place(sandbox=self._sandbox, directory=directory, references=self._references))
+
+
+def billings_of(items: Iterable[pytest.Item]) -> list[Billing]:
+    """Return the plays that tests ask for."""
+    marks = (item.get_closest_marker("play") for item in items)
+    return [Billing(*mark.args, **mark.kwargs) for mark in marks if mark is not None]
