@@ -1,30 +1,23 @@
-"""Checkpoints on disk: directories ``step-000123`` that are whole or not there. Standard library alone.
+"""Reading checkpoints: directories ``step-000123`` that are whole or not there. Standard library alone.
 
-A checkpoint is written under a temporary name in the same directory: its files, each synced, then its manifest with
-their sizes and sha256, then a rename that fails if the name exists. Readers trust manifests, never ``latest`` alone.
+Readers trust manifests, never ``latest`` alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
-import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hpcddp.errors import HpcddpError
-from hpcddp.run.files import read_json, sync_directory, write_json, write_text
-from hpcddp.run.hashed_file import FileRecord, Writer, write_hashed
+from hpcddp.run.files import read_json
+from hpcddp.run.hashed_file import FileRecord
+from hpcddp.run.manifest import LATEST, MANIFEST, Manifest, step_of
 from hpcddp.stop.exit_codes import ExitCode
 
-MANIFEST = "manifest.json"
-LATEST = "latest"
-
-_NAME = re.compile(r"step-(\d{6,})", re.ASCII)
-_TEMPORARY = re.compile(r"\.step-\d{6,}\.(\d+)\.[0-9a-f]+", re.ASCII)
 _BLOCK = 1 << 20
 
 
@@ -35,47 +28,11 @@ class NoCheckpointError(HpcddpError):
     exit_code: ClassVar[int] = ExitCode.NO_CHECKPOINT
 
 
-class FencedError(HpcddpError):
-    """Another attempt owns the run; this one must not write."""
-
-    kind = "fenced"
-    exit_code: ClassVar[int] = ExitCode.FENCED
-
-
 class InvalidCheckpointError(HpcddpError):
     """A checkpoint is torn or rotten, or no checkpoint at all."""
 
     kind = "invalid_checkpoint"
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """What a checkpoint holds.
-
-    Args:
-        step: optimizer steps done.
-        attempt: the attempt that wrote it.
-        time: seconds since the epoch.
-        contract: what a run that goes on from here must agree with.
-        progress: how far the training is: epoch, samples seen, last loss and evaluation, time spent.
-        information: what may change between attempts: world size, accumulation, versions.
-        files: the other files, by name.
-    """
-
-    step: int
-    attempt: int
-    time: float
-    contract: Mapping[str, Any]
-    progress: Mapping[str, Any]
-    information: Mapping[str, Any]
-    files: Mapping[str, FileRecord]
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Manifest:
-        """Return the manifest that was written as JSON."""
-        files = {name: FileRecord(**record) for name, record in document["files"].items()}
-        return cls(**{**document, "files": files})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,65 +46,6 @@ class Checkpoint:
 
     path: Path
     manifest: Manifest
-
-
-def checkpoint_name(step: int) -> str:
-    """Return the name of the checkpoint after ``step`` optimizer steps."""
-    return f"step-{step:06d}"
-
-
-def step_of(path: Path) -> int | None:
-    """Return the step that a directory's name says, or None if it is no checkpoint's name."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else None
-
-
-def publish(
-    directory: Path, manifest: Manifest, writers: Mapping[str, Writer], *, may_publish: Callable[[], None]
-) -> Checkpoint:
-    """Write a checkpoint so that it is there as a whole or not at all.
-
-    Args:
-        directory: the folder of checkpoints; made if missing.
-        manifest: what it holds; its ``files`` are filled in here.
-        writers: one function per file name.
-        may_publish: called just before the name appears; raises if another attempt owns the run.
-
-    Returns:
-        The checkpoint. If a valid one of the same step is there already, that one.
-
-    Raises:
-        OSError: the disk is full, read-only or gone; no trace is left where that can be had.
-        FencedError: from ``may_publish``.
-    """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    name = checkpoint_name(manifest.step)
-    temporary = directory / f".{name}.{manifest.attempt}.{secrets.token_hex(4)}"
-    target = directory / name
-    try:
-        temporary.mkdir(mode=0o700)
-        files = {file: write_hashed(temporary / file, writer) for file, writer in writers.items()}
-        complete = Manifest.from_document({**asdict(manifest), "files": {k: asdict(v) for k, v in files.items()}})
-        write_json(temporary / MANIFEST, asdict(complete))
-        may_publish()
-        if target.exists() and (present := _valid_or_none(target)) is not None:
-            return present
-        set_aside(target)
-        # rename(2) replaces no directory that holds something.
-        temporary.rename(target)
-        sync_directory(directory)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    _advance_latest(directory, manifest.step)
-    return Checkpoint(target, complete)
-
-
-def _advance_latest(directory: Path, step: int) -> None:
-    """Let ``latest`` name this checkpoint, unless it names a later one already."""
-    path = directory / LATEST
-    named = step_of(Path(path.read_text(encoding="utf-8", errors="replace").strip())) if path.is_file() else None
-    if named is None or named < step:
-        write_text(path, f"{checkpoint_name(step)}\n")
 
 
 def verify(path: Path) -> Checkpoint:
@@ -186,7 +84,8 @@ def _verify_file(path: Path, record: FileRecord) -> None:
         raise InvalidCheckpointError(f"{path} has another sha256 than its manifest says")
 
 
-def _valid_or_none(path: Path) -> Checkpoint | None:
+def valid_or_none(path: Path) -> Checkpoint | None:
+    """Return a checkpoint if its files are what its manifest says, else None."""
     try:
         return verify(path)
     except InvalidCheckpointError:
@@ -237,31 +136,3 @@ def set_aside_newer(directory: Path, step: int) -> None:
     for path in list_checkpoints(directory):
         if (step_of(path) or 0) > step:
             set_aside(path)
-
-
-def prune(directory: Path, *, keep: int, newest: Path, attempt: int) -> None:
-    """Remove old checkpoints and what earlier attempts left half written.
-
-    Args:
-        directory: the folder of checkpoints.
-        keep: how many stay, >= 2.
-        newest: the newest valid one; it stays in any case.
-        attempt: the attempt that owns the run.
-
-    Raises:
-        OSError: the disk cannot be written.
-    """
-    for path in list_checkpoints(directory)[keep:]:
-        if path != newest:
-            _remove(path)
-    for path in directory.iterdir():
-        left_by = _TEMPORARY.fullmatch(path.name)
-        if left_by and int(left_by[1]) < attempt:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint; while that takes its time nobody takes it for one."""
-    doomed = path.with_name(f".{path.name}.0.{secrets.token_hex(4)}")
-    path.rename(doomed)
-    shutil.rmtree(doomed)

@@ -14,7 +14,6 @@ from hpcddp.batch.plan import BatchPlan, refuse_single_over_ranks, refuse_single
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.batch.scaling import ScaledRule, scaled_hyperparameters
 from hpcddp.spec.job import JobSpec
-from hpcddp.train.checkpoint import Saver
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.grouping import with_groups
 from hpcddp.train.data.images import Batch, Data
@@ -33,6 +32,7 @@ from hpcddp.train.precision import Precision
 from hpcddp.train.progress import Progress
 from hpcddp.train.randomness import seed_initialisation
 from hpcddp.train.replica import Replica, build_replica
+from hpcddp.train.saving import Saver
 from hpcddp.train.schedule import Schedule
 from hpcddp.train.stepping import Stepper
 

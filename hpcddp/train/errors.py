@@ -61,11 +61,12 @@ class SaveError(TrainingError):
 
 
 class StoppedError(TrainingError):
-    """All ranks agreed to stop after the same step; a checkpoint holds it.
+    """All ranks agreed to stop after the same step; a checkpoint holds it, unless its save failed.
 
     Attributes:
         step: optimizer steps done.
         code: the agreed stop code.
+        outcome: what came of the save; None on other ranks than 0.
     """
 
     kind = "stopped"

@@ -13,16 +13,20 @@ from hpcddp import __version__
 from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import EventKind, append_event
 from hpcddp.run.files import write_json
+from hpcddp.run.lease import raise_if_fenced
 from hpcddp.train.announce import start_up_lines
 from hpcddp.train.assembly import Setting, make_loop, make_replica, notes_of, settle
-from hpcddp.train.checkpoint import Saver, contract_of, find_start, raise_if_fenced, refuse_another_contract, restore
 from hpcddp.train.context import TrainContext
+from hpcddp.train.contract import contract_of, refuse_another_contract
 from hpcddp.train.metrics import MetricsFile, keep_until
 from hpcddp.train.models import count_parameters
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.progress import Progress
 from hpcddp.train.replica import Replica
+from hpcddp.train.restoring import restore
 from hpcddp.train.result import write_result
+from hpcddp.train.saving import Saver
+from hpcddp.train.starting import find_start
 
 __all__ = ["TrainContext", "run_training"]
 
@@ -61,8 +65,11 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     replica = make_replica(setting)
     progress = Progress() if checkpoint is None else restore(checkpoint, replica)
     metrics = _open_files(setting, replica, progress) if context.is_main else None
-    loop = make_loop(setting, replica, Saver(context, contract, _information(setting)), metrics, progress)
-    progress = loop.run()
+    saver = Saver(context, contract, _information(setting))
+    try:
+        progress = make_loop(setting, replica, saver, metrics, progress).run()
+    finally:
+        saver.abandon()
     if context.is_main:
         _finish(context, replica, progress)
 
@@ -70,7 +77,7 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
 def _open_files(setting: Setting, replica: Replica, progress: Progress) -> MetricsFile:
     """Write the plan, tell people and the event log what begins, and make the metrics agree with the checkpoint."""
     context = setting.context
-    raise_if_fenced(context)
+    raise_if_fenced(context.run, context.attempt)
     write_json(context.run.plan, setting.plan.as_json())
     keep_until(context.run.metrics, progress.step, progress.evaluated_step)
     _event(context, "train", progress.step, "from a checkpoint" if progress.step else "from the beginning")
@@ -84,13 +91,13 @@ def _open_files(setting: Setting, replica: Replica, progress: Progress) -> Metri
     return MetricsFile(
         context.run.metrics,
         monotonic=context.monotonic,
-        before_write=lambda: raise_if_fenced(context),
+        before_write=lambda: raise_if_fenced(context.run, context.attempt),
         warn=context.tell,
     )
 
 
 def _finish(context: TrainContext, replica: Replica, progress: Progress) -> None:
-    raise_if_fenced(context)
+    raise_if_fenced(context.run, context.attempt)
     result = write_result(context, replica.models, progress)
     _event(context, "finish", progress.step, "all steps are done")
     if progress.noise is not None:

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 from hpcddp.train.agreement import Agreed, Votes
-from hpcddp.train.checkpoint import Saver
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import NonFiniteError, StoppedError
 from hpcddp.train.evaluation import Evaluator
@@ -15,6 +14,7 @@ from hpcddp.train.metrics import MetricsFile
 from hpcddp.train.noise import NoiseScale
 from hpcddp.train.progress import Progress
 from hpcddp.train.replica import Replica
+from hpcddp.train.saving import Saver
 from hpcddp.train.schedule import Schedule
 from hpcddp.train.stepping import Position, StepOutcome, Stepper
 
@@ -73,13 +73,17 @@ class Loop:
             self._settle()
             self._pending = outcome, self._resumed_at - before
             self._guard.check(self._replica, position.step + 1)
+            self._saver.settle()
             self._between_steps(position)
+        self._saver.finish()
         return self._now()
 
     def _votes(self) -> Votes:
         every = self._context.spec.checkpoint.every.duration
         due = every is not None and self._context.monotonic() - self._saved_at >= every.total_seconds()
-        return Votes(save=due and self._context.is_main, stop=self._context.should_stop())
+        # A write that is under way is not waited for: the clock asks again.
+        due = due and self._context.is_main and not self._saver.busy
+        return Votes(save=due, stop=self._context.should_stop())
 
     def _between_steps(self, position: Position) -> None:
         """Evaluate, save and stop: each of them decided by all ranks alike."""
@@ -93,10 +97,14 @@ class Loop:
         if stop:
             # Whoever asks to stop may not wait for an evaluation; the next attempt makes it up.
             self._save("stop")
+            outcome = self._saver.wait()
+            failed = outcome is not None and not outcome.saved
             raise StoppedError(
-                f"all ranks stopped after step {self._progress.step} (code {stop}), and the state is saved",
+                f"all ranks stopped after step {self._progress.step} (code {stop}), and the state is "
+                f"{'not saved' if failed else 'saved'}",
                 step=self._progress.step,
                 code=stop,
+                outcome=outcome,
             )
         if evaluates:
             self._evaluate()

@@ -13,17 +13,16 @@ import pytest
 
 from hpcddp.run.checkpoints import (
     Checkpoint,
-    FencedError,
     InvalidCheckpointError,
-    Manifest,
     NoCheckpointError,
     list_checkpoints,
     newest_valid,
-    prune,
-    publish,
     set_aside_newer,
     verify,
 )
+from hpcddp.run.lease import FencedError
+from hpcddp.run.manifest import Manifest
+from hpcddp.run.publish import advance_latest, prune, publish
 
 
 def manifest(step: int, attempt: int = 0) -> Manifest:
@@ -50,7 +49,10 @@ def nothing() -> None:
 
 
 def save(directory: Path, step: int, content: bytes = b"state") -> Checkpoint:
-    return publish(directory, manifest(step), {"a.bin": write(content), "b.bin": write(b"more")}, may_publish=nothing)
+    writers = {"a.bin": write(content), "b.bin": write(b"more")}
+    published = publish(directory, manifest(step), writers, may_publish=nothing)
+    advance_latest(directory, step, may_publish=nothing)
+    return published
 
 
 def names(directory: Path) -> list[str]:

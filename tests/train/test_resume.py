@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from hpcddp.run.checkpoints import FencedError, NoCheckpointError, list_checkpoints
+from hpcddp.run.checkpoints import NoCheckpointError, list_checkpoints
 from hpcddp.run.events import read_events
+from hpcddp.run.lease import FencedError
 from hpcddp.train.errors import ResumeError, StoppedError
 from tests.distributed.training import evaluations, records, result, steps
 from tests.train.conftest import Training
@@ -209,6 +211,9 @@ def test_attempt_that_is_overtaken_while_it_trains_publishes_nothing(training: T
 
     def overtaken() -> int:
         if next(calls) == 4:
+            # The write after step 4 goes on beside the training.
+            while read_events(training.run.events)[-1]["step"] != 4:
+                time.sleep(0.01)
             training.run.attempt(1).path.mkdir()
         return 0
 

@@ -1,0 +1,144 @@
+"""Writing checkpoints so that they are there as a whole or not at all.
+
+A checkpoint is written under a temporary name in the same directory: its files, each synced, then its manifest with
+their sizes and sha256, then a rename that fails if the name exists. A process that dies at any point of this leaves the
+checkpoints before it as they were.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from hpcddp.run.checkpoints import Checkpoint, list_checkpoints, set_aside, valid_or_none
+from hpcddp.run.files import sync_directory, write_json, write_text
+from hpcddp.run.hashed_file import Writer, write_hashed
+from hpcddp.run.manifest import LATEST, MANIFEST, Manifest, checkpoint_name, left_by, step_of, temporary_name
+from hpcddp.stop import faults
+
+
+def publish(
+    directory: Path, manifest: Manifest, writers: Mapping[str, Writer], *, may_publish: Callable[[], None]
+) -> Checkpoint:
+    """Write a checkpoint so that it is there as a whole or not at all.
+
+    Args:
+        directory: the folder of checkpoints; made if it alone is missing. Where the run is gone too, its disk is.
+        manifest: what it holds; its ``files`` are filled in here.
+        writers: one function per file name.
+        may_publish: called just before the name appears; raises if another attempt owns the run.
+
+    Returns:
+        The checkpoint. If a valid one of the same step is there already, that one.
+
+    Raises:
+        OSError: the disk is full, read-only or gone; no trace is left where that can be had.
+        FencedError: from ``may_publish``.
+    """
+    faults.reach("save.begin", step=manifest.step)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    temporary = directory / temporary_name(manifest.step, manifest.attempt)
+    try:
+        complete = _write(temporary, manifest, writers)
+        may_publish()
+        return _give_name(temporary, directory / checkpoint_name(manifest.step), complete)
+    except OSError:
+        # The attempt that fenced this one has taken the temporary directory away: that is the cause, not the disk.
+        may_publish()
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write(temporary: Path, manifest: Manifest, writers: Mapping[str, Writer]) -> Manifest:
+    temporary.mkdir(mode=0o700)
+    files = {
+        name: write_hashed(temporary / name, _with_fault(writer, manifest.step)) for name, writer in writers.items()
+    }
+    faults.reach("save.manifest", step=manifest.step)
+    complete = Manifest.from_document({**asdict(manifest), "files": {k: asdict(v) for k, v in files.items()}})
+    write_json(temporary / MANIFEST, asdict(complete))
+    return complete
+
+
+def _with_fault(writer: Writer, step: int) -> Writer:
+    def write(stream: IO[bytes]) -> None:
+        writer(stream)
+        faults.reach("save.file", step=step)
+
+    return write
+
+
+def _give_name(temporary: Path, target: Path, manifest: Manifest) -> Checkpoint:
+    faults.reach("save.rename", step=manifest.step)
+    if target.exists() and (present := valid_or_none(target)) is not None:
+        return present
+    set_aside(target)
+    # rename(2) replaces no directory that holds something.
+    temporary.rename(target)
+    sync_directory(target.parent)
+    return Checkpoint(target, manifest)
+
+
+def advance_latest(directory: Path, step: int, *, may_publish: Callable[[], None]) -> None:
+    """Let ``latest`` name the checkpoint of a step, unless it names a later one already. Nobody relies on it.
+
+    Raises:
+        OSError: the disk cannot be written; the checkpoint is whole nevertheless.
+        FencedError: from ``may_publish``.
+    """
+    faults.reach("save.latest", step=step)
+    path = directory / LATEST
+    named = step_of(Path(path.read_text(encoding="utf-8", errors="replace").strip())) if path.is_file() else None
+    if named is None or named < step:
+        # A stale attempt that has just been held up must not set back what another one wrote meanwhile.
+        may_publish()
+        write_text(path, f"{checkpoint_name(step)}\n")
+
+
+def prune(directory: Path, *, keep: int, newest: Path, attempt: int) -> None:
+    """Remove old checkpoints and what earlier attempts left half written.
+
+    Args:
+        directory: the folder of checkpoints.
+        keep: how many stay, >= 2.
+        newest: the newest valid one; it stays in any case.
+        attempt: the attempt that owns the run.
+
+    Raises:
+        OSError: the disk cannot be written.
+    """
+    faults.reach("save.prune", step=step_of(newest))
+    for path in list_checkpoints(directory)[keep:]:
+        if path != newest:
+            _remove(path)
+    sweep(directory, attempt=attempt)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; while that takes its time nobody takes it for one."""
+    doomed = path.with_name(temporary_name(step_of(path) or 0, 0))
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def sweep(directory: Path, *, attempt: int) -> None:
+    """Remove what earlier attempts left half written, or are still writing.
+
+    A new attempt does so before it looks for a checkpoint. An old one that is still alive between its last look at the
+    lease and its rename then has nothing left to rename: what it publishes is there before the look, or never.
+
+    Raises:
+        OSError: the directory cannot be read, or something in it cannot be renamed.
+    """
+    for path in directory.iterdir() if directory.is_dir() else ():
+        by = left_by(path)
+        if by is not None and by < attempt:
+            # The rename is what counts, and cannot be half done. The other one may be faster at removing it.
+            with suppress(FileNotFoundError):
+                doomed = path.rename(path.with_name(temporary_name(0, 0)))
+                shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,165 @@
+"""Saving a training: what goes into a checkpoint, and when the ranks wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import IO, Any, Final
+
+import torch
+from torch import Tensor
+
+from hpcddp.run.manifest import Manifest
+from hpcddp.train.context import TrainContext
+from hpcddp.train.errors import NonFiniteError
+from hpcddp.train.merging import gather_differing
+from hpcddp.train.progress import Progress
+from hpcddp.train.replica import Replica
+from hpcddp.train.staging import Staging
+from hpcddp.train.writing import CheckpointWriter, SaveOutcome
+
+MODEL_FILE: Final = "model.pt"
+OPTIMIZER_FILE: Final = "optimizer.pt"
+EMA_FILE: Final = "ema.pt"
+RANKS_FILE: Final = "ranks.pt"
+
+# A write that is under way when the training fails may end, if that is quick: the next attempt then begins there.
+_PATIENCE_S: Final = 5.0
+
+
+def _nothing() -> None:
+    pass
+
+
+class Saver:
+    """Saves the training: all ranks take part, rank 0 writes, beside the training.
+
+    Args:
+        context: who this rank is, and where the run lies.
+        contract: what later attempts must agree with.
+        information: what they need not agree with.
+    """
+
+    def __init__(self, context: TrainContext, contract: Mapping[str, Any], information: Mapping[str, Any]) -> None:
+        self._context, self._contract, self._information = context, contract, information
+        self._staging = Staging()
+        self._writer = CheckpointWriter(
+            context.run,
+            attempt=context.attempt,
+            keep=context.spec.checkpoint.keep,
+            now=context.now,
+            monotonic=context.monotonic,
+            tell=context.tell,
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank is writing a checkpoint; never on another rank than 0."""
+        return self._writer.busy
+
+    @property
+    def seconds(self) -> list[float]:
+        """How long each save of this attempt took until it was published; on rank 0 only."""
+        return self._writer.seconds
+
+    def save(self, replica: Replica, progress: Progress, reason: str) -> None:
+        """Take the state after ``progress.step`` steps and begin to write it.
+
+        The training waits for the copy alone, or first for the write before it if that is not over yet.
+
+        Args:
+            replica: this rank's replica.
+            progress: how far it is.
+            reason: why now, in a few words, for the event log.
+
+        Raises:
+            NonFiniteError: a parameter is not finite; nothing is written.
+            FencedError: another attempt owns the run; on rank 0.
+            SaveError: the third save in a row failed; on rank 0.
+        """
+        began = self._context.monotonic()
+        _refuse_nonfinite(replica, progress.step)
+        differing = gather_differing(replica.models)
+        with replica.merged():
+            if self._context.is_main:
+                # The buffers are the write's until it is over.
+                self._writer.wait()
+                self._writer.raise_if_failing()
+                staged = self._staging.copy(self._files(replica, differing))
+                writers = {name: partial(self._dump, content) for name, content in staged.items()}
+                self._writer.start(self._manifest(progress), writers, reason=reason, began=began)
+
+    def settle(self) -> None:
+        """Hear at a step's boundary what has come of the last write.
+
+        Raises:
+            SaveError: the third save in a row failed; on rank 0. The other ranks see that it has gone.
+            FencedError: another attempt owns the run; on rank 0.
+        """
+        self._writer.settle()
+
+    def wait(self, alive: Callable[[], None] = _nothing) -> SaveOutcome | None:
+        """Wait for the write that is under way; a failure of the disk is told and returned, not raised.
+
+        Args:
+            alive: called about every second meanwhile.
+
+        Returns:
+            What came of it; None if there is none, as always on other ranks than 0.
+
+        Raises:
+            FencedError: another attempt owns the run; on rank 0.
+        """
+        return self._writer.wait(alive=alive)
+
+    def finish(self) -> None:
+        """Wait for the last write of a training that is done.
+
+        Raises:
+            SaveError: the third save in a row failed; on rank 0.
+            FencedError: another attempt owns the run; on rank 0.
+        """
+        self._writer.wait()
+        self._writer.raise_if_failing()
+
+    def abandon(self) -> None:
+        """Give the write under way a few seconds to end, because the training has failed."""
+        self._writer.join(_PATIENCE_S)
+
+    def _manifest(self, progress: Progress) -> Manifest:
+        return Manifest(
+            step=progress.step,
+            attempt=self._context.attempt,
+            time=self._context.now(),
+            contract=self._contract,
+            progress=progress.as_document(),
+            information=self._information,
+            files={},
+        )
+
+    def _files(self, replica: Replica, differing: Mapping[str, Tensor]) -> dict[str, Mapping[str, Any]]:
+        training = {"optimizer": replica.optimizer.state_dict(), "scaler": replica.scaler.state_dict()}
+        files: dict[str, Mapping[str, Any]] = {MODEL_FILE: replica.model.state_dict(), OPTIMIZER_FILE: training}
+        if replica.ema is not None:
+            files[EMA_FILE] = replica.ema.model.state_dict()
+        if differing:
+            files[RANKS_FILE] = {"world_size": self._context.world_size, "buffers": dict(differing)}
+        return files
+
+    def _dump(self, content: Mapping[str, Any], stream: IO[bytes]) -> None:
+        self._staging.wait_until_copied()
+        torch.save(content, stream)
+
+
+def _refuse_nonfinite(replica: Replica, step: int) -> None:
+    """Refuse to keep a ruined training: parameters are the same on all ranks, so all of them come to the same end."""
+    names, parameters = zip(*replica.model.named_parameters(), strict=True)
+    # One answer from the device, not one per parameter.
+    finite = torch.stack([torch.isfinite(parameter).all() for parameter in parameters]).tolist()
+    for name, is_finite in zip(names, finite, strict=True):
+        if not is_finite:
+            raise NonFiniteError(
+                f"after step {step} {name} is not finite, so that there is nothing worth saving; lower the learning "
+                "rate, clip the gradient with train.clip_grad_norm, or use a wider precision",
+                step=step,
+            )
