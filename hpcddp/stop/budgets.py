@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from hpcddp.stop.cause import Cause
 
-# What each cause is counted as. What somebody else requeues has no limit of its own, but it must make progress.
-_COUNTED_AS: Mapping[Cause, str] = {
-    Cause.PREEMPTION: "preemptions",
-    Cause.TIME_LIMIT: "time_limits",
-    Cause.NODE_FAILURE: "failures",
-    Cause.CRASH: "failures",
-}
-_FIELDS: Mapping[str, str] = {
-    "preemptions": "requeue.max_preemptions",
-    "time_limits": "requeue.max_time_limits",
-    "failures": "requeue.max_failures",
-}
+# What each cause is counted as. A lost node, or what somebody else requeues, has no limit of its own; without progress
+# the run ends all the same.
+_COUNTED_AS: Mapping[Cause, str] = MappingProxyType(
+    {Cause.PREEMPTION: "preemptions", Cause.TIME_LIMIT: "time_limits", Cause.CRASH: "failures"}
+)
+_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "preemptions": "requeue.max_preemptions",
+        "time_limits": "requeue.max_time_limits",
+        "failures": "requeue.max_failures",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +85,7 @@ def stuck(spent: Spent, limits: Limits) -> str | None:
     if attempts < limits.attempts_without_progress:
         return None
     times = "the last attempt" if attempts == 1 else f"the last {attempts} attempts"
-    return (
-        f"{times} saved no new step, and requeue.max_attempts_without_progress is {limits.attempts_without_progress}"
-    )
+    return f"{times} saved no new step, and requeue.max_attempts_without_progress is {limits.attempts_without_progress}"
 
 
 def used_up(spent: Spent, limits: Limits, cause: Cause) -> str | None:
@@ -103,4 +102,4 @@ def used_up(spent: Spent, limits: Limits, cause: Cause) -> str | None:
     allowed, used = getattr(limits, counted), getattr(spent, counted)
     if allowed is None or used < allowed:
         return None
-    return f"{_FIELDS[counted]} is {allowed}, and that many are used up"
+    return f"{_FIELDS[counted]} is {allowed}" + (", all used up" if allowed else "")

@@ -9,6 +9,10 @@ from enum import StrEnum
 from hpcddp.stop.cause import Cause
 from hpcddp.stop.exit_codes import ExitCode
 
+# Errors that say nothing against the user's code: a peer or a node was lost, or a rank hung.
+_INFRASTRUCTURE = frozenset({ExitCode.INFRASTRUCTURE, ExitCode.HANG})
+_NAMEABLE = frozenset({Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_FAILURE})
+
 
 class Deed(StrEnum):
     """What the supervisor does."""
@@ -36,27 +40,25 @@ class EndFacts:
     """What is known at the end of an attempt.
 
     Args:
+        cause: why it ended, as far as Slurm, the ranks' decision or this machine tells.
         finished: whether the run has a result that says so.
         fenced: whether a newer attempt of the run exists.
-        cause: why the job must go, as far as Slurm or this machine tells.
-        decided: whether the ranks stopped together and left a decision.
         error_code: the exit code that the first error asks for; None without an error that names a cause of its own.
-        requeue_allowed: ``Requeue`` of the job; None where there is no Slurm to requeue it, or none that answers.
         on_slurm: whether the job is one of Slurm's.
+        requeue_allowed: whether Slurm may requeue the job.
         causes: the causes after which the user wants the job requeued.
-        stuck: why the run makes no progress, or None.
-        used_up: the budget of this cause that is used up, or None.
+        stuck: why a run without progress must end, or None.
+        used_up: which budget is used up, or None.
         allow_continuation: whether another job may continue the run where requeue is forbidden.
     """
 
     cause: Cause
     finished: bool = False
     fenced: bool = False
-    decided: bool = False
     error_code: int | None = None
-    requeue_allowed: bool | None = True
     on_slurm: bool = True
-    causes: frozenset[Cause] = frozenset({Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_FAILURE})
+    requeue_allowed: bool = True
+    causes: frozenset[Cause] = _NAMEABLE
     stuck: str | None = None
     used_up: str | None = None
     allow_continuation: bool = False
@@ -95,62 +97,61 @@ def _is_over(facts: EndFacts) -> Action | None:
 
 
 def _failed_by_itself(facts: EndFacts) -> Action | None:
-    """A cause of its own comes first: who is preempted while the user's code fails would only fail again."""
-    if facts.error_code is None or facts.error_code == ExitCode.INFRASTRUCTURE:
+    """A cause of its own comes before what Slurm did: started again, the job would only fail again."""
+    if facts.error_code is None or facts.error_code in _INFRASTRUCTURE:
         return None
     return Action(deed=Deed.FAIL, exit_code=facts.error_code)
 
 
-def _cancelled(facts: EndFacts) -> Action | None:
+def _is_cancelled(facts: EndFacts) -> Action | None:
     return Action(deed=Deed.CANCEL, exit_code=ExitCode.INTERRUPTED) if facts.cause is Cause.CANCELLED else None
 
 
-def _over_budget(facts: EndFacts) -> Action | None:
-    if (why := facts.stuck or facts.used_up) is None:
-        return None
-    if not facts.decided and _is_failure(facts) and facts.stuck is None:
-        return Action(deed=Deed.FAIL, exit_code=ExitCode.INFRASTRUCTURE, why=why)
-    return Action(deed=Deed.FAIL, exit_code=ExitCode.NO_PROGRESS, why=why)
-
-
-def _is_failure(facts: EndFacts) -> bool:
-    return facts.cause in {Cause.CRASH, Cause.NODE_FAILURE} or (facts.cause is Cause.UNKNOWN and not facts.decided)
-
-
 def _goes_on_by_itself(facts: EndFacts) -> Action | None:
+    """What Slurm has requeued starts again whatever is done here; the budgets are checked there."""
     return Action(deed=Deed.LET, exit_code=ExitCode.STOPPED) if facts.cause is Cause.REQUEUED else None
 
 
-def _not_wanted(facts: EndFacts) -> Action | None:
-    """The three causes that the user can name are requeued only if named."""
-    if facts.cause in {Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_FAILURE} and facts.cause not in facts.causes:
-        return Action(
-            deed=Deed.STOP, exit_code=ExitCode.STOPPED, why=f"requeue.causes does not name {facts.cause}"
-        )
-    return None
+def _is_over_budget(facts: EndFacts) -> Action | None:
+    if facts.stuck is not None:
+        return Action(deed=Deed.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.stuck)
+    if facts.used_up is None:
+        return None
+    if facts.cause is Cause.CRASH:
+        return Action(deed=Deed.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE, why=facts.used_up)
+    return Action(deed=Deed.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.used_up)
 
 
-def _not_possible(facts: EndFacts) -> Action | None:
+def _is_not_wanted(facts: EndFacts) -> Action | None:
+    """The causes that the user can name lead to a requeue only if they are named."""
+    if facts.cause not in _NAMEABLE or facts.cause in facts.causes:
+        return None
+    return Action(deed=Deed.STOP, exit_code=ExitCode.STOPPED, why=f"requeue.causes does not name {facts.cause}")
+
+
+def _is_forbidden(facts: EndFacts) -> Action | None:
+    if not facts.on_slurm and facts.cause is Cause.CRASH:
+        return Action(deed=Deed.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE)
     if not facts.on_slurm:
         return Action(deed=Deed.STOP, exit_code=ExitCode.STOPPED, why="nothing on this machine starts it again")
-    if facts.requeue_allowed is False:
-        if facts.allow_continuation:
-            return Action(deed=Deed.CONTINUE, exit_code=ExitCode.STOPPED)
-        return Action(deed=Deed.STOP, exit_code=ExitCode.STOPPED, why="Slurm may not requeue this job (Requeue=0)")
-    return None
+    if facts.requeue_allowed:
+        return None
+    if facts.allow_continuation:
+        return Action(deed=Deed.CONTINUE, exit_code=ExitCode.STOPPED)
+    return Action(deed=Deed.STOP, exit_code=ExitCode.STOPPED, why="Slurm is not allowed to requeue it (Requeue=0)")
 
 
-def _requeue(_: EndFacts) -> Action:
+def _goes_on(_: EndFacts) -> Action:
     return Action(deed=Deed.REQUEUE, exit_code=ExitCode.STOPPED)
 
 
 _ROWS: tuple[Callable[[EndFacts], Action | None], ...] = (
     _is_over,
     _failed_by_itself,
-    _cancelled,
-    _over_budget,
+    _is_cancelled,
     _goes_on_by_itself,
-    _not_wanted,
-    _not_possible,
-    _requeue,
+    _is_over_budget,
+    _is_not_wanted,
+    _is_forbidden,
+    _goes_on,
 )
