@@ -114,6 +114,11 @@ class AttemptDirectory:
         """Where rank 0 of this attempt listens."""
         return self.path / "rendezvous.json"
 
+    @property
+    def decision(self) -> Path:
+        """Where this attempt's ranks agreed to stop, and why."""
+        return self.path / "decision.json"
+
     def rank_log(self, rank: int) -> Path:
         """Return the log of one rank."""
         return self.path / f"rank-{rank}.log"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from hpcddp.run.files import append_line
 
-EventKind = Literal["start", "train", "stop", "save", "requeue", "failure", "finish"]
+EventKind = Literal["start", "train", "signal", "stop", "save", "requeue", "failure", "finish", "warning"]
 
 
 def append_event(

@@ -1,0 +1,109 @@
+"""Noticing that a rank does not go on: a sign of life at each step, and a thread that misses it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+_FIRST_TIMEOUT_S: Final = 30 * 60.0
+_FIRST_FACTOR: Final = 6.0
+_SLOWEST_FACTOR: Final = 10.0
+_LONGEST_POLL_S: Final = 1.0
+_POLLS_PER_TIMEOUT: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """What is known when a rank has not gone on for too long.
+
+    Args:
+        seconds: since the last sign of life.
+        step: optimizer steps done then; None before the first.
+    """
+
+    seconds: float
+    step: int | None
+
+
+class Heartbeat:
+    """A rank's signs of life, and the watchdog that waits for them.
+
+    Before the first step, which may compile, the watchdog waits at least half an hour. After it, it waits for
+    ``timeout_s``, or for ten times the longest wait between two signs so far if that is more, and never longer than
+    before the first step.
+
+    Args:
+        timeout_s: seconds; ``launch.hang_timeout``.
+        on_hang: called once, in the watchdog's thread.
+        monotonic: seconds on a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float = float("inf"),
+        on_hang: Callable[[Silence], object] = lambda _: None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._configured_s, self._on_hang, self._monotonic = timeout_s, on_hang, monotonic
+        self._last = self._looked = monotonic()
+        self._slowest_s = 0.0
+        self._step: int | None = None
+        self._ended = threading.Event()
+
+    @property
+    def step(self) -> int | None:
+        """Optimizer steps done at the last boundary; None before the first."""
+        return self._step
+
+    @property
+    def first_timeout_s(self) -> float:
+        """How long the watchdog waits before the first step, and at most ever, in seconds."""
+        return max(_FIRST_TIMEOUT_S, _FIRST_FACTOR * self._configured_s)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the watchdog waits now, in seconds."""
+        if self._step is None:
+            return self.first_timeout_s
+        return min(self.first_timeout_s, max(self._configured_s, _SLOWEST_FACTOR * self._slowest_s))
+
+    def beat(self) -> None:
+        """Give a sign of life: a batch was evaluated, a save was made."""
+        now = self._monotonic()
+        if self._step is not None:
+            self._slowest_s = max(self._slowest_s, now - self._last)
+        self._last = now
+
+    def at_step(self, step: int) -> None:
+        """Give a sign of life at the boundary after ``step`` optimizer steps."""
+        self.beat()
+        self._step = step
+
+    def stood_still_s(self) -> float:
+        """Return for how long even the watchdog did not run, in seconds: the whole process stood still."""
+        return max(0.0, self._monotonic() - self._looked - self._poll_s)
+
+    def start(self) -> None:
+        """Start the watchdog."""
+        self._last = self._looked = self._monotonic()
+        threading.Thread(target=self._watch, name="hpcddp-watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the watchdog."""
+        self._ended.set()
+
+    @property
+    def _poll_s(self) -> float:
+        return min(_LONGEST_POLL_S, self._configured_s / _POLLS_PER_TIMEOUT)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._poll_s):
+            seconds = self._monotonic() - self._last
+            if seconds > self.timeout_s:
+                self._on_hang(Silence(seconds=seconds, step=self._step))
+                return
+            self._looked = self._monotonic()
