@@ -13,6 +13,7 @@ from hpcddp.errors import HpcddpError
 # A call waits 9 to 18 s for a controller that is away (measured); a busy one may take longer.
 _TIMEOUT_S = 60.0
 
+_AWAY = ("Unable to contact", "Socket timed out", "Connection refused", "Zero Bytes were transmitted")
 _UNKNOWN_JOB = "Invalid job id specified"
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:]*)=")
 # What a user writes freely stands last on its line, so it may hold anything but a line break.
@@ -52,12 +53,13 @@ def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, st
     return {name: value for name, value in environment.items() if name not in dropped}, dropped
 
 
-def sbatch(script: Path, *, environment: Mapping[str, str]) -> str:
+def sbatch(script: Path, *, environment: Mapping[str, str], directory: Path | None = None) -> str:
     """Submit a script.
 
     Args:
         script: the file; Slurm copies it.
         environment: what sbatch sees and, by default, what the job inherits.
+        directory: where the job runs; None is this process's own directory.
 
     Returns:
         The job id.
@@ -66,7 +68,7 @@ def sbatch(script: Path, *, environment: Mapping[str, str]) -> str:
         SlurmUnavailableError: there is no sbatch, or no answer.
         SlurmCommandError: Slurm refused the job; the message holds its reason.
     """
-    done = _run(["sbatch", "--parsable", str(script)], environment)
+    done = _run(["sbatch", "--parsable", *([f"--chdir={directory}"] if directory else []), str(script)], environment)
     if done.returncode != 0:
         raise SlurmCommandError(f"sbatch refused the job: {_reason(done)}", returncode=done.returncode)
     return parse_job_id(done.stdout)
@@ -107,8 +109,65 @@ def show_job(job_id: str, *, environment: Mapping[str, str] | None = None) -> di
         return parse_job(done.stdout)
     if _UNKNOWN_JOB in done.stderr:
         return None
-    error = SlurmUnavailableError if "Unable to contact" in done.stderr else SlurmCommandError
+    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
     raise error(f"scontrol show job {job_id} failed: {_reason(done)}", returncode=done.returncode)
+
+
+def requeue(job_id: str) -> None:
+    """Ask Slurm to run a job again if it still runs.
+
+    Never without ``Incomplete``: that would bring a job back to life that its user has cancelled (measured). Slurm
+    answers the same whether it requeues the job or not, so look at ``Restarts`` afterwards.
+
+    Args:
+        job_id: the job's id; ``123_4`` names an array element, the bare id of an array all of them.
+
+    Raises:
+        SlurmUnavailableError: there is no scontrol, or no answer.
+        SlurmCommandError: the controller refused.
+    """
+    _control("requeue", "Incomplete", job_id)
+
+
+def update_job(job_id: str, **fields: str) -> None:
+    """Change fields of a job.
+
+    Args:
+        job_id: the job's id.
+        fields: the new values by their names in ``scontrol show job``, such as ``StartTime="now+2seconds"``.
+
+    Raises:
+        SlurmUnavailableError: there is no scontrol, or no answer.
+        SlurmCommandError: the controller refused.
+    """
+    _control("update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items()))
+
+
+def show_node(node: str) -> dict[str, str]:
+    """Return the fields of ``scontrol show node`` by their names there.
+
+    Args:
+        node: the node's name in Slurm.
+
+    Raises:
+        SlurmUnavailableError: there is no scontrol, or no answer.
+        SlurmCommandError: the controller does not know the node.
+    """
+    return parse_job(_control("show", "node", node))
+
+
+def _control(*words: str) -> str:
+    """Run scontrol and return what it printed."""
+    done = _run(["scontrol", *words], os.environ)
+    if done.returncode == 0:
+        return done.stdout
+    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
+    raise error(f"scontrol {' '.join(words)} failed: {_reason(done)}", returncode=done.returncode)
+
+
+def _is_away(done: subprocess.CompletedProcess[str]) -> bool:
+    """Return whether a command failed only because no controller answered."""
+    return any(words in done.stderr for words in _AWAY)
 
 
 def parse_job(output: str) -> dict[str, str]:
@@ -157,7 +216,7 @@ def node_states(environment: Mapping[str, str]) -> dict[str, str]:
     """
     done = _run(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment)
     if done.returncode != 0:
-        error = SlurmUnavailableError if "Unable to contact" in done.stderr else SlurmCommandError
+        error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
         raise error(f"sinfo failed: {_reason(done)}", returncode=done.returncode)
     # A node has a line for each of its partitions.
     return dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
