@@ -93,13 +93,29 @@ class Sandbox:
 
     def on(self, node: str, *argv: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command on a node as an administrator would: with its network, host name and processes."""
-        return self.run(*self._enter(node), *argv, check=check, timeout=timeout)
+        return self.run(*self.enter(node), *argv, check=check, timeout=timeout)
 
-    def _enter(self, node: str) -> tuple[str, ...]:
-        directory = self.slurm_conf.parent
-        keeper = state.find_keeper(_known(directory))
+    def inside(self, *argv: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a command where slurmctld runs."""
+        return self.run(*self.enter_controller(), *argv, check=check, timeout=timeout)
+
+    def enter(self, node: str) -> tuple[str, ...]:
+        """Return the words in front of a command that make it run on a node."""
+        return network.enter_node(self.slurm_conf.parent, node, keeper=self._keeper())
+
+    def enter_controller(self) -> tuple[str, ...]:
+        """Return the words in front of a command that make it run where slurmctld runs."""
+        return ("nsenter", f"--target={self._keeper()}", "--mount", "--pid", "--net", "--uts", "--")
+
+    @property
+    def token(self) -> str:
+        """What every process of this Slurm carries."""
+        return _known(self.slurm_conf.parent).token
+
+    def _keeper(self) -> int:
+        keeper = state.find_keeper(_known(self.slurm_conf.parent))
         assert keeper is not None
-        return network.enter_node(directory, node, keeper=keeper.pid)
+        return keeper.pid
 
     def _story(self, fields: Mapping[str, str]) -> str:
         log = Path(fields.get("StdOut", "/dev/null"))

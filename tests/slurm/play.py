@@ -1,6 +1,6 @@
 """Plays: what happens to one run or a few on the real Slurm. They are played side by side, and tests look at the end.
 
-A test names its play with ``@pytest.mark.play(function)`` and takes the fixture ``played``: what the function returned.
+A test names its play with ``@looks_at(function)`` and takes the fixture ``played``: what the function returned.
 Plays of all selected tests begin together, so that one waits while another computes. ``long=True`` lets a play begin
 before the others; ``alone=True`` keeps it until all of those have ended, because it disturbs the whole Slurm.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +75,7 @@ class Place:
         partition: str = "low",
         behaviour: dict[str, float] | None = None,
         seconds: float = STEP_S,
-        **changes: dict[str, Any],
+        sections: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Life:
         """Submit the training.
 
@@ -88,13 +88,14 @@ class Place:
             partition: its partition.
             behaviour: what the model does besides.
             seconds: how long a step takes at least.
-            changes: sections of the job file.
+            sections: what is laid over sections of the job file.
         """
         directory = self.directory / name
         directory.mkdir(parents=True)
         shutil.copy(Path(__file__).with_name("traced.py"), directory)
         resources = {"nodes": nodes, "tasks_per_node": tasks, "cpus_per_task": 1, "time_limit": 20}
         placed = {"partition": partition, **({} if on is None else {"nodelist": on})}
+        changes = dict(sections or {})
         changes["resources"] = {**resources, **placed, **changes.get("resources", {})}
         train = {"model": "traced:build", "dataset": "digits", "epochs": epochs, "precision": "fp64"}
         arguments = {"model_args": {"seconds": seconds, **(behaviour or {})}}
@@ -172,6 +173,12 @@ class Plays:
         wait(after)
         directory = self._directory / getattr(play, "__name__", "play")
         return play(Place(sandbox=self._sandbox, directory=directory, references=self._references))
+
+
+def looks_at(play: Play, *, long: bool = False, alone: bool = False) -> pytest.MarkDecorator:
+    """Return the mark of a test that looks at the end of a play; see the module."""
+    # A mark that is called with one function takes it for the test.
+    return pytest.mark.play.with_args(play, long=long, alone=alone)
 
 
 def billings_of(items: Iterable[pytest.Item]) -> list[Billing]:

@@ -62,8 +62,8 @@ def build(num_classes: int, *, missing_on: int | None = None, **behaviour: float
     Args:
         num_classes: the data's.
         missing_on: a rank that looks for a file that is not there.
-        behaviour: ``seconds`` that a step takes, three times as long on ``slow_rank``; and on ``rank`` (1 if not given) at
-            the n-th forward ``raise_at``, ``stuck_at``, ``die_at`` (by SIGKILL), ``exit_at`` (with 0), ``nan_at``.
+        behaviour: ``seconds`` that a step takes, three times as long on ``slow_rank``; and what ``rank`` (1 if not
+            given) does at its n-th forward: ``raise_at``, ``stuck_at``, ``die_at``, ``exit_at`` (0), ``nan_at``.
     """
     if os.environ["RANK"] == str(missing_on):
         Path("/no/such/place/weights.pt").read_bytes()

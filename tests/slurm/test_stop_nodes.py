@@ -1,0 +1,137 @@
+"""Nodes and the controller go away: the run goes on elsewhere or afterwards, and no generation disturbs the next."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run import checkpoints
+from hpcddp.run.manifest import LATEST
+from hpcddp.slurm.hostlist import expand
+from tests.slurm.account import Account
+from tests.slurm.life import Life
+from tests.slurm.play import Place, looks_at
+from tests.slurm.trouble import daemon_pid, link_cut, wait_for_node, without_controller, without_slurmd
+
+Played = tuple[Life, Account]
+# How long a lost slurmctld stays away: longer than a call waits for it.
+_AWAY_S = 15
+
+
+class LatestWatch:
+    """Notes every step that ``latest`` ever names."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path, self._ended = directory / LATEST, threading.Event()
+        self.steps: list[int] = []
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def end(self) -> list[int]:
+        """Return the steps in the order in which they were named."""
+        self._ended.set()
+        self._thread.join()
+        return self.steps
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.02):
+            text = self._path.read_text().strip() if self._path.exists() else ""
+            step = int(text.removeprefix("step-")) if text else None
+            if step is not None and step not in self.steps[-1:]:
+                self.steps.append(step)
+
+
+def second_host(life: Life) -> str:
+    """Return the host of rank 1."""
+    return expand(life.sandbox.job(life.job_id)["NodeList"])[1]
+
+
+def cut_off(place: Place) -> tuple[Life, Account, list[int]]:
+    """The cable of the second host is cut until the run has gone on elsewhere, and longer."""
+    life = place.start("cut-off")
+    latest = LatestWatch(life.run.checkpoints)
+    life.wait_for_steps(60)
+    node = second_host(life)
+    with link_cut(place.sandbox, node):
+        life.wait_for_attempt(1)
+        life.wait_for_steps(20, attempt=1)
+    account = place.account("link of a node cut", life)
+    wait_for_node(place.sandbox, node)
+    return life, account, latest.end()
+
+
+def without_first_slurmd(place: Place) -> Played:
+    """slurmd of the batch script's own host is killed; its job goes on and is ended by the controller."""
+    life = place.start("slurmd")
+    life.wait_for_steps(60)
+    node = expand(place.sandbox.job(life.job_id)["NodeList"])[1]
+    with without_slurmd(place.sandbox, node):
+        life.wait_for_attempt(1)
+    account = place.account("slurmd killed", life)
+    wait_for_node(place.sandbox, node)
+    return life, account
+
+
+def controller_killed(place: Place) -> Played:
+    """slurmctld is away when the run wants to be requeued, and comes back."""
+    life = place.start("killed")
+    life.wait_for_steps(60)
+    with without_controller(place.sandbox):
+        life.signal(1, signal.SIGUSR2)
+        time.sleep(_AWAY_S)
+    return life, place.account("slurmctld killed at requeue time, back after 15 s", life)
+
+
+def controller_hangs(place: Place) -> Played:
+    """slurmctld takes connections and does not answer, when the run wants to be requeued."""
+    life = place.start("hangs")
+    life.wait_for_steps(60)
+    pid = str(daemon_pid(place.sandbox, "slurmctld"))
+    place.sandbox.inside("kill", "-STOP", pid)
+    try:
+        life.signal(1, signal.SIGUSR2)
+        time.sleep(_AWAY_S)
+    finally:
+        place.sandbox.inside("kill", "-CONT", pid)
+    return life, place.account("slurmctld does not answer at requeue time for 15 s", life)
+
+
+@looks_at(cut_off, alone=True)
+def test_a_run_whose_node_is_cut_off_goes_on_and_the_old_generation_publishes_nothing(
+    played: tuple[Life, Account, list[int]],
+) -> None:
+    life, account, latest = played
+    assert account.came_out_the_same, account
+    assert account.steps_lost <= 23 + 1
+    assert latest == sorted(latest)
+    assert account.attempts == 2
+    newest = checkpoints.newest_valid(life.run.checkpoints, expected=True, warn=pytest.fail)
+    assert newest is not None
+    assert newest.manifest.attempt == 1
+
+
+@looks_at(without_first_slurmd, alone=True)
+def test_a_run_whose_node_lost_its_slurmd_is_requeued_and_comes_out_the_same(played: Played) -> None:
+    _, account = played
+    assert account.came_out_the_same, account
+    assert account.attempts == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("killed", marks=looks_at(controller_killed, alone=True), id="killed"),
+        pytest.param("silent", marks=looks_at(controller_hangs, alone=True), id="silent"),
+    ],
+)
+def test_a_controller_that_is_away_at_requeue_time_delays_the_run_and_costs_nothing(played: Played, words: str) -> None:
+    life, account = played
+    assert account.is_unhurt, (words, account)
+    assert account.attempts == 2
+    decision = json.loads((life.run.attempt(0).path / "decision.json").read_text())
+    assert decision["saved"] is True

@@ -1,0 +1,75 @@
+"""What an administrator, or an accident, does to the Slurm under test: daemons end, nodes die, cables are cut."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+
+from hpcddp.rehearse import state
+from hpcddp.rehearse.processes import daemon_environment
+from tests.slurm.live import Sandbox
+
+_POLL_S = 0.2
+
+
+@contextlib.contextmanager
+def link_cut(sandbox: Sandbox, node: str) -> Iterator[None]:
+    """Cut a node's cable, and mend it."""
+    sandbox.on(node, "ip", "link", "set", "eth0", "down")
+    try:
+        yield
+    finally:
+        sandbox.on(node, "ip", "link", "set", "eth0", "up")
+
+
+@contextlib.contextmanager
+def without_slurmd(sandbox: Sandbox, node: str) -> Iterator[None]:
+    """Kill a node's slurmd, and start it again."""
+    with _without(sandbox, node, on=node):
+        yield
+
+
+@contextlib.contextmanager
+def without_controller(sandbox: Sandbox) -> Iterator[None]:
+    """Kill slurmctld, and start it again."""
+    with _without(sandbox, "slurmctld", on=None):
+        yield
+
+
+@contextlib.contextmanager
+def _without(sandbox: Sandbox, daemon: str, *, on: str | None) -> Iterator[None]:
+    pid = daemon_pid(sandbox, daemon)
+    words = sandbox.inside("cat", f"/proc/{pid}/cmdline").stdout.rstrip("\0").split("\0")
+    sandbox.inside("kill", "-KILL", str(pid))
+    try:
+        yield
+    finally:
+        # Without -D it leaves the foreground, and this process, by itself.
+        start = [word for word in words if word != "-D"]
+        enter = sandbox.enter_controller() if on is None else sandbox.enter(on)
+        subprocess.run((*enter, *start), env=daemon_environment(sandbox.token), check=True, timeout=30, cwd="/")
+
+
+def daemon_pid(sandbox: Sandbox, daemon: str) -> int:
+    """Return a daemon's process id, as the keeper sees it: the one that it wrote down itself, if it was restarted."""
+    directory = sandbox.slurm_conf.parent
+    written = directory / "run" / f"{daemon}.pid"
+    if written.exists():
+        return int(written.read_text())
+    known = state.read(directory)
+    assert known is not None
+    daemons = state.read_daemons(known)
+    assert daemons is not None
+    return daemons[daemon]
+
+
+def wait_for_node(sandbox: Sandbox, node: str, *, timeout_s: float = 90) -> None:
+    """Wait until a node takes jobs again."""
+    deadline = time.monotonic() + timeout_s
+    while not (shown := sandbox.run("sinfo", "--noheader", f"--nodes={node}", "--format=%T").stdout).startswith(
+        ("idle", "mixed", "alloc")
+    ):
+        assert time.monotonic() < deadline, f"{node} does not come back: {shown}"
+        time.sleep(_POLL_S)
