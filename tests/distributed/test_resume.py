@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def resumed(killed: Path) -> Path:
     again = [{"run": killed / case, "spec": spec(case), "attempt": 1} for case in CHANGES]
     outcome = run_ranks(killed / "again", 2, again)
     assert outcome.codes == [0, 0], outcome.outputs
-    assert "going on after step 6" in outcome.outputs[0]
+    # The write after step 6 may have been killed, too.
+    assert re.search(r"going on after step [36] ", outcome.outputs[0])
     return killed
 
 

@@ -1,0 +1,89 @@
+"""``hpcddp checkpoints``."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcddp.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpcddp.run.survey import CheckpointState
+
+_KIB = 1024
+_STEPS_OF_TIME = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(checkpoints)
+
+
+def checkpoints(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run: its directory, its id, or the beginning of its id.")
+    ],
+    *,
+    run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live, to look for an id.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List what a run could go on from: each checkpoint, valid or why not.
+
+    Every file is read and compared with its checksum.
+    """
+    from hpcddp.run.find import find_run
+    from hpcddp.run.survey import survey
+
+    found = find_run(run, run_root)
+    states = survey(found.checkpoints)
+    if as_json:
+        document = {"run": str(found.path), "checkpoints": [state.as_json() for state in states]}
+        typer.echo(json.dumps(document, indent=2))
+        return
+    for line in _lines(found.checkpoints, states, now=time.time()):
+        typer.echo(line)
+
+
+def _lines(folder: Path, states: Sequence[CheckpointState], *, now: float) -> list[str]:
+    if not states:
+        return [f"{folder} holds no checkpoint"]
+    rows = [("step", "size", "age", "attempt", "")]
+    for state in states:
+        attempt = "?" if state.attempt is None else str(state.attempt)
+        row = (str(state.step), size_text(state.size), age_text(now - state.time), attempt)
+        rows.append((*row, _verdict(state)))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join([*(f"{row[i]:>{widths[i]}}" for i in range(4)), row[4]]).rstrip() for row in rows]
+    if all(state.damage for state in states):
+        lines.append("None of them is valid: a resume refuses to start anew, and ends with exit code 65.")
+    return lines
+
+
+def _verdict(state: CheckpointState) -> str:
+    if state.damage is not None:
+        return f"not valid: {state.damage}"
+    return "valid; a resume goes on from here" if state.resumes else "valid"
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes as a person reads it."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < _KIB:
+            break
+        value, unit = value / _KIB, larger
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def age_text(seconds: float) -> str:
+    """Return how long ago something was, in its largest unit."""
+    for length, unit in _STEPS_OF_TIME:
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -1,0 +1,79 @@
+"""``hpcddp checkpoints``: what is there to go on from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hpcddp.cli.checkpoints import age_text, size_text
+from hpcddp.cli.main import app
+from tests.run.test_checkpoints import save
+
+
+def checkpoints(*words: str) -> Result:
+    return CliRunner().invoke(app, ["checkpoints", *words])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "runs" / "digits" / "cluster-12"
+    path.mkdir(parents=True)
+    for step in (10, 20, 30):
+        newest = save(path / "checkpoints", step).path
+    (newest / "a.bin").write_bytes(b"stbte")
+    return path
+
+
+def test_every_checkpoint_is_listed_with_what_a_resume_would_take(run: Path) -> None:
+    result = checkpoints(str(run))
+    assert result.exit_code == 0
+    header, *rows = result.stdout.splitlines()
+    assert header.split() == ["step", "size", "age", "attempt"]
+    assert [row.split()[0] for row in rows] == ["30", "20", "10"]
+    assert rows[0].endswith(f"not valid: {run}/checkpoints/step-000030/a.bin has another sha256 than its manifest says")
+    assert rows[1].endswith("0  valid; a resume goes on from here")
+    assert rows[2].endswith("0  valid")
+
+
+def test_json_says_the_same(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parents[2])
+    document = json.loads(checkpoints("cluster", "--json").stdout)
+    assert document["run"] == str(run)
+    newest, middle, oldest = document["checkpoints"]
+    assert (newest["step"], newest["valid"], newest["resumes"], newest["attempt"]) == (30, False, False, None)
+    assert "another sha256" in newest["damage"]
+    assert (middle["step"], middle["valid"], middle["resumes"], middle["attempt"]) == (20, True, True, 0)
+    assert (middle["time"], middle["damage"]) == (1.5, None)
+    assert middle["size"] == sum(path.stat().st_size for path in Path(middle["path"]).iterdir())
+    assert (oldest["step"], oldest["resumes"]) == (10, False)
+
+
+def test_all_damaged_is_said_plainly(run: Path) -> None:
+    for path in run.glob("checkpoints/step-*/a.bin"):
+        path.unlink()
+    assert "None of them is valid: a resume refuses to start anew" in checkpoints(str(run)).stdout
+
+
+def test_run_without_checkpoints_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "attempts").mkdir()
+    result = checkpoints(str(tmp_path))
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path}/checkpoints holds no checkpoint\n")
+
+
+def test_other_root_is_searched_when_asked(run: Path) -> None:
+    assert checkpoints("cluster-12", "--run-root", str(run.parents[1])).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (5 << 50, "5120.0 TiB")]
+)
+def test_sizes_are_readable(size: int, text: str) -> None:
+    assert size_text(size) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(-3, "0 s"), (59, "59 s"), (90, "2 min"), (7200, "2 h"), (90000, "1 d")])
+def test_ages_are_readable(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text
