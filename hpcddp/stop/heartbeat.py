@@ -52,6 +52,7 @@ class Heartbeat:
         self._last = self._looked = monotonic()
         self._slowest_s = 0.0
         self._step: int | None = None
+        self._patient = False
         self._ended = threading.Event()
 
     @property
@@ -67,7 +68,7 @@ class Heartbeat:
     @property
     def timeout_s(self) -> float:
         """How long the watchdog waits now, in seconds."""
-        if self._step is None:
+        if self._step is None or self._patient:
             return self.first_timeout_s
         return min(self.first_timeout_s, max(self._configured_s, _SLOWEST_FACTOR * self._slowest_s))
 
@@ -77,6 +78,12 @@ class Heartbeat:
         if self._step is not None:
             self._slowest_s = max(self._slowest_s, now - self._last)
         self._last = now
+        self._patient = False
+
+    def expect_long(self) -> None:
+        """Say that the next sign may take as long as the first step: one rank writes, the others wait for it."""
+        self.beat()
+        self._patient = True
 
     def at_step(self, step: int) -> None:
         """Give a sign of life at the boundary after ``step`` optimizer steps."""

@@ -87,7 +87,7 @@ class SignalListener:
         if self._ends is not None:
             return
         hearing, waking = self._ends = socket.socketpair()
-        waking.setblocking(False)
+        waking.settimeout(0)
         # Before the handlers, or a signal between the two would be lost.
         self._previous_descriptor = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
         self._previous = {signum: signal.signal(signum, be_there) for signum in REASONS}

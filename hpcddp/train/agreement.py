@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-STOP_CODES: Final = 7
-"""The largest stop code; when ranks have different reasons in one step, the largest code wins."""
+from hpcddp.stop.reasons import StopReason
+
+STOP_CODES: Final = int(max(StopReason))
+"""The largest stop code: a ``StopReason``. When ranks have different reasons in one step, the largest wins."""
 
 _LOSS, _NONFINITE, _SMALL, _LARGE, _SAVE = range(5)
 _SLOTS: Final = _SAVE + 1 + STOP_CODES

@@ -12,12 +12,19 @@ import torch
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.spec.job import JobSpec, Train
+from hpcddp.stop.deadline import Deadline
+from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.train.errors import TrainingError
 
 
 def never_stop() -> int:
     """Return 0: there is no reason to stop."""
     return 0
+
+
+def unknown_cause() -> str | None:
+    """Return None: nobody was asked."""
+    return None
 
 
 def _allowed_cpus() -> int:
@@ -43,8 +50,11 @@ class TrainContext:
         attempt: the number of this attempt; 0 is the first.
         threads: torch's threads in this process.
         cpus: CPUs that the kernel lets this process use; loader workers are counted from them.
-        should_stop: asked once per optimizer step on every rank; 0, or the code (1..``agreement.STOP_CODES``) of the
-            reason why this rank wants to stop. All ranks stop after the same step when any of them wants to.
+        should_stop: asked once per optimizer step on every rank; 0, or the code (a ``StopReason``) of the reason why
+            this rank wants to stop. All ranks stop after the same step when any of them wants to.
+        cause: asked on rank 0 at a stop; a ``Cause``'s word, or None if it is not known.
+        deadline: the end of the job.
+        heartbeat: takes this rank's signs of life.
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
         say: prints one line for the person who reads rank 0's log.
@@ -60,6 +70,9 @@ class TrainContext:
     threads: int
     cpus: int = field(default_factory=_allowed_cpus)
     should_stop: Callable[[], int] = never_stop
+    cause: Callable[[], str | None] = unknown_cause
+    deadline: Deadline = field(default_factory=Deadline)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     say: Callable[[str], None] = _write_line

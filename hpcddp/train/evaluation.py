@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 
 from torch import Tensor, nn
 
+from hpcddp.stop.reasons import StopReason
 from hpcddp.train.data.images import Data
 from hpcddp.train.data.loader import Batches, Placement
 from hpcddp.train.objective import all_logits
+from hpcddp.train.pausing import Pauses
 from hpcddp.train.precision import Precision
 from hpcddp.train.randomness import SampleKeys
 from hpcddp.train.replica import Replica
@@ -40,6 +42,14 @@ class Evaluation:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+def _nothing() -> None:
+    pass
+
+
+def _no_reason() -> StopReason:
+    return StopReason.NONE
+
+
 class Evaluator:
     """Evaluates a model over all ranks.
 
@@ -57,16 +67,30 @@ class Evaluator:
         self, data: Data, placement: Placement, *, batch_size: int, workers: int, seed: int, rank: int, world_size: int
     ) -> None:
         self._data, self._placement, self._workers, self._seed = data, placement, workers, seed
+        self._batch_size, self._ranks = batch_size, world_size
         self._share = ValidationShare(len(data.val), batch_size, rank=rank, ranks=world_size)
         self._metrics: dict[str, Metric] = {"val_loss": CrossEntropy(), "val_accuracy": TopKAccuracy(1)}
         if data.classes > _TOP:
             self._metrics["val_top5"] = TopKAccuracy(_TOP)
 
-    def evaluate(self, replica: Replica) -> Evaluation:
-        """Evaluate the averaged weights, where there are some, with running statistics merged over ranks."""
+    def evaluate(
+        self, replica: Replica, *, vote: Callable[[], StopReason] = _no_reason, beat: Callable[[], None] = _nothing
+    ) -> Evaluation:
+        """Evaluate the averaged weights, where there are some, with running statistics merged over ranks.
+
+        Args:
+            replica: this rank's.
+            vote: asked every few batches for this rank's reason to stop.
+            beat: called after each batch, as a sign of life.
+
+        Raises:
+            EvaluationStopped: the ranks agreed to stop.
+        """
+        device = self._placement.device
+        pauses = Pauses(self._share.samples, self._batch_size, ranks=self._ranks, device=device, vote=vote)
         with replica.evaluated() as model:
-            results = self._results(model, replica.precision)
-            values = evaluate(self._share, results, self._metrics, device=self._placement.device)
+            results = _paused(self._results(model, replica.precision), pauses, beat)
+            values = evaluate(self._share, results, self._metrics, device=device)
         return Evaluation(**values, val_samples=self._share.samples)
 
     def _results(self, model: nn.Module, precision: Precision) -> Iterator[tuple[Tensor, Tensor]]:
@@ -79,3 +103,13 @@ class Evaluator:
             with precision.autocast():
                 logits = next(all_logits(model(inputs)))
             yield logits, labels
+
+
+def _paused(
+    results: Iterator[tuple[Tensor, Tensor]], pauses: Pauses, beat: Callable[[], None]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for result in results:
+        yield result
+        beat()
+        pauses.after_batch()
+    pauses.after_all()

@@ -18,6 +18,7 @@ from hpcddp.train.announce import start_up_lines
 from hpcddp.train.assembly import Setting, make_loop, make_replica, notes_of, settle
 from hpcddp.train.context import TrainContext
 from hpcddp.train.contract import contract_of, refuse_another_contract
+from hpcddp.train.errors import StoppedError
 from hpcddp.train.metrics import MetricsFile, keep_until
 from hpcddp.train.models import count_parameters
 from hpcddp.train.precision import Precision, set_up_backends
@@ -50,7 +51,12 @@ def run_training(context: TrainContext) -> None:
     if found.finished:
         context.tell(f"run {context.run.run_id} has finished already; nothing to do")
         return
-    _train(context, found.checkpoint)
+    try:
+        _train(context, found.checkpoint)
+    except StoppedError:
+        # All ranks come here together, and whoever starts them ends the others when the first has gone.
+        dist.barrier()
+        raise
     # Freeing DDP after its process group has gone can deadlock, so all of it goes first.
     gc.collect()
     dist.barrier()

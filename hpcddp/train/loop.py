@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from hpcddp.stop import faults
+from hpcddp.stop.reasons import StopReason
 from hpcddp.train.agreement import Agreed, Votes
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import NonFiniteError, StoppedError
@@ -12,11 +14,13 @@ from hpcddp.train.evaluation import Evaluator
 from hpcddp.train.guard import ReplicaGuard
 from hpcddp.train.metrics import MetricsFile
 from hpcddp.train.noise import NoiseScale
+from hpcddp.train.pausing import EvaluationStopped
 from hpcddp.train.progress import Progress
 from hpcddp.train.replica import Replica
 from hpcddp.train.saving import Saver
 from hpcddp.train.schedule import Schedule
 from hpcddp.train.stepping import Position, StepOutcome, Stepper
+from hpcddp.train.stopping import Stopping
 
 
 class Loop:
@@ -52,6 +56,9 @@ class Loop:
         self._wall_before_s = progress.wall_s
         self._pending: tuple[StepOutcome, float] | None = None
         self._wishes = Agreed()
+        self._stopping = Stopping(context, saver)
+        # What an attempt begins with is a checkpoint, or nothing at all.
+        self._resumed_step = progress.step or None
         self._guard = ReplicaGuard(context.train.replica_check_every)
         replica.samples = schedule.rank_samples(progress.step, context.rank)
 
@@ -63,9 +70,11 @@ class Loop:
             NonFiniteError: a loss is not finite and the job says stop.
             DriftError: the ranks no longer hold the same model.
         """
+        self._context.heartbeat.beat()
         if self._schedule.evaluation_missing(self._progress.step, self._progress.evaluated_step):
             self._evaluate()
         for position in self._schedule.positions(self._progress.step):
+            faults.reach("step", step=position.step)
             before = self._resumed_at
             outcome = self._stepper.take(position, self._votes())
             self._resumed_at = self._context.monotonic()
@@ -75,6 +84,8 @@ class Loop:
             self._guard.check(self._replica, position.step + 1)
             self._saver.settle()
             self._between_steps(position)
+            self._context.heartbeat.at_step(position.step + 1)
+        self._context.heartbeat.expect_long()
         self._saver.finish()
         return self._now()
 
@@ -83,7 +94,7 @@ class Loop:
         due = every is not None and self._context.monotonic() - self._saved_at >= every.total_seconds()
         # A write that is under way is not waited for: the clock asks again.
         due = due and self._context.is_main and not self._saver.busy
-        return Votes(save=due, stop=self._context.should_stop())
+        return Votes(save=due, stop=self._stopping.vote())
 
     def _between_steps(self, position: Position) -> None:
         """Evaluate, save and stop: each of them decided by all ranks alike."""
@@ -93,25 +104,25 @@ class Loop:
         self._settle()
         self._flush()
         finished = position.step + 1 == self._schedule.total_steps
-        stop = 0 if finished else self._wishes.stop
-        if stop:
+        if self._wishes.stop and not finished:
             # Whoever asks to stop may not wait for an evaluation; the next attempt makes it up.
-            self._save("stop")
-            outcome = self._saver.wait()
-            failed = outcome is not None and not outcome.saved
-            raise StoppedError(
-                f"all ranks stopped after step {self._progress.step} (code {stop}), and the state is "
-                f"{'not saved' if failed else 'saved'}",
-                step=self._progress.step,
-                code=stop,
-                outcome=outcome,
-            )
+            raise self._stopped(StopReason(self._wishes.stop))
         if evaluates:
             self._evaluate()
         if save_reason or self._wishes.save:
             self._save(save_reason or "every so often by the clock")
         self._wishes = Agreed()
         self._resumed_at = self._context.monotonic()
+
+    def _stopped(self, reason: StopReason) -> StoppedError:
+        """Save what there is, wait until it is written, and return the error that ends the loop."""
+        step = self._progress.step
+        has_checkpoint = step == self._resumed_step
+        self._context.heartbeat.expect_long()
+        if not has_checkpoint:
+            self._save("stop")
+        outcome = self._saver.wait()
+        return self._stopping.leave(reason, step=step, outcome=outcome, has_checkpoint=has_checkpoint)
 
     def _settle(self) -> None:
         """Read what came of the step that was handed over last, and write it down."""
@@ -134,6 +145,7 @@ class Loop:
             last_loss=loss if math.isfinite(loss) else None,
             noise=self._progress.noise if skipped else self._observed_noise(agreed, outcome.position),
         )
+        self._stopping.add_step(seconds)
         self._record_step(outcome, loss, seconds, skipped=skipped)
         if not math.isfinite(loss) and not outcome.skipped:
             self._flush()
@@ -167,7 +179,12 @@ class Loop:
         self._metrics.add({**record, "skipped": True} if skipped else record)
 
     def _evaluate(self) -> None:
-        evaluation = self._evaluator.evaluate(self._replica)
+        try:
+            evaluation = self._evaluator.evaluate(
+                self._replica, vote=self._stopping.vote, beat=self._context.heartbeat.beat
+            )
+        except EvaluationStopped as stop:
+            raise self._stopped(stop.reason) from None
         self._progress = replace(self._progress, evaluation=evaluation, evaluated_step=self._progress.step)
         epoch = self._progress.epoch - 1
         if self._metrics is not None:
@@ -183,6 +200,7 @@ class Loop:
         self._flush()
         self._saver.save(self._replica, self._now(), reason)
         self._saved_at = self._context.monotonic()
+        self._context.heartbeat.beat()
 
     def _flush(self) -> None:
         if self._metrics is not None:

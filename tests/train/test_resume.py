@@ -99,7 +99,7 @@ def test_stop_saves_and_loses_no_step(new_training: NewTraining) -> None:
     whole.train(**SAVES)
     calls = iter([0, 0, 0, 0, 5])
     with pytest.raises(
-        StoppedError, match=r"all ranks stopped after step 6 \(code 5\), and the state is saved"
+        StoppedError, match=r"all ranks stopped after step 6 \(interrupted\), and the state is saved"
     ) as caught:
         stopped.train(should_stop=lambda: next(calls, 0), **SAVES)
     assert (caught.value.step, caught.value.code, caught.value.exit_code) == (6, 5, 75)

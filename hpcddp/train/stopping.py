@@ -1,0 +1,131 @@
+"""When a rank wants to stop, and what the ranks leave behind when they do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hpcddp.run.decision import Decision, write_decision
+from hpcddp.run.events import append_event
+from hpcddp.run.lease import raise_if_fenced
+from hpcddp.stop.cause import Cause
+from hpcddp.stop.deadline import Durations, short_lead_sentence
+from hpcddp.stop.reasons import StopReason
+from hpcddp.train.context import TrainContext
+from hpcddp.train.errors import StoppedError
+from hpcddp.train.saving import Saver
+from hpcddp.train.writing import SaveOutcome
+
+# How often rank 0 looks at its clock; each look sorts some hundred numbers.
+_LOOK_EVERY_S: Final = 0.5
+# So few steps say little about the slowest ones.
+_ENOUGH_STEPS: Final = 20
+
+
+class Stopping:
+    """Knows whether this rank wants to stop, and writes down that all ranks have.
+
+    Args:
+        context: who this rank is.
+        saver: knows how long saves take.
+    """
+
+    def __init__(self, context: TrainContext, saver: Saver) -> None:
+        self._context, self._saver = context, saver
+        self._steps = Durations()
+        self._first_step_seen = self._warned = self._is_near = False
+        self._looked = float("-inf")
+
+    def add_step(self, seconds: float) -> None:
+        """Add the duration of a step; the first one of an attempt, which may compile, says nothing about the others."""
+        if self._first_step_seen:
+            self._steps.add(seconds)
+        self._first_step_seen = True
+
+    def vote(self) -> StopReason:
+        """Return why this rank wants to stop: what its process was told, or its clock. Only rank 0 looks at its own."""
+        told = StopReason(self._context.should_stop())
+        if told or not self._context.is_main:
+            return told
+        return StopReason.DEADLINE if self._deadline_is_near() else StopReason.NONE
+
+    def _deadline_is_near(self) -> bool:
+        now = self._context.monotonic()
+        if now - self._looked >= _LOOK_EVERY_S:
+            self._looked = now
+            step_s, save_s = self._steps.p95(), self._p95_of_saves()
+            deadline = self._context.deadline
+            self._is_near = deadline.is_near(self._context.now(), step_s=step_s, save_s=save_s)
+            self._warn_once(step_s, save_s)
+        return self._is_near
+
+    def _p95_of_saves(self) -> float | None:
+        saves = Durations()
+        for seconds in self._saver.seconds:
+            saves.add(seconds)
+        return saves.p95()
+
+    def _warn_once(self, step_s: float | None, save_s: float | None) -> None:
+        context = self._context
+        if self._warned or context.deadline.end_time is None or len(self._steps) < _ENOUGH_STEPS:
+            return
+        lead = context.spec.signal_lead
+        sentence = short_lead_sentence(None if lead is None else lead.total_seconds(), step_s, save_s)
+        if sentence is not None:
+            self._warned = True
+            context.tell(f"warning: {sentence}")
+            append_event(
+                context.run.events, kind="warning", time=context.now(), attempt=context.attempt, reason=sentence
+            )
+
+    def leave(
+        self, reason: StopReason, *, step: int, outcome: SaveOutcome | None, has_checkpoint: bool
+    ) -> StoppedError:
+        """Write the decision down, on rank 0, and return the error that ends the loop on every rank.
+
+        Args:
+            reason: what the ranks agreed on.
+            step: optimizer steps done.
+            outcome: what came of the save of this step; None on other ranks than 0, and where none was needed.
+            has_checkpoint: whether a checkpoint of this step had been there before.
+
+        Raises:
+            FencedError: another attempt owns the run.
+        """
+        saved = has_checkpoint or (outcome is not None and outcome.saved)
+        if self._context.is_main:
+            self._write(reason, step=step, saved=saved, save_s=outcome.seconds if outcome else 0.0)
+        told = "saved" if saved or not self._context.is_main else "not saved"
+        return StoppedError(
+            f"all ranks stopped after step {step} ({reason.word}), and the state is {told}",
+            step=step,
+            code=int(reason),
+            outcome=outcome,
+        )
+
+    def _write(self, reason: StopReason, *, step: int, saved: bool, save_s: float) -> None:
+        context = self._context
+        cause = Cause.TIME_LIMIT.value if reason is StopReason.DEADLINE else context.cause()
+        raise_if_fenced(context.run, context.attempt)
+        decision = Decision(
+            attempt=context.attempt,
+            step=step,
+            reason=reason.word,
+            cause=cause,
+            saved=saved,
+            save_s=round(save_s, 3),
+            time=context.now(),
+        )
+        append_event(
+            context.run.events,
+            kind="stop",
+            time=decision.time,
+            attempt=decision.attempt,
+            step=step,
+            reason=reason.word,
+            cause=cause,
+            saved=saved,
+            save_s=decision.save_s,
+        )
+        write_decision(context.run.attempt(context.attempt), decision)
+        how = f"saved in {save_s:.1f} s" if saved else "not saved"
+        context.tell(f"all ranks stopped after step {step} ({reason.word}, cause {cause or 'unknown'}), {how}")
