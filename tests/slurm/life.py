@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ class Life:
         job_id: Slurm's id.
     """
 
-    sandbox: Sandbox
-    job: Path
+    sandbox: Sandbox = field(repr=False)
+    job: Path = field(repr=False)
     run: RunDirectory
     job_id: str
 

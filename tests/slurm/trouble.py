@@ -68,8 +68,12 @@ def daemon_pid(sandbox: Sandbox, daemon: str) -> int:
 def wait_for_node(sandbox: Sandbox, node: str, *, timeout_s: float = 90) -> None:
     """Wait until a node takes jobs again."""
     deadline = time.monotonic() + timeout_s
-    while not (shown := sandbox.run("sinfo", "--noheader", f"--nodes={node}", "--format=%T").stdout).startswith(
-        ("idle", "mixed", "alloc")
-    ):
+    # A star means that it does not answer.
+    while (shown := _state_of(sandbox, node)) not in ("idle", "mixed", "allocated", "completing"):
         assert time.monotonic() < deadline, f"{node} does not come back: {shown}"
         time.sleep(_POLL_S)
+
+
+def _state_of(sandbox: Sandbox, node: str) -> str:
+    done = sandbox.run("sinfo", "--noheader", f"--nodes={node}", "--partition=high", "--format=%T")
+    return done.stdout.strip()

@@ -1,0 +1,241 @@
+"""Three runs at once on a real Slurm, and a random fault now and then: each must come out as if nothing had been.
+
+usage: python -m benchmarks.soak [--seconds 1800] [--every 20] [--seed 0] [--results benchmarks/results]
+
+As root: the hosts are network namespaces. When the time is over no new run begins and no fault happens any more; the
+runs that are under way end in peace. Prints one line for each fault and each run, and writes all of it as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hpcddp.slurm.hostlist import expand
+from tests.slurm.account import Account, account_of
+from tests.slurm.life import Life
+from tests.slurm.play import Place, References
+from tests.slurm.sandboxes import QUICK, sandbox_with
+from tests.slurm.trouble import link_cut, wait_for_node, without_controller, without_slurmd
+
+RUNS_AT_ONCE = 3
+# Twice as long as in the usual plays: faults have something to hit.
+_STEP_S = 0.06
+_LONGEST_RUN_S = 900
+# Whatever fails here is a fault on purpose, also when it hits one run five times before it has started.
+_SECTIONS: dict[str, dict[str, Any]] = {
+    "requeue": {"max_failures": 1000, "max_attempts_without_progress": 1000},
+    "launch": {"hang_timeout": "20s", "rendezvous_timeout": "60s"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A run that has ended.
+
+    Attributes:
+        name: the lane and the number of the run in it.
+        account: what it has cost; None if it did not finish.
+        problem: why it did not finish.
+    """
+
+    name: str
+    account: Account | None
+    problem: str | None = None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it finished as the uninterrupted run did."""
+        return self.account is not None and self.account.came_out_the_same
+
+
+@dataclass(kw_only=True)
+class Soak:
+    """A soak.
+
+    Attributes:
+        place: where.
+        seconds: how long faults happen.
+        every: seconds from one fault to the next, on average.
+        dice: decides.
+    """
+
+    place: Place
+    seconds: float
+    every: float
+    dice: random.Random
+    faults: list[tuple[float, str]] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    _living: dict[int, Life] = field(default_factory=dict)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> list[Ended]:
+        """Soak, and return every run that was begun."""
+        # Made before the first fault.
+        reference = self.place.references.of(2, 1)
+        with ThreadPoolExecutor(RUNS_AT_ONCE) as lanes:
+            futures = [lanes.submit(self._live, lane, reference) for lane in range(RUNS_AT_ONCE)]
+            try:
+                self._make_trouble()
+            finally:
+                self._over.set()
+            for future in futures:
+                future.result()
+        return self.ended
+
+    def _live(self, lane: int, reference: Life) -> None:
+        number = 0
+        while not self._over.is_set():
+            name = f"lane{lane}-run{number}"
+            life = self.place.start(name, seconds=_STEP_S, sections=_SECTIONS)
+            self._living[lane] = life
+            try:
+                life.finish(timeout_s=_LONGEST_RUN_S)
+                ended = Ended(name=name, account=account_of(life, reference))
+            except AssertionError as error:
+                ended = Ended(name=name, account=None, problem=str(error))
+            self._tell(ended)
+            number += 1
+
+    def _tell(self, ended: Ended) -> None:
+        self.ended.append(ended)
+        print(f"{ended.name}: {'well' if ended.is_well else 'NOT WELL'} {ended.account or ended.problem}", flush=True)
+
+    def _make_trouble(self) -> None:
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < self.seconds:
+            pause = self.dice.uniform(0.5, 1.5) * self.every
+            if self._over.wait(min(pause, self.seconds - passed)) or time.monotonic() - began >= self.seconds:
+                break
+            fault = self.dice.choice(FAULTS)
+            life = self.dice.choice(list(self._living.values()))
+            name = fault.__name__.removeprefix("_").replace("_", " ")
+            print(
+                f"{time.monotonic() - began:6.0f} s: {name}, run {life.run.path.parent.parent.parent.name}", flush=True
+            )
+            self.faults.append((time.monotonic() - began, name))
+            fault(self, life)
+
+    def host_of(self, life: Life) -> str | None:
+        """Return one of a run's hosts, None if it has none now."""
+        fields = life.sandbox.job(life.job_id)
+        hosts = expand(fields["NodeList"]) if fields["JobState"] == "RUNNING" else []
+        return self.dice.choice(hosts) if hosts else None
+
+    def signal(self, life: Life, *numbers: signal.Signals) -> None:
+        """Signal one of a run's ranks, if there is one."""
+        for number in numbers:
+            ranks = life.ranks() if life.attempts else {}
+            if ranks:
+                life.signal(self.dice.choice(list(ranks)), number)
+
+
+def _preemption(soak: Soak, life: Life) -> None:
+    hosts = life.sandbox.job(life.job_id)["NodeList"]
+    soak.place.preempt(",".join(expand(hosts)) if hosts not in ("", "(null)") else "n1,n2")
+
+
+def _warning_to_one_rank(soak: Soak, life: Life) -> None:
+    soak.signal(life, signal.SIGUSR2)
+
+
+def _storm_of_signals(soak: Soak, life: Life) -> None:
+    soak.signal(life, *soak.dice.choices([signal.SIGUSR2, signal.SIGTERM], k=30))
+
+
+def _rank_killed(soak: Soak, life: Life) -> None:
+    soak.signal(life, signal.SIGKILL)
+
+
+def _requeue_by_the_user(_: Soak, life: Life) -> None:
+    # A job that has just ended cannot be requeued; Incomplete leaves it alone.
+    life.sandbox.run("scontrol", "requeue", "Incomplete", life.job_id, check=False)
+
+
+def _slurmd_killed(soak: Soak, life: Life) -> None:
+    _host_away(soak, life, without_slurmd)
+
+
+def _link_cut(soak: Soak, life: Life) -> None:
+    _host_away(soak, life, link_cut)
+
+
+def _host_away(soak: Soak, life: Life, away: Callable[..., Any]) -> None:
+    if (host := soak.host_of(life)) is not None:
+        with away(life.sandbox, host):
+            time.sleep(soak.dice.uniform(3, 25))
+        wait_for_node(life.sandbox, host)
+
+
+def _controller_killed(soak: Soak, life: Life) -> None:
+    with without_controller(life.sandbox):
+        soak.signal(life, signal.SIGUSR2)
+        time.sleep(soak.dice.uniform(1, 15))
+
+
+FAULTS: tuple[Callable[[Soak, Life], None], ...] = (
+    _preemption,
+    _preemption,
+    _warning_to_one_rank,
+    _storm_of_signals,
+    _rank_killed,
+    _requeue_by_the_user,
+    _slurmd_killed,
+    _link_cut,
+    _controller_killed,
+)
+
+
+def summary(soak: Soak, *, seed: int) -> dict[str, Any]:
+    """Return what came of a soak, for a file."""
+    accounts = [ended.account for ended in soak.ended if ended.account is not None]
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
+        "seconds": soak.seconds,
+        "seed": seed,
+        "faults": dict(Counter(name for _, name in soak.faults)),
+        "runs": len(soak.ended),
+        "runs_well": sum(ended.is_well for ended in soak.ended),
+        "attempts": sum(account.attempts for account in accounts),
+        "steps_lost": sum(account.steps_lost for account in accounts),
+        "each": [asdict(ended) for ended in soak.ended],
+    }
+
+
+def main() -> int:
+    """Run a soak from the command line; 0 if every run came out well."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=1800)
+    parser.add_argument("--every", type=float, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    with sandbox_with(*QUICK) as sandbox, tempfile.TemporaryDirectory(prefix="hpcddp-soak-") as directory:
+        place = Place(sandbox=sandbox, directory=Path(directory), references=References(sandbox, Path(directory)))
+        soak = Soak(place=place, seconds=options.seconds, every=options.every, dice=random.Random(options.seed))
+        soak.run()
+        document = summary(soak, seed=options.seed)
+    options.results.mkdir(parents=True, exist_ok=True)
+    path = options.results / f"soak-{document['date'].partition('T')[0]}-{options.seconds:.0f}s-{options.seed}.json"
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    print(json.dumps({name: value for name, value in document.items() if name != "each"}, indent=2))
+    return 0 if document["runs"] == document["runs_well"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
