@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcddp.train.checkpointer import Checkpointer
     from hpcddp.train.losses import (
         DeclaredLoss,
         LossError,
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AdditiveMetric",
     "AreaUnderRocCurve",
+    "Checkpointer",
     "CrossEntropy",
     "DeclaredLoss",
     "GatheredMetric",
@@ -75,8 +77,9 @@ _SCORING = {
     "ValidationShare",
     "evaluate",
 }
+_LOOP = {"Checkpointer": "hpcddp.train.checkpointer"}
 _ROOMS = {
-    name: "hpcddp.train.scoring" if name in _SCORING else "hpcddp.train.losses"
+    name: _LOOP.get(name) or ("hpcddp.train.scoring" if name in _SCORING else "hpcddp.train.losses")
     for name in __all__
     if name != "__version__"
 }

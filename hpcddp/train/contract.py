@@ -48,7 +48,8 @@ def refuse_another_contract(checkpoint: Checkpoint, contract: Mapping[str, Any])
     for name, here in contract.items():
         saved = checkpoint.manifest.contract.get(name, _BEFORE.get(name))
         if saved != here:
+            label = _LABELS.get(name, name)
             raise ResumeError(
-                f"{checkpoint.path.name} was saved with {_LABELS[name]} {saved}, and now it is {here}, so that the "
+                f"{checkpoint.path.name} was saved with {label} {saved}, and now it is {here}, so that the "
                 "steps to come would not see the samples that are left; bring the old one back, or submit a new run"
             )

@@ -27,7 +27,7 @@ from hpcddp.train.replica import Replica
 from hpcddp.train.restoring import restore
 from hpcddp.train.result import write_result
 from hpcddp.train.saving import Saver
-from hpcddp.train.starting import find_start
+from hpcddp.train.starting import agree_on_start
 
 __all__ = ["TrainContext", "run_training"]
 
@@ -47,7 +47,7 @@ def run_training(context: TrainContext) -> None:
         FencedError: another attempt owns the run.
         PlanError: the batch does not fit the data or the model.
     """
-    found = find_start(context)
+    found = agree_on_start(context.run, context.attempt, tell=context.tell)
     if found.finished:
         context.tell(f"run {context.run.run_id} has finished already; nothing to do")
         return

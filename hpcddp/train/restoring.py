@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,29 +31,44 @@ def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
         ResumeError: it is of another model or optimizer.
     """
     _refuse_other_average(checkpoint, replica)
-    try:
-        replica.model.load_state_dict(_load(checkpoint, MODEL_FILE))
+    with loading(checkpoint, "train.model and train.optimizer"):
+        replica.model.load_state_dict(load_file(checkpoint, MODEL_FILE))
         if replica.ema is not None:
-            replica.ema.model.load_state_dict(_load(checkpoint, EMA_FILE))
+            replica.ema.model.load_state_dict(load_file(checkpoint, EMA_FILE))
         if RANKS_FILE in checkpoint.manifest.files:
-            saved = _load(checkpoint, RANKS_FILE)
+            saved = load_file(checkpoint, RANKS_FILE)
             if saved["world_size"] == dist.get_world_size():
                 take_rows(replica.models, saved["buffers"])
-        training = _load(checkpoint, OPTIMIZER_FILE)
+        training = load_file(checkpoint, OPTIMIZER_FILE)
         replica.optimizer.load_state_dict(training["optimizer"])
         if replica.scaler.is_enabled() and training["scaler"]:
             replica.scaler.load_state_dict(training["scaler"])
+    return Progress.from_document(checkpoint.manifest.progress)
+
+
+@contextmanager
+def loading(checkpoint: Checkpoint, who: str) -> Iterator[None]:
+    """Explain what can go wrong with a checkpoint that is whole.
+
+    Args:
+        checkpoint: what is being loaded.
+        who: what says which model and optimizer there are now.
+
+    Raises:
+        ResumeError: it is of another model or optimizer, or holds more than data.
+    """
+    try:
+        yield
     except pickle.UnpicklingError as error:
         raise ResumeError(
             f"{checkpoint.path.name} holds objects that could run code, and only tensors, numbers, texts and their "
             "containers are loaded; let get_extra_state of the model return those, and submit a new run"
         ) from error
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, KeyError, FileNotFoundError) as error:
         raise ResumeError(
-            f"{checkpoint.path.name} is of another model or optimizer than train.model and train.optimizer say "
+            f"{checkpoint.path.name} is of another model or optimizer than {who} say "
             f"({str(error).strip().splitlines()[-1].strip()}); bring the old ones back, or submit a new run"
         ) from error
-    return Progress.from_document(checkpoint.manifest.progress)
 
 
 def _refuse_other_average(checkpoint: Checkpoint, replica: Replica) -> None:
@@ -65,6 +82,7 @@ def _refuse_other_average(checkpoint: Checkpoint, replica: Replica) -> None:
     )
 
 
-def _load(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+def load_file(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """Return what one file of a verified checkpoint holds; nothing in it is run."""
     state: dict[str, Any] = torch.load(checkpoint.path / name, map_location="cpu", weights_only=True)
     return state

@@ -93,6 +93,11 @@ class CheckpointWriter:
         """How long each save took until it was published, in order: what a deadline must leave room for."""
 
     @property
+    def saved(self) -> bool:
+        """Whether the last write that is over, if there was one, has published its checkpoint."""
+        return not self._failures
+
+    @property
     def busy(self) -> bool:
         """Whether a write is under way."""
         return self._thread is not None and self._thread.is_alive()
