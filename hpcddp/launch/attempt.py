@@ -12,23 +12,44 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 from hpcddp.errors import HpcddpError, UserError
-from hpcddp.launch.claim import RunDirectoryError, Start, conflict, make_private_directory
+from hpcddp.launch.cause import ask_slurm, slurm_job_id
+from hpcddp.launch.claim import (
+    RunDirectoryError,
+    Start,
+    conflict,
+    has_finished,
+    is_alive,
+    make_private_directory,
+    newest_start,
+)
+from hpcddp.launch.paragraph import resume_command
+from hpcddp.launch.requeue import expedite
+from hpcddp.launch.situation import limits_of
+from hpcddp.launch.supervisor import end
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import append_event
-from hpcddp.run.failure import describe_failure, failure_sentence, read_failures
+from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import read_json, write_json, write_text
 from hpcddp.slurm import commands
+from hpcddp.spec.job import JobSpec
+from hpcddp.spec.write import parse_resolved
+from hpcddp.stop.budgets import exceeded, spent_of
+from hpcddp.stop.cause import Cause
 from hpcddp.stop.exit_codes import ExitCode
 
-# Slurm kept a job id in these states, or is about to run it again.
-_ENDED_STATES = frozenset(
-    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
-)
+NO_LIMIT_S = 10 * 365 * 24 * 3600
+"""What stands for no time limit of a local run; submitit has no word for it."""
 
-# How often Slurm is asked whether a grace time is over; it looks itself every 30 s.
-_ASK_EVERY_S = 2.0
+_UNKNOWN_TIMES = frozenset({"", "Unknown", "None", "N/A"})
+
+
+class BudgetError(HpcddpError):
+    """The run has been started as often as it may."""
+
+    kind = "budget"
+    exit_code: ClassVar[int] = ExitCode.NO_PROGRESS
 
 
 def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, environment: Mapping[str, str]) -> str:
@@ -46,21 +67,24 @@ def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, enviro
 
     Raises:
         RunDirectoryError: the directory belongs to another job, or is not safe.
+        BudgetError: the run was started often enough.
     """
     start = _observe(environment)
     run = RunDirectory(Path(run_root).absolute() / name / (run_id or _derived_run_id(environment)))
     make_private_directory(run.path)
-    previous = _newest_start(run)
-    alive = previous is not None and previous.job_id != start.job_id and _is_alive(previous)
+    previous = newest_start(run)
+    alive = previous is not None and previous.job_id != start.job_id and is_alive(previous)
     refused = run.path / f"refused-{start.job_id}.json"
     # A job that was refused once stays refused: after a requeue it would look like a requeue of the run's own job.
     if (why := read_json(refused) or conflict(previous, start, previous_alive=alive)) is not None:
         if previous is not None and previous.job_id == start.job_id:
             write_json(refused, why)
         raise RunDirectoryError(f"the run directory {run.path} is taken: {why}; use another run id or run_root")
-    if _has_finished(run):
+    if has_finished(run):
         return ""
     _keep_job_file(run, job_text)
+    if previous is not None:
+        _settle(run, previous, start, parse_resolved(job_text))
     # A result is written when a run has ended for good; this one is being continued.
     run.result.unlink(missing_ok=True)
     attempt = _create_attempt(run)
@@ -71,115 +95,91 @@ def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, enviro
     return str(attempt.path)
 
 
-def end(
-    attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str], cancelled: bool = False
-) -> tuple[int, str]:
-    """Decide what the batch script exits with, and say why.
-
-    Args:
-        attempt: the attempt that has ended.
-        code: what srun (or the local controller) exited with; it hides the cause.
-        cancelled: whether the user ended the job on this machine.
-        environment: the batch script's environment.
-
-    Returns:
-        The exit code of the job and the paragraph for its log.
-    """
-    run = attempt.run
-    if _has_finished(run):
-        return ExitCode.FINISHED, f"run {run.run_id} has finished; its result is {run.result}"
-    failures = read_failures(attempt)
-    primary = failures[0] if failures and not failures[0].secondary else None
-    if cancelled and primary is None:
-        return _cancel(run, attempt)
-    taken = None if primary else _taken_away(environment)
-    if taken is not None:
-        append_event(run.events, kind="stop", time=time.time(), attempt=attempt.number, reason=taken)
-        _outlast_grace(environment)
-        return int(ExitCode.INFRASTRUCTURE), f"{taken}; if the run starts again it goes on from its newest checkpoint"
-    exit_code = primary.exit_code if primary else int(ExitCode.INFRASTRUCTURE)
-    reason = failure_sentence(attempt, failures)
-    write_json(
-        run.result, {"status": "failed", "reason": reason, "exit_code": exit_code, "attempts": attempt.number + 1}
-    )
-    append_event(
-        run.events,
-        kind="failure",
-        time=time.time(),
-        attempt=attempt.number,
-        reason=reason,
-        exit_code=exit_code,
-        srun=code,
-    )
-    return exit_code, describe_failure(attempt, failures)
-
-
-def _cancel(run: RunDirectory, attempt: AttemptDirectory) -> tuple[int, str]:
-    reason = "cancelled by a signal to the job"
-    document = {"status": "cancelled", "reason": reason, "exit_code": int(ExitCode.INTERRUPTED)}
-    write_json(run.result, {**document, "attempts": attempt.number + 1})
-    append_event(run.events, kind="stop", time=time.time(), attempt=attempt.number, reason=reason)
-    return int(ExitCode.INTERRUPTED), f"run {run.run_id} was {reason}"
-
-
 def _observe(environment: Mapping[str, str]) -> Start:
     """Return who starts now, with the submit time that Slurm knows."""
-    job_id = _slurm_job_id(environment)
-    job = _ask_slurm(job_id) if job_id else None
+    job_id = slurm_job_id(environment)
+    job = ask_slurm(job_id) if job_id else None
+    now = time.time()
     return Start(
         job_id=job_id or environment.get("HPCDDP_LOCAL_JOB_ID"),
         restart_count=int(environment.get("SLURM_RESTART_COUNT") or 0) if job_id else 0,
         submit_time=job.get("SubmitTime") if job else None,
         host=environment.get("SLURMD_NODENAME") or socket.gethostname(),
         token=secrets.token_hex(16),
-        time=time.time(),
+        time=now,
+        end_time=end_time_of(job, environment, now=now),
     )
 
 
-def _ask_slurm(job_id: str) -> dict[str, str] | None:
-    """Return what Slurm knows about a job; None also where scontrol is missing, as it is on some compute nodes."""
+def end_time_of(job: Mapping[str, str] | None, environment: Mapping[str, str], *, now: float) -> float | None:
+    """Return when a job's time is over, in seconds since the epoch; None without a limit, or if nobody can tell.
+
+    Args:
+        job: what Slurm says about the job; None without an answer.
+        environment: the batch script's environment.
+        now: seconds since the epoch.
+    """
+    if job is not None:
+        text = job.get("EndTime", "")
+        limited = job.get("TimeLimit") != "UNLIMITED" and text not in _UNKNOWN_TIMES
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if limited else None
+    if environment.get("SLURM_JOB_END_TIME"):
+        return float(environment["SLURM_JOB_END_TIME"])
+    limit_s = environment.get("SUBMITIT_LOCAL_TIMEOUT_S")
+    return now + float(limit_s) if limit_s and int(limit_s) < NO_LIMIT_S else None
+
+
+def _settle(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> None:
+    """Write down what Slurm did by itself, and refuse a start that the budgets do not allow.
+
+    They are checked here because Slurm's own requeues ask nobody, and before anything heavy is imported.
+    """
+    events = read_events(run.events)
+    number = run.newest_attempt() or 0
+    if previous.job_id == start.job_id and start.restart_count:
+        if not any(event["event"] == "requeue" and event["attempt"] == number for event in events):
+            _tell_requeue(run, start, number, events)
+            events = read_events(run.events)
+        if not spec.requeue.left_to_slurm:
+            # It was allowed for this one requeue only.
+            _forbid_requeue(start)
+    why = exceeded(spent_of(events), limits_of(spec))
+    if why is None:
+        return
+    document = {"status": "failed", "reason": why, "exit_code": int(ExitCode.NO_PROGRESS), "attempts": number + 1}
+    write_json(run.result, {**document, "resume": resume_command(run)})
+    append_event(run.events, kind="failure", time=start.time, attempt=number, reason=why, exit_code=93)
+    raise BudgetError(f"run {run.run_id} is not started again: {why}. To go on: {resume_command(run)}")
+
+
+def _tell_requeue(run: RunDirectory, start: Start, number: int, events: Sequence[Mapping[str, Any]]) -> None:
+    stops = [event for event in events if event["event"] == "stop" and event["attempt"] == number]
+    cause = stops[-1].get("cause") if stops else None
+    append_event(
+        run.events,
+        kind="requeue",
+        time=start.time,
+        attempt=number,
+        reason="Slurm requeued the job by itself",
+        cause=cause or str(Cause.REQUEUED),
+        job_id=start.job_id,
+        by="slurm",
+    )
+
+
+def _forbid_requeue(start: Start) -> None:
     try:
-        return commands.show_job(job_id)
+        commands.update_job(start.job_id or "", Requeue="0")
     except commands.SlurmCommandError as error:
         sys.stderr.write(f"hpcddp: {error.message}\n")
-        return None
-
-
-def _slurm_job_id(environment: Mapping[str, str]) -> str | None:
-    if "HPCDDP_LOCAL_JOB_ID" in environment:
-        return None
-    if "SLURM_ARRAY_JOB_ID" in environment:
-        return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
-    return environment.get("SLURM_JOB_ID")
 
 
 def _derived_run_id(environment: Mapping[str, str]) -> str:
-    job_id = _slurm_job_id(environment)
+    job_id = slurm_job_id(environment)
     if job_id is None:
         raise UserError("this script was rendered for sbatch; run it with sbatch, or use hpcddp submit --cluster local")
     cluster = re.sub(r"[^A-Za-z0-9._-]", "-", environment.get("SLURM_CLUSTER_NAME") or "cluster")
     return f"{cluster}-{job_id}"
-
-
-def _newest_start(run: RunDirectory) -> Start | None:
-    number = run.newest_attempt()
-    document = None if number is None else read_json(run.attempt(number).start)
-    return None if document is None else Start(**document)
-
-
-def _is_alive(start: Start) -> bool:
-    """Return whether the job of an earlier start still runs or waits, as far as anybody can tell."""
-    if start.job_id is None:
-        return False
-    if start.submit_time is None:
-        return start.host == socket.gethostname() and Path(f"/proc/{start.job_id}").exists()
-    job = _ask_slurm(start.job_id)
-    return job is not None and job.get("SubmitTime") == start.submit_time and job.get("JobState") not in _ENDED_STATES
-
-
-def _has_finished(run: RunDirectory) -> bool:
-    result = read_json(run.result)
-    return result is not None and result.get("status") == "finished"
 
 
 def _keep_job_file(run: RunDirectory, text: str) -> None:
@@ -201,29 +201,6 @@ def _create_attempt(run: RunDirectory) -> AttemptDirectory:
     return attempt
 
 
-def _taken_away(environment: Mapping[str, str]) -> str | None:
-    """Return how Slurm took the job away (requeued, preempted, cancelled), or None if the tasks ended by themselves."""
-    job_id = _slurm_job_id(environment)
-    job = _ask_slurm(job_id) if job_id else None
-    if job is None:
-        return None
-    preempted = job.get("PreemptTime", "None") != "None"
-    if job.get("JobState") == "RUNNING" and not preempted:
-        return None
-    return f"Slurm {'preempted' if preempted else 'ended'} job {job_id} (state {job.get('JobState')})"
-
-
-def _outlast_grace(environment: Mapping[str, str]) -> None:
-    """Stay until Slurm takes a preempted job away: one that ends within the grace time is never requeued (measured)."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while (job_id := _slurm_job_id(environment)) is not None:
-        job = _ask_slurm(job_id)
-        in_grace = job is None or (job.get("JobState") == "RUNNING" and job.get("Requeue") == "1")
-        if not in_grace:
-            return
-        time.sleep(_ASK_EVERY_S)
-
-
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m hpcddp.launch.attempt")
     commands_of = parser.add_subparsers(dest="command", required=True)
@@ -242,10 +219,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     options = _parse(arguments)
     try:
         if options.command == "end":
-            attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
-            code, text = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
-            sys.stderr.write(f"hpcddp: {text}\n")
-            return code
+            return _end(options, environment)
         directory = begin(
             run_root=options.run_root,
             name=options.name,
@@ -261,6 +235,18 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     else:
         sys.stderr.write("hpcddp: this run has finished already; nothing to do\n")
     return ExitCode.FINISHED
+
+
+def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    # Slurm signals the whole job when it is requeued, its commands that run then too.
+    for signum in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)
+    attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
+    ending = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
+    sys.stderr.write(f"hpcddp: {ending.text}\n")
+    if ending.expedite is not None:
+        expedite(ending.expedite)
+    return ending.exit_code
 
 
 if __name__ == "__main__":

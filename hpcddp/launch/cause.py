@@ -40,11 +40,15 @@ def ask_slurm(job_id: str, *, patience_s: float = 0.0) -> dict[str, str] | None:
         try:
             return commands.show_job(job_id)
         except commands.SlurmCommandError as error:
-            hopeless = not isinstance(error, commands.SlurmUnavailableError) or error.returncode is None
-            if hopeless or time.monotonic() >= deadline:
+            if not may_help_later(error) or time.monotonic() >= deadline:
                 sys.stderr.write(f"hpcddp: {error.message}\n")
                 return None
         time.sleep(_PAUSE_S)
+
+
+def may_help_later(error: commands.SlurmCommandError) -> bool:
+    """Return whether the same command may succeed when the controller is back."""
+    return isinstance(error, commands.SlurmUnavailableError) and not isinstance(error, commands.SlurmMissingError)
 
 
 def facts_of(

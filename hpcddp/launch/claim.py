@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -10,6 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import UserError
+from hpcddp.launch.cause import ask_slurm
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import read_json
+
+ENDED_STATES = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+        "TIMEOUT",
+    }
+)  # fmt: skip
+"""Slurm's words for a job that is over; it forgets such a job after a while, or runs its id again."""
 
 
 class RunDirectoryError(UserError):
@@ -29,6 +41,7 @@ class Start:
         host: where the batch script runs.
         token: what only this attempt knows.
         time: seconds since the epoch.
+        end_time: when the job's time is over, in seconds since the epoch; None without a limit.
     """
 
     job_id: str | None
@@ -37,6 +50,7 @@ class Start:
     host: str
     token: str
     time: float
+    end_time: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the document for ``start.json``."""
@@ -62,6 +76,32 @@ def conflict(previous: Start | None, start: Start, *, previous_alive: bool) -> s
         f"it belongs to another job {previous.job_id}, submitted at {previous.submit_time}; "
         f"this one was submitted at {start.submit_time}"
     )
+
+
+def newest_start(run: RunDirectory) -> Start | None:
+    """Return who started the newest attempt of a run, or None if none has started."""
+    number = run.newest_attempt()
+    document = None if number is None else read_json(run.attempt(number).start)
+    return None if document is None else Start(**document)
+
+
+def is_alive(start: Start) -> bool:
+    """Return whether the job of a start still runs, or waits to run again, as far as anybody can tell."""
+    if start.job_id is None:
+        return False
+    if start.submit_time is None:
+        return start.host == socket.gethostname() and Path(f"/proc/{start.job_id}").exists()
+    job = ask_slurm(start.job_id)
+    if job is None or job.get("JobState") in ENDED_STATES:
+        return False
+    # Slurm renews the submit time at a requeue; a job of another life of the cluster has neither.
+    return job.get("SubmitTime") == start.submit_time or int(job.get("Restarts", "0")) > start.restart_count
+
+
+def has_finished(run: RunDirectory) -> bool:
+    """Return whether a run has come to its own end."""
+    result = read_json(run.result)
+    return result is not None and result.get("status") == "finished"
 
 
 def make_private_directory(path: Path) -> None:

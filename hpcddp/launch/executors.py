@@ -18,12 +18,10 @@ from submitit import LocalExecutor, LocalJob, SlurmExecutor, SlurmJob  # noqa: T
 from submitit.core.utils import DelayedSubmission  # noqa: TID253
 
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.attempt import NO_LIMIT_S
 from hpcddp.launch.task import PICKLE_DIGEST
 from hpcddp.run.files import write_text
 from hpcddp.slurm import commands
-
-# Longer than any machine stays up; submitit has no word for "no limit".
-_NO_LIMIT_S = 10 * 365 * 24 * 3600
 
 
 def _dump(folder: Path, submission: DelayedSubmission) -> tuple[Path, str]:
@@ -119,7 +117,7 @@ class RenderedLocalExecutor(LocalExecutor):
             "SUBMITIT_LOCAL_NODEID": "0",
             "SUBMITIT_LOCAL_NTASKS": str(tasks),
             "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(signal_lead_s),
-            "SUBMITIT_LOCAL_TIMEOUT_S": str(time_limit_s or _NO_LIMIT_S),
+            "SUBMITIT_LOCAL_TIMEOUT_S": str(time_limit_s or NO_LIMIT_S),
             # The controller's parent, the script, is the job: its process id is the job id.
             "SUBMITIT_LOCAL_WITH_SHELL": "1",
             "SUBMITIT_STDERR_TO_STDOUT": "1",

@@ -38,6 +38,11 @@ class RunDirectory:
         return self.path / "job.sbatch"
 
     @property
+    def submission(self) -> Path:
+        """Where the script went: the cluster, the job id, the directory of submission, the interpreter."""
+        return self.path / "submission.json"
+
+    @property
     def batch_log(self) -> Path:
         """What the batch script itself printed, over all attempts."""
         return self.path / "batch.log"

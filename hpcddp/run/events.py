@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from hpcddp.run.files import append_line
 
-EventKind = Literal["start", "train", "signal", "stop", "save", "requeue", "failure", "finish", "warning"]
+EventKind = Literal["start", "train", "signal", "stop", "save", "requeue", "resume", "failure", "finish", "warning"]
 
 
 def append_event(

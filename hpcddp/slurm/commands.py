@@ -21,6 +21,8 @@ _TO_THE_END_OF_THE_LINE = frozenset(
     {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
 )
 
+_SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
+
 _DROPPED_PREFIXES = ("SBATCH_", "SLURM_", "SLURMD_", "SUBMITIT_", "TORCHELASTIC_", "HPCDDP_")
 _KEPT = frozenset({"SLURM_CONF"})
 
@@ -35,6 +37,10 @@ class SlurmUnavailableError(SlurmCommandError):
     """A command of Slurm is not here, or its controller does not answer: asking again later may help."""
 
     kind = "slurm_unavailable"
+
+
+class SlurmMissingError(SlurmUnavailableError):
+    """A command of Slurm is not on this machine."""
 
 
 def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -143,8 +149,8 @@ def update_job(job_id: str, **fields: str) -> None:
     _control("update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items()))
 
 
-def show_node(node: str) -> dict[str, str]:
-    """Return the fields of ``scontrol show node`` by their names there.
+def slurmd_address(node: str) -> tuple[str, int]:
+    """Return the host and the port at which a node's slurmd listens.
 
     Args:
         node: the node's name in Slurm.
@@ -153,7 +159,10 @@ def show_node(node: str) -> dict[str, str]:
         SlurmUnavailableError: there is no scontrol, or no answer.
         SlurmCommandError: the controller does not know the node.
     """
-    return parse_job(_control("show", "node", node))
+    fields = parse_job(_control("show", "node", node))
+    # A port is shown only where it is not everybody's.
+    port = fields.get("Port") or _SLURMD_PORT.findall(_control("show", "config"))[0]
+    return fields["NodeAddr"], int(port)
 
 
 def _control(*words: str) -> str:
@@ -237,7 +246,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.C
             check=False,
         )
     except FileNotFoundError:
-        raise SlurmUnavailableError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
+        raise SlurmMissingError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
     except subprocess.TimeoutExpired:
         raise SlurmUnavailableError(f"{command[0]} did not answer within {_TIMEOUT_S:g} s; try again later") from None
 

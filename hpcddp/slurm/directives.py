@@ -127,8 +127,7 @@ def _batch_log(spec: JobSpec, run_id: str) -> str:
 
 
 def _recovery(spec: JobSpec) -> Iterator[Directive]:
-    slurm_requeues = {"preemption", "node_failure"} & set(spec.requeue.causes)
-    yield Directive("requeue" if slurm_requeues else "no-requeue", None, "requeue.causes")
+    yield Directive("requeue" if spec.requeue.left_to_slurm else "no-requeue", None, "requeue.causes")
     if spec.signal_lead is not None:
         # Never "B:", which would reach the batch shell alone.
         yield Directive("signal", f"USR2@{round(spec.signal_lead.total_seconds())}", "requeue.signal_lead")

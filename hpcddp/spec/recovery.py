@@ -51,6 +51,11 @@ class Requeue(Section):
         default=False, description="Whether a new job may continue the run where requeue is forbidden."
     )
 
+    @property
+    def left_to_slurm(self) -> bool:
+        """Whether Slurm may requeue the job by itself, which it does after a preemption and after a node failure."""
+        return bool({"preemption", "node_failure"} & set(self.causes))
+
 
 class Launch(Section):
     """How long the ranks wait for each other."""

@@ -103,3 +103,17 @@ def used_up(spent: Spent, limits: Limits, cause: Cause) -> str | None:
     if allowed is None or used < allowed:
         return None
     return f"{_FIELDS[counted]} is {allowed}" + (", all used up" if allowed else "")
+
+
+def exceeded(spent: Spent, limits: Limits) -> str | None:
+    """Return why a run must not start once more, or None while it may: Slurm may have requeued it without asking.
+
+    Args:
+        spent: what has been used, the requeue that leads to this start included.
+        limits: what is allowed.
+    """
+    for counted, field in _FIELDS.items():
+        allowed = getattr(limits, counted)
+        if allowed is not None and getattr(spent, counted) > allowed:
+            return f"{field} is {allowed}, and this would be one more"
+    return stuck(spent, limits)

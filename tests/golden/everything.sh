@@ -33,7 +33,8 @@
 umask 077
 
 # Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks answer to them; this
-# shell stays, to say at the end what became of the tasks.
+# shell stays, to do at the end what they have decided.
+interrupted=
 trap interrupted=yes TERM USR2
 
 # --- Environment ------------------------------------------------------------------------------------------------------
@@ -86,6 +87,7 @@ hpcddp_python='/opt/my envs/py/bin/python'
 # Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
 # run has finished already.
 HPCDDP_ATTEMPT_DIR=$(
+  trap '' INT TERM USR2
   "$hpcddp_python" -P -m hpcddp.launch.attempt begin --run-root='run root/50%' --name=everything.1_x-y --run-id=r1 <<'HPCDDP_JOB'
 name: everything.1_x-y
 run_root: "run root/50%"
@@ -195,23 +197,30 @@ export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# One task is one rank. srun is a direct child of this shell. Each task ignores USR2 until it has a handler for it
-# (importing takes seconds), and writes to a log of its own: srun's --output would change some paths with a percent sign.
-srun --nodes=3 --ntasks=6 --ntasks-per-node=2 --cpus-per-task=8 \
-  --distribution=block --kill-on-bad-exit=1 --unbuffered \
-  sh -c 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
-  "$hpcddp_python" -P -u -m hpcddp.launch.task &
-tasks=$!
+# Who was told to end before there is anything to end starts nothing; 143 stands for TERM.
+code=143
+if [[ -z $interrupted ]]; then
+  # One task is one rank. srun is a direct child of this shell. Each task ignores USR2 until it has a handler for it
+  # (importing takes seconds), and writes to a log of its own: srun's --output would change some paths with a percent
+  # sign.
+  srun --nodes=3 --ntasks=6 --ntasks-per-node=2 --cpus-per-task=8 \
+    --distribution=block --kill-on-bad-exit=1 --unbuffered \
+    sh -c 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
+    "$hpcddp_python" -P -u -m hpcddp.launch.task &
+  tasks=$!
 
-# A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
-interrupted=yes
-while [[ -n $interrupted ]]; do
-  interrupted=
-  wait "$tasks"
-  code=$?
-done
+  # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+  interrupted=yes
+  while [[ -n $interrupted ]]; do
+    interrupted=
+    wait "$tasks"
+    code=$?
+  done
+fi
 
 # --- The end ----------------------------------------------------------------------------------------------------------
 
-# Says what became of the run; its exit code is the job's.
+# Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
+# Slurm signals the whole job when it is requeued.
+trap '' INT TERM USR2
 "$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code"

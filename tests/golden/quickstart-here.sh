@@ -18,8 +18,11 @@
 # The run directory is nobody else's business.
 umask 077
 
-# On this machine the process id of this shell is the job id.
+# On this machine the process id of this shell is the job id. Whoever ends this shell means the tasks.
 export HPCDDP_LOCAL_JOB_ID=$$
+interrupted=
+cancelled=()
+trap 'interrupted=yes; cancelled=(--cancelled); [[ -v tasks ]] && kill -TERM "$tasks" 2>/dev/null' INT TERM
 
 # --- This attempt -----------------------------------------------------------------------------------------------------
 
@@ -28,6 +31,7 @@ hpcddp_python=/opt/hpcddp/bin/python
 # Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
 # run has finished already.
 HPCDDP_ATTEMPT_DIR=$(
+  trap '' INT TERM USR2
   "$hpcddp_python" -P -m hpcddp.launch.attempt begin --run-root=runs --name=quickstart --run-id=r1 <<'HPCDDP_JOB'
 name: quickstart
 run_root: runs
@@ -133,24 +137,29 @@ export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# submitit's controller starts one process for each rank, as srun does on a cluster. It warns them with USR2 before the
-# time limit, which they inherit as ignored until they have a handler for it.
-trap '' USR2
-"$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
-tasks=$!
-# Whoever ends this shell means the tasks.
-cancelled=()
-trap 'interrupted=yes; cancelled=(--cancelled); kill -TERM "$tasks" 2>/dev/null' INT TERM
+# Who was told to end before there is anything to end starts nothing; 143 stands for TERM.
+code=143
+if [[ -z $interrupted ]]; then
+  # submitit's controller starts one process for each rank, as srun does on a cluster. It warns them with USR2 before
+  # the time limit, which they inherit as ignored until they have a handler for it.
+  trap '' USR2
+  "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
+  tasks=$!
+  # The signal may have come just before its process id was known.
+  [[ -n $interrupted ]] && kill -TERM "$tasks"
 
-# A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
-interrupted=yes
-while [[ -n $interrupted ]]; do
-  interrupted=
-  wait "$tasks"
-  code=$?
-done
+  # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+  interrupted=yes
+  while [[ -n $interrupted ]]; do
+    interrupted=
+    wait "$tasks"
+    code=$?
+  done
+fi
 
 # --- The end ----------------------------------------------------------------------------------------------------------
 
-# Says what became of the run; its exit code is the job's.
+# Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
+# Slurm signals the whole job when it is requeued.
+trap '' INT TERM USR2
 "$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code" "${cancelled[@]}"

@@ -1,0 +1,209 @@
+"""The end of an attempt: the only place that requeues. It decides by a table, acts, and says what it did."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from hpcddp.errors import HpcddpError
+from hpcddp.launch import requeue as requeuing
+from hpcddp.launch.paragraph import newest_saved_step, resume_command, what_is_saved, why_it_stopped
+from hpcddp.launch.requeue import Outcome
+from hpcddp.launch.situation import Situation
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import EventKind, append_event
+from hpcddp.run.failure import describe_failure, failure_sentence
+from hpcddp.run.files import write_json
+from hpcddp.stop.cause import Cause
+from hpcddp.stop.decision import Action, Deed, decide
+from hpcddp.stop.exit_codes import ExitCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the batch script ends.
+
+    Args:
+        exit_code: its exit code.
+        text: the paragraph for its log.
+        expedite: the job that is to be started again soon, once all else is done; None for none.
+    """
+
+    exit_code: int
+    text: str
+    expedite: str | None = None
+
+
+def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str], cancelled: bool = False) -> Ending:
+    """Decide what becomes of the run, and do it.
+
+    Args:
+        attempt: the attempt whose tasks have ended.
+        code: what srun (or the local controller) exited with; it hides the cause.
+        environment: the batch script's environment.
+        cancelled: whether the user ended the job on this machine.
+    """
+    situation = Situation(attempt=attempt, environment=environment, cancelled=cancelled)
+    action = decide(situation.facts())
+    return _DEEDS[action.deed](situation, action, code)
+
+
+def _finish(situation: Situation, action: Action, _: int) -> Ending:
+    run = situation.attempt.run
+    return Ending(exit_code=action.exit_code, text=f"run {run.run_id} has finished; its result is {run.result}")
+
+
+def _be_fenced(situation: Situation, action: Action, _: int) -> Ending:
+    run, number = situation.attempt.run, situation.attempt.number
+    text = f"attempt {run.newest_attempt()} owns run {run.run_id}, so attempt {number} ends here and writes nothing"
+    return Ending(exit_code=action.exit_code, text=text)
+
+
+def _fail(situation: Situation, action: Action, code: int) -> Ending:
+    attempt, failures = situation.attempt, situation.failures
+    over = action.exit_code == ExitCode.NO_PROGRESS
+    reason = f"{_why(situation)}; {action.why}" if over else failure_sentence(attempt, failures)
+    _conclude(situation, "failed", reason, action.exit_code)
+    _tell(situation, "failure", reason, exit_code=action.exit_code, srun=code, cause=str(situation.cause))
+    if over:
+        return Ending(exit_code=action.exit_code, text=_paragraph(situation, _by_hand(situation, action.why)))
+    text = describe_failure(attempt, failures)
+    if action.why:
+        text = f"{text}\n{_by_hand(situation, action.why)}"
+    return Ending(exit_code=action.exit_code, text=text)
+
+
+def _cancel(situation: Situation, action: Action, _: int) -> Ending:
+    _conclude(situation, "cancelled", "cancelled by a signal to the job", action.exit_code)
+    _tell(situation, "stop", "cancelled by a signal to the job", cause=str(Cause.CANCELLED))
+    text = _paragraph(situation, _by_hand(situation), cause=Cause.CANCELLED)
+    return Ending(exit_code=action.exit_code, text=text)
+
+
+def _stop(situation: Situation, action: Action, _: int) -> Ending:
+    _conclude(situation, "stopped", f"{_why(situation)}; {action.why}", action.exit_code)
+    _tell(situation, "stop", f"{_why(situation)}; {action.why}", cause=str(situation.cause))
+    return Ending(exit_code=action.exit_code, text=_paragraph(situation, _by_hand(situation, action.why)))
+
+
+def _let(situation: Situation, action: Action, _: int) -> Ending:
+    return _goes_on(situation, action, by="slurm")
+
+
+def _requeue(situation: Situation, action: Action, code: int) -> Ending:
+    job_id = situation.job_id or ""
+    done = requeuing.requeue(job_id, restarts=situation.restarts, lift=not situation.spec.requeue.left_to_slurm)
+    if done.outcome in {Outcome.REFUSED, Outcome.UNREACHABLE} and situation.is_being_taken_away:
+        # Slurm may kill this shell while it waits: the run must not look as if it went on by itself.
+        _conclude(situation, "stopped", f"{_why(situation)}; {done.why}", action.exit_code)
+        done = requeuing.outlast_grace(job_id, restarts=situation.restarts, before=done)
+    if done.outcome is Outcome.REQUEUED:
+        return _goes_on(situation, action, by="hpcddp")
+    if done.outcome is Outcome.CANCELLED:
+        return _cancel(situation, Action(deed=Deed.CANCEL, exit_code=ExitCode.INTERRUPTED), code)
+    if done.outcome is Outcome.REFUSED and situation.spec.requeue.allow_continuation:
+        return _continue(situation, action, code)
+    return _stop(situation, Action(deed=Deed.STOP, exit_code=action.exit_code, why=done.why), code)
+
+
+def _goes_on(situation: Situation, action: Action, *, by: str) -> Ending:
+    """Say that Slurm runs the job again."""
+    run, job_id = situation.attempt.run, situation.job_id
+    run.result.unlink(missing_ok=True)
+    _tell(situation, "stop", _why(situation), cause=str(situation.cause))
+    _tell(situation, "requeue", _why(situation), cause=str(situation.counted_cause), job_id=job_id, by=by)
+    expedite = situation.spec.requeue.expedite
+    soon = "in a few seconds, if its nodes are free" if expedite else "in about two minutes"
+    next_step = f"Slurm runs {situation.job} again {soon}, and it goes on from there."
+    return Ending(
+        exit_code=action.exit_code, text=_paragraph(situation, next_step), expedite=job_id if expedite else None
+    )
+
+
+def _continue(situation: Situation, action: Action, code: int) -> Ending:
+    """Submit another job for the same run."""
+    from hpcddp.launch.resume import hand_over_again
+
+    run = situation.attempt.run
+    try:
+        submission = hand_over_again(run, environment=situation.environment)
+    except HpcddpError as error:
+        return _stop(situation, Action(deed=Deed.STOP, exit_code=action.exit_code, why=error.message), code)
+    cause = str(situation.counted_cause)
+    _tell(situation, "stop", _why(situation), cause=cause)
+    _tell(situation, "requeue", _why(situation), cause=cause, job_id=submission.job_id, by="hpcddp")
+    next_step = f"Job {submission.job_id} was submitted, and it goes on from there."
+    return Ending(exit_code=action.exit_code, text=_paragraph(situation, next_step))
+
+
+_DEEDS: Mapping[Deed, Callable[[Situation, Action, int], Ending]] = MappingProxyType(
+    {
+        Deed.FINISH: _finish,
+        Deed.FENCED: _be_fenced,
+        Deed.FAIL: _fail,
+        Deed.CANCEL: _cancel,
+        Deed.STOP: _stop,
+        Deed.LET: _let,
+        Deed.REQUEUE: _requeue,
+        Deed.CONTINUE: _continue,
+    }
+)
+
+
+def _why(situation: Situation) -> str:
+    if situation.cause is Cause.NODE_FAILURE:
+        return f"node {', '.join(situation.lost_nodes)} was lost" if situation.lost_nodes else "a node was lost"
+    if situation.cause is Cause.CRASH:
+        return failure_sentence(situation.attempt, situation.failures)
+    return why_it_stopped(situation.cause, situation.decision, job=situation.job)
+
+
+def _by_hand(situation: Situation, why: str = "") -> str:
+    because = f": {why}" if why else ""
+    return f"It does not go on by itself{because}. To go on: {resume_command(situation.attempt.run)}"
+
+
+def _paragraph(situation: Situation, next_step: str, *, cause: Cause | None = None) -> str:
+    """Return why the attempt stopped, what was saved, and what happens next."""
+    attempt = situation.attempt
+    why = _why(situation) if cause is None else why_it_stopped(cause, situation.decision, job=situation.job)
+    saved = what_is_saved(situation.decision, newest_saved_step(situation.events))
+    return f"attempt {attempt.number} of run {attempt.run.run_id} has ended: {why}; {saved}. {next_step}"
+
+
+def _conclude(situation: Situation, status: str, reason: str, exit_code: int) -> None:
+    """Write the run's result."""
+    attempt, decision = situation.attempt, situation.decision
+    saved = decision.step if decision is not None and decision.saved else newest_saved_step(situation.events)
+    document = {"status": status, "reason": reason, "exit_code": int(exit_code), "attempts": attempt.number + 1}
+    with _told(attempt.run.result):
+        write_json(attempt.run.result, {**document, "saved_step": saved or None, "resume": resume_command(attempt.run)})
+
+
+def _tell(situation: Situation, kind: EventKind, reason: str, **facts: object) -> None:
+    """Append an event."""
+    attempt, decision = situation.attempt, situation.decision
+    with _told(attempt.run.events):
+        append_event(
+            attempt.run.events,
+            kind=kind,
+            time=time.time(),
+            attempt=attempt.number,
+            step=decision.step if decision else None,
+            reason=reason,
+            **facts,
+        )
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say what could not be written, and go on: a full disk must not keep a job from being requeued."""
+    try:
+        yield
+    except OSError as error:
+        sys.stderr.write(f"hpcddp: {path} cannot be written ({error.strerror})\n")
