@@ -1,0 +1,295 @@
+"""Checkpoints written beside the training: whole or not there, whatever happens to the process or the disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from hpcddp.run.checkpoints import list_checkpoints, newest_valid
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import read_events
+from hpcddp.run.lease import FencedError
+from hpcddp.run.manifest import Manifest, left_by, step_of
+from hpcddp.run.publish import sweep
+from hpcddp.stop import faults
+from hpcddp.stop.faults import InjectedError
+from hpcddp.train.errors import SaveError
+from hpcddp.train.writing import CheckpointWriter
+from tests.train.checkpoint_process import content
+
+PROGRAM = Path(__file__).with_name("checkpoint_process.py")
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    faults.arm(None, rank=0, attempt=0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(tmp_path / "run")
+    run.attempt(0).path.mkdir(parents=True)
+    return run
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def writer(run: RunDirectory, said: list[str]) -> CheckpointWriter:
+    return CheckpointWriter(run, attempt=0, keep=2, now=lambda: 1.5, monotonic=time.monotonic, tell=said.append)
+
+
+def write(stream: IO[bytes]) -> None:
+    stream.write(b"state")
+
+
+def start(writer: CheckpointWriter, step: int, write: Callable[[IO[bytes]], None] = write) -> None:
+    manifest = Manifest(step=step, attempt=0, time=1.5, contract={}, progress={}, information={}, files={})
+    writer.start(manifest, {"a.bin": write}, reason="test", began=time.monotonic())
+
+
+def steps_of(run: RunDirectory) -> list[int | None]:
+    return [step_of(path) for path in list_checkpoints(run.checkpoints)]
+
+
+def process(run: RunDirectory, attempt: int, *steps: int, fault: str = "") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(run.path), str(attempt), *map(str, steps)],
+        env={**os.environ, faults.VARIABLE: fault},
+        cwd=PROGRAM.parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+def no_warning(text: str) -> None:
+    raise AssertionError(text)
+
+
+# The save of step 10 is the first, that of 20 has one before it, that of 40 also removes one.
+@pytest.mark.parametrize("step", [10, 20, 40])
+@pytest.mark.parametrize("point", faults.SAVE_POINTS)
+def test_process_killed_at_any_point_of_a_save_leaves_a_valid_newest_checkpoint(
+    run: RunDirectory, point: str, step: int
+) -> None:
+    killed = process(run, 0, 10, 20, 30, 40, fault=f"kill@{point}:{step}")
+    assert ended(killed) == (-signal.SIGKILL, "")
+    saved = step if point in ("save.latest", "save.prune") else step - 10
+    newest = newest_valid(run.checkpoints, expected=saved > 0, warn=no_warning)
+    if newest is None:
+        assert saved == 0
+    else:
+        assert newest.manifest.step == saved
+        assert (newest.path / "optimizer.pt").read_bytes() == content(saved)
+    # The next attempt goes on, and what was left half written is gone in the end.
+    assert ended(process(run, 1, 40, 50)) == (0, "")
+    assert steps_of(run) == [50, 40]
+    assert (run.checkpoints / "latest").read_text() == "step-000050\n"
+    assert [path for path in run.checkpoints.iterdir() if left_by(path) == 0] == []
+
+
+def stopped_at(run: RunDirectory, point: str, *steps: int) -> subprocess.Popen[str]:
+    """Return a process of the first attempt that stands still at a point of its last save."""
+    old = process(run, 0, *steps, fault=f"stop@{point}:{steps[-1]}")
+    _, status = os.waitpid(old.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    return old
+
+
+@pytest.mark.parametrize("point", ["save.begin", "save.file", "save.manifest", "save.rename"])
+def test_attempt_that_is_overtaken_in_the_middle_of_a_save_publishes_nothing(run: RunDirectory, point: str) -> None:
+    old = stopped_at(run, point, 10, 20)
+    run.attempt(1).path.mkdir()
+    sweep(run.checkpoints, attempt=1)
+    old.send_signal(signal.SIGCONT)
+    assert ended(old) == (76, "attempt 1 owns the run run, so attempt 0 must not write; it ends here\n")
+    assert steps_of(run) == [10]
+    assert [event["step"] for event in read_events(run.events)] == [10]
+    assert (run.checkpoints / "latest").read_text() == "step-000010\n"
+
+
+def test_latest_never_goes_back_when_an_overtaken_attempt_wakes_up(run: RunDirectory) -> None:
+    old = stopped_at(run, "save.latest", 10, 20)
+    assert ended(process(run, 1, 30, 40)) == (0, "")
+    old.send_signal(signal.SIGCONT)
+    assert ended(old)[0] == 76
+    assert (run.checkpoints / "latest").read_text() == "step-000040\n"
+    assert steps_of(run) == [40, 30]
+
+
+def test_overtaken_attempt_that_wakes_up_while_it_removes_old_ones_leaves_the_newest(run: RunDirectory) -> None:
+    old = stopped_at(run, "save.prune", 10, 20, 30)
+    run.attempt(1).path.mkdir()
+    old.send_signal(signal.SIGCONT)
+    assert ended(old) == (0, "")
+    # It had looked at the lease just before.
+    assert 30 in steps_of(run)
+    assert 20 in steps_of(run)
+
+
+def test_caller_goes_on_while_a_checkpoint_is_written(run: RunDirectory, writer: CheckpointWriter) -> None:
+    gate = threading.Event()
+
+    def slow(stream: IO[bytes]) -> None:
+        gate.wait()
+        stream.write(b"state")
+
+    start(writer, 10, slow)
+    assert writer.busy
+    assert not writer.join(0.01)
+    writer.settle()
+    assert steps_of(run) == []
+    gate.set()
+    outcome = writer.wait()
+    assert outcome is not None
+    assert (outcome.step, outcome.saved, writer.seconds) == (10, True, [outcome.seconds])
+    assert steps_of(run) == [10]
+    assert writer.wait() is None
+
+
+def test_next_save_waits_for_the_one_before_it(run: RunDirectory, writer: CheckpointWriter) -> None:
+    faults.arm("sleep=0.2@save.rename:10", rank=0, attempt=0)
+    start(writer, 10)
+    start(writer, 20)
+    writer.wait()
+    assert steps_of(run) == [20, 10]
+    assert [event["step"] for event in read_events(run.events)] == [10, 20]
+
+
+def test_whoever_waits_gives_signs_of_life(writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcddp.train.writing._LOOK_EVERY_S", 0.01)
+    faults.arm("sleep=0.2@save.begin", rank=0, attempt=0)
+    start(writer, 10)
+    signs: list[None] = []
+    writer.wait(alive=lambda: signs.append(None))
+    assert signs
+
+
+def test_event_says_how_long_a_save_took(run: RunDirectory, writer: CheckpointWriter) -> None:
+    start(writer, 10)
+    writer.wait()
+    (event,) = read_events(run.events)
+    assert (event["event"], event["step"], event["reason"]) == ("save", 10, "test")
+    assert event["seconds"] == round(writer.seconds[0], 3)
+
+
+def test_failed_save_is_told_when_the_caller_settles_and_keeps_what_was_there(
+    run: RunDirectory, writer: CheckpointWriter, said: list[str]
+) -> None:
+    start(writer, 10)
+    writer.wait()
+    faults.arm("oserror=ENOSPC@save.file", rank=0, attempt=0)
+    start(writer, 20)
+    assert writer.join(60)
+    assert said == []
+    writer.settle()
+    (warning,) = said
+    assert warning == (
+        "warning: saving after step 20 failed ([Errno 28] No space left on device); the training goes on, the "
+        "checkpoints before it are kept"
+    )
+    assert steps_of(run) == [10]
+    assert len(read_events(run.events)) == 1
+
+
+def test_third_failure_in_a_row_ends_the_training(run: RunDirectory, writer: CheckpointWriter) -> None:
+    faults.arm("oserror=EROFS@save.manifest", rank=0, attempt=0)
+    for step in (10, 20):
+        start(writer, step)
+        writer.wait()
+    start(writer, 30)
+    assert writer.join(60)
+    with pytest.raises(SaveError) as caught:
+        writer.settle()
+    assert caught.value.message == (
+        "saving after step 30 failed ([Errno 30] Read-only file system), for the 3rd time in a row; make room or make "
+        f"{run.checkpoints} writable"
+    )
+    assert caught.value.exit_code == 71
+
+
+def test_save_that_works_forgives_those_before_it(writer: CheckpointWriter) -> None:
+    for step in (10, 20, 30, 40, 50):
+        faults.arm(None if step == 30 else "oserror=EIO@save.begin", rank=0, attempt=0)
+        start(writer, step)
+        writer.wait()
+    writer.raise_if_failing()
+
+
+def test_what_else_breaks_a_write_is_raised_in_the_thread_that_trains(
+    run: RunDirectory, writer: CheckpointWriter
+) -> None:
+    faults.arm("exception@save.file", rank=0, attempt=0)
+    start(writer, 10)
+    assert writer.join(60)
+    with pytest.raises(InjectedError, match=r"at save\.file"):
+        writer.settle()
+    assert steps_of(run) == []
+    assert list(run.checkpoints.iterdir()) == []
+
+
+def test_fenced_attempt_is_told_so_in_the_thread_that_trains(run: RunDirectory, writer: CheckpointWriter) -> None:
+    run.attempt(1).path.mkdir()
+    start(writer, 10)
+    with pytest.raises(FencedError):
+        writer.wait()
+    assert steps_of(run) == []
+
+
+@pytest.mark.parametrize(
+    ("point", "sentence"),
+    [
+        ("save.latest", "warning: {}/latest cannot be written ([Errno 5] Input/output error); the checkpoint is whole"),
+        (
+            "save.prune",
+            "warning: old checkpoints in {} cannot be removed ([Errno 5] Input/output error); the checkpoint is whole",
+        ),
+    ],
+)
+def test_checkpoint_counts_even_if_what_comes_after_it_fails(
+    run: RunDirectory, writer: CheckpointWriter, said: list[str], point: str, sentence: str
+) -> None:
+    faults.arm(f"oserror=EIO@{point}", rank=0, attempt=0)
+    start(writer, 10)
+    outcome = writer.wait()
+    assert outcome is not None
+    assert outcome.saved
+    assert said == [sentence.format(run.checkpoints)]
+
+
+def test_event_log_that_cannot_be_written_is_a_warning(
+    run: RunDirectory, writer: CheckpointWriter, said: list[str]
+) -> None:
+    run.events.mkdir()
+    start(writer, 10)
+    writer.wait()
+    assert said == [
+        f"warning: {run.events} cannot be written ([Errno 21] Is a directory: '{run.events}'); the checkpoint is whole"
+    ]
+
+
+def test_run_that_is_gone_is_not_made_again_in_its_place(run: RunDirectory, writer: CheckpointWriter) -> None:
+    run.path.rename(run.path.with_name("elsewhere"))
+    start(writer, 10)
+    outcome = writer.wait()
+    assert outcome is not None
+    assert isinstance(outcome.error, FileNotFoundError)
+    assert not run.path.exists()
