@@ -1,26 +1,36 @@
 """The program that every task runs: ``python -P -u -m hpcddp.launch.task``.
 
-It learns who it is, sends its output to its own log, sets the thread count before any numerical library is loaded, and
-turns an exception into a record and an exit code. Where submitit submitted the job it goes through submitit, so that a
-``submitit.Job`` has its result and its exception.
+It listens to signals before anything else, learns who it is, sends its output to its own log, sets the thread count
+before any numerical library is loaded, and turns an exception into a record and an exit code. Where submitit submitted
+the job it goes through submitit, so that a ``submitit.Job`` has its result and its exception.
 """
 
 from __future__ import annotations
 
+from hpcddp.stop.signals import LISTENER
+
+if __name__ == "__main__":
+    # Before the imports below, which take long enough for a signal to come in between.
+    LISTENER.install()
+
+import faulthandler
 import hashlib
 import os
-import socket
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
-from hpcddp.errors import HpcddpError
+from hpcddp.launch.attribution import failure_of, last_words
 from hpcddp.launch.claim import RunDirectoryError
+from hpcddp.launch.hearing import attend
+from hpcddp.launch.lifeline import LIFELINE, leave
+from hpcddp.launch.siblings import fail
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.failure import write_failure
 from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.stop import faults
 from hpcddp.stop.exit_codes import ExitCode
 
 PICKLE_DIGEST = "HPCDDP_PICKLE_SHA256"
@@ -42,16 +52,20 @@ def main() -> int:
         env = RankEnv.from_env(environment)
         if env.source == "submitit":
             _redirect_output(attempt.rank_log(env.rank))
+        # A crash below Python leaves its stacks in the log.
+        faulthandler.enable()
+        LIFELINE.cause = attend(attempt, environment).answer
+        faults.arm(environment.get(faults.VARIABLE), rank=env.rank, attempt=attempt.number)
         environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(attempt)))
         # Relative imports of the user's own modules mean the directory of submission; -P keeps it from coming first.
         sys.path.append(str(Path.cwd()))
         _work(env, attempt, environment)
     except SystemExit as error:
-        return _record(attempt, error, exit_code=ExitCode.USER_CODE)
+        _record(attempt, error, exit_code=ExitCode.USER_CODE)
     except KeyboardInterrupt as error:
-        return _record(attempt, error, exit_code=ExitCode.INTERRUPTED)
+        _record(attempt, error, exit_code=ExitCode.INTERRUPTED)
     except Exception as error:  # noqa: BLE001  this is the task's boundary: recorded, printed, and the process ends
-        return _record(attempt, error, exit_code=None)
+        _record(attempt, error)
     return ExitCode.FINISHED
 
 
@@ -63,6 +77,9 @@ def _work(env: RankEnv, attempt: AttemptDirectory, environment: Mapping[str, str
         work.run(str(attempt.run.path))
         return
     os.environ["SUBMITIT_EXECUTOR"] = "local" if env.source == "submitit" else "slurm"
+    # submitit puts handlers of its own in place of ours, until ``work.run`` puts ours back. Its warning signal becomes
+    # one that never comes, since its handler would save and requeue in the middle of whatever runs.
+    os.environ["SUBMITIT_PREEMPT_SIGNAL"] = "RTMAX"
     folder = attempt.run.submitit
     check_pickle(folder / f"{env.job_id}_submitted.pkl", digest)
     from submitit.core.submission import process_job
@@ -102,40 +119,14 @@ def _cpus_of_this_task(attempt: AttemptDirectory) -> int:
     return max(1, min(spec.resources.cpus_per_task, len(os.sched_getaffinity(0))))
 
 
-def _record(attempt: AttemptDirectory, error: BaseException, *, exit_code: int | None) -> int:
-    """Write the error record, print the error, and return the exit code."""
-    from hpcddp.launch.work import is_peer_loss
-
-    secondary = is_peer_loss(error)
-    if exit_code is None:
-        declared = getattr(error, "exit_code", ExitCode.INFRASTRUCTURE if secondary else ExitCode.USER_CODE)
-        # The command line's codes 1 and 2 mean nothing to a requeue decision.
-        exit_code = declared if declared in tuple(ExitCode) else ExitCode.USER_CODE
-    text = "".join(traceback.format_exception(error))
-    record = FailureRecord(
-        rank=_rank(os.environ),
-        host=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-        time=time.time(),
-        kind=getattr(error, "kind", None) or type(error).__name__,
-        message=error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__,
-        traceback=text,
-        exit_code=int(exit_code),
-        secondary=secondary,
-    )
+def _record(attempt: AttemptDirectory, error: BaseException, *, exit_code: int | None = None) -> NoReturn:
+    """Write the error record, print the error, and end."""
+    record = failure_of(error, exit_code=exit_code)
     write_failure(attempt, record)
-    sys.stderr.write(f"{text}\nhpcddp: rank {record.rank} on {record.host}: {record.kind}: {record.message}\n")
-    return int(exit_code)
-
-
-def _rank(environment: Mapping[str, str]) -> int:
-    """Return the rank for the record even where the rank environment as a whole is wrong."""
-    names = ("SUBMITIT_LOCAL_GLOBALID", "SLURM_PROCID", "RANK")
-    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), 0)
+    sys.stderr.write(last_words(record))
+    sys.stderr.flush()
+    fail(record.exit_code, attempt)
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # No interpreter shutdown: freeing DDP's reducer then can deadlock, and all that matters has been written.
-    os._exit(code)
+    leave(main())

@@ -8,35 +8,26 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import signal
-import socket
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcddp import __version__
-from hpcddp.errors import HpcddpError
 from hpcddp.launch.claim import RunDirectoryError
-from hpcddp.launch.rendezvous import PeerFailedError, Rendezvous, meet, raise_if_a_rank_failed
+from hpcddp.launch.lifeline import LIFELINE, leave, own_host
+from hpcddp.launch.rendezvous import Rendezvous, meet, raise_if_a_rank_failed
+from hpcddp.launch.watchdog import watch
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.files import read_json
+from hpcddp.run.files import read_json, write_json
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.spec.write import parse_resolved
+from hpcddp.stop.deadline import Deadline
+from hpcddp.stop.exit_codes import ExitCode
+from hpcddp.stop.signals import LISTENER
 
 if TYPE_CHECKING:
     import torch
-
-_PEER_LOSS = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection refused",
-    "broken pipe",
-    "remote process exited",
-    "socket closed",
-    "socket timeout",
-)
 
 
 def run(run_directory: str) -> dict[str, Any] | None:
@@ -49,7 +40,7 @@ def run(run_directory: str) -> dict[str, Any] | None:
         The run's result on rank 0, None on the others.
     """
     began = time.monotonic()
-    _restore_signals()
+    LISTENER.reinstall()
     env = RankEnv.from_env(os.environ)
     attempt = AttemptDirectory.from_text(os.environ["HPCDDP_ATTEMPT_DIR"])
     if attempt.run.path != Path(run_directory):
@@ -65,35 +56,6 @@ def run(run_directory: str) -> dict[str, Any] | None:
     left = max(1.0, timeout.total_seconds() - (time.monotonic() - began))
     _train(env, attempt, meeting, job_text=text, host=host, rendezvous_timeout=timedelta(seconds=left))
     return read_json(attempt.run.result) if env.rank == 0 else None
-
-
-def own_host() -> str:
-    """Return the name that Slurm has for this host, or its own."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def is_peer_loss(error: BaseException) -> bool:
-    """Return whether ``error`` only says that another rank has gone."""
-    if isinstance(error, HpcddpError) and not isinstance(error, PeerFailedError):
-        # It names a cause of its own: a data set that cannot reach its server is no rank that has gone.
-        return False
-    return any(
-        isinstance(link, PeerFailedError) or any(phrase in str(link).lower() for phrase in _PEER_LOSS)
-        for link in _chain(error)
-    )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _restore_signals() -> None:
-    """Undo the handlers that submitit has just installed: TERM ends the process, the warning signal waits."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGCONT, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 def _choose_interfaces(meeting: Rendezvous, *, single_host: bool) -> None:
@@ -121,10 +83,12 @@ def _train(
     import torch
 
     from hpcddp.train import distributed
+    from hpcddp.train.errors import StoppedError
     from hpcddp.train.job import TrainContext, run_training
 
     spec = parse_resolved(job_text)
     device = distributed.choose_device(env, spec.device)
+    LIFELINE.device = str(device)
     threads = int(os.environ["OMP_NUM_THREADS"])
     torch.set_num_threads(threads)
     identity = _identity(host, job_text, attempt, gpu=distributed.gpu_uuid(device), torch_version=torch.__version__)
@@ -139,19 +103,35 @@ def _train(
         rendezvous_timeout=rendezvous_timeout,
         hang_timeout=spec.launch.hang_timeout,
         watch=lambda: raise_if_a_rank_failed(attempt),
-    ):
-        run_training(
-            TrainContext(
-                spec=spec,
-                rank=env.rank,
-                local_rank=env.local_rank,
-                world_size=env.world_size,
-                device=device,
-                run=attempt.run,
-                attempt=attempt.number,
-                threads=threads,
-            )
+    ) as ranks:
+        if env.rank == 0:
+            write_json(attempt.ranks, [{"host": rank["host"], "gpu": rank["gpu"]} for rank in ranks])
+        context = TrainContext(
+            spec=spec,
+            rank=env.rank,
+            local_rank=env.local_rank,
+            world_size=env.world_size,
+            device=device,
+            run=attempt.run,
+            attempt=attempt.number,
+            threads=threads,
+            should_stop=LISTENER.reason,
+            cause=LIFELINE.cause,
+            deadline=_deadline(attempt),
+            heartbeat=watch(attempt, spec.launch.hang_timeout, world_size=env.world_size),
         )
+        try:
+            run_training(context)
+        except StoppedError:
+            # Neither a result nor a failure. submitit, which may have called this, must not make one of it.
+            leave(ExitCode.STOPPED)
+
+
+def _deadline(attempt: AttemptDirectory) -> Deadline:
+    """Return the end of the job, as the batch script has found it."""
+    start = read_json(attempt.start) or {}
+    end_time = start.get("end_time")
+    return Deadline(end_time=None if end_time is None else float(end_time), start_time=float(start.get("time", 0.0)))
 
 
 def _identity(

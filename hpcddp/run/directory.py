@@ -124,6 +124,11 @@ class AttemptDirectory:
         """Where this attempt's ranks agreed to stop, and why."""
         return self.path / "decision.json"
 
+    @property
+    def ranks(self) -> Path:
+        """Where each rank of this attempt runs, once all have met."""
+        return self.path / "ranks.json"
+
     def rank_log(self, rank: int) -> Path:
         """Return the log of one rank."""
         return self.path / f"rank-{rank}.log"

@@ -25,6 +25,9 @@ class FailureRecord:
         traceback: the whole traceback.
         exit_code: what the task exits with.
         secondary: whether the rank only failed because another one had gone.
+        waiting: whether the rank was found waiting for others, so that it is not the one that held them up.
+        device: its device, None if it had none yet.
+        step: optimizer steps that it had done; None before the first.
     """
 
     rank: int
@@ -35,6 +38,19 @@ class FailureRecord:
     traceback: str
     exit_code: int
     secondary: bool
+    waiting: bool = False
+    device: str | None = None
+    step: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Which rank it is, and where: ``rank 3 on n2 (cuda:1)``."""
+        return f"rank {self.rank} on {self.host}" + (f" ({self.device})" if self.device else "")
+
+    @property
+    def when(self) -> str:
+        """How far it was, to be put behind a verb."""
+        return "" if self.step is None else f" after step {self.step}"
 
     @property
     def headline(self) -> str:

@@ -13,6 +13,10 @@ _FIRST_FACTOR: Final = 6.0
 _SLOWEST_FACTOR: Final = 10.0
 _LONGEST_POLL_S: Final = 1.0
 _POLLS_PER_TIMEOUT: Final = 10.0
+# A thread that sleeps may wake this much late on a busy host.
+_BUSY_HOST_S: Final = 3.0
+# What the others say about a rank that stood still reaches it soon after it has woken.
+_MOMENT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,8 @@ class Heartbeat:
         self._slowest_s = 0.0
         self._step: int | None = None
         self._patient = False
+        self._still_s, self._woken = 0.0, float("-inf")
+        self._running = False
         self._ended = threading.Event()
 
     @property
@@ -90,27 +96,55 @@ class Heartbeat:
         self.beat()
         self._step = step
 
+    def silence(self) -> Silence:
+        """Return how long ago the last sign was."""
+        return Silence(seconds=self._monotonic() - self._last, step=self._step)
+
     def stood_still_s(self) -> float:
-        """Return for how long even the watchdog did not run, in seconds: the whole process stood still."""
-        return max(0.0, self._monotonic() - self._looked - self._poll_s)
+        """Return for how long even the watchdog did not run until a moment ago, in seconds; 0 if it did.
+
+        The whole process stood still then: it was stopped, or its host was.
+        """
+        now = self._monotonic()
+        gap_s = now - self._looked
+        if self._running and gap_s > self._standstill_s:
+            return gap_s
+        return self._still_s if now - self._woken < _MOMENT_S else 0.0
 
     def start(self) -> None:
         """Start the watchdog."""
         self._last = self._looked = self._monotonic()
+        self._running = True
         threading.Thread(target=self._watch, name="hpcddp-watchdog", daemon=True).start()
 
     def stop(self) -> None:
         """End the watchdog."""
+        self._running = False
         self._ended.set()
 
     @property
     def _poll_s(self) -> float:
         return min(_LONGEST_POLL_S, self._configured_s / _POLLS_PER_TIMEOUT)
 
+    @property
+    def _standstill_s(self) -> float:
+        return self._poll_s + _BUSY_HOST_S
+
     def _watch(self) -> None:
         while not self._ended.wait(self._poll_s):
-            seconds = self._monotonic() - self._last
-            if seconds > self.timeout_s:
-                self._on_hang(Silence(seconds=seconds, step=self._step))
+            self.look()
+            if self.silence().seconds > self.timeout_s:
+                self._on_hang(self.silence())
                 return
-            self._looked = self._monotonic()
+
+    def look(self) -> None:
+        """Notice that the watchdog runs. Time in which the process did not run counts toward no timeout.
+
+        A job that Slurm suspends and resumes goes on as if nothing had been.
+        """
+        now = self._monotonic()
+        gap_s = now - self._looked
+        if gap_s > self._standstill_s:
+            self._still_s, self._woken = gap_s, now
+            self._last += gap_s
+        self._looked = now

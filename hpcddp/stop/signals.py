@@ -165,5 +165,9 @@ class SignalListener:
                 signal.signal(signum, signal.SIG_IGN if warning or handler is None else handler)
 
 
+LISTENER: Final = SignalListener()
+"""The listener of this process: signals are the process's, so there is one."""
+
+
 def _start(callback: Callable[[Seen], object], seen: Seen) -> None:
     threading.Thread(target=callback, args=(seen,), name=f"hpcddp-{seen.signum.name}", daemon=True).start()

@@ -21,11 +21,13 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from hpcddp.errors import HpcddpError
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.exit_codes import ExitCode
+from hpcddp.stop.heartbeat import Heartbeat
 
 _POLL_S = 0.05
 # How long the others may take to read rank 0's verdict after it was given.
 _VERDICT_GRACE = timedelta(seconds=30)
 _TEARDOWN_TIMEOUT = timedelta(seconds=30)
+_GROUP_FACTOR = 2
 
 
 class MissingRankError(HpcddpError):
@@ -130,7 +132,7 @@ def process_group(
     rendezvous_timeout: timedelta,
     hang_timeout: timedelta,
     watch: Callable[[], None],
-) -> Iterator[None]:
+) -> Iterator[list[dict[str, Any]]]:
     """Open the default process group with every rank in it, and close it at the end.
 
     Args:
@@ -142,25 +144,29 @@ def process_group(
         identity: what must agree on all ranks.
         device: this rank's device: NCCL on a GPU, gloo on a CPU.
         rendezvous_timeout: how long to wait for the ranks.
-        hang_timeout: how long a collective may take.
+        hang_timeout: how long a rank may not go on; a collective may take longer, so that the ranks' watchdogs, which
+            know more, come first.
         watch: called while waiting; raises if it is known that waiting is in vain.
+
+    Yields:
+        The identities of all ranks, in order, on rank 0; nothing on the others.
 
     Raises:
         MissingRankError: names the ranks that did not arrive, and their hosts.
         DisagreementError: names the rank that differs, or the two ranks on one GPU.
     """
     store = PrefixStore(token, _open_store(env, address, port, listener, rendezvous_timeout))
-    _gather_ranks(store, env, identity, rendezvous_timeout, watch)
+    identities = _gather_ranks(store, env, identity, rendezvous_timeout, watch)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,
         store=store,
         rank=env.rank,
         world_size=env.world_size,
-        timeout=hang_timeout,
+        timeout=_GROUP_FACTOR * timedelta(seconds=Heartbeat(hang_timeout.total_seconds()).first_timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
-    yield
+    yield identities
     # Only after success: after an exception no collective is entered and the process ends at once.
     dist.barrier()
     with _deadline(_TEARDOWN_TIMEOUT):
@@ -194,11 +200,12 @@ def _open_store(env: RankEnv, address: str, port: int, listener: socket.socket |
 
 def _gather_ranks(
     store: Store, env: RankEnv, identity: Identity, timeout: timedelta, watch: Callable[[], None]
-) -> None:
+) -> list[dict[str, Any]]:
     """Wait for every rank, compare them on rank 0, and let all ranks hear the same verdict."""
     store.set(f"rank/{env.rank}", json.dumps(asdict(identity)))
+    identities: list[dict[str, Any]] = []
     if env.rank == 0:
-        error = _judge(store, env, timeout, watch)
+        identities, error = _judge(store, env, timeout, watch)
         store.set("verdict", json.dumps(error))
         _wait_until(lambda: store.check([f"heard/{rank}" for rank in _arrived(store, env)[1:]]), _VERDICT_GRACE, watch)
     else:
@@ -210,18 +217,21 @@ def _gather_ranks(
         store.set(f"heard/{env.rank}", "")
     if error is not None:
         raise {"missing": MissingRankError, "disagreement": DisagreementError}[error["kind"]](error["message"])
+    return identities
 
 
-def _judge(store: Store, env: RankEnv, timeout: timedelta, watch: Callable[[], None]) -> dict[str, str] | None:
-    """Return what is wrong with the ranks that arrived, or None."""
+def _judge(
+    store: Store, env: RankEnv, timeout: timedelta, watch: Callable[[], None]
+) -> tuple[list[dict[str, Any]], dict[str, str] | None]:
+    """Return who the ranks are, and what is wrong with those that arrived, or None."""
     everyone = [f"rank/{rank}" for rank in range(env.world_size)]
     if not _wait_until(lambda: store.check(everyone), timeout, watch):
         arrived = set(_arrived(store, env))
         missing = [rank for rank in range(env.world_size) if rank not in arrived]
-        return {"kind": "missing", "message": missing_sentence(env, missing, timeout)}
+        return [], {"kind": "missing", "message": missing_sentence(env, missing, timeout)}
     identities = [json.loads(store.get(key)) for key in everyone]
     sentence = disagreement_sentence(identities) or shared_gpu_sentence(identities)
-    return {"kind": "disagreement", "message": sentence} if sentence else None
+    return identities, {"kind": "disagreement", "message": sentence} if sentence else None
 
 
 def _arrived(store: Store, env: RankEnv) -> list[int]:

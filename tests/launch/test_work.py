@@ -2,8 +2,8 @@
 
 import pytest
 
+from hpcddp.launch.attribution import is_peer_loss
 from hpcddp.launch.rendezvous import PeerFailedError
-from hpcddp.launch.work import is_peer_loss
 from hpcddp.train.errors import DataError, UserCodeError
 
 

@@ -150,7 +150,7 @@ def test_metrics_beyond_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path
 
 @pytest.mark.parametrize("code", [-1, STOP_CODES + 1])
 def test_vote_for_an_unknown_stop_code_is_an_error(code: int) -> None:
-    with pytest.raises(ValueError, match=f"a stop code is 0..7, not {code}"):
+    with pytest.raises(ValueError, match=f"a stop code is 0..5, not {code}"):
         Votes(stop=code)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hpcddp.run.checkpoints import NoCheckpointError, list_checkpoints
+from hpcddp.run.decision import read_decision
 from hpcddp.run.events import read_events
 from hpcddp.run.lease import FencedError
 from hpcddp.train.errors import ResumeError, StoppedError
@@ -103,7 +104,11 @@ def test_stop_saves_and_loses_no_step(new_training: NewTraining) -> None:
     ) as caught:
         stopped.train(should_stop=lambda: next(calls, 0), **SAVES)
     assert (caught.value.step, caught.value.code, caught.value.exit_code) == (6, 5, 75)
-    assert read_events(stopped.run.events)[-1]["reason"] == "stop"
+    stop = read_events(stopped.run.events)[-1]
+    assert (stop["event"], stop["step"], stop["reason"], stop["saved"]) == ("stop", 6, "interrupted", True)
+    decision = read_decision(stopped.run.attempt(0))
+    assert decision is not None
+    assert (decision.attempt, decision.step, decision.reason, decision.saved) == (0, 6, "interrupted", True)
     stopped.train(attempt=1, **SAVES)
     assert without_times(stopped) == without_times(whole)
 
