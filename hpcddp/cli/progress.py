@@ -153,4 +153,6 @@ def event_line(event: dict[str, Any]) -> str | None:
         return f"failed: {event['reason']}"
     if event["event"] == "stop":
         return f"stopped: {event['reason']}"
+    if event["event"] == "requeue":
+        return "requeued: it goes on when its job starts again"
     return None

@@ -7,20 +7,25 @@ import os
 import secrets
 import shlex
 import sys
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcddp.cli.options import AsJson, JobFile, Overrides, profiles_directory
+from hpcddp.cli.boundary import INTERRUPTED
+from hpcddp.cli.following import follow_run
+from hpcddp.cli.options import AsJson, Overrides, profiles_directory
+from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcddp.launch.follow import JobState, Outcome
-    from hpcddp.launch.submit import Submission
-    from hpcddp.spec.job import JobSpec
+    from collections.abc import Mapping, Sequence
 
-_INTERRUPTED = 130
+    from hpcddp.launch.follow import Outcome
+    from hpcddp.launch.submission import Cluster, Submission
+    from hpcddp.spec.read import ResolvedJob
 
 
 class ClusterChoice(StrEnum):
@@ -31,13 +36,32 @@ class ClusterChoice(StrEnum):
     LOCAL = "local"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """What the command line asks for.
+
+    Args:
+        job: the job.
+        cluster: where it goes.
+        python: the interpreter of its tasks.
+        template: its script's template.
+    """
+
+    job: ResolvedJob
+    cluster: Cluster
+    python: str
+    template: str | None
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
     app.command()(submit)
 
 
 def submit(
-    job_file: JobFile,
+    job_file: Annotated[
+        Path | None, typer.Argument(metavar="JOB", help="The job file (YAML); with --resume only to change the job.")
+    ] = None,
     *,
     cluster: Annotated[
         ClusterChoice,
@@ -45,6 +69,11 @@ def submit(
     ] = ClusterChoice.AUTO,
     overrides: Overrides = None,
     template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Continue this run: its directory, its id, or the beginning of its id."),
+    ] = None,
+    run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live, to look for an id.")] = Path("runs"),
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Stay and show progress until the run has ended.")
     ] = False,
@@ -54,33 +83,99 @@ def submit(
     """Submit a job to Slurm, or run it on this machine.
 
     Returns at once with the run's id and directory; with --follow it stays, through requeues, and exits 0 if the run
-    finished and 1 otherwise.
+    finished and 1 otherwise. --resume continues a run that has ended before its work was done, from its newest
+    checkpoint.
 
     Example: hpcddp submit jobs/quickstart.yaml --cluster local --follow
     """
-    from hpcddp.launch import submit as launch
-    from hpcddp.spec.read import load_job
-
     environment = dict(os.environ)
-    job = load_job(job_file, overrides=overrides or (), profiles=profiles_directory(environment))
-    where = launch.choose_cluster(cluster.value, environment)
-    run_id = launch.new_run_id(datetime.now().astimezone(), secrets.token_hex(2))
-    python = job.spec.environment.python or sys.executable
-    if dry_run:
-        launch.check_submittable(job, where, environment)
-        preview = launch.preview(job, cluster=where, run_id=run_id, python=python, template=template)
-        _print_dry_run(preview, as_json=as_json)
-        return
-    submission = launch.submit(
-        job, cluster=where, run_id=run_id, python=python, template=template, environment=environment
-    )
+    if job_file is None:
+        only_resume = resume is not None and not (overrides or template or dry_run) and cluster is ClusterChoice.AUTO
+        if resume is None or not only_resume:
+            raise UserError("no JOB is given; write a job file, or --resume RUN alone to continue a run as it is")
+        submission = _resume(resume, run_root, environment)
+    else:
+        order = _order(job_file, overrides or (), cluster, template, environment)
+        if dry_run:
+            _print_preview(order, resume, run_root, environment, as_json=as_json)
+            return
+        submission = _hand_over(order, resume, run_root, environment)
     if not follow:
         _print_submission(submission, as_json=as_json)
         return
     _print_submission_line(submission)
-    outcome = _follow(submission, job.spec)
+    outcome = follow_run(submission)
     _print_outcome(submission, outcome, as_json=as_json)
-    raise typer.Exit(0 if outcome.status == "finished" else 1)
+    raise typer.Exit(_exit_code(outcome))
+
+
+def _order(
+    job_file: Path,
+    overrides: Sequence[str],
+    cluster: ClusterChoice,
+    template: str | None,
+    environment: Mapping[str, str],
+) -> _Order:
+    from hpcddp.launch.submit import choose_cluster
+    from hpcddp.spec.read import load_job
+
+    job = load_job(job_file, overrides=overrides, profiles=profiles_directory(environment))
+    where = choose_cluster(cluster.value, environment)
+    return _Order(job=job, cluster=where, python=job.spec.environment.python or sys.executable, template=template)
+
+
+def _run_id(resume: str | None, run_root: Path) -> str:
+    """Return the id of the run to resume, or a new one."""
+    from hpcddp.launch.submit import new_run_id
+    from hpcddp.run.find import find_run
+
+    if resume is not None:
+        return find_run(resume, run_root).run_id
+    return new_run_id(datetime.now().astimezone(), secrets.token_hex(2))
+
+
+def _hand_over(order: _Order, resume: str | None, run_root: Path, environment: Mapping[str, str]) -> Submission:
+    """Submit a new run, or continue one with this job."""
+    from hpcddp.launch.resume import resume_anew
+    from hpcddp.launch.submit import submit as submit_new
+    from hpcddp.run.find import find_run
+
+    if resume is None:
+        return submit_new(
+            order.job,
+            cluster=order.cluster,
+            run_id=_run_id(None, run_root),
+            python=order.python,
+            template=order.template,
+            environment=environment,
+        )
+    return resume_anew(
+        find_run(resume, run_root),
+        order.job,
+        cluster=order.cluster,
+        python=order.python,
+        template=order.template,
+        environment=environment,
+    )
+
+
+def _resume(resume: str, run_root: Path, environment: Mapping[str, str]) -> Submission:
+    """Continue a run as it is."""
+    from hpcddp.launch.resume import resume as resume_run
+    from hpcddp.run.find import find_run
+
+    return resume_run(find_run(resume, run_root), environment=environment)
+
+
+def _print_preview(
+    order: _Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
+) -> None:
+    from hpcddp.launch.submit import check_submittable, preview
+
+    check_submittable(order.job.spec, order.cluster, environment)
+    run_id = _run_id(resume, run_root)
+    document = preview(order.job, cluster=order.cluster, run_id=run_id, python=order.python, template=order.template)
+    _print_dry_run(document, as_json=as_json)
 
 
 def _print_dry_run(preview: dict[str, Any], *, as_json: bool) -> None:
@@ -117,35 +212,9 @@ def _print_submission_line(submission: Submission) -> None:
     typer.echo(f"run directory {submission.run.path}", err=True)
 
 
-def _follow(submission: Submission, spec: JobSpec) -> Outcome:
-    from hpcddp.cli.progress import BarDisplay, PlainDisplay
-    from hpcddp.launch.follow import follow
-    from hpcddp.run.files import read_json
-
-    steps = read_json(submission.run.plan)["steps_per_epoch"]
-    epochs = spec.train.epochs if spec.train else 1
-    try:
-        if sys.stderr.isatty():
-            with BarDisplay(steps, epochs) as bars:
-                return follow(submission.run, bars, job_state=_job_state(submission))
-        return follow(submission.run, PlainDisplay(steps, epochs), job_state=_job_state(submission))
-    except KeyboardInterrupt:
-        stop = f"scancel {submission.job_id}" if submission.cluster == "slurm" else f"kill {submission.job_id}"
-        typer.echo(f"\nno longer following; run {submission.run.run_id} goes on. To end it: {stop}", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
-
-
-def _job_state(submission: Submission) -> Any:  # noqa: ANN401
-    """Return the question that ``follow`` asks: is the job still there?"""
-    from hpcddp.launch import watch
-
-    if submission.cluster == "slurm":
-        return watch.SlurmWatch(submission.job_id)
-
-    def local() -> JobState:
-        return "ended" if submission.job.done() else "running"
-
-    return local
+def _exit_code(outcome: Outcome) -> int:
+    """Return the command's exit code: 0 finished, 130 ended by its user, 1 anything else."""
+    return {"finished": 0, "cancelled": INTERRUPTED}.get(outcome.status, 1)
 
 
 def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:
@@ -163,6 +232,11 @@ def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -
         return
     if outcome.status == "failed":
         typer.echo(f"failed with exit code {outcome.exit_code}: {result['reason']}")
-    else:
+    elif outcome.status == "lost":
         typer.echo("the job ended without a result: it was cancelled, killed or never started")
+    else:
+        saved = f"; step {result['saved_step']} is saved" if result.get("saved_step") else ""
+        typer.echo(f"{outcome.status}: {result['reason']}{saved}")
+    if result.get("resume"):
+        typer.echo(f"to go on: {result['resume']}")
     typer.echo(f"the whole story: {submission.run.batch_log}")

@@ -31,6 +31,7 @@ from hpcddp.launch.situation import limits_of
 from hpcddp.launch.supervisor import end
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, read_events
+from hpcddp.run.exits import beginning
 from hpcddp.run.files import read_json, write_json, write_text
 from hpcddp.slurm import commands
 from hpcddp.spec.job import JobSpec
@@ -231,6 +232,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         sys.stderr.write(f"hpcddp: {error.message}\n")
         return error.exit_code
     if directory:
+        sys.stderr.write(beginning(AttemptDirectory.from_text(directory)))
         sys.stdout.write(f"{directory}\n")
     else:
         sys.stderr.write("hpcddp: this run has finished already; nothing to do\n")

@@ -48,10 +48,23 @@ class RenderedSlurmExecutor(SlurmExecutor):
         script: the whole script.
         tasks: how many tasks it starts, over all nodes.
         environment: what sbatch gets and Slurm stores with the job.
+        directory: where the job runs.
+        after: the job whose end it waits for; None waits for none.
     """
 
-    def __init__(self, folder: Path, *, script: str, tasks: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        script: str,
+        tasks: int,
+        environment: Mapping[str, str],
+        directory: Path,
+        after: str | None = None,
+    ) -> None:
         super().__init__(folder)
+        self._directory = directory
+        self._after = after
         self._script = script
         self._tasks = tasks
         self._environment = dict(environment)
@@ -66,8 +79,9 @@ class RenderedSlurmExecutor(SlurmExecutor):
         pickle, digest = _dump(self.folder, _only(delayed_submissions))
         script = self.folder / f".submission_file_{pickle.stem}.sh"
         write_text(script, self._make_submission_file_text("", pickle.stem))
+        environment = {**self._environment, PICKLE_DIGEST: digest}
         try:
-            job_id = commands.sbatch(script, environment={**self._environment, PICKLE_DIGEST: digest})
+            job_id = commands.sbatch(script, environment=environment, directory=self._directory, after=self._after)
         except HpcddpError:
             pickle.unlink()
             script.unlink()
@@ -90,6 +104,7 @@ class RenderedLocalExecutor(LocalExecutor):
         time_limit_s: when to end them, None for no limit.
         signal_lead_s: how long before that submitit warns them.
         environment: the script's environment.
+        directory: where the script runs.
     """
 
     def __init__(
@@ -103,8 +118,10 @@ class RenderedLocalExecutor(LocalExecutor):
         time_limit_s: int | None,
         signal_lead_s: int,
         environment: Mapping[str, str],
+        directory: Path,
     ) -> None:
         super().__init__(folder)
+        self._directory = directory
         self._script = script
         self._log = log
         self._tasks = tasks
@@ -132,6 +149,7 @@ class RenderedLocalExecutor(LocalExecutor):
         try:
             process = subprocess.Popen(
                 ["/bin/bash", str(self._script)],
+                cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

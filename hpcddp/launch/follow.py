@@ -40,7 +40,8 @@ class Outcome:
     """How a followed run ended.
 
     Args:
-        status: ``finished``, ``failed``, ``cancelled``, or ``lost`` when the job ended and left no result.
+        status: ``finished``, ``failed``, ``cancelled``, ``stopped`` where it may be resumed, or ``lost`` when the job
+            ended and left no result.
         result: the content of ``result.json``, or None.
     """
 
@@ -85,41 +86,73 @@ class LineReader:
             yield json.loads(line)
 
 
-def follow(run: RunDirectory, display: Display, *, job_state: Callable[[], JobState]) -> Outcome:
+class _Follower:
+    """What has been shown of a run so far."""
+
+    def __init__(self, run: RunDirectory, display: Display, job_state: Callable[[], JobState]) -> None:
+        self._run = run
+        self._display = display
+        self._job_state = job_state
+        self._events, self._metrics = LineReader(run.events), LineReader(run.metrics)
+        self._state: JobState | None = None
+        self._newest_step = 0
+        self._gone_since: float | None = None
+
+    def look(self) -> Outcome | None:
+        """Show what is new; return how the run ended, or None while it goes on."""
+        # Asked first: what the files hold after the job has gone is all that there will be.
+        now = self._job_state()
+        if now != self._state:
+            self._state = now
+            self._display.job(now)
+        for event in self._events.new_records():
+            self._display.event(event)
+        for record in self._metrics.new_records():
+            self._newest_step = _show(record, self._display, self._newest_step)
+        return self._outcome(now)
+
+    def _outcome(self, now: JobState) -> Outcome | None:
+        if now != "ended":
+            self._gone_since = None
+            return None
+        self._gone_since = self._gone_since or time.monotonic()
+        result = read_json(self._run.result)
+        if result is not None:
+            return Outcome(status=result["status"], result=result)
+        late = time.monotonic() - self._gone_since > _RESULT_GRACE_S
+        return Outcome(status="lost", result=None) if late else None
+
+
+def follow(
+    run: RunDirectory,
+    display: Display,
+    *,
+    job_state: Callable[[], JobState],
+    interrupted: Callable[[], bool] | None = None,
+) -> Outcome:
     """Show a run's progress until it has ended for good, through requeues.
 
     Args:
         run: the run's directory.
         display: where to show it.
         job_state: asks what became of the job.
+        interrupted: called at Ctrl-C; it returns whether to go on following. None goes on at none.
 
     Returns:
         How it ended.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, and it is not to go on.
     """
-    events, metrics = LineReader(run.events), LineReader(run.metrics)
-    state: JobState | None = None
-    newest_step = 0
-    gone_since: float | None = None
+    follower = _Follower(run, display, job_state)
     while True:
-        # Asked first: what the files hold after the job has gone is all that there will be.
-        now = job_state()
-        if now != state:
-            state = now
-            display.job(now)
-        for event in events.new_records():
-            display.event(event)
-        for record in metrics.new_records():
-            newest_step = _show(record, display, newest_step)
-        result = read_json(run.result)
-        if now == "ended":
-            gone_since = gone_since or time.monotonic()
-            if result is not None:
-                return Outcome(status=result["status"], result=result)
-            if time.monotonic() - gone_since > _RESULT_GRACE_S:
-                return Outcome(status="lost", result=None)
-        else:
-            gone_since = None
-        time.sleep(_POLL_S)
+        try:
+            if (outcome := follower.look()) is not None:
+                return outcome
+            time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            if interrupted is None or not interrupted():
+                raise
 
 
 def _show(record: dict[str, Any], display: Display, newest_step: int) -> int:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcddp.errors import HpcddpError, UserError
-from hpcddp.launch.claim import group_writable_parents, make_private_directory
+from hpcddp.launch.claim import make_private_directory
 from hpcddp.launch.render import render_script
+from hpcddp.launch.submission import Cluster, Submission, hand_over
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_json, write_text
 from hpcddp.slurm import commands
@@ -21,15 +20,11 @@ from hpcddp.spec.read import ResolvedJob
 from hpcddp.spec.write import dump_job
 
 if TYPE_CHECKING:
-    from submitit import Job
-
     from hpcddp.batch.job import JobPlan
-
-Cluster = Literal["slurm", "local"]
+    from hpcddp.spec.job import JobSpec
 
 # Where Slurm's packages and its configless mode keep the configuration (slurm.conf(5)).
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
-_DEFAULT_SIGNAL_LEAD_S = 30
 # submitit.core.utils.JobPaths replaces these anywhere in a path.
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 
@@ -38,48 +33,6 @@ class SubmissionError(UserError):
     """The job cannot be submitted as it stands."""
 
     kind = "submission"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A job that was handed over.
-
-    Args:
-        run: its run directory.
-        cluster: where it went.
-        job: submitit's job.
-        dropped: inherited variables that sbatch did not get, because they would have overridden directives.
-    """
-
-    run: RunDirectory
-    cluster: Cluster
-    job: Job[Any]
-    dropped: tuple[str, ...]
-
-    @property
-    def job_id(self) -> str:
-        """Slurm's job id, or the process id of a local run."""
-        return str(self.job.job_id)
-
-    @property
-    def warnings(self) -> list[str]:
-        """What the user should know, a sentence each."""
-        return [
-            f"{parent}, above the run directory, can be written by its group, who could put other files in its place; "
-            f"run: chmod g-w {shlex.quote(str(parent))}, or trust the group"
-            for parent in group_writable_parents(self.run.path)
-        ]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what ``submit --json`` prints."""
-        return {
-            "run_id": self.run.run_id,
-            "job_id": self.job_id,
-            "run_dir": str(self.run.path),
-            "cluster": self.cluster,
-            "dropped_environment": list(self.dropped),
-            "warnings": self.warnings,
-        }
 
 
 def new_run_id(now: datetime, token: str) -> str:
@@ -124,13 +77,12 @@ def choose_cluster(requested: Literal["auto", "slurm", "local"], environment: Ma
     return "slurm"
 
 
-def check_submittable(job: ResolvedJob, cluster: Cluster, environment: Mapping[str, str]) -> None:
+def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> None:
     """Find what would make the job fail although its file is right.
 
     Raises:
         SubmissionError: more than one node on this machine, no interpreter, a secret that is not set, no data_dir.
     """
-    spec = job.spec
     if cluster == "local" and spec.resources.nodes > 1:
         raise SubmissionError(
             f"resources.nodes is {spec.resources.nodes}, but this machine is one node; add --set resources.nodes=1"
@@ -154,7 +106,7 @@ def check_submittable(job: ResolvedJob, cluster: Cluster, environment: Mapping[s
 
 def preview(job: ResolvedJob, *, cluster: Cluster, run_id: str, python: str, template: str | None) -> dict[str, Any]:
     """Return what ``submit`` would do: where the job would go, its run directory, its script."""
-    run = _run_directory(job, run_id)
+    run = run_directory(job, run_id)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     return {"cluster": cluster, "run_id": run_id, "run_dir": str(run.path), "script": script}
 
@@ -181,9 +133,9 @@ def submit(
     Raises:
         HpcddpError: the job could not be handed over; nothing is left behind.
     """
-    check_submittable(job, cluster, environment)
+    check_submittable(job.spec, cluster, environment)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
-    run = _run_directory(job, run_id)
+    run = run_directory(job, run_id)
     _check_path(run.path, cluster)
     make_private_directory(run.path.parent)
     try:
@@ -191,8 +143,19 @@ def submit(
     except FileExistsError:
         raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root") from None
     try:
-        _write_run(run, job, script)
-        return _hand_over(job, run, cluster=cluster, script=script, python=python, environment=environment)
+        run.submitit.mkdir(mode=0o700)
+        write_run(run, job, script)
+        # Slurm would create it with the submitter's umask.
+        write_text(run.batch_log, "")
+        return hand_over(
+            run,
+            job.spec,
+            cluster=cluster,
+            script=script,
+            python=python,
+            directory=Path.cwd(),
+            environment=environment,
+        )
     except (HpcddpError, OSError):
         shutil.rmtree(run.path)
         raise
@@ -208,17 +171,16 @@ def _check_path(path: Path, cluster: Cluster) -> None:
         )
 
 
-def _run_directory(job: ResolvedJob, run_id: str) -> RunDirectory:
+def run_directory(job: ResolvedJob, run_id: str) -> RunDirectory:
+    """Return the directory of a run of ``job``."""
     return RunDirectory(Path(job.spec.run_root).absolute() / job.spec.name / run_id)
 
 
-def _write_run(run: RunDirectory, job: ResolvedJob, script: str) -> None:
-    run.submitit.mkdir(mode=0o700)
+def write_run(run: RunDirectory, job: ResolvedJob, script: str) -> None:
+    """Write what a run is made from: the resolved job, its plan as far as it is known, the script."""
     write_text(run.job_file, dump_job(job.spec, environment_values=False))
     write_json(run.plan, _first_plan(job).as_json())
     write_text(run.script, script)
-    # Slurm would create it with the submitter's umask.
-    write_text(run.batch_log, "")
 
 
 def _first_plan(job: ResolvedJob) -> JobPlan:
@@ -231,30 +193,3 @@ def _first_plan(job: ResolvedJob) -> JobPlan:
         return plan_job(job.spec, samples=None, notes=["The task counts the training data and completes this plan."])
     counted = count_samples(train, directory=Path(), python="")
     return plan_job(job.spec, samples=counted.samples)
-
-
-def _hand_over(
-    job: ResolvedJob, run: RunDirectory, *, cluster: Cluster, script: str, python: str, environment: Mapping[str, str]
-) -> Submission:
-    from hpcddp.launch import executors, work
-
-    clean, dropped = commands.submission_environment(environment)
-    executor: executors.RenderedSlurmExecutor | executors.RenderedLocalExecutor
-    if cluster == "slurm":
-        executor = executors.RenderedSlurmExecutor(
-            run.submitit, script=script, tasks=job.spec.world_size, environment=clean
-        )
-    else:
-        limit, lead = job.spec.resources.time_limit, job.spec.signal_lead
-        executor = executors.RenderedLocalExecutor(
-            run.submitit,
-            script=run.script,
-            log=run.batch_log,
-            command=shlex.join([python, "-P", "-u", "-m", "hpcddp.launch.task"]),
-            tasks=job.spec.tasks_per_node,
-            time_limit_s=limit.seconds if limit else None,
-            signal_lead_s=int(lead.total_seconds()) if lead else _DEFAULT_SIGNAL_LEAD_S,
-            environment=clean,
-        )
-    submitted = executor.submit(work.run, str(run.path))
-    return Submission(run=run, cluster=cluster, job=submitted, dropped=dropped if cluster == "slurm" else ())

@@ -127,11 +127,11 @@ def _goes_on(situation: Situation, action: Action, *, by: str) -> Ending:
 
 def _continue(situation: Situation, action: Action, code: int) -> Ending:
     """Submit another job for the same run."""
-    from hpcddp.launch.resume import hand_over_again
+    from hpcddp.launch.resume import continue_by_itself
 
     run = situation.attempt.run
     try:
-        submission = hand_over_again(run, environment=situation.environment)
+        submission = continue_by_itself(run, environment=situation.environment)
     except HpcddpError as error:
         return _stop(situation, Action(deed=Deed.STOP, exit_code=action.exit_code, why=error.message), code)
     cause = str(situation.counted_cause)

@@ -1,4 +1,4 @@
-"""Whether a Slurm job is still there."""
+"""Whether the job of a run is still there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import time
 
 from hpcddp.launch.follow import JobState
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import read_json
 from hpcddp.slurm import commands
 
 # One question every two seconds is what Slurm's own documentation calls considerate (squeue(1), PERFORMANCE).
@@ -16,14 +18,14 @@ _RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALIN
 
 
 class SlurmWatch:
-    """Answers for one job, asking Slurm now and then.
+    """Answers for the job of a run, asking Slurm now and then.
 
     Args:
-        job_id: the job.
+        run: the run; another job may take it over.
     """
 
-    def __init__(self, job_id: str) -> None:
-        self._job_id = job_id
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
         self._asked = float("-inf")
         self._state: JobState = "pending"
 
@@ -32,7 +34,7 @@ class SlurmWatch:
         if time.monotonic() - self._asked >= _ASK_EVERY_S:
             self._asked = time.monotonic()
             with contextlib.suppress(commands.SlurmUnavailableError):
-                job = commands.show_job(self._job_id)
+                job = commands.show_job(read_json(self._run.submission)["job_id"])
                 self._state = "ended" if job is None else state_of(job.get("JobState", ""))
         return self._state
 

@@ -59,13 +59,16 @@ def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, st
     return {name: value for name, value in environment.items() if name not in dropped}, dropped
 
 
-def sbatch(script: Path, *, environment: Mapping[str, str], directory: Path | None = None) -> str:
+def sbatch(
+    script: Path, *, environment: Mapping[str, str], directory: Path | None = None, after: str | None = None
+) -> str:
     """Submit a script.
 
     Args:
         script: the file; Slurm copies it.
         environment: what sbatch sees and, by default, what the job inherits.
         directory: where the job runs; None is this process's own directory.
+        after: the job whose end, however it ends, this one waits for; None waits for none.
 
     Returns:
         The job id.
@@ -74,7 +77,9 @@ def sbatch(script: Path, *, environment: Mapping[str, str], directory: Path | No
         SlurmUnavailableError: there is no sbatch, or no answer.
         SlurmCommandError: Slurm refused the job; the message holds its reason.
     """
-    done = _run(["sbatch", "--parsable", *([f"--chdir={directory}"] if directory else []), str(script)], environment)
+    options = [f"--chdir={directory}"] if directory else []
+    options += [f"--dependency=afterany:{after}"] if after else []
+    done = _run(["sbatch", "--parsable", *options, str(script)], environment)
     if done.returncode != 0:
         raise SlurmCommandError(f"sbatch refused the job: {_reason(done)}", returncode=done.returncode)
     return parse_job_id(done.stdout)

@@ -18,12 +18,6 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
         "command": "write train, with your own model and dataset as pkg.module:function",
         "sweep": "write a job file for each, or submit with --set",
         "environment.container": "load what the job needs in environment.modules or environment.setup",
-        "requeue.max_preemptions": "leave it out",
-        "requeue.max_time_limits": "leave it out",
-        "requeue.max_failures": "leave it out",
-        "requeue.max_attempts_without_progress": "leave it out",
-        "requeue.expedite": "leave it out",
-        "requeue.allow_continuation": "leave it out",
     }
 )
 

@@ -1,0 +1,189 @@
+"""Handing a run over again: the same run id under a new job id."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcddp.launch.cause import ask_slurm, slurm_job_id
+from hpcddp.launch.claim import ENDED_STATES, has_finished, is_alive, newest_start
+from hpcddp.launch.render import render_script
+from hpcddp.launch.submission import Cluster, Submission, hand_over
+from hpcddp.launch.submit import SubmissionError, check_submittable, run_directory, write_run
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import append_event
+from hpcddp.run.files import read_json
+from hpcddp.spec.job import JobSpec
+from hpcddp.spec.read import ResolvedJob
+from hpcddp.spec.write import parse_resolved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """Where a run went when it was handed over last.
+
+    Args:
+        cluster: where.
+        job_id: Slurm's job id, or the process id of a local run.
+        directory: the directory of submission.
+        python: the interpreter of its tasks.
+    """
+
+    cluster: Cluster
+    job_id: str
+    directory: Path
+    python: str
+
+
+def read_before(run: RunDirectory) -> Before:
+    """Return where a run went before.
+
+    Raises:
+        SubmissionError: ``hpcddp submit`` has not submitted it.
+    """
+    document = read_json(run.submission)
+    if document is None or not run.script.exists():
+        raise SubmissionError(
+            f"the run {run.path} was not submitted by hpcddp submit, which keeps the script there; submit the script "
+            "by hand, as before"
+        )
+    return Before(
+        cluster=document["cluster"],
+        job_id=document["job_id"],
+        directory=Path(document["directory"]),
+        python=document["python"],
+    )
+
+
+def resume(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
+    """Continue a run that has ended before its work was done, with the script that it has.
+
+    Args:
+        run: the run.
+        environment: the submitter's environment.
+
+    Raises:
+        SubmissionError: the run is alive, has finished, or has no script of its own.
+    """
+    before = read_before(run)
+    _refuse_alive_or_finished(run, before)
+    spec = _spec_of(run)
+    check_submittable(spec, before.cluster, environment)
+    _tell(run)
+    return _hand_over(run, spec, before, environment)
+
+
+def resume_anew(
+    run: RunDirectory,
+    job: ResolvedJob,
+    *,
+    cluster: Cluster,
+    python: str,
+    template: str | None,
+    environment: Mapping[str, str],
+) -> Submission:
+    """Continue a run that has ended before its work was done, with a job of other resources say.
+
+    Args:
+        run: the run.
+        job: the job to render for it; it takes the place of the run's own.
+        cluster: where it goes.
+        python: the interpreter that the tasks run.
+        template: the sbatch template's name or path, None for the default one.
+        environment: the submitter's environment.
+
+    Raises:
+        HpcddpError: the run is alive or has finished, or the job is one of another run.
+    """
+    before = read_before(run)
+    _refuse_alive_or_finished(run, before)
+    check_submittable(job.spec, cluster, environment)
+    meant = run_directory(job, run.run_id).path
+    if meant.resolve() != run.path.resolve():
+        raise SubmissionError(
+            f"the job's run_root and name lead to {meant}, but the run is {run.path}; give the job the run's own name "
+            "and run_root, and submit from where it was submitted"
+        )
+    script = render_script(job, python=python, run_id=run.run_id, launcher=cluster, template=template).text
+    _tell(run)
+    write_run(run, job, script)
+    here = Before(cluster=cluster, job_id="", directory=Path.cwd(), python=python)
+    return _hand_over(run, job.spec, here, environment)
+
+
+def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
+    """Hand the run's script over from within its own job, which ends now; the budgets go on.
+
+    Args:
+        run: the run.
+        environment: the batch script's environment.
+
+    Raises:
+        HpcddpError: the run has no script of its own, or Slurm refused it.
+    """
+    # The run still belongs to this job until it has ended.
+    return _hand_over(run, _spec_of(run), read_before(run), environment, after=slurm_job_id(environment))
+
+
+def _hand_over(
+    run: RunDirectory, spec: JobSpec, before: Before, environment: Mapping[str, str], *, after: str | None = None
+) -> Submission:
+    # What is there is the result of a run that had ended; it goes on.
+    run.result.unlink(missing_ok=True)
+    return hand_over(
+        run,
+        spec,
+        cluster=before.cluster,
+        script=run.script.read_text(encoding="utf-8"),
+        python=before.python,
+        directory=before.directory,
+        environment=environment,
+        after=after,
+    )
+
+
+def _spec_of(run: RunDirectory) -> JobSpec:
+    return parse_resolved(run.job_file.read_text(encoding="utf-8"))
+
+
+def _refuse_alive_or_finished(run: RunDirectory, before: Before) -> None:
+    if has_finished(run):
+        raise SubmissionError(f"the run {run.run_id} has finished, and there is nothing to resume; see {run.result}")
+    start = newest_start(run)
+    # A job that waits for its first start has left no other trace than its submission.
+    if (start is not None and is_alive(start)) or _waits(before, None if start is None else start.job_id):
+        raise SubmissionError(
+            f"the run {run.run_id} is alive as {_called(before)}; wait for its end, or end it with: {_ending(before)}"
+        )
+
+
+def _waits(before: Before, started: str | None) -> bool:
+    """Return whether the newest job of a run has not started yet."""
+    if before.job_id == started:
+        return False
+    if before.cluster == "local":
+        return Path(f"/proc/{before.job_id}").exists()
+    job = ask_slurm(before.job_id)
+    return job is not None and job.get("JobState") not in ENDED_STATES
+
+
+def _called(before: Before) -> str:
+    return f"job {before.job_id}" if before.cluster == "slurm" else f"process {before.job_id}"
+
+
+def _ending(before: Before) -> str:
+    return f"scancel {before.job_id}" if before.cluster == "slurm" else f"kill {before.job_id}"
+
+
+def _tell(run: RunDirectory) -> None:
+    """Write down that a person resumes the run: its budgets begin anew."""
+    append_event(
+        run.events,
+        kind="resume",
+        time=time.time(),
+        attempt=run.newest_attempt() or 0,
+        reason=f"resumed by {os.environ.get('USER') or os.getuid()}",
+    )
