@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.exits import exit_of
 from hpcddp.run.files import create_json, read_json
 
 _LONGEST_HEADLINE = 300
+_RANKS_NAMED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +72,13 @@ def write_failure(attempt: AttemptDirectory, record: FailureRecord) -> None:
 
 
 def read_failures(attempt: AttemptDirectory) -> list[FailureRecord]:
-    """Return the records of an attempt, the first cause first: primary before secondary, then by time."""
+    """Return the records of an attempt, the first cause first: a rank that only followed never comes before another.
+
+    Clocks of hosts differ, so time decides among equals alone.
+    """
     documents = [read_json(path) for path in attempt.path.glob("error-rank-*.json")]
     records = [FailureRecord.from_document(document) for document in documents if document is not None]
-    return sorted(records, key=lambda record: (record.secondary, record.time, record.rank))
+    return sorted(records, key=lambda record: (record.secondary, record.waiting, record.time, record.rank))
 
 
 def silent_ranks(attempt: AttemptDirectory) -> list[int]:
@@ -89,13 +94,48 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         attempt: the attempt that has ended without a result.
         records: as ``read_failures`` returns them.
     """
-    if records and not records[0].secondary:
-        first = records[0]
-        return f"rank {first.rank} on {first.host} failed first: {first.kind}: {first.headline}"
-    if silent := silent_ranks(attempt):
-        named = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
-        return f"{named} ended without a word: killed, out of memory, or a crash below Python"
+    if named := _named(records):
+        first = named[0]
+        return f"{first.place} failed first{first.when}: {first.kind}: {first.headline}"
+    silent = silent_ranks(attempt)
+    if records and records[0].waiting:
+        return _hang_sentence(attempt, records[0], silent)
+    if silent:
+        return f"{_places(attempt, silent)} ended without a word{_step_of(records)}: {_how(attempt, silent)}"
     return "the tasks ended without a result and without naming a cause"
+
+
+def _named(records: Sequence[FailureRecord]) -> list[FailureRecord]:
+    """Return the records that name a cause of their own."""
+    return [record for record in records if not record.secondary and not record.waiting]
+
+
+def _hang_sentence(attempt: AttemptDirectory, first: FailureRecord, silent: Sequence[int]) -> str:
+    if silent:
+        return (
+            f"{_places(attempt, silent)} stopped answering{first.when}: stopped, stuck below Python, or its host is "
+            f"gone; {first.place} waited in vain"
+        )
+    return f"all ranks waited for each other{first.when}: {first.headline}"
+
+
+def _how(attempt: AttemptDirectory, silent: Sequence[int]) -> str:
+    ways = {way for rank in silent if (way := exit_of(attempt, rank)) is not None}
+    return "; ".join(sorted(ways)) or "killed, out of memory, a crash below Python, or os._exit"
+
+
+def _step_of(records: Sequence[FailureRecord]) -> str:
+    """Return how far the others were, which is how far the silent ones were, to a step."""
+    return next((record.when for record in records if record.step is not None), "")
+
+
+def _places(attempt: AttemptDirectory, ranks: Sequence[int]) -> str:
+    """Return ranks with their hosts, where these are known."""
+    known = read_json(attempt.ranks) or []
+    hosts = {rank: f" on {known[rank]['host']}" for rank in ranks if rank < len(known)}
+    named = ", ".join(f"{rank}{hosts.get(rank, '')}" for rank in ranks[:_RANKS_NAMED])
+    more = f" and {len(ranks) - _RANKS_NAMED} more" if len(ranks) > _RANKS_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"
 
 
 def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str:
@@ -106,18 +146,19 @@ def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         records: as ``read_failures`` returns them.
     """
     lines = [failure_sentence(attempt, records)]
-    followers = [record for record in records if record.secondary]
-    if records and not records[0].secondary:
-        first, *others = records
+    named = _named(records)
+    if named:
+        first, *others = named
         lines += [f"  {line}" for line in first.traceback.rstrip().splitlines()[-20:]]
-        same = [str(record.rank) for record in others if not record.secondary and record.message == first.message]
+        same = [record.rank for record in others if record.message == first.message]
+        different = [record for record in others if record.message != first.message]
         if same:
-            lines.append(f"the same on {_ranks(same)}")
-    if followers:
-        lines.append(f"{_ranks([str(record.rank) for record in followers])} only followed: {followers[0].headline}")
+            lines.append(f"the same on {_places(attempt, same)}")
+        lines += [f"also {record.place}: {record.kind}: {record.headline}" for record in different[:_RANKS_NAMED]]
+    if waiting := [record.rank for record in records if record.waiting]:
+        lines.append(f"{_places(attempt, waiting)} waited for the others; the stacks of all threads are in the logs")
+    if followers := [record for record in records if record.secondary]:
+        ranks = _places(attempt, [record.rank for record in followers])
+        lines.append(f"{ranks} only followed: {followers[0].headline}")
     lines.append(f"the logs of the ranks are in {attempt.path}")
     return "\n".join(lines)
-
-
-def _ranks(names: Sequence[str]) -> str:
-    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.failure import FailureRecord, describe_failure, read_failures, write_failure
+from hpcddp.run.failure import FailureRecord, describe_failure, failure_sentence, read_failures, write_failure
+from hpcddp.run.files import write_json
 
 
 def record(rank: int, *, time: float, secondary: bool = False, message: str = "boom") -> FailureRecord:
@@ -54,10 +55,70 @@ def test_a_rank_that_was_killed_is_told_by_its_silence(tmp_path: Path) -> None:
         attempt.rank_log(rank).touch()
     write_failure(attempt, record(0, time=1.0, secondary=True, message="Connection reset by peer"))
     assert describe_failure(attempt, read_failures(attempt)).splitlines()[:2] == [
-        "rank 1 ended without a word: killed, out of memory, or a crash below Python",
+        "rank 1 ended without a word: killed, out of memory, a crash below Python, or os._exit",
         "rank 0 only followed: Connection reset by peer",
     ]
 
 
 def test_a_long_message_is_cut_to_a_headline() -> None:
     assert record(0, time=0.0, message="x" * 400 + "\nmore").headline == "x" * 300 + " ..."
+
+
+def hang(rank: int, *, waiting: bool, step: int | None = 12) -> FailureRecord:
+    return FailureRecord(
+        rank=rank,
+        host=f"n{rank}",
+        time=float(rank),
+        kind="hang",
+        message="nothing happened for 300 s",
+        traceback="Traceback\n  at the place",
+        exit_code=124,
+        secondary=False,
+        waiting=waiting,
+        device="cuda:0",
+        step=step,
+    )
+
+
+def test_the_rank_that_others_waited_for_is_the_first_of_a_hang(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    for rank in (0, 2):
+        write_failure(attempt, hang(rank, waiting=True))
+    write_failure(attempt, hang(3, waiting=False))
+    text = describe_failure(attempt, read_failures(attempt))
+    assert text.startswith("rank 3 on n3 (cuda:0) failed first after step 12: hang: nothing happened for 300 s")
+    assert "ranks 0, 2 waited for the others; the stacks of all threads are in the logs" in text
+
+
+def test_a_rank_that_stopped_answering_is_named_by_those_that_waited_with_its_host(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    for rank in range(2):
+        attempt.rank_log(rank).touch()
+    write_json(attempt.ranks, [{"host": "n1", "gpu": None}, {"host": "n2", "gpu": None}])
+    write_failure(attempt, hang(0, waiting=True))
+    assert failure_sentence(attempt, read_failures(attempt)) == (
+        "rank 1 on n2 stopped answering after step 12: stopped, stuck below Python, or its host is gone; "
+        "rank 0 on n0 (cuda:0) waited in vain"
+    )
+
+
+def test_a_hang_of_all_ranks_says_so(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    write_failure(attempt, hang(0, waiting=True, step=None))
+    assert failure_sentence(attempt, read_failures(attempt)) == (
+        "all ranks waited for each other: nothing happened for 300 s"
+    )
+
+
+def test_clocks_of_hosts_put_no_follower_before_the_first_cause(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    write_failure(attempt, record(0, time=1000.0))
+    write_failure(attempt, record(1, time=1.0, secondary=True))
+    assert [found.rank for found in read_failures(attempt)] == [0, 1]
+
+
+def test_other_errors_of_other_ranks_are_told_too(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    write_failure(attempt, record(0, time=1.0))
+    write_failure(attempt, record(1, time=2.0, message="another"))
+    assert "also rank 1 on n1: ValueError: another" in describe_failure(attempt, read_failures(attempt))

@@ -1,0 +1,83 @@
+"""How a rank ended that left no record: from what srun and a crashing process say."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from hpcddp.run.directory import AttemptDirectory
+
+# srun: error: n2: task 1: Killed      srun: error: n[1-2]: tasks 0-1,3: Exited with exit code 3   (srun 22.05.8)
+_SRUN: Final = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[0-9,-]+): (?P<how>.+)", re.ASCII)
+_FATAL: Final = "Fatal Python error: "
+_TAIL_BYTES: Final = 64 * 1024
+_HINTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Killed": "by SIGKILL, most often because memory ran out",
+        "Out Of Memory": "its memory limit was exceeded",
+    }
+)
+
+
+def exits_in(text: str) -> dict[int, str]:
+    """Return how tasks ended, as srun says it; the first word about a task counts, what follows is srun's own doing.
+
+    Args:
+        text: what the batch script printed.
+    """
+    exits: dict[int, str] = {}
+    for match in _SRUN.finditer(text):
+        how = match["how"].strip()
+        for task in _numbers(match["tasks"]):
+            exits.setdefault(task, how)
+    return exits
+
+
+def _numbers(text: str) -> list[int]:
+    numbers: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
+    """Return how a rank of the attempt ended, in a few words, or None if nobody says.
+
+    Args:
+        attempt: the attempt.
+        rank: a rank without a record.
+    """
+    log = _tail(attempt.rank_log(rank))
+    if _FATAL in log:
+        # faulthandler, below the last line that Python could still print.
+        return log.rpartition(_FATAL)[2].partition("\n")[0].strip()
+    how = exits_in(_since_start(attempt)).get(rank)
+    if how is None:
+        return None
+    hint = next((hint for word, hint in _HINTS.items() if how.startswith(word)), None)
+    return f"{how} ({hint})" if hint else how
+
+
+def beginning(attempt: AttemptDirectory) -> str:
+    """Return the line that the batch script prints when an attempt begins; what is above it is of earlier ones."""
+    return f"hpcddp: attempt {attempt.number} of run {attempt.run.run_id} begins\n"
+
+
+def _since_start(attempt: AttemptDirectory) -> str:
+    return _tail(attempt.run.batch_log).rpartition(beginning(attempt))[2]
+
+
+def _tail(path: Path) -> str:
+    """Return the end of a log, or nothing if it cannot be read: it only adds to what is known."""
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - _TAIL_BYTES))
+            return stream.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""

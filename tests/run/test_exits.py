@@ -1,0 +1,53 @@
+"""How a rank ended that left no record."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.exits import beginning, exit_of, exits_in
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("srun: error: n2: task 1: Killed\n", {1: "Killed"}),
+        ("srun: error: n2: task 1: Segmentation fault (core dumped)\n", {1: "Segmentation fault (core dumped)"}),
+        ("srun: error: n[1-2]: tasks 0,2-3: Aborted\n", {0: "Aborted", 2: "Aborted", 3: "Aborted"}),
+        # What follows is srun ending the others, and the same task again.
+        ("srun: error: n2: task 1: Killed\nsrun: error: n2: task 1: Terminated\n", {1: "Killed"}),
+        ("srun: Terminating StepId=12.0\n", {}),
+    ],
+)
+def test_srun_says_how_tasks_ended(text: str, expected: dict[int, str]) -> None:
+    assert exits_in(text) == expected
+
+
+def attempt_in(tmp_path: Path) -> AttemptDirectory:
+    attempt = RunDirectory(tmp_path / "run").attempt(1)
+    attempt.path.mkdir(parents=True)
+    return attempt
+
+
+def test_what_srun_said_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    earlier = "srun: error: n1: task 0: Killed\n"
+    attempt.run.batch_log.write_text(f"{earlier}{beginning(attempt)}srun: error: n2: task 1: Aborted\n")
+    assert exit_of(attempt, 0) is None
+    assert exit_of(attempt, 1) == "Aborted"
+
+
+def test_a_killed_rank_has_a_likely_reason(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    attempt.run.batch_log.write_text("srun: error: n2: task 1: Killed\n")
+    assert exit_of(attempt, 1) == "Killed (by SIGKILL, most often because memory ran out)"
+
+
+def test_a_crash_below_python_is_read_from_the_ranks_own_log(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    attempt.rank_log(2).write_text("step 3\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1\n")
+    assert exit_of(attempt, 2) == "Segmentation fault"
+
+
+def test_without_any_log_nothing_is_said(tmp_path: Path) -> None:
+    assert exit_of(attempt_in(tmp_path), 0) is None
