@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import RunDirectory
 from hpcddp.spec.job import JobSpec
+from hpcddp.stop import faults
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.job import TrainContext, run_training
 
@@ -59,6 +60,7 @@ def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
     run.attempt(job.get("attempt", 0)).path.mkdir(parents=True, exist_ok=True)
     stop_at = job.get("stop_after_calls") if rank == job.get("stop_rank", 0) else None
     kill_at = job.get("kill_after_calls")
+    faults.arm(job.get("faults"), rank=rank, attempt=job.get("attempt", 0))
     calls = 0
 
     def should_stop() -> int:

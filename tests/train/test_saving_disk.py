@@ -1,0 +1,140 @@
+"""A disk that is full, read-only or gone: the training goes on, and what was saved stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.run.checkpoints import newest_valid
+from hpcddp.run.events import read_events
+from hpcddp.train.errors import SaveError
+from tests.distributed.training import result
+from tests.train.conftest import Training
+
+# 12 steps, a save after each second one; the loop asks once before each step.
+SAVES: dict[str, Any] = {"checkpoint": {"every": {"steps": 2}}, "train__epochs": 3}
+
+
+@pytest.fixture
+def disk(training: Training) -> Iterator[Path]:
+    """Let the checkpoints lie on a file system of their own, with room for a few of them."""
+    folder = training.run.checkpoints
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts a file system")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with (disk / "ballast").open("wb", buffering=0) as stream, suppress(OSError):
+        while True:
+            stream.write(bytes(4096))
+
+
+def empty(disk: Path) -> None:
+    (disk / "ballast").unlink()
+
+
+def remount(disk: Path, option: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{option}", str(disk)], check=True)
+
+
+def at_steps(actions: Mapping[int, Callable[[], object]]) -> Callable[[], int]:
+    """Return a ``should_stop`` that does something before some steps, when no save is under way."""
+    asked = iter(range(1000))
+
+    def act() -> int:
+        step = next(asked)
+        if step in actions:
+            for thread in threading.enumerate():
+                if thread.name == "hpcddp-checkpoint":
+                    thread.join()
+            actions[step]()
+        return 0
+
+    return act
+
+
+def saves(training: Training) -> list[int]:
+    return [event["step"] for event in read_events(training.run.events) if event["event"] == "save"]
+
+
+def warnings(training: Training) -> list[str]:
+    return [line for line in training.said if line.startswith("warning: ")]
+
+
+def newest_step(training: Training) -> int:
+    newest = newest_valid(training.run.checkpoints, expected=True, warn=training.said.append)
+    assert newest is not None
+    return newest.manifest.step
+
+
+@pytest.mark.parametrize(
+    ("break_it", "mend_it", "words"),
+    [
+        (fill, empty, "[Errno 28] No space left on device"),
+        (lambda disk: remount(disk, "ro"), lambda disk: remount(disk, "rw"), "[Errno 30] Read-only file system"),
+    ],
+    ids=["full", "read-only"],
+)
+def test_training_goes_on_and_saves_again_when_it_can(
+    new_training: Callable[[str], Training],
+    training: Training,
+    disk: Path,
+    break_it: Callable[[Path], None],
+    mend_it: Callable[[Path], None],
+    words: str,
+) -> None:
+    whole = new_training("whole")
+    whole.train(**SAVES)
+    # Broken while the saves after steps 6 and 8 are made.
+    actions = {5: lambda: break_it(disk), 9: lambda: mend_it(disk)}
+    training.train(should_stop=at_steps(actions), **SAVES)
+    assert saves(training) == [2, 4, 10, 12]
+    first, second = warnings(training)
+    assert first.startswith(f"warning: saving after step 6 failed ({words}")
+    assert first.endswith("); the training goes on, the checkpoints before it are kept")
+    assert second.startswith("warning: saving after step 8 failed (")
+    assert result(training.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
+
+
+def test_three_failures_in_a_row_end_the_training_and_the_old_checkpoint_is_whole(
+    training: Training, disk: Path
+) -> None:
+    with pytest.raises(SaveError, match=r"saving after step 10 failed .*No space left.*, for the 3rd time in a row"):
+        training.train(should_stop=at_steps({5: lambda: fill(disk)}), **SAVES)
+    assert newest_step(training) == 4
+    empty(disk)
+    training.train(attempt=1, **SAVES)
+    assert any("going on after step 4" in line for line in training.said)
+
+
+def test_folder_of_checkpoints_that_is_gone_is_made_again(training: Training) -> None:
+    folder = training.run.checkpoints
+    actions = {5: lambda: folder.rename(training.run.path / "elsewhere")}
+    training.train(should_stop=at_steps(actions), **SAVES)
+    assert saves(training) == [2, 4, 6, 8, 10, 12]
+    assert newest_step(training) == 12
+    assert warnings(training) == []
+
+
+def test_something_else_in_the_place_of_the_folder_costs_a_warning_each(training: Training) -> None:
+    folder = training.run.checkpoints
+
+    def replace() -> None:
+        folder.rename(training.run.path / "elsewhere")
+        folder.write_text("")
+
+    with pytest.raises(SaveError, match="File exists"):
+        training.train(should_stop=at_steps({5: replace}), **SAVES)
+    assert len(warnings(training)) == 2
+    assert (training.run.path / "elsewhere" / "step-000004" / "manifest.json").exists()
