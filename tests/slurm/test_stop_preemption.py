@@ -69,7 +69,7 @@ def test_preemption_costs_no_step_and_one_restart(played: dict[str, Any], partit
 @play
 def test_the_event_log_tells_the_stop_the_save_and_the_requeue(played: dict[str, Any]) -> None:
     life, _ = played["low"]
-    (stop,) = life.events("stop")
+    (stop,) = (event for event in life.events("stop") if event.get("saved"))
     (requeue,) = life.events("requeue")
     assert requeue["cause"] == "preemption"
     assert stop["step"] in [event["step"] for event in life.events("save")]

@@ -165,11 +165,11 @@ def test_five_preemptions_and_a_time_limit_cost_nothing(played: tuple[Life, Acco
 
 SETTINGS = {
     "linuxproc": (),
-    "linuxproc, told by the warning signal": ("PreemptParameters=send_user_signal",),
+    "linuxproc, told by the warning signal": ("SlurmctldParameters=preempt_send_user_signal",),
     "cgroup": ("ProctrackType=proctrack/cgroup",),
     "cgroup, told by the warning signal": (
         "ProctrackType=proctrack/cgroup",
-        "PreemptParameters=send_user_signal",
+        "SlurmctldParameters=preempt_send_user_signal",
     ),
     "Slurm's own waits": None,
 }

@@ -16,6 +16,10 @@ import torch  # noqa: TID253
 from torch import Tensor, nn  # noqa: TID253
 
 
+# The library tries a model with so many samples before it trains; no rank's share is as small.
+_TRIED = 2
+
+
 class Traced(nn.Module):
     """A small network; ``behaviour`` is what ``build`` takes."""
 
@@ -30,6 +34,8 @@ class Traced(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         if not self.training:
+            return self._scores(images)
+        if len(images) == _TRIED:
             return self._scores(images)
         self.forwards += 1
         digest = hashlib.blake2b(images.numpy().tobytes(), digest_size=8).hexdigest()
