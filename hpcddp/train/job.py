@@ -18,6 +18,7 @@ from hpcddp.train.announce import start_up_lines
 from hpcddp.train.assembly import Setting, make_loop, make_replica, notes_of, settle
 from hpcddp.train.context import TrainContext
 from hpcddp.train.contract import contract_of, refuse_another_contract
+from hpcddp.train.data.workers import lost_worker
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.metrics import MetricsFile, keep_until
 from hpcddp.train.models import count_parameters
@@ -57,6 +58,12 @@ def run_training(context: TrainContext) -> None:
         # All ranks come here together, and whoever starts them ends the others when the first has gone.
         dist.barrier()
         raise
+    except RuntimeError as error:
+        # torch tells it by an exception in whatever the main thread does at that moment.
+        lost = lost_worker(error)
+        if lost is None:
+            raise
+        raise lost from error
     # Freeing DDP after its process group has gone can deadlock, so all of it goes first.
     gc.collect()
     dist.barrier()

@@ -16,7 +16,10 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ("error", "expected"),
     [
         (RuntimeError("Connection closed by peer [10.0.0.2]:4242"), True),
-        (caused(RuntimeError("backward failed"), ConnectionResetError(104, "Connection reset by peer")), True),
+        (caused(RuntimeError("backward failed"), RuntimeError("Connection reset by peer")), True),
+        (RuntimeError("NCCL error: remote error, a remote process exiting prematurely: remote process exited"), True),
+        # One of Python's own sockets is the user's.
+        (ConnectionResetError(104, "Connection reset by peer"), False),
         (PeerFailedError("rank 3 on n2 failed before all ranks had met"), True),
         # The user's own server is no rank.
         (caused(UserCodeError("loading failed"), ConnectionRefusedError(111, "Connection refused")), False),

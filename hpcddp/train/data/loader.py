@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,12 +15,10 @@ from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, share_of
 from hpcddp.train.data.images import Batch, Data, WholeBatches
 from hpcddp.train.data.keyed import Keyed
+from hpcddp.train.data.workers import lost_worker, remember, signals_held, start_worker
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.randomness import SampleKeys
 from hpcddp.train.user_code import describe, is_own
-
-# linux/prctl.h
-_PR_SET_PDEATHSIG = 1
 
 
 class MicroBatchKeys:
@@ -117,13 +111,16 @@ class Batches:
             # A batch that was made in one go needs no collating.
             collate_fn=_as_it_is if isinstance(part, WholeBatches) else None,
             pin_memory=placement.device.type == "cuda",
-            worker_init_fn=_start_worker if workers else None,
+            worker_init_fn=start_worker if workers else None,
             # A generator of its own: drawing the workers' seed must not move the training's random numbers. The seed is
             # of no consequence, as samples bring theirs.
             generator=torch.Generator(),
             multiprocessing_context="fork" if workers else None,
         )
-        self._iterator = iter(loader)
+        with signals_held():
+            self._iterator = iter(loader)
+        if workers:
+            remember(self._iterator)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -137,6 +134,8 @@ class Batches:
         except StopIteration:
             raise
         except Exception as error:
+            if (lost := lost_worker(error)) is not None:
+                raise lost from error
             kind = UserCodeError if is_own(self._name) else DataError
             raise kind(
                 f"loading samples of dataset {self._name} failed: {describe(error)}", traceback=traceback.format_exc()
@@ -171,21 +170,3 @@ def choose_workers(num_workers: int | None, data: Data, cpus: int) -> int:
 
 def _as_it_is(batch: Any) -> Any:  # noqa: ANN401
     return batch
-
-
-def _start_worker(worker: int) -> None:  # noqa: ARG001  torch passes it
-    """Let the main process alone decide when this one ends: signals that ask the job for a save kill no worker."""
-    for number in (signal.SIGUSR2, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    # Blocked here and in every thread to come, so that only the one that waits for it gets it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_at_the_parents_word, args=(os.getppid(),), daemon=True).start()
-    # prctl(2): the kernel kills this process when the one that forked it ends, however it ends.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _end_at_the_parents_word(parent: int) -> None:
-    """End this process at a SIGTERM that its parent sent: multiprocessing does so at its exit, and then waits."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-        pass
-    os._exit(0)

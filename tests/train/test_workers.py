@@ -1,0 +1,118 @@
+"""Loader processes that are ended from outside, or end themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from hpcddp.train.data.workers import LostWorkerError, lost_worker, remember, signals_held, start_worker
+
+HOLD_S = 60.0
+PARENT = """
+import sys
+from pathlib import Path
+from torch.utils.data import DataLoader
+from hpcddp.train.data.workers import start_worker
+from tests.train.test_workers import Slow
+iterator = iter(DataLoader(Slow(), num_workers=1, worker_init_fn=start_worker, multiprocessing_context="fork"))
+pid = int(next(iterator))
+Path(sys.argv[1]).write_text(f"{pid}\\n")
+next(iterator)
+"""
+
+
+class Slow(Dataset[Any]):
+    """Tells its process id first, then takes long."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        if index > 0:
+            time.sleep(HOLD_S)
+        return torch.tensor(os.getpid())
+
+
+@pytest.fixture
+def worker() -> Iterator[tuple[Any, int]]:
+    """Start a loader process and return the iterator and the process's id."""
+    loader = DataLoader(Slow(), num_workers=1, worker_init_fn=start_worker, multiprocessing_context="fork")
+    with signals_held():
+        iterator: Any = iter(loader)
+    remember(iterator)
+    yield iterator, int(next(iterator))
+    iterator._shutdown_workers()
+
+
+def is_there(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+def test_a_worker_ignores_what_asks_the_job_for_a_save(worker: tuple[Any, int], signum: signal.Signals) -> None:
+    _, pid = worker
+    # From somebody else than its parent: Slurm's daemon.
+    assert os.spawnlp(os.P_WAIT, "sh", "sh", "-c", f"kill -{signum.value} {pid}") == 0
+    time.sleep(0.3)
+    assert is_there(pid)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("signum", "sentence"),
+    [
+        (signal.SIGKILL, r"loader worker 0 \(pid \d+\) was ended by SIGKILL, most likely because the memory"),
+        (signal.SIGSEGV, r"loader worker 0 \(pid \d+\) was ended by SIGSEGV, which a crash in a library below Python"),
+        (signal.SIGBUS, r"loader worker 0 \(pid \d+\) was ended by SIGBUS, most likely because /dev/shm is full"),
+    ],
+)  # fmt: skip
+def test_a_killed_worker_is_named_with_the_likely_reason(
+    worker: tuple[Any, int], signum: signal.Signals, sentence: str
+) -> None:
+    iterator, pid = worker
+    os.spawnlp(os.P_WAIT, "sh", "sh", "-c", f"(sleep 0.2; kill -{signum.value} {pid}) &")
+    with pytest.raises(RuntimeError) as caught:
+        next(iterator)
+    lost = lost_worker(caught.value)
+    assert lost is not None
+    with pytest.raises(LostWorkerError, match=sentence):
+        raise lost
+    assert (lost.kind, lost.exit_code) == ("loader_worker", 71)
+
+
+def test_another_error_is_no_lost_worker() -> None:
+    assert lost_worker(RuntimeError("Connection closed by peer")) is None
+
+
+def test_an_unknown_worker_is_named_by_its_process_id() -> None:
+    lost = lost_worker(RuntimeError("DataLoader worker (pid(s) 999999999) exited unexpectedly"))
+    assert str(lost) == ("loader worker (pid 999999999) ended before its work was done; look above for what it printed")
+
+
+def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(told)], cwd=Path(__file__).parents[2])
+    try:
+        wait_for(lambda: told.exists() and told.read_text().endswith("\n"))
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: not is_there(int(told.read_text())))
+
+
+def wait_for(met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
