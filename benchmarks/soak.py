@@ -138,10 +138,9 @@ class Soak:
 
     def signal(self, life: Life, *numbers: signal.Signals) -> None:
         """Signal one of a run's ranks, if there is one."""
-        for number in numbers:
-            ranks = life.ranks() if life.attempts else {}
-            if ranks:
-                life.signal(self.dice.choice(list(ranks)), number)
+        ranks = life.ranks() if life.attempts else {}
+        for number in numbers if ranks else ():
+            life.signal(self.dice.choice(list(ranks)), number, ranks)
 
 
 def _preemption(soak: Soak, life: Life) -> None:
@@ -159,6 +158,10 @@ def _storm_of_signals(soak: Soak, life: Life) -> None:
 
 def _rank_killed(soak: Soak, life: Life) -> None:
     soak.signal(life, signal.SIGKILL)
+
+
+def _rank_stopped(soak: Soak, life: Life) -> None:
+    soak.signal(life, signal.SIGSTOP)
 
 
 def _requeue_by_the_user(_: Soak, life: Life) -> None:
@@ -193,6 +196,7 @@ FAULTS: tuple[Callable[[Soak, Life], None], ...] = (
     _warning_to_one_rank,
     _storm_of_signals,
     _rank_killed,
+    _rank_stopped,
     _requeue_by_the_user,
     _slurmd_killed,
     _link_cut,

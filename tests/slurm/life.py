@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,9 +115,15 @@ class Life:
         parent = self.ranks()[rank]
         return [process.pid for process in _processes(str(self.run.path)) if process.parent == parent]
 
-    def signal(self, rank: int, number: signal.Signals) -> None:
-        """Signal one rank and nobody else; one that has gone is no error."""
-        pid = self.ranks().get(rank)
+    def signal(self, rank: int, number: signal.Signals, ranks: Mapping[int, int] | None = None) -> None:
+        """Signal one rank and nobody else; one that has gone is no error.
+
+        Args:
+            rank: the rank.
+            number: the signal.
+            ranks: what ``ranks`` returned earlier; None looks now.
+        """
+        pid = (self.ranks() if ranks is None else ranks).get(rank)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

@@ -28,7 +28,7 @@ EPOCHS = 24
 STEP_S = 0.03
 # What is preempted lies on the first two hosts, everything else on the others.
 PREEMPTED, UNDISTURBED = "n1,n2", "n3,n4"
-_AT_ONCE = 5
+_AT_ONCE = 4
 
 
 class References:

@@ -44,8 +44,9 @@ def _warned(place: Place, name: str, dice: random.Random) -> Account:
     how = dice.choice(["one", "all", "storm"])
     if how == "all":
         place.sandbox.run("scancel", "--signal=USR2", life.job_id, check=False)
+    ranks = life.ranks() if life.attempts else {}
     for _ in range({"one": 1, "all": 0, "storm": 30}[how]):
-        life.signal(dice.randrange(2), signal.SIGUSR2)
+        life.signal(dice.randrange(2), signal.SIGUSR2, ranks)
     return place.account("signals at random moments", life)
 
 

@@ -14,15 +14,16 @@ from tests.slurm.life import Life
 from tests.slurm.play import UNDISTURBED, Place, looks_at
 
 Played = tuple[Life, Account]
+Sections = dict[str, dict[str, Any]]
 
 
 def storm(place: Place) -> Played:
     """A hundred signals within two seconds, to both ranks in no order."""
     life = place.start("storm", on=UNDISTURBED)
     life.wait_for_steps(40)
-    dice = random.Random(0)
+    dice, ranks = random.Random(0), life.ranks()
     for _ in range(100):
-        life.signal(dice.randrange(2), dice.choice([signal.SIGUSR2, signal.SIGTERM]))
+        life.signal(dice.randrange(2), dice.choice([signal.SIGUSR2, signal.SIGTERM]), ranks)
         time.sleep(0.02)
     return life, place.account("storm of signals", life)
 
@@ -53,20 +54,18 @@ def requeued_by_the_user(place: Place) -> Played:
     return life, place.account("scontrol requeue by the user", life)
 
 
-def out_of_time(place: Place) -> list[Played]:
-    """Two runs of more than a minute under a limit of one: one is warned by Slurm, one only has its own clock."""
-    leads = {"warned": "20s", "unwarned": None}
-    lives = [
-        place.start(
-            name,
-            on=UNDISTURBED,
-            seconds=0.15,
-            sections={"resources": {"time_limit": 1}, "requeue": {"signal_lead": lead}},
-        )
-        for name, lead in leads.items()
-    ]
-    faults = [f"time limit, {'with' if name == 'warned' else 'without'} Slurm's signal" for name in leads]
-    return [(life, place.account(fault, life)) for fault, life in zip(faults, lives, strict=True)]
+def out_of_time(place: Place) -> Played:
+    """A run of more than a minute under a limit of one, with no signal but its own clock."""
+    sections: Sections = {"resources": {"time_limit": 1}, "requeue": {"signal_lead": None}}
+    life = place.start("unwarned", on=UNDISTURBED, seconds=0.13, sections=sections)
+    return life, place.account("time limit, without Slurm's signal", life)
+
+
+def warned_of_the_limit(place: Place) -> Played:
+    """A run of two minutes under a limit of two, and Slurm's warning, which comes up to a minute early."""
+    sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": "10s"}}
+    life = place.start("warned", on=UNDISTURBED, seconds=0.22, sections=sections)
+    return life, place.account("time limit, with Slurm's signal", life)
 
 
 @looks_at(storm)
@@ -101,10 +100,16 @@ def test_a_requeue_by_the_user_loses_nothing_and_restarts_once(played: Played) -
     assert (account.attempts, life.sandbox.job(life.job_id)["Restarts"]) == (2, "1")
 
 
-@looks_at(out_of_time, long=True)
-@pytest.mark.parametrize("which", [0, 1], ids=["warned by Slurm", "by the ranks' clock"])
-def test_a_time_limit_loses_nothing(played: Any, which: int) -> None:
-    life, account = played[which]
+@pytest.mark.parametrize(
+    "reason",
+    [
+        pytest.param("warned", marks=looks_at(warned_of_the_limit, long=True), id="warned by Slurm"),
+        pytest.param("deadline", marks=looks_at(out_of_time, long=True), id="by the ranks' clock"),
+    ],
+)
+def test_a_time_limit_loses_nothing(played: Played, reason: str) -> None:
+    life, account = played
+    assert reason in [event["reason"] for event in life.events("stop")]
     assert account.is_unhurt, account
     assert account.attempts >= 2
     assert {event["cause"] for event in life.events("requeue")} == {"time_limit"}

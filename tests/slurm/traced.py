@@ -15,7 +15,6 @@ from pathlib import Path
 import torch  # noqa: TID253
 from torch import Tensor, nn  # noqa: TID253
 
-
 # The library tries a model with so many samples before it trains; no rank's share is as small.
 _TRIED = 2
 
