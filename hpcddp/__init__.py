@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ValidationShare,
         evaluate,
     )
+    from hpcddp.train.stopper import Stopper
 
 __version__ = "0.1.0"
 
@@ -53,6 +54,7 @@ __all__ = [
     "Reduction",
     "Share",
     "ShareLoss",
+    "Stopper",
     "TopKAccuracy",
     "ValidationShare",
     "__version__",
@@ -77,7 +79,7 @@ _SCORING = {
     "ValidationShare",
     "evaluate",
 }
-_LOOP = {"Checkpointer": "hpcddp.train.checkpointer"}
+_LOOP = {"Checkpointer": "hpcddp.train.checkpointer", "Stopper": "hpcddp.train.stopper"}
 _ROOMS = {
     name: _LOOP.get(name) or ("hpcddp.train.scoring" if name in _SCORING else "hpcddp.train.losses")
     for name in __all__
