@@ -9,11 +9,14 @@ from pathlib import Path
 PYTHON = r"""#!/bin/bash
 case " $* " in
   *" hpcddp.launch.attempt begin "*)
-    printf '%s\0' "$@" > "$RECORD/begin"; cat > "$RECORD/job.yaml"; pwd > "$RECORD/directory"
+    printf '%s\0' "$@" > "$RECORD/begin"; cat > "$RECORD/job.yaml"; cat /proc/self/status > "$RECORD/begin-status"
+    pwd > "$RECORD/directory"
+    while [[ -e $RECORD/hold-begin ]]; do sleep 0.02; done
     [[ -v ATTEMPT ]] || ATTEMPT=$RECORD/attempts/0
     [[ -z $ATTEMPT ]] || mkdir -p "$ATTEMPT"
     printf '%s' "$ATTEMPT"; exit "${BEGIN_CODE:-0}" ;;
-  *" hpcddp.launch.attempt end "*) printf '%s\0' "$@" > "$RECORD/end"; exit "${END_CODE:-0}" ;;
+  *" hpcddp.launch.attempt end "*) printf '%s\0' "$@" > "$RECORD/end"
+    cat /proc/self/status > "$RECORD/end-status"; exit "${END_CODE:-0}" ;;
   *) printf '%s\0' "$@" > "$RECORD/task"; printf '%s\0' "$0" > "$RECORD/program"; env -0 > "$RECORD/environment"
     echo "this is the task"
     trap 'echo TERM >> "$RECORD/signals"' TERM

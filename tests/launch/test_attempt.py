@@ -2,22 +2,23 @@
 
 import io
 import os
-import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from hpcddp.launch.attempt import begin, end, main
-from hpcddp.launch.claim import RunDirectoryError
+from hpcddp.launch.attempt import NO_LIMIT_S, BudgetError, begin, end_time_of, main
+from hpcddp.launch.claim import RunDirectoryError, Start, is_alive
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import read_events
-from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import read_json, write_json
 from hpcddp.slurm import commands
 
 LOCAL = {"HPCDDP_LOCAL_JOB_ID": str(os.getpid())}
-JOB = "name: demo\n"
+JOB = """name: demo
+batch: {global_batch_size: 8}
+train: {model: resnet18, dataset: digits}
+"""
 
 
 def begin_in(
@@ -61,7 +62,7 @@ def test_a_run_never_changes_its_job(tmp_path: Path) -> None:
     first = begun(tmp_path)
     write_json(first.start, {**read_json(first.start), "job_id": "999998"})
     with pytest.raises(RunDirectoryError, match="holds another job file than this script"):
-        begin_in(tmp_path, job="name: demo\nrun_root: x\n")
+        begin_in(tmp_path, job=JOB + "run_root: x\n")
 
 
 def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
@@ -90,33 +91,6 @@ def test_a_script_for_sbatch_that_is_run_by_hand_says_so(
     )
 
 
-def test_the_end_of_a_finished_run_is_0_whatever_srun_said(tmp_path: Path) -> None:
-    attempt = begun(tmp_path)
-    write_json(attempt.run.result, {"status": "finished"})
-    assert end(attempt, code=137, environment=LOCAL)[0] == 0
-
-
-def test_the_end_names_the_first_failing_rank(tmp_path: Path) -> None:
-    attempt = begun(tmp_path)
-    record = FailureRecord(
-        rank=1, host="n2", time=1.0, kind="ValueError", message="boom", traceback="T", exit_code=70, secondary=False
-    )
-    write_failure(attempt, record)
-    code, text = end(attempt, code=137, environment=LOCAL)
-    assert (code, text.splitlines()[0]) == (70, "rank 1 on n2 failed first: ValueError: boom")
-    result = read_json(attempt.run.result)
-    assert (result["status"], result["exit_code"]) == ("failed", 70)
-    assert result["reason"] == "rank 1 on n2 failed first: ValueError: boom"
-
-
-def test_tasks_that_end_with_0_and_no_result_are_not_a_success(tmp_path: Path) -> None:
-    attempt = begun(tmp_path)
-    code, text = end(attempt, code=0, environment=LOCAL)
-    assert code == 71
-    assert text.startswith("the tasks ended without a result and without naming a cause")
-    assert read_json(attempt.run.result)["status"] == "failed"
-
-
 def test_the_derived_run_id_is_the_clusters_name_and_the_job_id(tmp_path: Path) -> None:
     environment = {"SLURM_JOB_ID": "12", "SLURM_CLUSTER_NAME": "my cluster", "PATH": ""}
     directory = begin_in(tmp_path, run_id=None, environment=environment)
@@ -141,26 +115,91 @@ def test_a_requeue_of_the_runs_own_job_is_the_next_attempt(tmp_path: Path) -> No
     assert AttemptDirectory.from_text(requeued).number == 1
 
 
-def test_a_preempted_job_stays_until_slurm_takes_it_or_it_would_never_be_requeued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_slurm_requeued_by_itself_is_written_down_as_what_it_was(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
+    append_event(attempt.run.events, kind="stop", time=0.0, attempt=0, cause="preemption")
+    begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    (requeue,) = [event for event in read_events(attempt.run.events) if event["event"] == "requeue"]
+    assert (requeue["attempt"], requeue["cause"], requeue["by"]) == (0, "preemption", "slurm")
+
+
+def test_a_requeue_that_is_written_down_already_is_not_written_twice(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
+    append_event(attempt.run.events, kind="requeue", time=0.0, attempt=0, cause="time_limit")
+    begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    assert [event["event"] for event in read_events(attempt.run.events)] == ["start", "requeue", "start"]
+
+
+def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_requeued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt = begun(tmp_path)
-    preempted = {"JobState": "RUNNING", "Requeue": "1", "PreemptTime": "2026-01-01T00:00:00"}
-    answers = [preempted, preempted, preempted, {**preempted, "JobState": "COMPLETING"}]
-    waits: list[float] = []
-    handler = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(commands, "show_job", lambda _: answers.pop(0))
-    monkeypatch.setattr(time, "sleep", waits.append)
-    try:
-        code, text = end(attempt, code=143, environment={"SLURM_JOB_ID": "7"})
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    assert (code, answers, len(waits)) == (71, [], 2)
-    assert text.startswith("Slurm preempted job 7 (state RUNNING)")
-    assert not attempt.run.result.exists()
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    for count in ("0", "1"):
+        attempt = AttemptDirectory.from_text(
+            begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": count})
+        )
+    monkeypatch.setattr("sys.stdin", io.StringIO(JOB))
+    words = ["begin", "--run-root", str(tmp_path), "--name", "demo", "--run-id", "r1"]
+    assert main(words, {**environment, "SLURM_RESTART_COUNT": "2"}) == 93
+    why = "the last 2 attempts saved no new step, and requeue.max_attempts_without_progress is 2"
+    resume = f"hpcddp submit --resume {attempt.run.path}"
+    assert f"hpcddp: run r1 is not started again: {why}. To go on: {resume}\n" in capsys.readouterr().err
+    result = read_json(attempt.run.result)
+    assert (result["status"], result["reason"], result["exit_code"]) == ("failed", why, 93)
+    assert attempt.run.newest_attempt() == 1
 
 
-def test_a_job_that_its_user_ended_is_cancelled_and_not_failed(tmp_path: Path) -> None:
-    attempt = begun(tmp_path)
-    assert end(attempt, code=143, environment=LOCAL, cancelled=True)[0] == 130
-    assert read_json(attempt.run.result)["status"] == "cancelled"
+def test_a_person_who_resumes_may_start_a_run_without_progress(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    for count in ("0", "1"):
+        attempt = AttemptDirectory.from_text(
+            begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": count})
+        )
+    append_event(attempt.run.events, kind="resume", time=0.0, attempt=1)
+    begin_in(tmp_path, environment={"SLURM_JOB_ID": "13", "PATH": ""})
+    assert attempt.run.newest_attempt() == 2
+
+
+def test_more_preemptions_than_are_allowed_end_the_run_at_its_start(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    job = JOB + "requeue: {max_preemptions: 0}\n"
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, job=job, environment=environment))
+    append_event(attempt.run.events, kind="save", time=0.0, attempt=0, step=4)
+    append_event(attempt.run.events, kind="stop", time=0.0, attempt=0, cause="preemption")
+    with pytest.raises(
+        BudgetError, match=r"requeue\.max_preemptions is 0, and this would be one more\. To go on: hpcddp"
+    ):
+        begin_in(tmp_path, job=job, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+
+
+@pytest.mark.parametrize(
+    ("job", "environment", "end"),
+    [
+        ({"EndTime": "1970-01-01T00:01:00", "TimeLimit": "00:01:00"}, {}, 60.0 + time.timezone),
+        ({"EndTime": "2026-01-01T00:00:00", "TimeLimit": "UNLIMITED"}, {}, None),
+        ({"EndTime": "Unknown", "TimeLimit": "00:01:00"}, {}, None),
+        (None, {"SLURM_JOB_END_TIME": "77"}, 77.0),
+        (None, {"SUBMITIT_LOCAL_TIMEOUT_S": "60"}, 65.0),
+        (None, {"SUBMITIT_LOCAL_TIMEOUT_S": str(NO_LIMIT_S)}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_end_of_the_jobs_time_is_known_at_the_start(
+    job: dict[str, str] | None, environment: dict[str, str], end: float | None
+) -> None:
+    assert end_time_of(job, environment, now=5.0) == end
+
+
+def test_a_job_that_waits_to_run_again_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Start(job_id="12", restart_count=0, submit_time="then", host="n1", token="t", time=0.0)
+    # Slurm renews the submit time at a requeue.
+    waiting = {"JobState": "PENDING", "SubmitTime": "later", "Restarts": "1"}
+    monkeypatch.setattr(commands, "show_job", lambda _: waiting)
+    assert is_alive(start)
+    monkeypatch.setattr(commands, "show_job", lambda _: {**waiting, "JobState": "PREEMPTED"})
+    assert not is_alive(start)
+    # Another life of the cluster has counted to the same id.
+    monkeypatch.setattr(commands, "show_job", lambda _: {**waiting, "Restarts": "0"})
+    assert not is_alive(start)

@@ -1,6 +1,7 @@
 """Following a run by its files."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,32 @@ def test_plain_lines_say_where_training_stands(capsys: pytest.CaptureFixture[str
         "started on n1 (attempt 1)",
         "epoch 2/5  step 24/60  loss 0.5123  4,321 samples/s  val_loss 0.2500  val_accuracy 96.67%",
     ]
+
+
+def test_ctrl_c_that_stops_a_run_goes_on_following_until_its_end(run: RunDirectory) -> None:
+    presses = 0
+
+    def job_state() -> JobState:
+        nonlocal presses
+        presses += 1
+        if presses == 1:
+            raise KeyboardInterrupt
+        return "running" if presses == 2 else "ended"
+
+    def interrupted() -> bool:
+        write_json(run.result, {"status": "cancelled"})
+        return True
+
+    outcome = follow(run, Recorder(), job_state=job_state, interrupted=interrupted)
+    assert outcome.status == "cancelled"
+
+
+@pytest.mark.parametrize("interrupted", [None, lambda: False])
+def test_ctrl_c_that_stops_nothing_ends_the_following(
+    run: RunDirectory, interrupted: Callable[[], bool] | None
+) -> None:
+    def job_state() -> JobState:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        follow(run, Recorder(), job_state=job_state, interrupted=interrupted)

@@ -128,6 +128,31 @@ def test_on_this_machine_ending_the_shell_ends_the_tasks(stage: Stage, number: s
     assert stage.words("end")[-3:] == ["--code", "0", "--cancelled"]
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_shell_that_is_told_to_end_before_its_tasks_start_starts_none_and_still_does_its_end(
+    stage: Stage, launcher: Literal["slurm", "local"]
+) -> None:
+    (stage.record / "hold-begin").touch()
+    process = stage.start(script_of(stage, launcher=launcher), END_CODE="75")
+    wait_for(stage.record / "directory")
+    process.send_signal(signal.SIGTERM)
+    (stage.record / "hold-begin").unlink()
+    assert stage.end_of(process) == 75
+    assert stage.words("task") == []
+    assert stage.words("end")[4:6] == ["--code", "143"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("phase", ["begin", "end"])
+def test_the_claim_and_the_end_are_deaf_to_signals(
+    stage: Stage, launcher: Literal["slurm", "local"], phase: str
+) -> None:
+    stage.run(script_of(stage, launcher=launcher))
+    status = (stage.record / f"{phase}-status").read_text()
+    ignored = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16)
+    assert all(ignored & (1 << (number - 1)) for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT))
+
+
 def test_a_task_ignores_the_warning_until_it_has_a_handler(stage: Stage) -> None:
     (stage.record / "hold").touch()
     process = stage.start(script_of(stage))

@@ -145,3 +145,65 @@ def test_times_do_not_follow_the_users_taste(programs: Path) -> None:
 
 def test_no_scontrol_is_no_controller(programs: Path) -> None:
     assert not commands.controller_answers({"PATH": str(programs)})
+
+
+def test_a_requeue_is_never_more_than_incomplete(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = program(programs, "scontrol", f'printf "%s\\n" "$@" >> {tmp_path}/argv')
+    monkeypatch.setenv("PATH", env["PATH"])
+    commands.requeue("7_1")
+    commands.update_job("7_1", StartTime="now+2seconds", Requeue="1")
+    assert (tmp_path / "argv").read_text().split("\n") == [
+        *("requeue", "Incomplete", "7_1"),
+        *("update", "JobId=7_1", "StartTime=now+2seconds", "Requeue=1", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("Requested operation is presently disabled for job 7", commands.SlurmCommandError),
+        ("slurm_suspend error: Unable to contact slurm controller", commands.SlurmUnavailableError),
+        ("slurm_suspend error: Socket timed out on send/recv operation", commands.SlurmUnavailableError),
+    ],
+)
+def test_a_requeue_that_fails_carries_scontrols_reason(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, said: str, error: type[commands.SlurmCommandError]
+) -> None:
+    env = program(programs, "scontrol", f'echo "{said}" >&2; exit 1')
+    monkeypatch.setenv("PATH", env["PATH"])
+    with pytest.raises(commands.SlurmCommandError) as caught:
+        commands.requeue("7")
+    assert (type(caught.value), str(caught.value)) == (error, f"scontrol requeue Incomplete 7 failed: {said}")
+
+
+def test_a_missing_scontrol_is_told_from_one_that_does_not_answer(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(commands.SlurmMissingError, match="scontrol was not found"):
+        commands.requeue("7")
+
+
+@pytest.mark.parametrize(("shown", "port"), [("Port=7001 ", 7001), ("", 6818)])
+def test_a_slurmds_port_is_its_own_or_everybodys(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, shown: str, port: int
+) -> None:
+    node = f"NodeName=n1 Arch=x86_64\n   NodeAddr=10.0.0.1 NodeHostName=n1 {shown}Version=22.05.8"
+    env = program(
+        programs, "scontrol", f'[[ $2 == node ]] && echo "{node}" || printf "SlurmctldPort = 1\nSlurmdPort    = 6818\n"'
+    )
+    monkeypatch.setenv("PATH", env["PATH"])
+    assert commands.slurmd_address("n1") == ("10.0.0.1", port)
+
+
+def test_a_job_may_run_elsewhere_and_after_another(programs: Path, tmp_path: Path) -> None:
+    env = program(programs, "sbatch", f'printf "%s\n" "$@" > {tmp_path}/argv; echo 42')
+    commands.sbatch(tmp_path / "s", environment=env, directory=Path("/data"), after="41")
+    assert (tmp_path / "argv").read_text().split() == [
+        "--parsable",
+        "--chdir=/data",
+        "--dependency=afterany:41",
+        str(tmp_path / "s"),
+    ]

@@ -70,12 +70,6 @@ NOT_YET = {
     "command: [python, train.py]": "command: is given, ",
     "sweep: {train.seed: [0, 1]}": "sweep: is given, ",
     "environment: {container: {image: x}}": "environment.container: is given, ",
-    "requeue: {max_preemptions: 3}": "requeue.max_preemptions: is 3, ",
-    "requeue: {max_time_limits: 3}": "requeue.max_time_limits: is 3, ",
-    "requeue: {max_failures: 3}": "requeue.max_failures: is 3, ",
-    "requeue: {max_attempts_without_progress: 3}": "requeue.max_attempts_without_progress: is 3, ",
-    "requeue: {expedite: false}": "requeue.expedite: is false, ",
-    "requeue: {allow_continuation: true}": "requeue.allow_continuation: is true, ",
 }
 
 
