@@ -1,0 +1,121 @@
+"""Noticing that a rank does not go on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from hpcddp.stop.heartbeat import Heartbeat, Silence
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.mark.parametrize(("configured", "first"), [(60.0, 1800.0), (300.0, 1800.0), (900.0, 5400.0)])
+def test_before_the_first_step_the_watchdog_is_generous(clock: Clock, configured: float, first: float) -> None:
+    assert Heartbeat(configured, monotonic=clock).timeout_s == first
+
+
+def test_after_the_first_step_it_is_as_configured(clock: Clock) -> None:
+    heartbeat = Heartbeat(300.0, monotonic=clock)
+    clock.now += 700.0
+    heartbeat.at_step(1)
+    assert (heartbeat.timeout_s, heartbeat.step) == (300.0, 1)
+
+
+def test_it_is_never_shorter_than_ten_of_the_slowest_waits(clock: Clock) -> None:
+    heartbeat = Heartbeat(300.0, monotonic=clock)
+    heartbeat.at_step(1)
+    for seconds in (5.0, 45.0, 2.0):
+        clock.now += seconds
+        heartbeat.beat()
+    assert heartbeat.timeout_s == 450.0
+
+
+def test_it_is_never_longer_than_before_the_first_step(clock: Clock) -> None:
+    heartbeat = Heartbeat(300.0, monotonic=clock)
+    heartbeat.at_step(1)
+    clock.now += 1000.0
+    heartbeat.at_step(2)
+    assert heartbeat.timeout_s == 1800.0
+
+
+def test_a_wait_that_may_be_long_is_given_time_until_the_next_sign(clock: Clock) -> None:
+    heartbeat = Heartbeat(300.0, monotonic=clock)
+    heartbeat.at_step(1)
+    heartbeat.expect_long()
+    assert heartbeat.timeout_s == 1800.0
+    heartbeat.beat()
+    assert heartbeat.timeout_s == 300.0
+
+
+def test_silence_counts_from_the_last_sign(clock: Clock) -> None:
+    heartbeat = Heartbeat(300.0, monotonic=clock)
+    heartbeat.at_step(7)
+    clock.now += 12.0
+    assert heartbeat.silence() == Silence(seconds=12.0, step=7)
+
+
+def test_time_in_which_the_process_stood_still_counts_toward_no_timeout(clock: Clock) -> None:
+    """A job that Slurm suspends for an hour and resumes is no hang."""
+    heartbeat = Heartbeat(300.0, monotonic=clock)
+    heartbeat.at_step(1)
+    heartbeat.look()
+    clock.now += 3600.0
+    heartbeat.look()
+    assert heartbeat.silence().seconds == 0.0
+    assert heartbeat.stood_still_s() == 3600.0
+
+
+def test_a_standstill_is_told_soon_after_it_and_not_for_ever(clock: Clock) -> None:
+    heartbeat = Heartbeat(300.0, monotonic=clock)
+    clock.now += 100.0
+    heartbeat.look()
+    told = []
+    for _ in range(70):
+        told.append(heartbeat.stood_still_s() > 0)
+        clock.now += 1.0
+        heartbeat.look()
+    assert told == [True] * 60 + [False] * 10
+
+
+def test_a_busy_host_is_no_standstill(clock: Clock) -> None:
+    heartbeat = Heartbeat(300.0, monotonic=clock)
+    clock.now += 3.0
+    heartbeat.look()
+    assert heartbeat.stood_still_s() == 0.0
+
+
+def test_the_watchdog_calls_once_when_a_rank_does_not_go_on() -> None:
+    hung = threading.Event()
+    silences: list[Silence] = []
+
+    def on_hang(silence: Silence) -> None:
+        silences.append(silence)
+        hung.set()
+
+    heartbeat = Heartbeat(0.2, on_hang)
+    heartbeat.start()
+    heartbeat.at_step(3)
+    assert hung.wait(30)
+    assert [silence.step for silence in silences] == [3]
+
+
+def test_a_stopped_watchdog_calls_nobody() -> None:
+    hung = threading.Event()
+    heartbeat = Heartbeat(0.2, lambda _: hung.set())
+    heartbeat.start()
+    heartbeat.at_step(1)
+    heartbeat.stop()
+    assert not hung.wait(1.0)
