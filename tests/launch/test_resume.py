@@ -1,0 +1,179 @@
+"""Continuing a run on this machine: stopped by Ctrl-C, resumed, and refused where there is nothing to resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import append_event, read_events
+from hpcddp.run.files import read_json, write_json
+
+MODEL = """
+import time
+from torch import nn
+
+class Slow(nn.Sequential):
+    def forward(self, x):
+        time.sleep(0.02)
+        return super().forward(x)
+
+def build(num_classes):
+    return Slow(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, num_classes))
+"""
+JOB = """
+name: again
+resources: {tasks_per_node: 2}
+batch: {global_batch_size: 64}
+learning_rate: {base: 0.1}
+train: {model: "slow:build", dataset: digits, epochs: 6}
+"""
+RUNNING = str(os.getpid())
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "slow.py").write_text(MODEL)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def start(directory: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "hpcddp", "submit", *words],
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def submit(directory: Path, *words: str) -> tuple[int, str, str]:
+    process = start(directory, *words)
+    out, error = process.communicate(timeout=120)
+    return process.returncode, out, error
+
+
+def run_of(directory: Path) -> RunDirectory:
+    (path,) = (directory / "runs" / "again").iterdir()
+    return RunDirectory(path)
+
+
+def wait_for_step(directory: Path, step: int) -> RunDirectory:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        if (directory / "runs" / "again").is_dir() and f'"step": {step},' in metrics_of(run := run_of(directory)):
+            return run
+        time.sleep(0.05)
+    pytest.fail(f"step {step} did not come")
+
+
+def metrics_of(run: RunDirectory) -> str:
+    return run.metrics.read_text() if run.metrics.exists() else ""
+
+
+def steps_of(run: RunDirectory) -> list[int]:
+    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [record["step"] for record in records if "val_loss" not in record]
+
+
+def test_a_followed_run_that_is_interrupted_saves_and_goes_on_when_it_is_resumed(directory: Path) -> None:
+    follower = start(directory, "job.yaml", "--cluster", "local", "--follow")
+    run = wait_for_step(directory, 30)
+    follower.send_signal(signal.SIGINT)
+    out, error = follower.communicate(timeout=60)
+    assert follower.returncode == 130, error
+    assert "stopping: the run saves and ends; Ctrl-C again to leave it alone" in error
+    result = read_json(run.result)
+    resume = f"hpcddp submit --resume {run.path}"
+    assert (result["status"], result["exit_code"], result["resume"]) == ("cancelled", 130, resume)
+    stopped = result["saved_step"]
+    assert 30 <= stopped == steps_of(run)[-1] < 138
+    assert f"cancelled: cancelled by a signal to the job; step {stopped} is saved\nto go on: {resume}\n" in out
+
+    code, out, error = submit(directory, "--resume", run.run_id, "--follow", "--json")
+    assert code == 0, error
+    assert json.loads(out)["status"] == "finished"
+    assert steps_of(run) == list(range(1, 139))
+    kinds = [event["event"] for event in read_events(run.events)]
+    assert (kinds.count("start"), kinds.count("resume")) == (2, 1)
+
+
+def test_a_run_may_go_on_with_other_resources(directory: Path) -> None:
+    follower = start(directory, "job.yaml", "--cluster", "local", "--follow")
+    run = wait_for_step(directory, 5)
+    # To end the follower means the same as Ctrl-C.
+    follower.send_signal(signal.SIGTERM)
+    follower.communicate(timeout=60)
+    words = ["job.yaml", "--resume", str(run.path), "--cluster", "local", "--set", "resources.tasks_per_node=1"]
+    code, out, error = submit(directory, *words, "--follow", "--json")
+    assert code == 0, error
+    assert json.loads(out)["result"]["world_size"] == 1
+    assert steps_of(run) == list(range(1, 139))
+    assert "tasks_per_node: 1" in run.job_file.read_text()
+
+
+def ended(directory: Path, **submission: Any) -> RunDirectory:
+    """A run of which only the files are left."""
+    run = RunDirectory(directory / "runs" / "again" / "r1")
+    run.path.mkdir(parents=True, mode=0o700)
+    run.script.write_text("true\n")
+    run.job_file.write_text(JOB)
+    document = {"cluster": "local", "job_id": "999999", "directory": str(directory), "python": sys.executable}
+    write_json(run.submission, {**document, **submission})
+    return run
+
+
+def test_a_finished_run_is_not_resumed(directory: Path) -> None:
+    run = ended(directory)
+    write_json(run.result, {"status": "finished"})
+    sentence = f"hpcddp: the run r1 has finished, and there is nothing to resume; see {run.result}\n"
+    assert submit(directory, "--resume", "r1") == (2, "", sentence)
+
+
+def test_a_run_that_is_alive_is_not_resumed(directory: Path) -> None:
+    run = ended(directory, job_id=RUNNING)
+    sentence = f"hpcddp: the run r1 is alive as process {RUNNING}; wait for its end, or end it with: kill {RUNNING}\n"
+    assert submit(directory, "--resume", "r1") == (2, "", sentence)
+    assert read_events(run.events) == []
+
+
+def test_a_run_that_was_not_submitted_by_us_is_named(directory: Path) -> None:
+    run = ended(directory)
+    run.submission.unlink()
+    append_event(run.events, kind="start", time=0.0, attempt=0)
+    code, _, error = submit(directory, "--resume", "r1")
+    assert code == 2
+    assert error == (
+        f"hpcddp: the run {run.path} was not submitted by hpcddp submit, which keeps the script there; submit the "
+        "script by hand, as before\n"
+    )
+
+
+def test_a_job_of_another_run_is_refused(directory: Path) -> None:
+    run = ended(directory)
+    code, _, error = submit(directory, "job.yaml", "--resume", "r1", "--cluster", "local", "--set", "name=other")
+    assert code == 2
+    assert error == (
+        f"hpcddp: the job's run_root and name lead to {directory}/runs/other/r1, but the run is {run.path}; give the "
+        "job the run's own name and run_root, and submit from where it was submitted\n"
+    )
+
+
+@pytest.mark.parametrize("words", [(), ("--resume", "r1", "--set", "name=other"), ("--resume", "r1", "--dry-run")])
+def test_options_that_need_a_job_say_so(directory: Path, words: tuple[str, ...]) -> None:
+    assert submit(directory, *words) == (
+        2,
+        "",
+        "hpcddp: no JOB is given; write a job file, or --resume RUN alone to continue a run as it is\n",
+    )
