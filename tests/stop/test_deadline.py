@@ -43,8 +43,8 @@ def test_a_save_that_was_never_measured_is_taken_for_a_part_of_the_job(length_s:
 
 def test_a_lead_that_is_too_short_is_told_with_what_to_write() -> None:
     assert short_lead_sentence(30.0, 10.0, 40.0) == (
-        "requeue.signal_lead is 30 s, and a step takes 10.0 s and a save 40.0 s (95 of 100), so that a save may not fit "
-        "before the time limit; write 100s or more"
+        "requeue.signal_lead is 30 s, and a step takes 10.0 s and a save 40.0 s (95 of 100), so that a save may not "
+        "fit before the time limit; write 100s or more"
     )
 
 
