@@ -44,7 +44,8 @@ class References:
         with self._lock:
             if (nodes, tasks) not in self._known:
                 place = Place(sandbox=self._sandbox, directory=self._directory, references=self)
-                on = UNDISTURBED if nodes <= len(UNDISTURBED.split(",")) else None
+                hosts = UNDISTURBED.split(",")
+                on = ",".join(hosts[:nodes]) if nodes <= len(hosts) else None
                 life = place.start(f"reference-{nodes}-{tasks}", nodes=nodes, tasks=tasks, on=on, seconds=0)
                 life.finish()
                 self._known[nodes, tasks] = life
