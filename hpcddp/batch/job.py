@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcddp.batch.notes import split_notes
 from hpcddp.batch.plan import BatchPlan, plan_batch
-from hpcddp.batch.refusals import count, refuse_below_one
+from hpcddp.batch.refusals import count, refuse_accumulated_global_loss, refuse_below_one
 from hpcddp.batch.scaling import Scaling, scaling_of
 from hpcddp.spec.job import JobSpec, LearningRate, Train
 
@@ -86,7 +86,8 @@ def plan_job(
         notes: what is known already, for instance why ``samples`` is not; they come first.
 
     Raises:
-        PlanError: the batch cannot be split as asked, or the learning-rate rule does not hold.
+        PlanError: the batch cannot be split as asked, the learning-rate rule does not hold, or a loss over the global
+            batch would not see all of it at once.
     """
     batch = plan_batch(
         global_batch_size=spec.batch.global_batch_size,
@@ -102,6 +103,8 @@ def plan_job(
     )
     unknown = f"The number of {batch.unit}s is unknown; give it with --samples."
     train = spec.train
+    if train is not None and train.loss_reduction == "global":
+        refuse_accumulated_global_loss(batch.grad_accum_steps)
     scaling = scaling_of(
         spec.learning_rate,
         None if train is None else train.optimizer,

@@ -12,7 +12,9 @@ from typing import Any
 
 from hpcddp.batch.plan import PlanError
 from hpcddp.doctor.ddp_errors import ComparisonError
-from hpcddp.doctor.ddp_findings import DdpFinding, failure, judge, worst_error
+from hpcddp.doctor.ddp_finding import DdpFinding
+from hpcddp.doctor.ddp_findings import failure, judge
+from hpcddp.doctor.ddp_gradients import worst_error
 from hpcddp.doctor.ddp_job import Comparison, comparison_of
 from hpcddp.doctor.ddp_processes import Place, Report, run_ranks
 from hpcddp.spec.job import JobSpec

@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]  # public, not marked so
 
 from hpcddp.doctor.ddp_look import digest, digests, forward, look
+from hpcddp.doctor.ddp_loss import verdict_on_loss
 from hpcddp.doctor.ddp_quiet import freeze_batch_norm
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import RunDirectory
@@ -118,6 +119,7 @@ def _first_sight(setting: Setting) -> dict[str, Any]:
         "unused": [*unused],
         "finds_unused": bool(getattr(model, "find_unused_parameters", False)),
         "batch_norm": norms,
+        "loss": verdict_on_loss(train, data.classes) if setting.context.world_size == 1 else None,
         "noise": _noise(setting, model, inputs),
     }
 

@@ -17,7 +17,8 @@ from hpcddp.cli import boundary
 from hpcddp.cli.doctor_ddp import ddp
 from hpcddp.doctor.ddp import DdpDiagnosis, examine_job
 from hpcddp.doctor.ddp_errors import ComparisonError
-from hpcddp.doctor.ddp_findings import DdpFinding, failure
+from hpcddp.doctor.ddp_finding import DdpFinding
+from hpcddp.doctor.ddp_findings import failure
 from hpcddp.doctor.ddp_job import comparison_of
 from hpcddp.doctor.ddp_processes import Place, run_ranks
 from hpcddp.spec.job import JobSpec
