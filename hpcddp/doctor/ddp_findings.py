@@ -108,7 +108,8 @@ def _noise(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpFi
             kind="same_masks",
             severity="defect",
             sentence="Ranks draw the same random numbers in the forward: their dropout masks do not differ.",
-            way_out="Do not seed torch in the model: hpcddp seeds every step by seed, step and rank.",
+            way_out="Do not seed torch in the model, nor draw from a generator of its own: hpcddp seeds torch's by "
+            "seed, step and rank.",
         )
     else:
         yield DdpFinding(
@@ -181,8 +182,9 @@ def _batch_norm(alone: Report, ranks: Sequence[Report], comparison: Comparison) 
     yield DdpFinding(
         kind="ghost_batch_norm",
         severity="note",
-        sentence=f"BatchNorm ({layers} layers) takes statistics of the {smallest} samples or more of a micro-batch, "
-        f"one process of {comparison.global_batch_size}: that alone changes gradients by {percent(error)}.",
+        sentence=f"BatchNorm ({layers} layer{'s' if layers > 1 else ''}) takes its statistics over micro-batches of "
+        f"{smallest} samples or more, and one process over {comparison.global_batch_size}: that alone changes "
+        f"gradients by {percent(error)}.",
         way_out="It was held still for the comparison. For one batch over all ranks: train.batch_norm: sync.",
     )
 

@@ -129,7 +129,8 @@ def _other_cause(
             kind="samples_mixed",
             severity="defect",
             sentence=f"{seen}: the output for a sample depends on the samples beside it, and a rank sees its own only.",
-            way_out="Take statistics per sample (LayerNorm, GroupNorm), or over all ranks (batch_norm: sync).",
+            way_out="Take statistics per sample (LayerNorm, GroupNorm), or over all ranks (train.batch_norm: sync; "
+            "others of your own with hpcddp.gather_with_grad).",
         )
     ratio = gradients[worst]["ratio"]
     length = "" if math.isnan(ratio) else f"; along the right one it is {ratio:.4g} times as long"

@@ -117,7 +117,7 @@ class Stepper:
                 else:
                     # Rank 0 has samples whenever some rank has.
                     others = bool(self._plan.rank_share(position.units, 0)[micro_step])
-                    self._backward_nothing(position.samples, others_have_samples=others)
+                    loss_sum += self._backward_nothing(position.samples, others_have_samples=others)
         self._refuse_unreached(position)
         return loss_sum
 
@@ -145,16 +145,24 @@ class Stepper:
         replica.scaler.scale(loss.backward).backward()  # type: ignore[no-untyped-call]
         return loss.logged * global_samples
 
-    def _backward_nothing(self, global_samples: int, *, others_have_samples: bool) -> None:
-        """Run one micro-step without samples."""
+    def _backward_nothing(self, global_samples: int, *, others_have_samples: bool) -> Tensor:
+        """Run one micro-step without samples and return what it adds to the sum of losses, like ``_backward``.
+
+        It is 0, except that a loss of the global batch is computed by all ranks, each of which logs its part.
+        """
+        device = self._replica.placeholder.device
+        logged = torch.zeros((), dtype=torch.float64, device=device)
 
         def loss_of(outputs: Any) -> Tensor:  # noqa: ANN401
             if self._loss.reduction is not Reduction.GLOBAL:
                 return zero_loss(outputs)
-            labels = torch.empty(0, dtype=torch.int64, device=self._replica.placeholder.device)
-            return self._loss.of_share(no_rows(outputs), labels, self._share(0, global_samples)).backward
+            labels = torch.empty(0, dtype=torch.int64, device=device)
+            loss = self._loss.of_share(no_rows(outputs), labels, self._share(0, global_samples))
+            logged.copy_(loss.logged)
+            return loss.backward
 
         self._replica.backward_placeholder(others_have_samples=others_have_samples, loss_of=loss_of)
+        return logged * global_samples
 
     def _share(self, samples: int, global_samples: int) -> Share:
         return Share(samples=samples, global_samples=global_samples, world_size=self._plan.world_size)

@@ -221,9 +221,19 @@ def test_the_verdict_does_not_depend_on_world_size_and_batch(
     assert sum(diagnosis.shares) == samples
 
 
+@pytest.mark.parametrize(("world_size", "samples"), [(2, 8), (3, 10), (2, 5)])
+@pytest.mark.parametrize("name", ["ignores_3", "ten_weights"])
+def test_a_class_that_counts_otherwise_is_seen_in_batches_that_hardly_hold_it(
+    name: str, world_size: int, samples: int
+) -> None:
+    assert diagnose(name, world_size=world_size, samples=samples).verdict is Verdict.NOT_DECOMPOSABLE
+
+
 def test_notes_say_what_else_was_seen() -> None:
     (ignored,) = diagnose("torch.nn.functional:cross_entropy").notes
-    assert ignored.startswith("If labels can be -100, which torch ignores, it is NOT DECOMPOSABLE (gradient off by ")
+    assert ignored.startswith(
+        "If labels can be -100, which torch ignores, it is NOT DECOMPOSABLE (with 3 labels in 10 so "
+    )
     assert diagnose("in_place").notes[-1] == (
         "It changes its arguments in place, so that outputs and targets are others after the call."
     )
@@ -264,8 +274,9 @@ def test_the_text_is_to_be_read() -> None:
         ["uneven", "shares,"],
     ]
     assert lines[10] == "plain DDP, 4 ranks, a global batch of 32 (8 + 8 + 8 + 8):"
-    assert lines[-3].startswith("repair: hpcddp.weighted_mean, because it is a sum over samples divided by a sum of ")
-    assert lines[-2:] == [
+    assert lines[-4].startswith("repair: hpcddp.weighted_mean, because it is a sum over samples divided by a sum of ")
+    assert lines[-3:] == [
         "    from hpcddp import weighted_mean",
         "    loss = weighted_mean(total, count)  # what three_weights divides, and by what, on this rank",
+        "in a job file: that function as train.loss, with train.loss_reduction: global",
     ]
