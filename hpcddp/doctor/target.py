@@ -38,8 +38,8 @@ def load_object(name: str, *, what: str) -> Any:  # noqa: ANN401
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
             raise DoctorError(
-                f"{name} is not there: no module {error.name!r} in {Path.cwd()} or among the installed ones; run this in "
-                "the folder that holds it"
+                f"{name} is not there: no module {error.name!r} in {Path.cwd()} or among the installed ones; run this "
+                "in the folder that holds it"
             ) from error
     for part in path.split("."):
         if not hasattr(found, part):
