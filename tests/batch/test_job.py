@@ -29,6 +29,8 @@ KEYS = [
     "fitting",
     "total_steps",
     "unit",
+    "noise_scale",
+    "larger_batch_pays",
     "notes",
 ]
 
