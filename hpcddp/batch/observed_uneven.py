@@ -11,8 +11,9 @@ from hpcddp.batch.refusals import count
 from hpcddp.batch.split import ceil_div, divide
 
 _WIDTH = 100
-# Beyond so many ranks a list of shares explains nothing to anyone.
+# Longer lists than these explain nothing to anyone.
 _MOST_SHARES = 8
+_MOST_CANDIDATES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,36 +37,52 @@ class UnevenBatch:
     asked_for: int | None = None
 
     @property
-    def candidates(self) -> tuple[int, ...]:
-        """The global batches that fit, in order; none of them is a multiple of W, so that there are few."""
+    def candidates(self) -> tuple[int, ...] | None:
+        """The global batches that fit, in order, fewer than 2 W; None when there are too many to list."""
+        if len(self.kept) + len(self.dropped) > _MOST_CANDIDATES:
+            return None
         return tuple(sorted({*self.kept, *self.dropped}))
 
     @property
     def meant(self) -> int | None:
         """The global batch that was asked for, where the run had another."""
-        return None if self.asked_for in self.candidates else self.asked_for
+        # A range looks for anything but an int by walking through it.
+        if self.asked_for is None or self.asked_for in self.kept or self.asked_for in self.dropped:
+            return None
+        return self.asked_for
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """The smallest and the largest global batch that fits."""
+        ranges = [sizes for sizes in (self.kept, self.dropped) if sizes]
+        return min(sizes[0] for sizes in ranges), max(sizes[-1] for sizes in ranges)
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``hpcddp plan --explain-steps --json``: no size per device is the same on all."""
         sizes = self.candidates
+        smallest, largest = self._ends
         return {
             "steps_per_epoch": self.steps,
             "samples": self.samples,
             "world_size": self.world_size,
             "per_device_batch_size": None,
-            "global_batch_size": sizes[0] if len(sizes) == 1 else None,
-            "candidates": [{"per_device_batch_size": None, "global_batch_size": size, "recipes": []} for size in sizes],
+            "global_batch_size": smallest if smallest == largest else None,
+            "candidates": None if sizes is None else [self._candidate(size) for size in sizes],
             "recipes": [],
             "meant_global_batch_size": self.meant,
             "meant_steps_per_epoch": None if self.meant is None else ceil_div(self.samples, self.meant),
         }
 
+    @staticmethod
+    def _candidate(size: int) -> dict[str, Any]:
+        return {"per_device_batch_size": None, "global_batch_size": size, "recipes": []}
+
     def explain(self) -> str:
         """Return the text of ``hpcddp plan --explain-steps``, lines of about 100 columns."""
-        sizes = self.candidates
+        smallest, largest = self._ends
         ranks = count(self.world_size, "rank")
         seen = f"{count(self.steps, 'step')} per epoch, from {count(self.samples, 'sample')} on {ranks}"
-        many = count(sizes[0], "sample") if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,} samples"
+        many = count(smallest, "sample") if smallest == largest else f"{smallest:,} to {largest:,} samples"
         rows = (("seen", seen), ("per device", "uneven shares"), ("global batch", many))
         lines = ["Batch that this run really has", *(f"  {label:17}{text}" for label, text in rows), "", "Why"]
         for sentence in self._reasons():
