@@ -10,7 +10,6 @@ from typing import IO, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from hpcddp.batch.order import CONTRACT_VERSION
 from hpcddp.run import checkpoints
@@ -21,7 +20,7 @@ from hpcddp.spec.job import JobSpec
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.images import Data
 from hpcddp.train.errors import NonFiniteError, ResumeError, SaveError
-from hpcddp.train.merging import gather_differing, take_rows
+from hpcddp.train.merging import gather_differing, gather_samples, take_rows
 from hpcddp.train.progress import Progress
 from hpcddp.train.replica import Replica
 
@@ -146,8 +145,8 @@ def _look(context: TrainContext) -> tuple[int, Checkpoint | None]:
 def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
     """Load a verified checkpoint into this rank's replica.
 
-    With as many ranks as saved it, each gets back the buffers that were its own; with other numbers, all get the merged
-    ones.
+    With as many ranks as saved it, each gets back the buffers that were its own, and by how many samples they count;
+    with other numbers, all get the merged ones, which count alike.
 
     Returns:
         How far the training was.
@@ -156,6 +155,8 @@ def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
         ResumeError: it is of another model or optimizer.
     """
     _refuse_other_average(checkpoint, replica)
+    progress = Progress.from_document(checkpoint.manifest.progress)
+    replica.samples = progress.samples_seen // dist.get_world_size()
     try:
         replica.model.load_state_dict(_load(checkpoint, MODEL_FILE))
         if replica.ema is not None:
@@ -164,6 +165,8 @@ def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
             saved = _load(checkpoint, RANKS_FILE)
             if saved["world_size"] == dist.get_world_size():
                 take_rows(replica.models, saved["buffers"])
+                # Checkpoints of earlier versions do not count.
+                replica.samples = saved.get("samples", {dist.get_rank(): replica.samples})[dist.get_rank()]
         training = _load(checkpoint, OPTIMIZER_FILE)
         replica.optimizer.load_state_dict(training["optimizer"])
         if replica.scaler.is_enabled() and training["scaler"]:
@@ -178,7 +181,7 @@ def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
             f"{checkpoint.path.name} is of another model or optimizer than train.model and train.optimizer say "
             f"({str(error).strip().splitlines()[-1].strip()}); bring the old ones back, or submit a new run"
         ) from error
-    return Progress.from_document(checkpoint.manifest.progress)
+    return progress
 
 
 def _refuse_other_average(checkpoint: Checkpoint, replica: Replica) -> None:
@@ -224,14 +227,18 @@ class Saver:
             SaveError: the third save in a row failed.
         """
         _refuse_nonfinite(replica, progress.step)
-        differing = gather_differing(replica.models)
+        own = {
+            "world_size": self._context.world_size,
+            "samples": gather_samples(replica.samples, self._context.device),
+            "buffers": gather_differing(replica.models),
+        }
         with replica.merged():
             if self._context.is_main:
-                self._write(replica, progress, differing, reason)
+                self._write(replica, progress, own, reason)
 
-    def _write(self, replica: Replica, progress: Progress, differing: Mapping[str, Tensor], reason: str) -> None:
+    def _write(self, replica: Replica, progress: Progress, own: Mapping[str, Any], reason: str) -> None:
         try:
-            published = self._publish(replica, progress, differing)
+            published = self._publish(replica, progress, own)
         except OSError as error:
             self._count_failure(progress.step, error)
             return
@@ -239,7 +246,7 @@ class Saver:
         self._event("save", progress.step, reason)
         self._prune(published)
 
-    def _publish(self, replica: Replica, progress: Progress, differing: Mapping[str, Tensor]) -> Checkpoint:
+    def _publish(self, replica: Replica, progress: Progress, own: Mapping[str, Any]) -> Checkpoint:
         manifest = Manifest(
             step=progress.step,
             attempt=self._context.attempt,
@@ -253,8 +260,8 @@ class Saver:
         files: dict[str, Mapping[str, Any]] = {MODEL_FILE: replica.model.state_dict(), OPTIMIZER_FILE: training}
         if replica.ema is not None:
             files[EMA_FILE] = replica.ema.model.state_dict()
-        if differing:
-            files[RANKS_FILE] = {"world_size": self._context.world_size, "buffers": dict(differing)}
+        if own["buffers"]:
+            files[RANKS_FILE] = own
         writers = {name: partial(_dump, state) for name, state in files.items()}
         directory = self._context.run.checkpoints
         return checkpoints.publish(directory, manifest, writers, may_publish=lambda: raise_if_fenced(self._context))

@@ -138,6 +138,7 @@ class Stepper:
         """Run one micro-step and return its sum of losses, float64, without gradient."""
         inputs, labels = batch
         replica = self._replica
+        replica.samples += len(labels)
         # DDP averages over ranks, never over samples: the loss of a share is weighted so that its average is the loss
         # of the global batch (batch contract, section 0).
         with replica.precision.autocast():
