@@ -58,9 +58,9 @@ class Kind:
         arguments = list(batch.arguments)
         if self.labels is not None:
             labels = arguments[self.labels]
-            arguments[self.labels] = labels.masked_fill(
-                torch.rand(labels.shape, generator=chosen) < _IGNORED_PART, label
-            )
+            ignored = torch.rand(labels.shape, generator=chosen) < _IGNORED_PART
+            ignored[0] = True  # so that a small batch has one too
+            arguments[self.labels] = labels.masked_fill(ignored, label)
         return Batch(arguments=tuple(arguments), differentiable=batch.differentiable, samples=samples)
 
 
