@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcddp.batch.noise_scale import MeasuredNoise, larger_batch_pays, noise_note
 from hpcddp.batch.notes import split_notes
 from hpcddp.batch.plan import BatchPlan, plan_batch
-from hpcddp.batch.refusals import count, refuse_below_one
+from hpcddp.batch.refusals import count, refuse_accumulated_global_loss, refuse_below_one
 from hpcddp.batch.scaling import Scaling, scaling_of
 from hpcddp.spec.job import JobSpec, LearningRate, Train
 
@@ -27,6 +28,7 @@ class JobPlan:
         learning_rate: the rate after the warm-up and before any decay, scaled by the rule; None = unknown.
         schedule: the job's ``learning_rate`` section, scaled by the rule; None without a job file.
         scaling: what the rule made of the constants; None where no base is known.
+        noise: the gradient noise scale that was measured before; None = unknown, or the batch counts groups.
         notes: what a person should know beyond the numbers.
     """
 
@@ -35,6 +37,7 @@ class JobPlan:
     learning_rate: float | None = None
     schedule: LearningRate | None = None
     scaling: Scaling | None = None
+    noise: MeasuredNoise | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -43,6 +46,10 @@ class JobPlan:
         if self.batch.steps_per_epoch is None or self.epochs is None:
             return None
         return self.batch.steps_per_epoch * self.epochs
+
+    @property
+    def _larger_batch_pays(self) -> bool | None:
+        return None if self.noise is None else larger_batch_pays(self.noise.samples, self.batch.global_batch_size)
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``hpcddp plan --json``; what is not known is None, and a note says why."""
@@ -70,12 +77,19 @@ class JobPlan:
             **(Scaling.UNKNOWN if self.scaling is None else self.scaling.as_json()),
             "total_steps": self.total_steps,
             "unit": batch.unit,
+            "noise_scale": None if self.noise is None else self.noise.samples,
+            "larger_batch_pays": self._larger_batch_pays,
             "notes": notes,
         }
 
 
 def plan_job(
-    spec: JobSpec, *, samples: int | None, smallest_group: int | None = None, notes: Sequence[str] = ()
+    spec: JobSpec,
+    *,
+    samples: int | None,
+    smallest_group: int | None = None,
+    noise: MeasuredNoise | None = None,
+    notes: Sequence[str] = (),
 ) -> JobPlan:
     """Return the plan of a job.
 
@@ -83,10 +97,12 @@ def plan_job(
         spec: the job.
         samples: N, samples of its training data, or groups with ``unit: group``; None = unknown.
         smallest_group: samples of the smallest group; None = unknown, or the unit is a sample.
+        noise: the gradient noise scale that an earlier training measured; it says nothing of a batch of groups.
         notes: what is known already, for instance why ``samples`` is not; they come first.
 
     Raises:
-        PlanError: the batch cannot be split as asked, or the learning-rate rule does not hold.
+        PlanError: the batch cannot be split as asked, the learning-rate rule does not hold, or a loss over the global
+            batch would not see all of it at once.
     """
     batch = plan_batch(
         global_batch_size=spec.batch.global_batch_size,
@@ -102,6 +118,8 @@ def plan_job(
     )
     unknown = f"The number of {batch.unit}s is unknown; give it with --samples."
     train = spec.train
+    if train is not None and train.loss_reduction == "global":
+        refuse_accumulated_global_loss(batch.grad_accum_steps)
     scaling = scaling_of(
         spec.learning_rate,
         None if train is None else train.optimizer,
@@ -114,10 +132,12 @@ def plan_job(
         learning_rate=scaling.scaled.learning_rate,
         schedule=scaling.scaled.course(spec.learning_rate),
         scaling=scaling,
+        noise=None if batch.unit == "group" else noise,
         notes=(
             *notes,
             *(() if samples is not None or notes else (unknown,)),
             *split_notes(batch, "local" if train is None else train.batch_norm),
+            *_noise_notes(noise, batch, measures=train is not None and train.noise_scale),
             *_warm_up_notes(spec.learning_rate, train),
             *_scaling_notes(scaling, batch.global_batch_size),
         ),
@@ -130,6 +150,7 @@ def plan_numbers(
     epochs: int | None,
     learning_rate: float | None,
     scaling: Scaling | None = None,
+    noise: MeasuredNoise | None = None,
     notes: Sequence[str] = (),
 ) -> JobPlan:
     """Return the plan of numbers that come without a job file.
@@ -139,6 +160,7 @@ def plan_numbers(
         epochs: epochs of the training; None = unknown.
         learning_rate: the rate after the warm-up; None = unknown.
         scaling: what a rule made of a base; None = no rule was given.
+        noise: the gradient noise scale, as far as it was measured.
         notes: what is known already; they come first.
 
     Raises:
@@ -160,8 +182,19 @@ def plan_numbers(
         epochs=epochs,
         learning_rate=learning_rate,
         scaling=scaling,
-        notes=(*notes, *unknown, *split_notes(batch), *scaled),
+        noise=noise,
+        notes=(*notes, *unknown, *split_notes(batch), *_noise_notes(noise, batch, measures=False), *scaled),
     )
+
+
+def _noise_notes(noise: MeasuredNoise | None, batch: BatchPlan, *, measures: bool) -> Iterator[str]:
+    if batch.unit == "group":
+        if noise is not None:
+            yield "The gradient noise scale counts samples and this batch counts groups, so that it says nothing here."
+        return
+    note = noise_note(noise, global_batch_size=batch.global_batch_size, measures=measures)
+    if note is not None:
+        yield note
 
 
 def _warm_up_notes(rate: LearningRate, train: Train | None) -> Iterator[str]:

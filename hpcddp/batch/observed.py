@@ -3,7 +3,8 @@
 The usual recipe divides twice, and rounds each time. ``torch.utils.data.DistributedSampler`` gives each of W ranks
 ``M = ceil(N/W)`` samples (it repeats some), or ``M = floor(N/W)`` with ``drop_last=True``. A ``DataLoader`` with
 ``batch_size=n`` then makes ``ceil(M/n)`` batches, or ``floor(M/n)`` with ``drop_last=True``. The global batch is
-``W * n``: where n came from ``int(B/W)``, it is not B.
+``W * n``: where n came from ``int(B/W)``, it is not B. What no such n makes may still come from a program that shares
+the global batch as it is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hpcddp.batch.observed_uneven import UnevenBatch, uneven_batch
 from hpcddp.batch.refusals import PlanError, count, refuse_below_one
 from hpcddp.batch.split import ceil_div
 
@@ -106,6 +108,8 @@ class ObservedBatch:
             "steps_per_epoch": self.steps,
             "samples": self.samples,
             "world_size": self.world_size,
+            "per_device_batch_size": sizes[0] if sizes is not None and len(sizes) == 1 else None,
+            "global_batch_size": self.world_size * sizes[0] if sizes is not None and len(sizes) == 1 else None,
             "candidates": None if sizes is None else [self._candidate(size) for size in sizes],
             "recipes": [
                 {
@@ -131,7 +135,7 @@ class ObservedBatch:
     def explain(self) -> str:
         """Return the text of ``hpcddp plan --explain-steps``, lines of about 100 columns."""
         rows = [
-            ("seen", f"{self.steps:,} steps per epoch, from {count(self.samples, 'sample')} on {self._ranks()}"),
+            ("seen", f"{count(self.steps, 'step')} per epoch, from {count(self.samples, 'sample')} on {self._ranks()}"),
             ("per device", self._sizes(1)),
             ("global batch", f"{self._sizes(self.world_size)} (world size x per device)"),
         ]
@@ -186,7 +190,9 @@ def _span(recipe: Recipe) -> str:
     return f"n = {recipe.smallest:,} to {recipe.largest:,}"
 
 
-def explain_steps(*, steps: int, samples: int, world_size: int, asked_for: int | None = None) -> ObservedBatch:
+def explain_steps(
+    *, steps: int, samples: int, world_size: int, asked_for: int | None = None
+) -> ObservedBatch | UnevenBatch:
     """Return which batches per device make the steps per epoch that a run showed.
 
     Args:
@@ -194,6 +200,9 @@ def explain_steps(*, steps: int, samples: int, world_size: int, asked_for: int |
         samples: N >= 1, samples of the training data.
         world_size: W >= 1, ranks.
         asked_for: the global batch that the run was meant to have; None = unknown.
+
+    Returns:
+        The batches per device, or, where there is none, the global batches that ranks share unevenly.
 
     Raises:
         PlanError: no batch makes so many steps.
@@ -209,7 +218,10 @@ def explain_steps(*, steps: int, samples: int, world_size: int, asked_for: int |
     )
     recipes = tuple(recipe for recipe in found if recipe is not None)
     if not recipes:
-        raise _impossible(steps, samples, world_size)
+        uneven = uneven_batch(steps=steps, samples=samples, world_size=world_size, asked_for=asked_for)
+        if uneven is None:
+            raise _impossible(steps, samples, world_size)
+        return uneven
     return ObservedBatch(steps=steps, samples=samples, world_size=world_size, recipes=recipes, asked_for=asked_for)
 
 
@@ -230,11 +242,11 @@ def _impossible(steps: int, samples: int, world_size: int) -> PlanError:
     share = ceil_div(samples, world_size)
     size = max(1, share // steps)
     here = f"{count(size, 'sample')} per device {'makes' if size == 1 else 'make'} {ceil_div(share, size):,}"
-    between = f"{here} and {size + 1:,} make {ceil_div(share, size + 1):,}"
-    why = f"1 sample per device, the fewest, makes {share:,}" if steps > share else between
+    between = f"{here} and {size + 1:,} make {count(ceil_div(share, size + 1), 'step')}"
+    why = f"1 sample per device, the fewest, makes {count(share, 'step')}" if steps > share else between
     return PlanError(
         f"{count(steps, 'step')} per epoch cannot come from {count(samples, 'sample')} on {count(world_size, 'rank')}: "
-        f"each rank has {share:,}, and {why} steps; check the three numbers, and where the run accumulates, multiply "
+        f"each rank has {share:,}, and {why}; check the three numbers, and where the run accumulates, multiply "
         "its optimizer steps by the micro-steps",
         steps=steps,
         samples=samples,

@@ -27,7 +27,13 @@ os.write(answer, str(len(function(split="train", **arguments))).encode())
 """
 _GROUPS = """
 from collections import Counter
-sizes = Counter(map(function, range(arguments["samples"])))
+from numbers import Integral
+def name(index):
+    group = function(index)
+    if isinstance(group, bool) or not isinstance(group, (Integral, str)):
+        raise TypeError(f"it returned a {type(group).__name__} for sample {index}; return an int or a str")
+    return group
+sizes = Counter(map(name, range(arguments["samples"])))
 os.write(answer, f"{len(sizes)} {min(sizes.values())}".encode())
 """
 

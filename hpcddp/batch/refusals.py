@@ -23,6 +23,17 @@ def refuse_below_one(**numbers: int | None) -> None:
             raise PlanError(f"{name} is {number}, and there is nothing to split below 1; write 1 or more", name=name)
 
 
+def refuse_accumulated_global_loss(steps: int) -> None:
+    """Refuse micro-steps under a loss over the global batch, which needs all samples before its first backward."""
+    if steps > 1:
+        raise PlanError(
+            f"train.loss_reduction is global, and grad_accum_steps is {steps}: the samples of a global batch then "
+            "never meet in one loss; use more ranks, allow more samples per device, or make the two passes in a "
+            "loop of your own (hpcddp.accumulate_additive, hpcddp.accumulate_gathered)",
+            grad_accum_steps=steps,
+        )
+
+
 def refuse_idle_ranks(batch: int, world: int, unit: Unit = "sample") -> None:
     """Refuse B < W."""
     if batch < world:

@@ -18,6 +18,7 @@ from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
+    from hpcddp.batch.noise_scale import MeasuredNoise
     from hpcddp.batch.scaling import Scaling
 
 
@@ -83,6 +84,12 @@ def plan(  # noqa: PLR0913
     base_batch: Annotated[int | None, _number("B0", "The global batch that RATE was tuned for.")] = None,
     rule: Annotated[RuleChoice | None, _number("none|linear|sqrt", "How RATE follows B / B0; else none.")] = None,
     optimizer: Annotated[OptimizerChoice | None, _number("sgd|adamw", "What RATE is for; else sgd.")] = None,
+    noise_scale: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SAMPLES", help="A measured gradient noise scale; else that of the job's newest run that has one."
+        ),
+    ] = None,
     explain_steps: Annotated[
         int | None, _number("S", "Steps per epoch that a run showed: which batch does it really have?", _OBSERVED)
     ] = None,
@@ -114,12 +121,14 @@ def plan(  # noqa: PLR0913
         "--explain-steps": explain_steps,
     }
     given = {option: value for option, value in numbers.items() if value is not None}
+    noise = _given_noise(noise_scale)
     if job_file is not None:
-        result, text = _plan_job(job_file, overrides, samples, given)
+        result, text = _plan_job(job_file, overrides, samples, noise, given)
     elif explain_steps is not None:
-        result, text = _explain_steps(given, overrides, samples)
+        # What another program's run measured has no place there: it is refused by name.
+        result, text = _explain_steps(given | ({} if noise is None else {"--noise-scale": noise}), overrides, samples)
     else:
-        result, text = _plan_numbers(given, overrides, samples)
+        result, text = _plan_numbers(given, overrides, samples, noise)
     typer.echo(json.dumps(result, indent=2) if as_json else text, nl=as_json)
 
 
@@ -128,7 +137,11 @@ _Answer = tuple[dict[str, Any], str]
 
 
 def _plan_job(
-    job_file: Path, overrides: Sequence[str] | None, samples: int | None, given: Mapping[str, Any]
+    job_file: Path,
+    overrides: Sequence[str] | None,
+    samples: int | None,
+    noise: MeasuredNoise | None,
+    given: Mapping[str, Any],
 ) -> _Answer:
     from hpcddp.batch.job import plan_job
     from hpcddp.batch.samples import count_units
@@ -140,15 +153,37 @@ def _plan_job(
             "leave the job file out, or change it with --set, for example --set batch.global_batch_size=256"
         )
     spec = load_job(job_file, overrides=overrides or (), profiles=profiles_directory(os.environ)).spec
+    noise = noise or _measured_noise(Path(spec.run_root) / spec.name)
     if samples is not None or spec.train is None:
-        return _answer(plan_job(spec, samples=samples))
+        return _answer(plan_job(spec, samples=samples, noise=noise))
     python = spec.environment.python or sys.executable
     count = count_units(spec.train, spec.batch, directory=Path.cwd(), python=python)
     notes = () if count.note is None else (count.note,)
-    return _answer(plan_job(spec, samples=count.samples, smallest_group=count.smallest_group, notes=notes))
+    return _answer(plan_job(spec, samples=count.samples, smallest_group=count.smallest_group, noise=noise, notes=notes))
 
 
-def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None) -> _Answer:
+def _given_noise(samples: float | None) -> MeasuredNoise | None:
+    from hpcddp.batch.noise_scale import MeasuredNoise
+
+    if samples is None:
+        return None
+    if not (math.isfinite(samples) and samples > 0):
+        raise UserError(f"--noise-scale is {samples:g}, and a noise scale is above 0; write what a run has measured")
+    return MeasuredNoise(samples=samples, source="the run that --noise-scale is from")
+
+
+def _measured_noise(runs: Path) -> MeasuredNoise | None:
+    """Return what the job's newest run with a noise scale has measured."""
+    from hpcddp.batch.noise_scale import MeasuredNoise
+    from hpcddp.run.measured import newest_noise_scale
+
+    found = newest_noise_scale(runs)
+    return None if found is None else MeasuredNoise(samples=found[1], source=f"run {found[0]}")
+
+
+def _plan_numbers(
+    given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None, noise: MeasuredNoise | None
+) -> _Answer:
     from hpcddp.batch.job import plan_numbers
     from hpcddp.batch.plan import plan_batch
 
@@ -171,7 +206,7 @@ def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, sam
         split=given.get("--split", SplitChoice.EXACT).value,
     )
     rate = None if scaling is None else scaling.scaled.learning_rate
-    return _answer(plan_numbers(batch, epochs=given.get("--epochs"), learning_rate=rate, scaling=scaling))
+    return _answer(plan_numbers(batch, epochs=given.get("--epochs"), learning_rate=rate, scaling=scaling, noise=noise))
 
 
 def _refuse_overrides(overrides: Sequence[str] | None) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 from hpcddp.batch.plan import PlanError
 from hpcddp.doctor.ddp_errors import ComparisonError
-from hpcddp.doctor.ddp_findings import DdpFinding, failure, judge, worst_error
+from hpcddp.doctor.ddp_finding import DdpFinding
+from hpcddp.doctor.ddp_findings import failure, judge
+from hpcddp.doctor.ddp_gradients import worst_error
 from hpcddp.doctor.ddp_job import Comparison, comparison_of
 from hpcddp.doctor.ddp_processes import Place, Report, run_ranks
 from hpcddp.spec.job import JobSpec
@@ -64,10 +66,11 @@ class DdpDiagnosis:
         """Return the diagnosis for a person, ending with a newline."""
         compared = self.comparison
         accumulated = "" if compared.grad_accum_steps == 1 else f", {compared.grad_accum_steps} micro-steps each"
+        steps = f"{self.steps} step{'s' if self.steps > 1 else ''}" if self.steps else "no step"
         size = f"{compared.global_batch_size} samples in {compared.precision}, on CPUs"
         lines = [
             f"{compared.job.name}: {'DEFECT' if self.defect else 'THE SAME'}",
-            f"one process against {compared.world_size} ranks{accumulated}: {self.steps} steps of {size}",
+            f"one process against {compared.world_size} ranks{accumulated}: {steps} of {size}",
         ]
         if self.gradient_error is not None:
             lines.append(f"largest relative error of a parameter's gradient: {self.gradient_error:.0e}")

@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]  # public, not marked so
 
 from hpcddp.doctor.ddp_look import digest, digests, forward, look
+from hpcddp.doctor.ddp_loss import verdict_on_loss
 from hpcddp.doctor.ddp_quiet import freeze_batch_norm
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import RunDirectory
@@ -118,6 +119,7 @@ def _first_sight(setting: Setting) -> dict[str, Any]:
         "unused": [*unused],
         "finds_unused": bool(getattr(model, "find_unused_parameters", False)),
         "batch_norm": norms,
+        "loss": verdict_on_loss(train, data.classes) if setting.context.world_size == 1 else None,
         "noise": _noise(setting, model, inputs),
     }
 
@@ -133,12 +135,14 @@ def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[
     noisy = [outputs(step, quiet=False) for step in (1, 0, 0)]
     # Where a forward leaves torch's generator is the same on two ranks only if the model has seeded it.
     generator = digest(torch.get_rng_state())
+    without = outputs(0, quiet=True)
     freeze_batch_norm(model, inputs)
     still = [outputs(step, quiet=True) for step in (0, 1)]
     # A sample beside itself, in place of another one.
     alone = outputs(0, quiet=True, rows=inputs[[0, 0]])[0]
     return {
-        "random": not torch.equal(noisy[0], noisy[1]),
+        # A model that seeds torch draws the same in every step.
+        "random": not (torch.equal(noisy[0], noisy[1]) and torch.equal(noisy[1], without)),
         "repeats": torch.equal(noisy[1], noisy[2]),
         "masks": digest(noisy[1]),
         "generator": generator,

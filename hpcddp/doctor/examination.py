@@ -113,6 +113,8 @@ def load_batches(data: str, *, directory: Path) -> list[Batch]:
     if path.is_file():
         with blame(f"reading {data} failed"):
             found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    elif ":" not in data:
+        raise DoctorError(f"--data is {data}, and there is no such file; write the name of a file, or module:function")
     else:
         function = load_object(data, what="a function that returns batches")
         if not callable(function):

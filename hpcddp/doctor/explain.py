@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any, Final
 
 from hpcddp.doctor.examination import Diagnosis
@@ -41,6 +42,7 @@ def explain(diagnosis: Diagnosis) -> str:
             "",
             f"repair: hpcddp.{helper}, because {diagnosis.repair.why}",
             *(f"    {line}" for line in diagnosis.repair.code),
+            f"in a job file: that function as train.loss, with train.loss_reduction: {diagnosis.repair.loss_reduction}",
         ]
     if diagnosis.notes:
         lines += ["", *(f"note: {note}" for note in diagnosis.notes)]
@@ -70,7 +72,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
             "gradient_ratio": _number(judgement.ddp.ratio),
             "gradient_cosine": _number(judgement.ddp.cosine),
         },
-        "repair": None if repair is None else {"helper": repair.helper, "why": repair.why, "code": list(repair.code)},
+        "repair": None if repair is None else asdict(repair),
         "notes": list(diagnosis.notes),
     }
 

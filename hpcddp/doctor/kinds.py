@@ -58,9 +58,9 @@ class Kind:
         arguments = list(batch.arguments)
         if self.labels is not None:
             labels = arguments[self.labels]
-            arguments[self.labels] = labels.masked_fill(
-                torch.rand(labels.shape, generator=chosen) < _IGNORED_PART, label
-            )
+            ignored = torch.rand(labels.shape, generator=chosen) < _IGNORED_PART
+            ignored[0] = True  # so that a small batch has one too
+            arguments[self.labels] = labels.masked_fill(ignored, label)
         return Batch(arguments=tuple(arguments), differentiable=batch.differentiable, samples=samples)
 
 
@@ -85,11 +85,13 @@ def kinds(arguments: int | None, samples: int) -> Iterator[Kind]:
 
 
 def kinds_with_other_classes(samples: int) -> Iterator[Kind]:
-    """Yield kinds for losses that hold a weight per class; nothing else says how many classes that are."""
-    for classes in _OTHER_CLASSES:
-        if classes != samples:
-            yield from itertools.islice(_with_labels(classes), 2)
-            yield _multi_hot(classes)
+    """Yield kinds for losses that hold a weight per class; nothing else says how many classes that are.
+
+    As many classes as samples come last: a loss could take the one for the other.
+    """
+    for classes in (*(number for number in _OTHER_CLASSES if number != samples), samples):
+        yield from itertools.islice(_with_labels(classes), 2)
+        yield _multi_hot(classes)
 
 
 def _with_labels(classes: int) -> Iterator[Kind]:

@@ -29,11 +29,13 @@ class Repair:
         helper: its name in ``hpcddp``; None = a line of plain torch is enough.
         why: one sentence.
         code: two lines to paste.
+        loss_reduction: what to declare in a job file whose ``train.loss`` is that loss.
     """
 
     helper: str | None
     why: str
     code: tuple[str, str]
+    loss_reduction: str = "global"
 
 
 def repair_for(loss: Loss, batch: Batch, verdict: Verdict) -> Repair | None:
@@ -68,6 +70,7 @@ def _for_sum(call: str) -> Repair:
             "from hpcddp import DeclaredLoss, Reduction",
             f"loss = DeclaredLoss(function={call}, reduction=Reduction.SUM)  # or times dist.get_world_size()",
         ),
+        loss_reduction="sum",
     )
 
 

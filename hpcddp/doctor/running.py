@@ -131,11 +131,13 @@ def _scalar(name: str, loss: object) -> Tensor:
     """
     if not isinstance(loss, Tensor):
         shown = f" ({loss:.6g})" if isinstance(loss, int | float) else ""
-        raise NoLossError(f"{name} returns a {type(loss).__name__}{shown}, no tensor; return the loss as torch made it")
+        raise NoLossError(
+            f"{name} returns a {type(loss).__name__}{shown}, no tensor; return the loss alone, as torch made it"
+        )
     if loss.dim() != 0:
         raise NoLossError(
             f"{name} returns a tensor of shape {tuple(loss.shape)}, and a loss is a scalar; return its mean, or name "
-            "a function that does"
+            "a function that does" + (" (in a job file: train.loss_reduction: per_sample)" if loss.dim() == 1 else "")
         )
     if not loss.is_floating_point():
         raise NoLossError(

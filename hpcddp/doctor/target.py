@@ -32,7 +32,15 @@ def load_object(name: str, *, what: str) -> Any:  # noqa: ANN401
     if not (module_name and colon and path):
         raise DoctorError(f"{name!r} does not name {what}; write module:function, for example losses:dice_loss")
     with blame(f"importing {module_name} failed"):
-        found: Any = importlib.import_module(module_name)
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
+            raise DoctorError(
+                f"{name} is not there: no module {error.name!r} in {Path.cwd()} or among the installed ones; run this "
+                "in the folder that holds it"
+            ) from error
     for part in path.split("."):
         if not hasattr(found, part):
             where = getattr(found, "__file__", None) or module_name
@@ -48,6 +56,11 @@ def load_loss(name: str) -> Callable[..., Any]:
         DoctorError: it cannot be imported or made, or cannot be called.
     """
     found = load_object(name, what="a loss")
+    if isinstance(found, type) and parameters_needed(found):
+        raise DoctorError(
+            f"{name} is a class that is not made without arguments: {inspect.signature(found)}; name an instance, or a "
+            "function without parameters that returns one"
+        )
     if isinstance(found, type) or (callable(found) and parameters_needed(found) == 0 and inspect.isfunction(found)):
         with blame(f"{name} is a {'class' if isinstance(found, type) else 'function'}, and {name}() failed"):
             found = found()

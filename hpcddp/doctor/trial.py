@@ -7,14 +7,15 @@ from typing import Final
 from hpcddp.doctor.errors import NoLossError, UnusableError
 from hpcddp.doctor.finding import Finding, judge_all
 from hpcddp.doctor.judging import Verdict
-from hpcddp.doctor.kinds import Kind, kinds, kinds_with_other_classes
+from hpcddp.doctor.kinds import CLASSES, Kind, kinds, kinds_with_other_classes
 from hpcddp.doctor.running import Loss
 from hpcddp.doctor.target import parameters_needed
 from hpcddp.doctor.wording import percent
 
 _SEEDS: Final = (0, 1, 2)
-# What people mark labels with that do not count. Torch's own default comes last: every cross entropy takes it.
-_IGNORED: Final = (255, -1)
+# What people mark labels with that do not count, one of the classes among them. Torch's own default comes last: every
+# cross entropy takes it.
+_IGNORED: Final = (255, -1, *range(CLASSES))
 _TORCH_IGNORED: Final = -100
 _MOST_REASONS: Final = 3
 
@@ -26,13 +27,19 @@ def examine_random(loss: Loss, samples: int, world_size: int) -> tuple[Finding, 
         UnusableError: it accepts none.
     """
     trial = _Trial(loss, samples, world_size)
-    for kind in kinds(parameters_needed(loss.function), samples):
-        trial.take(kind)
-    if not trial.accepted and not trial.ran:
-        for kind in kinds_with_other_classes(samples):
+    usual = [*kinds(parameters_needed(loss.function), samples)]
+    for kind in usual:
+        if not kind.one_number:
             trial.take(kind)
-            if trial.accepted:
-                break
+    for kind in kinds_with_other_classes(samples):
+        if trial.settled:
+            break
+        trial.take(kind)
+    # A number per sample looks like the classes of a single sample to many losses: it is a last resort.
+    if not trial.settled:
+        for kind in usual:
+            if kind.one_number:
+                trial.take(kind)
     return trial.outcome()
 
 
@@ -45,14 +52,12 @@ class _Trial:
         self.refused: list[tuple[Kind, UnusableError]] = []
 
     @property
-    def ran(self) -> bool:
-        """Whether the loss ran on a kind, though it gave no loss there."""
-        return any(isinstance(error, NoLossError) for _, error in self.refused)
+    def settled(self) -> bool:
+        """Whether the loss ran on a kind, even if it gave no loss there."""
+        return bool(self.accepted) or any(isinstance(error, NoLossError) for _, error in self.refused)
 
     def take(self, kind: Kind) -> None:
-        """Try a kind. A vector per sample means something else to many losses: it is a last resort."""
-        if kind.one_number and (self.accepted or self.ran):
-            return
+        """Try a kind."""
         seeds = _SEEDS[:1] if self.accepted else _SEEDS
         try:
             batches = [kind.batch(self._samples, seed) for seed in seeds]
@@ -84,7 +89,8 @@ class _Trial:
     def _with_ignored_labels(self, kind: Kind) -> tuple[Finding | None, list[str]]:
         """Return the finding if the loss takes labels that do not count, and a note on torch's own -100."""
         for label in (*_IGNORED, _TORCH_IGNORED):
-            batches = [kind.with_ignored(self._samples, seed, label) for seed in _SEEDS]
+            seeds = _SEEDS[:1] if label in range(CLASSES) else _SEEDS
+            batches = [kind.with_ignored(self._samples, seed, label) for seed in seeds]
             try:
                 data = f"{kind.name}, some of them {label}"
                 finding = judge_all(self._loss, batches, data, self._world_size)
@@ -96,8 +102,8 @@ class _Trial:
                 return finding, []
             error = finding.judgement.ddp.deviation.gradient
             note = (
-                f"If labels can be {label}, which torch ignores, it is {finding.judgement.verdict} (gradient "
-                f"off by {percent(error)} with 3 labels in 10 so): use weighted_mean(sum, number of the others)."
+                f"If labels can be {label}, which torch ignores, it is {finding.judgement.verdict} (with 3 labels in "
+                f"10 so the gradient is off by {percent(error)}): use weighted_mean(sum, number of the others)."
             )
             return None, [note]
         return None, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import secrets
@@ -184,12 +185,21 @@ def _derived_run_id(environment: Mapping[str, str]) -> str:
 
 
 def _keep_job_file(run: RunDirectory, text: str) -> None:
-    """Write the resolved job once; a run never changes its job."""
-    if not run.job_file.exists():
-        write_text(run.job_file, text)
-    elif run.job_file.read_text(encoding="utf-8") != text:
+    """Write the resolved job of the newest attempt: it may have moved to other resources, never to other training."""
+    if run.job_file.exists() and (before := run.job_file.read_text(encoding="utf-8")) != text:
+        _refuse_another_training(run, before, text)
+    write_text(run.job_file, text)
+
+
+def _refuse_another_training(run: RunDirectory, before: str, text: str) -> None:
+    from hpcddp.spec.continuation import training_changes
+    from hpcddp.spec.write import parse_resolved
+
+    for key, old, new in training_changes(parse_resolved(before), parse_resolved(text)):
         raise RunDirectoryError(
-            f"the run directory {run.path} holds another job file than this script; use another run id or run_root"
+            f"the run directory {run.path} holds another job file than this script: {key} is {json.dumps(old)} there "
+            f"and {json.dumps(new)} here, which would be another training; bring the old value back, or use another "
+            "run id or run_root"
         )
 
 

@@ -189,7 +189,7 @@ def _first_plan(job: ResolvedJob) -> JobPlan:
     from hpcddp.batch.samples import TABLED_DATASETS, count_samples
 
     train = job.spec.train
-    if train is None or train.dataset not in TABLED_DATASETS:
+    if train is None or train.dataset not in TABLED_DATASETS or job.spec.batch.unit == "group":
         return plan_job(job.spec, samples=None, notes=["The task counts the training data and completes this plan."])
     counted = count_samples(train, directory=Path(), python="")
     return plan_job(job.spec, samples=counted.samples)

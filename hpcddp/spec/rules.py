@@ -155,6 +155,25 @@ def _precision_fits_device(spec: JobSpec) -> Iterator[Finding]:
         yield "train.precision", sentence
 
 
+def _own_loss(spec: JobSpec) -> Iterator[Finding]:
+    train = spec.train
+    if train is None:
+        return
+    reduction = train.loss_reduction
+    if train.loss is None:
+        if reduction != "mean":
+            yield "train.loss_reduction", f"is {reduction}, and there is no train.loss that it could describe; name one"
+        return
+    if train.label_smoothing:
+        yield (
+            "train.label_smoothing",
+            f"is {train.label_smoothing:g}, and train.loss is a loss of your own; smooth labels in it, and write 0",
+        )
+    if train.noise_scale and reduction in ("sum", "global"):
+        sentence = f"is true, and it needs a mean over samples, not train.loss_reduction {reduction}; write false"
+        yield "train.noise_scale", sentence
+
+
 def _noise_scale_needs_two_gradients(spec: JobSpec) -> Iterator[Finding]:
     if spec.train is None or not spec.train.noise_scale:
         return
@@ -256,6 +275,7 @@ RULES = (
     Rule(_DATA, _dataset_arguments),
     Rule(("train.dataset", "train.num_classes", "train.model_args"), _classes),
     Rule(("train.precision", *_DEVICE), _precision_fits_device),
+    Rule(("train.loss", "train.loss_reduction", "train.label_smoothing", "train.noise_scale"), _own_loss),
     Rule(("train.noise_scale", "batch.unit", *_RANKS), _noise_scale_needs_two_gradients),
     Rule(("train.optimizer",), _optimizer_constants),
     Rule(("learning_rate",), _schedule_constants),

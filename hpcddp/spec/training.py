@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hpcddp.spec.fields import DatasetName, Line, ModelName, Section
+from hpcddp.spec.fields import DatasetName, FunctionReference, Line, ModelName, Section
 
 Device = Literal["cuda", "cpu"]
 BatchNorm = Literal["local", "sync"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
+LossReduction = Literal["mean", "sum", "per_sample", "global"]
 LARGEST_SEED = 2**63 - 1
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -69,6 +70,20 @@ class Train(Section):
     compile: bool = Field(default=False, description="Whether the model goes through `torch.compile`.")
     channels_last: bool = Field(
         default=False, description="Whether images and weights lie in the channels-last memory format."
+    )
+    loss: FunctionReference | None = Field(
+        None,
+        description=(
+            "A loss of your own, `pkg.module:function`, from logits `[n, K]` and labels `[n]`. null is cross entropy, "
+            "which is what evaluations report in any case."
+        ),
+    )
+    loss_reduction: LossReduction = Field(
+        "mean",
+        description=(
+            "What `loss` does with the samples: their `mean`, their `sum`, or `per_sample`, a vector `[n]`; `global` "
+            "is the loss of the global batch, made with a helper of hpcddp. `hpcddp doctor loss` tells."
+        ),
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing of the cross entropy.")
     clip_grad_norm: float | None = Field(

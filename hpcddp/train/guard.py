@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.train.errors import DriftError
-from hpcddp.train.normalisation import synchronised_batch_norms
+from hpcddp.train.normalisation import local_norms
 from hpcddp.train.replica import Replica
 
 LEARNING_RATE: Final = "the learning rate"
@@ -38,8 +38,8 @@ def digest(tensor: Tensor) -> Tensor:
 class ReplicaGuard:
     """Compares the replicas of all ranks every so many steps: one hash per tensor, one small collective.
 
-    It compares what must be the same bits everywhere: parameters, averaged weights, the learning rate, the scale of
-    fp16, and the statistics of synchronised BatchNorm. Other buffers may be each rank's own.
+    It compares what must be the same bits everywhere: parameters, averaged weights, buffers, the learning rate and the
+    scale of fp16. Running statistics of local normalisation layers are each rank's own, and left out.
 
     Args:
         every: steps between comparisons; None = never.
@@ -79,9 +79,9 @@ def _digests(replica: Replica) -> Iterator[tuple[str, Tensor]]:
     for prefix, model in replica.models.items():
         before = "" if prefix == "model" else "averaged "
         yield from ((f"{before}{name}", digest(parameter)) for name, parameter in model.named_parameters())
-        shared = {id(buffer) for layer in synchronised_batch_norms(model) for buffer in layer.buffers()}
+        own = {id(buffer) for layer in local_norms(model) for buffer in layer.buffers(recurse=False)}
         for name, buffer in model.named_buffers():
-            if id(buffer) in shared:
+            if id(buffer) not in own:
                 yield f"{before}{name}", digest(buffer)
 
 

@@ -60,7 +60,6 @@ class Loop:
         # What an attempt begins with is a checkpoint, or nothing at all.
         self._resumed_step = progress.step or None
         self._guard = ReplicaGuard(context.train.replica_check_every)
-        replica.samples = schedule.rank_samples(progress.step, context.rank)
 
     def run(self) -> Progress:
         """Train to the end and return how far the training is then.
@@ -135,7 +134,6 @@ class Loop:
         step = outcome.position.step + 1
         # The scaler of fp16 leaves steps out by itself.
         skipped = outcome.skipped or agreed.nonfinite
-        self._replica.samples = self._schedule.rank_samples(step, self._context.rank)
         self._progress = replace(
             self._progress,
             step=step,

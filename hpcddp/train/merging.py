@@ -125,6 +125,18 @@ def _gather(row: Tensor) -> Tensor | None:
     return None if rows is None else torch.stack(rows)
 
 
+def gather_samples(samples: int, device: torch.device) -> list[int]:
+    """Return ``[W]``, on every rank: how many samples each rank has trained on.
+
+    Args:
+        samples: this rank's.
+        device: this rank's device.
+    """
+    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, torch.tensor([samples], device=device))
+    return [int(count) for count in counts]
+
+
 @torch.no_grad()
 def take_rows(models: Mapping[str, nn.Module], rows: Mapping[str, Tensor]) -> None:
     """Give this rank back its rows of ``gather_differing``.

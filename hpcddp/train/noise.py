@@ -27,6 +27,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcddp.batch.noise_scale import verdict
 from hpcddp.train.gradients import gradients
 
 # About 500 steps: steadier estimates need more steps than the noise scale stays the same for.
@@ -77,27 +78,16 @@ class NoiseScale:
     def advice(self, global_batch_size: int) -> str:
         """Return the sentence on whether a larger batch would still pay.
 
-        To get equally far takes ``1 + noise / B`` times the fewest steps there can be, and ``1 + B / noise`` times the
-        fewest samples (McCandlish et al. 2018, equation 2.11).
-
         Args:
             global_batch_size: B.
         """
         noise = self.samples
         if noise is None:
             return f"gradient noise scale: not known after {self.steps} steps, the gradient is too small to be told"
-        double, half = 2 * global_batch_size, global_batch_size / 2
-        fewer = 1 - (1 + noise / double) / (1 + noise / global_batch_size)
-        saved = 1 - (1 + half / noise) / (1 + global_batch_size / noise)
-        if global_batch_size < noise:
-            verdict = f"a larger batch would still pay: twice the batch would need {fewer:.0%} fewer steps"
-        else:
-            verdict = (
-                f"a larger batch would hardly pay: twice the batch would need only {fewer:.0%} fewer steps, and half "
-                f"of it {saved:.0%} fewer samples"
-            )
         early = f" (of {self.steps} steps, few for an estimate)" if self.steps < _FEW_STEPS else ""
-        return f"gradient noise scale {noise:.4g} samples{early}, global batch {global_batch_size}: {verdict}"
+        return f"gradient noise scale {noise:.4g} samples{early}, global batch {global_batch_size}: " + verdict(
+            noise, global_batch_size
+        )
 
 
 class GradientNorms:

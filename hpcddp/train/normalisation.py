@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from hpcddp.spec.training import BatchNorm
@@ -70,6 +70,11 @@ def is_synchronised(layer: nn.Module) -> bool:
 def local_batch_norms(model: nn.Module) -> list[_BatchNorm]:
     """Return the layers whose statistics are those of a rank's own micro-batches."""
     return [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and not is_synchronised(layer)]
+
+
+def local_norms(model: nn.Module) -> list[_NormBase]:
+    """Return all layers with running statistics of a rank's own: local BatchNorm, and InstanceNorm that tracks."""
+    return [layer for layer in model.modules() if isinstance(layer, _NormBase) and not is_synchronised(layer)]
 
 
 def synchronised_batch_norms(model: nn.Module) -> list[SyncBatchNorm | NativeSyncBatchNorm]:

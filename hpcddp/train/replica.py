@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,9 @@ class Replica:
             yield model
         self.model.train()
 
-    def backward_placeholder(self, *, others_have_samples: bool = False) -> None:
+    def backward_placeholder(
+        self, *, others_have_samples: bool = False, loss_of: Callable[[Any], Tensor] = zero_loss
+    ) -> None:
         """Go through forward and backward with nothing to learn, so that collectives match.
 
         This rank's statistics stay. Those over all ranks are what the other ranks' samples make them; a layer that
@@ -79,12 +81,13 @@ class Replica:
 
         Args:
             others_have_samples: whether some rank has samples in this micro-step.
+            loss_of: what there is to call backward on, from the outputs: 0, or what takes part in a loss's collectives.
         """
         shared = synchronised_batch_norms(self.model) if others_have_samples else ()
         counting: AbstractContextManager[None] = absent(self.model) if others_have_samples else nullcontext()
         with buffers_put_back(self.model, but=shared), counting:
             with self.precision.autocast():
-                loss = zero_loss(self.parallel(self.placeholder))
+                loss = loss_of(self.parallel(self.placeholder))
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
 

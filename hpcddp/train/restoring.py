@@ -21,8 +21,8 @@ from hpcddp.train.saving import EMA_FILE, MODEL_FILE, OPTIMIZER_FILE, RANKS_FILE
 def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
     """Load a verified checkpoint into this rank's replica.
 
-    With as many ranks as saved it, each gets back the buffers that were its own; with other numbers, all get the merged
-    ones.
+    With as many ranks as saved it, each gets back the buffers that were its own, and by how many samples they count;
+    with other numbers, all get the merged ones, which count alike.
 
     Returns:
         How far the training was.
@@ -31,6 +31,8 @@ def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
         ResumeError: it is of another model or optimizer.
     """
     _refuse_other_average(checkpoint, replica)
+    progress = Progress.from_document(checkpoint.manifest.progress)
+    replica.samples = progress.samples_seen // dist.get_world_size()
     with loading(checkpoint, "train.model and train.optimizer"):
         replica.model.load_state_dict(load_file(checkpoint, MODEL_FILE))
         if replica.ema is not None:
@@ -39,11 +41,13 @@ def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
             saved = load_file(checkpoint, RANKS_FILE)
             if saved["world_size"] == dist.get_world_size():
                 take_rows(replica.models, saved["buffers"])
+                # Checkpoints of earlier versions do not count.
+                replica.samples = saved.get("samples", {dist.get_rank(): replica.samples})[dist.get_rank()]
         training = load_file(checkpoint, OPTIMIZER_FILE)
         replica.optimizer.load_state_dict(training["optimizer"])
         if replica.scaler.is_enabled() and training["scaler"]:
             replica.scaler.load_state_dict(training["scaler"])
-    return Progress.from_document(checkpoint.manifest.progress)
+    return progress
 
 
 @contextmanager

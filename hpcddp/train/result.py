@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hpcddp import __version__
+from hpcddp.batch.noise_scale import larger_batch_pays
 from hpcddp.run.files import write_json
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.fingerprint import tensor_bytes
@@ -34,6 +35,7 @@ def write_result(context: TrainContext, models: Mapping[str, nn.Module], progres
         progress: where the training ended.
     """
     evaluation = progress.as_document()["evaluation"] or {}
+    noise, batch = None if progress.noise is None else progress.noise.samples, context.spec.batch.global_batch_size
     document = {
         "status": "finished",
         "steps": progress.step,
@@ -47,7 +49,8 @@ def write_result(context: TrainContext, models: Mapping[str, nn.Module], progres
         "skipped_steps": progress.skipped_steps,
         "parameters_sha256": parameters_sha256(models["model"]),
         "ema_sha256": parameters_sha256(models["ema"]) if "ema" in models else None,
-        "noise_scale": None if progress.noise is None else progress.noise.samples,
+        "noise_scale": noise,
+        "larger_batch_pays": None if noise is None else larger_batch_pays(noise, batch),
         "world_size": context.world_size,
         "attempts": context.attempt + 1,
         "wall_s": round(progress.wall_s, 3),

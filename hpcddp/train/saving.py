@@ -7,12 +7,11 @@ from functools import partial
 from typing import IO, Any, Final
 
 import torch
-from torch import Tensor
 
 from hpcddp.run.manifest import Manifest
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import NonFiniteError
-from hpcddp.train.merging import gather_differing
+from hpcddp.train.merging import gather_differing, gather_samples
 from hpcddp.train.progress import Progress
 from hpcddp.train.replica import Replica
 from hpcddp.train.staging import Staging
@@ -79,13 +78,17 @@ class Saver:
         """
         began = self._context.monotonic()
         _refuse_nonfinite(replica, progress.step)
-        differing = gather_differing(replica.models)
+        own = {
+            "world_size": self._context.world_size,
+            "samples": gather_samples(replica.samples, self._context.device),
+            "buffers": gather_differing(replica.models),
+        }
         with replica.merged():
             if self._context.is_main:
                 # The buffers are the write's until it is over.
                 self._writer.wait()
                 self._writer.raise_if_failing()
-                staged = self._staging.copy(self._files(replica, differing))
+                staged = self._staging.copy(self._files(replica, own))
                 writers = {name: partial(self._dump, content) for name, content in staged.items()}
                 self._writer.start(self._manifest(progress), writers, reason=reason, began=began)
 
@@ -137,13 +140,13 @@ class Saver:
             files={},
         )
 
-    def _files(self, replica: Replica, differing: Mapping[str, Tensor]) -> dict[str, Mapping[str, Any]]:
+    def _files(self, replica: Replica, own: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         training = {"optimizer": replica.optimizer.state_dict(), "scaler": replica.scaler.state_dict()}
         files: dict[str, Mapping[str, Any]] = {MODEL_FILE: replica.model.state_dict(), OPTIMIZER_FILE: training}
         if replica.ema is not None:
             files[EMA_FILE] = replica.ema.model.state_dict()
-        if differing:
-            files[RANKS_FILE] = {"world_size": self._context.world_size, "buffers": dict(differing)}
+        if own["buffers"]:
+            files[RANKS_FILE] = own
         return files
 
     def _dump(self, content: Mapping[str, Any], stream: IO[bytes]) -> None:

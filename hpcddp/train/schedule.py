@@ -71,15 +71,6 @@ class Schedule:
         """Return n_r of every rank, of a global batch of ``units`` samples or groups."""
         return tuple(sum(micro) for micro in self.plan.share(units))
 
-    def rank_samples(self, steps: int, rank: int) -> int:
-        """Return how many samples (groups, where the batch counts groups) a rank trains on in ``steps`` steps."""
-        epochs, rest = divmod(steps, self.steps_per_epoch)
-        full, tail = (
-            sum(self.plan.rank_share(samples, rank))
-            for samples in (self.plan.global_batch_size, self.plan.tail_samples or 0)
-        )
-        return epochs * ((self.steps_per_epoch - 1) * full + tail) + rest * full
-
     def ends_epoch(self, position: Position) -> bool:
         """Return whether this is the last step of its epoch."""
         return position.step_in_epoch == self.steps_per_epoch - 1

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from hpcddp.train.buffers import copy_buffers, restore_buffers
 from hpcddp.train.data.images import Batch
 from hpcddp.train.errors import UserCodeError
 from hpcddp.train.gradients import nonfinite_gradient
-from hpcddp.train.objective import mean_loss
+from hpcddp.train.losses import Reduction, Share
+from hpcddp.train.objective import choose_loss, no_rows, zero_loss
 from hpcddp.train.optimizers import set_learning_rate
 from hpcddp.train.randomness import seed_step
 from hpcddp.train.replica import Replica
@@ -74,6 +76,7 @@ class Stepper:
 
     def __init__(self, replica: Replica, plan: BatchPlan, train: Train, batches: Iterator[Batch], rank: int) -> None:
         self._replica, self._plan, self._train, self._batches, self._rank = replica, plan, train, batches, rank
+        self._loss = choose_loss(train, replica.placeholder.device)
 
     def take(self, position: Position, votes: Votes) -> StepOutcome:
         """Make one step.
@@ -114,7 +117,7 @@ class Stepper:
                 else:
                     # Rank 0 has samples whenever some rank has.
                     others = bool(self._plan.rank_share(position.units, 0)[micro_step])
-                    self._replica.backward_placeholder(others_have_samples=others)
+                    loss_sum += self._backward_nothing(position.samples, others_have_samples=others)
         self._refuse_unreached(position)
         return loss_sum
 
@@ -135,13 +138,35 @@ class Stepper:
         """Run one micro-step and return its sum of losses, float64, without gradient."""
         inputs, labels = batch
         replica = self._replica
+        replica.samples += len(labels)
+        # DDP averages over ranks, never over samples: the loss of a share is weighted so that its average is the loss
+        # of the global batch (batch contract, section 0).
         with replica.precision.autocast():
-            loss = mean_loss(replica.parallel(inputs), labels, self._train.label_smoothing)
-        # DDP averages over ranks, never over samples: with this weight its average is the mean over the global batch
-        # (batch contract, section 0).
-        weight = self._plan.world_size * len(labels) / global_samples
-        replica.scaler.scale(loss * weight).backward()  # type: ignore[no-untyped-call]
-        return loss.detach().double() * len(labels)
+            loss = self._loss.of_share(replica.parallel(inputs), labels, self._share(len(labels), global_samples))
+        replica.scaler.scale(loss.backward).backward()  # type: ignore[no-untyped-call]
+        return loss.logged * global_samples
+
+    def _backward_nothing(self, global_samples: int, *, others_have_samples: bool) -> Tensor:
+        """Run one micro-step without samples and return what it adds to the sum of losses, like ``_backward``.
+
+        It is 0, except that a loss of the global batch is computed by all ranks, each of which logs its part.
+        """
+        device = self._replica.placeholder.device
+        logged = torch.zeros((), dtype=torch.float64, device=device)
+
+        def loss_of(outputs: Any) -> Tensor:  # noqa: ANN401
+            if self._loss.reduction is not Reduction.GLOBAL:
+                return zero_loss(outputs)
+            labels = torch.empty(0, dtype=torch.int64, device=device)
+            loss = self._loss.of_share(no_rows(outputs), labels, self._share(0, global_samples))
+            logged.copy_(loss.logged)
+            return loss.backward
+
+        self._replica.backward_placeholder(others_have_samples=others_have_samples, loss_of=loss_of)
+        return logged * global_samples
+
+    def _share(self, samples: int, global_samples: int) -> Share:
+        return Share(samples=samples, global_samples=global_samples, world_size=self._plan.world_size)
 
     def _nonfinite_gradient(self) -> Tensor | None:
         """Return whether a gradient is not finite, where that leaves the step out: asked for, or done by the scaler."""

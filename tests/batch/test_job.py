@@ -29,6 +29,8 @@ KEYS = [
     "fitting",
     "total_steps",
     "unit",
+    "noise_scale",
+    "larger_batch_pays",
     "notes",
 ]
 
@@ -126,4 +128,16 @@ def test_a_warm_up_as_long_as_the_training_is_noted() -> None:
     plan = plan_job(job(train={"epochs": 3}, learning_rate=LearningRate(warmup_epochs=3.0)), samples=2560)
     assert plan.notes == (
         "learning_rate.warmup_epochs is 3 and the training has 3 epochs: the rate does nothing but rise.",
+    )
+
+
+def test_a_loss_over_the_global_batch_is_planned_without_micro_steps() -> None:
+    loss = {"loss": "losses:clip", "loss_reduction": "global"}
+    assert plan_job(job(train=loss), samples=1000).batch.grad_accum_steps == 1
+    with pytest.raises(PlanError) as caught:
+        plan_job(job(batch={"max_per_device_batch_size": 32}, train=loss), samples=1000)
+    assert caught.value.message == (
+        "train.loss_reduction is global, and grad_accum_steps is 2: the samples of a global batch then never meet in "
+        "one loss; use more ranks, allow more samples per device, or make the two passes in a loop of your own "
+        "(hpcddp.accumulate_additive, hpcddp.accumulate_gathered)"
     )

@@ -31,7 +31,9 @@ Why
 
 
 def found(steps: int, samples: int, world_size: int, asked_for: int | None = None) -> ObservedBatch:
-    return explain_steps(steps=steps, samples=samples, world_size=world_size, asked_for=asked_for)
+    seen = explain_steps(steps=steps, samples=samples, world_size=world_size, asked_for=asked_for)
+    assert isinstance(seen, ObservedBatch)
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -40,8 +42,9 @@ def found(steps: int, samples: int, world_size: int, asked_for: int | None = Non
 def test_the_batch_of_an_imagenet_run_is_recovered(steps: int, world_size: int, size: int, meant: int | None) -> None:
     document = found(steps, IMAGENET, world_size).as_json()
     (candidate,) = document["candidates"]
-    assert candidate["per_device_batch_size"] == size
-    assert candidate["global_batch_size"] == world_size * size
+    for answer in (document, candidate):
+        assert answer["per_device_batch_size"] == size
+        assert answer["global_batch_size"] == world_size * size
     assert document["meant_global_batch_size"] == meant
 
 
@@ -55,6 +58,7 @@ def test_all_candidates_are_told_with_the_rounding_that_makes_them() -> None:
         {"per_device_batch_size": 9, "global_batch_size": 9, "recipes": [["keep", "drop"]]},
         {"per_device_batch_size": 10, "global_batch_size": 10, "recipes": [["keep", "keep"]]},
     ]
+    assert (document["per_device_batch_size"], document["global_batch_size"]) == (None, None)
     assert "  per device       9 or 10 samples\n" in found(10, 95, 1).explain()
 
 
@@ -67,6 +71,7 @@ def test_many_candidates_are_told_as_a_range() -> None:
 
 def test_one_step_has_no_largest_batch() -> None:
     seen = found(1, 10, 2)
+    assert "  seen             1 step per epoch, from 10 samples on 2 ranks\n" in seen.explain()
     assert "  per device       3 samples or more\n" in seen.explain()
     assert "1 for every n from 5 on" in seen.explain()
     assert json.loads(json.dumps(seen.as_json()))["candidates"] is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.batch.own_dataset import OwnDatasetError, count_own_samples
+from hpcddp.batch.own_dataset import OwnDatasetError, count_own_groups, count_own_samples
 
 
 def measure(directory: Path, source: str, arguments: dict[str, Any] | None = None, timeout_s: float = 60.0) -> int:
@@ -45,6 +45,17 @@ def test_a_dataset_that_cannot_be_made_says_why(tmp_path: Path, source: str, rea
     with pytest.raises(OwnDatasetError) as caught:
         measure(tmp_path, source)
     assert caught.value.message == f"train.dataset mine:make could not be made ({reason})"
+
+
+@pytest.mark.parametrize(("value", "name"), [("None", "NoneType"), ("True", "bool"), ("1.0", "float")])
+def test_what_names_no_group_in_the_job_names_none_in_the_plan(tmp_path: Path, value: str, name: str) -> None:
+    (tmp_path / "mine.py").write_text(f"def make(index): return {value} if index == 3 else 'a'")
+    with pytest.raises(OwnDatasetError) as caught:
+        count_own_groups("mine:make", 9, directory=tmp_path, python=sys.executable, timeout_s=60.0)
+    assert caught.value.message == (
+        f"batch.group mine:make could not be called (TypeError: it returned a {name} for sample 3; return an int or a "
+        "str)"
+    )
 
 
 def test_a_missing_interpreter_says_so(tmp_path: Path) -> None:

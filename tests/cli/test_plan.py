@@ -97,6 +97,8 @@ def test_every_number_reaches_the_plan(capsys: pytest.CaptureFixture[str]) -> No
         },
         "total_steps": 45,
         "unit": "sample",
+        "noise_scale": None,
+        "larger_batch_pays": None,
         "notes": [],
     }
 
@@ -297,3 +299,24 @@ def test_plan_loads_nothing_heavy(job: Path, arguments: str) -> None:
     command = [sys.executable, "-c", program, *arguments.split()]
     found = subprocess.run(command, cwd=job.parent, capture_output=True, text=True, timeout=120, check=False)
     assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_a_finished_runs_noise_scale_says_whether_a_larger_batch_pays(
+    capsys: pytest.CaptureFixture[str], job: Path
+) -> None:
+    assert document(capsys, job)["larger_batch_pays"] is None
+    run = job.parent / "runs" / "example" / "run-1"
+    run.mkdir(parents=True)
+    (run / "result.json").write_text(json.dumps({"status": "finished", "noise_scale": 900.0}))
+    found = document(capsys, job)
+    assert (found["noise_scale"], found["larger_batch_pays"]) == (900.0, True)
+    assert any("measured by run run-1, and the global batch is 256" in note for note in found["notes"])
+    assert document(capsys, job, "--set", "batch.global_batch_size=1024")["larger_batch_pays"] is False
+
+
+def test_a_noise_scale_given_by_hand_comes_first(capsys: pytest.CaptureFixture[str], job: Path) -> None:
+    assert document(capsys, job, "--noise-scale", "80")["larger_batch_pays"] is False
+    assert document(capsys, "--global-batch", "8", "--world-size", "2", "--noise-scale", "80")["larger_batch_pays"]
+    assert "--noise-scale is -1, and a noise scale is above 0" in refusal(capsys, job, "--noise-scale", "-1")
+    observed = ("--explain-steps", "5", "--samples", "100", "--world-size", "2", "--noise-scale", "3")
+    assert "--noise-scale cannot be given together with --explain-steps" in refusal(capsys, *observed)

@@ -280,6 +280,25 @@ def guard(rank: int, ranks: int) -> dict[str, Any]:
     return {"alarms": alarms}
 
 
+def guard_of_buffers(rank: int, ranks: int) -> list[str]:
+    """Return what the guard says of local statistics that differ, and then of one entry of a buffer on rank 2."""
+    del ranks
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model[0].instances = nn.InstanceNorm1d(4, track_running_stats=True)
+    model.register_buffer("mask", torch.ones(5))
+    replica, said = replica_of(model), []
+    for entry in (0.0, 1e-30):
+        with torch.no_grad():
+            model[1].running_mean.fill_(rank)
+            model[0].instances.running_var.fill_(rank)
+            model.mask[3] = entry if rank == 2 else 0.0
+        try:
+            ReplicaGuard(1).check(replica, 7)
+        except DriftError as error:
+            said.append(f"{error.rank} {error.message}")
+    return said
+
+
 def noise(rank: int, ranks: int) -> dict[str, Any]:
     """Return the noise scale of loss mean(theta . x) with x ~ N(e1, I), and whether gradients stay what they were."""
     replica = replica_of(nn.Linear(3, 1, bias=False), noise_scale=True)
@@ -363,8 +382,8 @@ def unreached(rank: int, ranks: int) -> str:
 
 
 CHECKS: list[Callable[[int, int], Any]] = [
-    batch_norm, closed_form, far_from_zero, one_value, clipping, unused, overflow, average, guard, noise, merging,
-    unreached,
+    batch_norm, closed_form, far_from_zero, one_value, clipping, unused, overflow, average, guard, guard_of_buffers,
+    noise, merging, unreached,
 ]  # fmt: skip
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from hpcddp.run.checkpoints import list_checkpoints
 from tests.distributed.grouped_code import uneven_groups
 from tests.distributed.training import job_document, run_ranks, steps
 
@@ -30,6 +32,13 @@ GHOST: dict[str, Any] = {
     "train__optimizer": {"name": "sgd", "momentum": 0.9},
     "train__epochs": 3,
 }
+# Two groups each, of different sizes, in front of statistics that every rank takes of its own samples.
+NORMALISED: dict[str, Any] = {
+    **GROUPED,
+    "batch__global_batch_size": 6,
+    "train__model": f"{CODE}:ghost_model",
+    "train__epochs": 2,
+}
 CASES = {"groups": GROUPED, "groups, two at once": GROUPED | {"batch__max_per_device_batch_size": 2}, "ghost": GHOST}
 
 
@@ -38,7 +47,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("groups")
     for world_size in (1, 2, 3):
         folder = root / f"W{world_size}"
-        jobs = [{"run": folder / name, "spec": job_document(**case)} for name, case in CASES.items()]
+        cases = CASES if world_size != 3 else CASES | {"normalised": NORMALISED}
+        jobs = [{"run": folder / name, "spec": job_document(**case)} for name, case in cases.items()]
         outcome = run_ranks(folder, world_size, jobs)
         assert outcome.codes == [0] * world_size, outcome.outputs
     return root
@@ -61,6 +71,17 @@ def test_steps_of_groups_see_whole_groups_and_every_sample_once_an_epoch(runs: P
     assert len(sizes) == 12
     assert [seen[step] for step in (3, 6, 9)] == [100, 200, 300]
     assert len({after - before for before, after in pairwise(seen)}) > 2
+
+
+def test_running_statistics_of_groups_count_by_samples(runs: Path) -> None:
+    path = list_checkpoints(runs / "W3" / "normalised" / "checkpoints")[0]
+    model, saved = (torch.load(path / file, weights_only=True) for file in ("model.pt", "ranks.pt"))
+    assert sum(saved["samples"]) == 200
+    # Every rank had as many groups as the others, and other numbers of samples.
+    assert len(set(saved["samples"])) > 1
+    weights = torch.tensor(saved["samples"], dtype=torch.float64)[:, None] / 200
+    means = saved["buffers"]["model.3.running_mean"]
+    torch.testing.assert_close(model["3.running_mean"], (weights * means).sum(dim=0), rtol=0, atol=1e-14)
 
 
 def test_the_rate_follows_the_batch_and_not_the_ranks(runs: Path) -> None:

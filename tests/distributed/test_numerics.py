@@ -105,6 +105,11 @@ def test_guard_finds_a_rate_that_differs_and_is_silent_before(answers: dict[str,
     assert all(seen == answers["guard"][0] for seen in answers["guard"])
 
 
+def test_guard_finds_a_buffer_that_differs_but_leaves_local_statistics_alone(answers: dict[str, list[Any]]) -> None:
+    for (said,) in answers["guard_of_buffers"]:
+        assert said.startswith("2 after step 7 rank 2 differs from the other ranks in mask, so that")
+
+
 @pytest.mark.parametrize("split", ["0", "1"])
 def test_noise_scale_of_known_noise(answers: dict[str, list[Any]], split: str) -> None:
     assert [seen[split] for seen in answers["noise"]] == [pytest.approx(200, rel=0.15)] * RANKS

@@ -33,7 +33,6 @@ LOCAL: dict[str, Any] = {
     "train__epochs": 3,
     "train__ema_decay": 0.8,
     "train__noise_scale": True,
-    "train__replica_check_every": 2,
     "checkpoint": {"every": {"steps": 3}},
 }
 HALVES: dict[str, Any] = {"train__model": f"{CODE}:halves", "train__model_args": {"says_so": True}}
@@ -105,6 +104,7 @@ def test_checkpoint_holds_the_merged_model_and_what_differs(runs: Path) -> None:
     saved = torch.load(path / "ranks.pt", weights_only=True)
     model = torch.load(path / "model.pt", weights_only=True)
     assert saved["world_size"] == 4
+    assert saved["samples"] == [90, 87, 78, 78]
     own = saved["buffers"]
     assert own["model.seen"].shape == (4,)
     assert model["seen"] == own["model.seen"][0]
@@ -120,6 +120,7 @@ def test_checkpoint_holds_the_merged_model_and_what_differs(runs: Path) -> None:
 def test_noise_scale_is_logged_and_told(runs: Path) -> None:
     noise = [record["noise_scale"] for record in steps(runs / "whole")]
     assert len(noise) == 12
+    assert result(runs / "whole")["larger_batch_pays"] is (noise[-1] > 34)
     assert result(runs / "whole")["noise_scale"] == noise[-1]
     assert "\ngradient noise scale" in (runs / "output").read_text()
 

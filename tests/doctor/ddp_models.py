@@ -88,12 +88,46 @@ class _Stubborn(nn.Module):
         return outputs
 
 
+class _Seeded(nn.Module):
+    """Draws the same masks in every step, on every rank."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body = linear(num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        outputs: Tensor = self.body(nn.functional.dropout(inputs, 0.5, self.training))
+        return outputs
+
+
+def seeded(num_classes: int) -> nn.Module:
+    return _Seeded(num_classes)
+
+
 def stubborn(num_classes: int) -> nn.Module:
     return _Stubborn(num_classes)
 
 
 def broken(num_classes: int) -> nn.Module:
     raise RuntimeError(f"no model of {num_classes} classes today")
+
+
+def total_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+
+def class_weights(logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits, labels, weight=torch.linspace(1, 4, 10).to(logits))
+
+
+def repulsion(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compare all samples, behind a gather without gradient."""
+    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, logits.detach())
+    parts[dist.get_rank()] = logits
+    z = nn.functional.normalize(torch.cat(parts), dim=1)
+    return (z @ z.T).square().mean() + 0 * labels.sum()
 
 
 class _Other(torch.utils.data.Dataset[Any]):

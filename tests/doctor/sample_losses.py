@@ -52,6 +52,14 @@ def ignores_0(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets, ignore_index=0)
 
 
+def ignores_3(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, ignore_index=3)
+
+
+def ten_weights(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, weight=torch.arange(1.0, 11.0), label_smoothing=0.1)
+
+
 def token_mean(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs.reshape(-1, outputs.shape[2]), targets.reshape(-1), ignore_index=0)
 

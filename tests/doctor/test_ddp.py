@@ -17,7 +17,8 @@ from hpcddp.cli import boundary
 from hpcddp.cli.doctor_ddp import ddp
 from hpcddp.doctor.ddp import DdpDiagnosis, examine_job
 from hpcddp.doctor.ddp_errors import ComparisonError
-from hpcddp.doctor.ddp_findings import DdpFinding, failure
+from hpcddp.doctor.ddp_finding import DdpFinding
+from hpcddp.doctor.ddp_findings import failure
 from hpcddp.doctor.ddp_job import comparison_of
 from hpcddp.doctor.ddp_processes import Place, run_ranks
 from hpcddp.spec.job import JobSpec
@@ -43,6 +44,11 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "centred": (document("centred"), 2),
     "gated": (document("gated"), 2),
     "by_rank": (document("by_rank"), 2),
+    "seeded": (document("seeded"), 2),
+    "sum": (document("linear", train={"loss": f"{MODELS}:total_loss", "loss_reduction": "sum"}), 3),
+    "sum, not declared": (document("linear", train={"loss": f"{MODELS}:total_loss"}), 2),
+    "class weights": (document("linear", train={"loss": f"{MODELS}:class_weights"}), 2),
+    "gather": (document("linear", size=32, train={"loss": f"{MODELS}:repulsion", "loss_reduction": "global"}), 4),
     "other_samples": (document("stubborn", train={"dataset": f"{MODELS}:other_samples", "num_classes": 10}), 2),
 }
 
@@ -71,7 +77,10 @@ def test_ghost_batch_norm_and_dropout_are_notes_and_all_else_is_the_same(
     assert found.comparison.grad_accum_steps == 2
     assert found.gradient_error is not None
     assert found.gradient_error <= 1e-12
-    assert "takes statistics of the 5 samples or more" in finding(found, "ghost_batch_norm").sentence
+    assert (
+        "BatchNorm (1 layer) takes its statistics over micro-batches of 5 samples or more"
+        in finding(found, "ghost_batch_norm").sentence
+    )
     text = found.explain()
     assert text.startswith("small: THE SAME\none process against 3 ranks, 2 micro-steps each: 3 steps of 31 samples")
     assert "note: Dropout masks differ between ranks, as they should" in text
@@ -87,6 +96,33 @@ def test_gradients_scaled_by_the_number_of_ranks_are_named_with_their_cause(
     assert divided.sentence.startswith("The gradient of 4.weight is 0.5 of the right one at 2 ranks")
     assert "a gather without gradient" in divided.sentence
     assert multiplied.sentence.startswith("The gradient of 4.bias is 2 times the right one at 2 ranks")
+
+
+def test_a_loss_of_the_users_own_is_held_against_its_declaration(
+    diagnoses: Mapping[str, Future[DdpDiagnosis]],
+) -> None:
+    assert diagnoses["sum"].result().findings == ()
+    undeclared, weighted = diagnoses["sum, not declared"].result(), diagnoses["class weights"].result()
+    assert kinds(undeclared) == {"loss_declared_otherwise": "defect"}
+    assert f"train.loss {MODELS}:total_loss is declared mean, and it is SUM" in undeclared.findings[0].sentence
+    assert undeclared.findings[0].way_out == "Write train.loss_reduction: sum."
+    assert kinds(weighted) == {"loss_not_decomposable": "defect"}
+    assert "is declared mean, and it is NOT DECOMPOSABLE: the gradient of" in weighted.findings[0].sentence
+    assert weighted.findings[0].way_out == (
+        f"hpcddp doctor loss {MODELS}:class_weights names the helper that repairs it; with that, train.loss_reduction "
+        "is global."
+    )
+
+
+def test_a_gather_without_gradient_in_a_loss_is_named(diagnoses: Mapping[str, Future[DdpDiagnosis]]) -> None:
+    found = diagnoses["gather"].result()
+    assert kinds(found) == {"gradient_divided": "defect"}
+    assert "is 0.25 of the right one at 4 ranks" in found.findings[0].sentence
+    assert found.findings[0].sentence.endswith("as behind a gather without gradient.")
+
+
+def test_masks_that_are_the_same_in_every_step_are_seen(diagnoses: Mapping[str, Future[DdpDiagnosis]]) -> None:
+    assert kinds(diagnoses["seeded"].result()) == {"same_masks": "defect"}
 
 
 def test_statistics_over_the_samples_of_a_rank_are_named(diagnoses: Mapping[str, Future[DdpDiagnosis]]) -> None:

@@ -113,7 +113,7 @@ def test_a_difference_of_neighbours_is_order_dependent() -> None:
         ),
         ("accuracy", "accuracy returns a number without a gradient: it does not depend on the outputs, or loses them"),
         ("hits", "hits returns a tensor of int64, which has no gradient; a loss is a floating-point number"),
-        ("item", "item returns a float (2.42616), no tensor; return the loss as torch made it"),
+        ("item", "item returns a float (2.42616), no tensor; return the loss alone, as torch made it"),
         (
             "vector",
             "vector returns a tensor of shape (32,), and a loss is a scalar; return its mean, or name a function",
@@ -133,11 +133,12 @@ def test_a_difference_of_neighbours_is_order_dependent() -> None:
             "one_batch_size takes all 32 samples, but not a share of 8: ValueError: Expected input batch",
         ),
         ("boxes", "kinds of random batches (on a pair of embeddings, and class indices: TypeError: "),
-        ("NeedsArguments", "NeedsArguments is a class, and NeedsArguments() failed: TypeError: "),
+        ("NeedsArguments", "NeedsArguments is a class that is not made without arguments: (weight: "),
         ("pairs", "pairs is a tuple, which cannot be called; write the name of a loss"),
         ("NOT_A_LOSS", "NOT_A_LOSS is a int, which cannot be called; write the name of a loss"),
         ("missing", "sample_losses.py has no 'missing'; write the name of a loss in it"),
-        ("nowhere:loss", "importing nowhere failed: ModuleNotFoundError: No module named 'nowhere'"),
+        ("nowhere:loss", f"nowhere:loss is not there: no module 'nowhere' in {Path.cwd()} or among the installed ones"),
+        ("vector", "return its mean, or name a function that does (in a job file: train.loss_reduction: per_sample)"),
         ("torch.nn.", "does not name a loss; write module:function, for example losses:dice_loss"),
     ],
 )
@@ -180,6 +181,7 @@ def test_own_batches_may_come_from_a_file(tmp_path: Path) -> None:
         ("whole_numbers", "whole_numbers gives outputs without a floating-point tensor of at least one dimension"),
         ("NOT_A_LOSS", "NOT_A_LOSS is a int, which cannot be called; name a function"),
         ("broken.pt", "reading broken.pt failed: "),
+        ("absent.pt", "--data is absent.pt, and there is no such file; write the name of a file, or module:function"),
     ],
 )
 def test_own_batches_that_are_none_are_refused(data: str, words: str, tmp_path: Path) -> None:
@@ -221,9 +223,19 @@ def test_the_verdict_does_not_depend_on_world_size_and_batch(
     assert sum(diagnosis.shares) == samples
 
 
+@pytest.mark.parametrize(("world_size", "samples"), [(2, 8), (3, 10), (2, 5)])
+@pytest.mark.parametrize("name", ["ignores_3", "ten_weights"])
+def test_a_class_that_counts_otherwise_is_seen_in_batches_that_hardly_hold_it(
+    name: str, world_size: int, samples: int
+) -> None:
+    assert diagnose(name, world_size=world_size, samples=samples).verdict is Verdict.NOT_DECOMPOSABLE
+
+
 def test_notes_say_what_else_was_seen() -> None:
     (ignored,) = diagnose("torch.nn.functional:cross_entropy").notes
-    assert ignored.startswith("If labels can be -100, which torch ignores, it is NOT DECOMPOSABLE (gradient off by ")
+    assert ignored.startswith(
+        "If labels can be -100, which torch ignores, it is NOT DECOMPOSABLE (with 3 labels in 10 so "
+    )
     assert diagnose("in_place").notes[-1] == (
         "It changes its arguments in place, so that outputs and targets are others after the call."
     )
@@ -264,8 +276,9 @@ def test_the_text_is_to_be_read() -> None:
         ["uneven", "shares,"],
     ]
     assert lines[10] == "plain DDP, 4 ranks, a global batch of 32 (8 + 8 + 8 + 8):"
-    assert lines[-3].startswith("repair: hpcddp.weighted_mean, because it is a sum over samples divided by a sum of ")
-    assert lines[-2:] == [
+    assert lines[-4].startswith("repair: hpcddp.weighted_mean, because it is a sum over samples divided by a sum of ")
+    assert lines[-3:] == [
         "    from hpcddp import weighted_mean",
         "    loss = weighted_mean(total, count)  # what three_weights divides, and by what, on this rank",
+        "in a job file: that function as train.loss, with train.loss_reduction: global",
     ]

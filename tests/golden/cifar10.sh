@@ -103,6 +103,8 @@ train:
   batch_norm: local
   compile: false
   channels_last: true
+  loss: null
+  loss_reduction: mean
   label_smoothing: 0.1
   clip_grad_norm: null
   ema_decay: null

@@ -162,6 +162,8 @@ train:
   batch_norm: local
   compile: false
   channels_last: false
+  loss: null
+  loss_reduction: mean
   label_smoothing: 0.0
   clip_grad_norm: null
   ema_decay: null

@@ -4,6 +4,7 @@ import io
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,8 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import read_json, write_json
 from hpcddp.slurm import commands
+from hpcddp.spec.job import JobSpec
+from hpcddp.spec.write import dump_job
 
 LOCAL = {"HPCDDP_LOCAL_JOB_ID": str(os.getpid())}
 JOB = """name: demo
@@ -58,11 +61,46 @@ def test_a_second_job_is_refused_while_the_first_lives(tmp_path: Path) -> None:
         begin_in(tmp_path, environment=another_process())
 
 
-def test_a_run_never_changes_its_job(tmp_path: Path) -> None:
-    first = begun(tmp_path)
+def job_text(**changes: Any) -> str:
+    """The resolved text of a small job; keys such as ``train__seed`` change single values."""
+    document: dict[str, Any] = {
+        "name": "demo",
+        "batch": {"global_batch_size": 30},
+        "train": {"model": "resnet18", "dataset": "digits"},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        document.setdefault(section, {})[name] = value
+    return dump_job(JobSpec.model_validate(document), environment_values=False)
+
+
+def begun_twice(root: Path, **changes: Any) -> AttemptDirectory:
+    """Begin a run, then begin it again with a changed job after the first one's has died."""
+    first = AttemptDirectory.from_text(begin_in(root, job=job_text()))
     write_json(first.start, {**read_json(first.start), "job_id": "999998"})
-    with pytest.raises(RunDirectoryError, match="holds another job file than this script"):
-        begin_in(tmp_path, job=JOB + "run_root: x\n")
+    return AttemptDirectory.from_text(begin_in(root, job=job_text(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train__seed": 3}, "train.seed is 0 there and 3 here"),
+        ({"batch__global_batch_size": 31}, "batch.global_batch_size is 30 there and 31 here"),
+        ({"train__optimizer": {"name": "adamw"}}, 'train.optimizer.name is "sgd" there and "adamw" here'),
+    ],
+)
+def test_a_run_never_changes_its_training(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(
+        RunDirectoryError, match=rf"holds another job file than this script: {sentence}, .*bring the old value back"
+    ):
+        begun_twice(tmp_path, **changes)
+
+
+def test_a_run_goes_on_with_other_resources(tmp_path: Path) -> None:
+    changes = {"resources__nodes": 3, "batch__max_per_device_batch_size": 4, "requeue__signal_lead": None}
+    attempt = begun_twice(tmp_path, **changes)
+    assert attempt.number == 1
+    assert attempt.run.job_file.read_text() == job_text(**changes)
 
 
 def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:

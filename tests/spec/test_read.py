@@ -181,6 +181,8 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
             "batch_norm": "local",
             "compile": False,
             "channels_last": False,
+            "loss": None,
+            "loss_reduction": "mean",
             "label_smoothing": 0.0,
             "clip_grad_norm": None,
             "ema_decay": None,

@@ -62,6 +62,9 @@ IN_TRAIN = {
     "optimizer: {name: adamw, momentum: 0.9}": "train.optimizer.momentum: is given, and only sgd has it; remove it, "
     "or write name: sgd",
     "optimizer: {eps: 1e-6}": "train.optimizer.eps: is given, and only adamw has it; remove it, or write name: adamw",
+    "loss_reduction: sum": "train.loss_reduction: is sum, and there is no train.loss that it could describe; name one",
+    "loss: 'a.b:c', label_smoothing: 0.2": "train.label_smoothing: is 0.2, and train.loss is a loss of your own; "
+    "smooth labels in it, and write 0",
     "noise_scale: true": "train.noise_scale: is true, and the job has one rank: the noise is told by the gradients of "
     "ranks against that of all; ask for 2 ranks or more, or write false",
 }
@@ -102,6 +105,17 @@ def test_the_noise_of_groups_is_not_measured(refuse: Refuse) -> None:
             "a sample cannot be told; write false, or leave batch.unit out"
         ),
     ]
+
+
+@pytest.mark.parametrize("reduction", ["sum", "global"])
+def test_the_noise_of_a_loss_that_is_no_mean_is_not_measured(reduction: str, refuse: Refuse) -> None:
+    loss = f"loss: 'a.b:c', loss_reduction: {reduction}"
+    good = (
+        "name: a\nresources: {tasks_per_node: 2}\nbatch: {global_batch_size: 8}\n"
+        f"train: {{model: resnet18, dataset: digits, noise_scale: true, {loss}}}\n"
+    )
+    sentence = f"is true, and it needs a mean over samples, not train.loss_reduction {reduction}; write false"
+    assert refuse(good=good) == [f"job.yaml:4: train.noise_scale: {sentence}"]
 
 
 def test_a_synthetic_data_set_names_its_arguments(refuse: Refuse) -> None:

@@ -21,6 +21,8 @@ class Reduction(StrEnum):
     """A scalar: their sum."""
     PER_SAMPLE = "per_sample"
     """The vector ``[n]`` itself; its mean over the global batch is what is trained."""
+    GLOBAL = "global"
+    """A scalar: the loss of the global batch, as ``additive_loss`` or ``gather_with_grad`` makes it; A is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class DeclaredLoss:
         mean         W * n[r,a] / b * loss     the target is the mean over the b samples
         sum          W * loss                  the target is the sum over the b samples
         per_sample   W / b * sum of losses     the target is the mean over the b samples
+        global       loss                      it is the target: the helper has seen to W
 
     Args:
         function: the user's loss.
@@ -74,21 +77,25 @@ class DeclaredLoss:
         """Return the loss of one share.
 
         Args:
-            outputs: what the model returned for the share; for an empty one, for placeholder inputs.
-            targets: what belongs to them; an empty share's are not looked at.
+            outputs: what the model returned for the share; for an empty one, for placeholder inputs, or, where the
+                reduction is global, no rows of that: every rank takes part in the helper's collectives.
+            targets: what belongs to them; an empty share's are looked at only where the reduction is global.
             share: which part of the global batch it is.
 
         Raises:
             LossError: the loss has another shape than the declaration says.
         """
-        if share.samples == 0:
+        if share.samples == 0 and self.reduction is not Reduction.GLOBAL:
             # The sum of the outputs times 0, never a mean, which would be NaN (batch contract, section 2).
-            scalar = _zero(outputs)
-        else:
-            scalar = self._checked(self.function(outputs, targets), share.samples).sum() * self._weight(share)
-        return ShareLoss(backward=scalar, logged=scalar.detach().double() / share.world_size)
+            zero = _zero(outputs)
+            return ShareLoss(backward=zero, logged=zero.detach().double())
+        loss = self._checked(self.function(outputs, targets), share.samples).sum()
+        weight = self._weight(share)
+        return ShareLoss(backward=loss * weight, logged=loss.detach().double() * (weight / share.world_size))
 
     def _weight(self, share: Share) -> float:
+        if self.reduction is Reduction.GLOBAL:
+            return 1.0
         if self.reduction is Reduction.SUM:
             return float(share.world_size)
         samples = share.samples if self.reduction is Reduction.MEAN else 1

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples import class_weighted_cross_entropy, contrastive_clip, segmentation_iou
-from hpcddp import additive_loss, gather_with_grad, weighted_mean
+from hpcddp import accumulate_additive, additive_loss, gather_with_grad, weighted_mean
 
 Pair = tuple[Tensor, Tensor]
 
@@ -33,6 +33,23 @@ class Case:
 def plain_iou(model: nn.Module, images: Tensor, masks: Tensor) -> Tensor:
     p = model(images).sigmoid()
     return cast("Tensor", 1 - (p * masks).sum() / (p + masks - p * masks).sum())
+
+
+def dice(both: Tensor, sizes: Tensor) -> Tensor:
+    return 1 - (2 * both + 1) / (sizes + 1)
+
+
+def dice_backward(model: nn.Module, micro_batches: Sequence[Pair]) -> Tensor:
+    def overlap(batch: Pair) -> Pair:
+        p = model(batch[0]).sigmoid()
+        return (p * batch[1]).sum(), p.sum() + batch[1].sum()
+
+    return accumulate_additive(dice, overlap, micro_batches, model=model)
+
+
+def plain_dice(model: nn.Module, images: Tensor, masks: Tensor) -> Tensor:
+    p = model(images).sigmoid()
+    return dice((p * masks).sum(), p.sum() + masks.sum())
 
 
 def plain_class_weights(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -95,6 +112,7 @@ CASES = {
     "segmentation_iou": Case(
         segmentation_iou.load_digits, segmentation_iou.make_model, segmentation_iou.backward, plain_iou
     ),
+    "batch_dice": Case(segmentation_iou.load_digits, segmentation_iou.make_model, dice_backward, plain_dice),
     "class_weights": Case(*CLASSES, class_weighted_cross_entropy.backward, plain_class_weights),
     "contrastive_clip": Case(
         contrastive_clip.load_digits, contrastive_clip.make_model, contrastive_clip.backward, plain_clip

@@ -18,6 +18,7 @@ def squares(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.mse_loss(outputs, targets, reduction="none")
 
 
+SPLIT = (Reduction.MEAN, Reduction.SUM, Reduction.PER_SAMPLE)
 LOSSES: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
     Reduction.MEAN: lambda outputs, targets: squares(outputs, targets).mean(),
     Reduction.SUM: lambda outputs, targets: squares(outputs, targets).sum(),
@@ -25,7 +26,7 @@ LOSSES: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize("reduction", SPLIT)
 @pytest.mark.parametrize(("batch", "ranks", "micro_steps"), [(12, 3, 1), (11, 3, 2), (5, 4, 3)])
 def test_the_average_over_ranks_is_the_loss_of_the_global_batch(
     reduction: Reduction, batch: int, ranks: int, micro_steps: int
@@ -79,7 +80,19 @@ def test_a_loss_that_is_not_what_it_is_declared_is_refused(reduction: Reduction,
     with pytest.raises(LossError) as caught:
         declared.of_share(None, None, Share(samples=3, global_samples=3, world_size=1))
     assert words in caught.value.message
-    assert caught.value.message.endswith("return that, or declare it otherwise: mean, sum, per_sample")
+    assert caught.value.message.endswith("return that, or declare it otherwise: mean, sum, per_sample, global")
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+def test_a_loss_of_the_global_batch_is_left_as_its_helper_made_it(samples: int) -> None:
+    outputs = torch.ones(3, requires_grad=True)
+    declared = DeclaredLoss(function=lambda rows, _: 7 + rows.sum(), reduction=Reduction.GLOBAL)
+    loss = declared.of_share(outputs[:samples], None, Share(samples=samples, global_samples=9, world_size=4))
+    loss.backward.backward()  # type: ignore[no-untyped-call]
+    # Every rank logs its part of what all of them return.
+    assert float(loss.logged) == (7 + samples) / 4
+    assert outputs.grad is not None
+    assert outputs.grad.tolist() == [1.0] * samples + [0.0] * (3 - samples)
 
 
 def test_an_empty_share_without_outputs_is_refused() -> None:
