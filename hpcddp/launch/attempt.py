@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import secrets
@@ -25,6 +24,7 @@ from hpcddp.launch.claim import (
     is_alive,
     make_private_directory,
     newest_start,
+    refuse_another_training,
 )
 from hpcddp.launch.paragraph import resume_command
 from hpcddp.launch.requeue import expedite
@@ -186,21 +186,8 @@ def _derived_run_id(environment: Mapping[str, str]) -> str:
 
 def _keep_job_file(run: RunDirectory, text: str) -> None:
     """Write the resolved job of the newest attempt: it may have moved to other resources, never to other training."""
-    if run.job_file.exists() and (before := run.job_file.read_text(encoding="utf-8")) != text:
-        _refuse_another_training(run, before, text)
+    refuse_another_training(run, parse_resolved(text))
     write_text(run.job_file, text)
-
-
-def _refuse_another_training(run: RunDirectory, before: str, text: str) -> None:
-    from hpcddp.spec.continuation import training_changes
-    from hpcddp.spec.write import parse_resolved
-
-    for key, old, new in training_changes(parse_resolved(before), parse_resolved(text)):
-        raise RunDirectoryError(
-            f"the run directory {run.path} holds another job file than this script: {key} is {json.dumps(old)} there "
-            f"and {json.dumps(new)} here, which would be another training; bring the old value back, or use another "
-            "run id or run_root"
-        )
 
 
 def _create_attempt(run: RunDirectory) -> AttemptDirectory:

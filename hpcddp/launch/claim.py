@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -14,6 +15,9 @@ from hpcddp.errors import UserError
 from hpcddp.launch.cause import ask_slurm
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import read_json
+from hpcddp.spec.continuation import training_changes
+from hpcddp.spec.job import JobSpec
+from hpcddp.spec.write import parse_resolved
 
 ENDED_STATES = frozenset(
     {
@@ -102,6 +106,26 @@ def has_finished(run: RunDirectory) -> bool:
     """Return whether a run has come to its own end."""
     result = read_json(run.result)
     return result is not None and result.get("status") == "finished"
+
+
+def refuse_another_training(run: RunDirectory, spec: JobSpec) -> None:
+    """Refuse a job that would not go on with the training that a run holds.
+
+    Args:
+        run: the run; a new one takes any job.
+        spec: the job that wants to go on with it.
+
+    Raises:
+        RunDirectoryError: names what differs, and both values.
+    """
+    if not run.job_file.exists():
+        return
+    before = parse_resolved(run.job_file.read_text(encoding="utf-8"))
+    for key, old, new in training_changes(before, spec):
+        raise RunDirectoryError(
+            f"the run {run.path} cannot go on with this job: {key} is {json.dumps(old)} there and {json.dumps(new)} "
+            "here, which would be another training; bring the old value back, or use another run id or run_root"
+        )
 
 
 def make_private_directory(path: Path) -> None:

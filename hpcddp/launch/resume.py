@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.launch.cause import ask_slurm, slurm_job_id
-from hpcddp.launch.claim import ENDED_STATES, has_finished, is_alive, newest_start
+from hpcddp.launch.claim import ENDED_STATES, has_finished, is_alive, newest_start, refuse_another_training
 from hpcddp.launch.render import render_script
 from hpcddp.launch.submission import Cluster, Submission, hand_over
 from hpcddp.launch.submit import SubmissionError, check_submittable, run_directory, write_run
@@ -96,7 +96,7 @@ def resume_anew(
         environment: the submitter's environment.
 
     Raises:
-        HpcddpError: the run is alive or has finished, or the job is one of another run.
+        HpcddpError: the run is alive or has finished, or the job is one of another run or another training.
     """
     before = read_before(run)
     _refuse_alive_or_finished(run, before)
@@ -107,6 +107,7 @@ def resume_anew(
             f"the job's run_root and name lead to {meant}, but the run is {run.path}; give the job the run's own name "
             "and run_root, and submit from where it was submitted"
         )
+    refuse_another_training(run, job.spec)
     script = render_script(job, python=python, run_id=run.run_id, launcher=cluster, template=template).text
     _tell(run)
     write_run(run, job, script)
