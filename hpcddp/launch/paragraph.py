@@ -29,8 +29,9 @@ _REASONS: Mapping[str, str] = MappingProxyType(
 
 
 def resume_command(run: RunDirectory) -> str:
-    """Return the one command that continues a run."""
-    return shlex.join(["hpcddp", "submit", "--resume", str(run.path)])
+    """Return the one command that continues a run; one whose script was submitted by hand needs its job file."""
+    job = [] if run.submission.exists() else ["JOB"]
+    return shlex.join(["hpcddp", "submit", *job, "--resume", str(run.path)])
 
 
 def why_it_stopped(cause: Cause, decision: Decision | None, *, job: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpcddp.launch.cause import ask_slurm, slurm_job_id
 from hpcddp.launch.claim import ENDED_STATES, has_finished, is_alive, newest_start, refuse_another_training
+from hpcddp.launch.paragraph import resume_command
 from hpcddp.launch.render import render_script
 from hpcddp.launch.submission import Cluster, Submission, hand_over
 from hpcddp.launch.submit import SubmissionError, check_submittable, run_directory, write_run
@@ -38,18 +39,11 @@ class Before:
     python: str
 
 
-def read_before(run: RunDirectory) -> Before:
-    """Return where a run went before.
-
-    Raises:
-        SubmissionError: ``hpcddp submit`` has not submitted it.
-    """
+def _read_before(run: RunDirectory) -> Before | None:
+    """Return where a run went before, or None if its script was submitted by hand."""
     document = read_json(run.submission)
-    if document is None or not run.script.exists():
-        raise SubmissionError(
-            f"the run {run.path} was not submitted by hpcddp submit, which keeps the script there; submit the script "
-            "by hand, as before"
-        )
+    if document is None:
+        return None
     return Before(
         cluster=document["cluster"],
         job_id=document["job_id"],
@@ -68,7 +62,7 @@ def resume(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
     Raises:
         SubmissionError: the run is alive, has finished, or has no script of its own.
     """
-    before = read_before(run)
+    before = _own_script(run)
     _refuse_alive_or_finished(run, before)
     spec = _spec_of(run)
     check_submittable(spec, before.cluster, environment)
@@ -98,8 +92,7 @@ def resume_anew(
     Raises:
         HpcddpError: the run is alive or has finished, or the job is one of another run or another training.
     """
-    before = read_before(run)
-    _refuse_alive_or_finished(run, before)
+    _refuse_alive_or_finished(run, _read_before(run))
     check_submittable(job.spec, cluster, environment)
     meant = run_directory(job, run.run_id).path
     if meant.resolve() != run.path.resolve():
@@ -110,6 +103,7 @@ def resume_anew(
     refuse_another_training(run, job.spec)
     script = render_script(job, python=python, run_id=run.run_id, launcher=cluster, template=template).text
     _tell(run)
+    run.submitit.mkdir(mode=0o700, exist_ok=True)
     write_run(run, job, script)
     here = Before(cluster=cluster, job_id="", directory=Path.cwd(), python=python)
     return _hand_over(run, job.spec, here, environment)
@@ -126,7 +120,7 @@ def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> 
         HpcddpError: the run has no script of its own, or Slurm refused it.
     """
     # The run still belongs to this job until it has ended.
-    return _hand_over(run, _spec_of(run), read_before(run), environment, after=slurm_job_id(environment))
+    return _hand_over(run, _spec_of(run), _own_script(run), environment, after=slurm_job_id(environment))
 
 
 def _hand_over(
@@ -146,37 +140,43 @@ def _hand_over(
     )
 
 
+def _own_script(run: RunDirectory) -> Before:
+    """Return where the run's own script went."""
+    before = _read_before(run)
+    if before is None:
+        raise SubmissionError(
+            f"the script of the run {run.path} was submitted by hand and is not kept there; give the job file too: "
+            f"{resume_command(run)}"
+        )
+    return before
+
+
 def _spec_of(run: RunDirectory) -> JobSpec:
     return parse_resolved(run.job_file.read_text(encoding="utf-8"))
 
 
-def _refuse_alive_or_finished(run: RunDirectory, before: Before) -> None:
+def _refuse_alive_or_finished(run: RunDirectory, before: Before | None) -> None:
     if has_finished(run):
         raise SubmissionError(f"the run {run.run_id} has finished, and there is nothing to resume; see {run.result}")
     start = newest_start(run)
     # A job that waits for its first start has left no other trace than its submission.
-    if (start is not None and is_alive(start)) or _waits(before, None if start is None else start.job_id):
+    alive = start.job_id if start is not None and is_alive(start) else None
+    if alive is None and before is not None and (start is None or start.job_id != before.job_id):
+        alive = before.job_id if _is_there(before) else None
+    if alive is not None:
+        local = before is not None and before.cluster == "local"
+        called, end = ("process", "kill") if local else ("job", "scancel")
         raise SubmissionError(
-            f"the run {run.run_id} is alive as {_called(before)}; wait for its end, or end it with: {_ending(before)}"
+            f"the run {run.run_id} is alive as {called} {alive}; wait for its end, or end it with: {end} {alive}"
         )
 
 
-def _waits(before: Before, started: str | None) -> bool:
-    """Return whether the newest job of a run has not started yet."""
-    if before.job_id == started:
-        return False
+def _is_there(before: Before) -> bool:
+    """Return whether the newest job of a run waits or runs."""
     if before.cluster == "local":
         return Path(f"/proc/{before.job_id}").exists()
     job = ask_slurm(before.job_id)
     return job is not None and job.get("JobState") not in ENDED_STATES
-
-
-def _called(before: Before) -> str:
-    return f"job {before.job_id}" if before.cluster == "slurm" else f"process {before.job_id}"
-
-
-def _ending(before: Before) -> str:
-    return f"scancel {before.job_id}" if before.cluster == "slurm" else f"kill {before.job_id}"
 
 
 def _tell(run: RunDirectory) -> None:

@@ -136,7 +136,7 @@ class Checkpointer:
         found = agree_on_start(self._run, self._attempt, tell=_tell).checkpoint
         if found is None:
             return Restored()
-        refuse_another_contract(found, self._contract)
+        refuse_another_contract(found, self._contract, labels=_NOTHING)
         with loading(found, "the objects of the Checkpointer"):
             for name, item in self._objects.items():
                 _unwrapped(item).load_state_dict(load_file(found, f"{name}.pt"))

@@ -39,8 +39,15 @@ def contract_of(spec: JobSpec, data: Data, seed: int) -> dict[str, Any]:
     }
 
 
-def refuse_another_contract(checkpoint: Checkpoint, contract: Mapping[str, Any]) -> None:
+def refuse_another_contract(
+    checkpoint: Checkpoint, contract: Mapping[str, Any], labels: Mapping[str, str] = _LABELS
+) -> None:
     """Refuse to go on from a checkpoint of a training that sees other batches.
+
+    Args:
+        checkpoint: what there is to go on from.
+        contract: what holds now.
+        labels: what a person knows its entries by.
 
     Raises:
         ResumeError: names what differs, and both values.
@@ -48,7 +55,7 @@ def refuse_another_contract(checkpoint: Checkpoint, contract: Mapping[str, Any])
     for name, here in contract.items():
         saved = checkpoint.manifest.contract.get(name, _BEFORE.get(name))
         if saved != here:
-            label = _LABELS.get(name, name)
+            label = labels.get(name, name)
             raise ResumeError(
                 f"{checkpoint.path.name} was saved with {label} {saved}, and now it is {here}, so that the "
                 "steps to come would not see the samples that are left; bring the old one back, or submit a new run"

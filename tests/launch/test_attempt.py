@@ -180,7 +180,7 @@ def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_reque
     words = ["begin", "--run-root", str(tmp_path), "--name", "demo", "--run-id", "r1"]
     assert main(words, {**environment, "SLURM_RESTART_COUNT": "2"}) == 93
     why = "the last 2 attempts saved no new step, and requeue.max_attempts_without_progress is 2"
-    resume = f"hpcddp submit --resume {attempt.run.path}"
+    resume = f"hpcddp submit JOB --resume {attempt.run.path}"
     assert f"hpcddp: run r1 is not started again: {why}. To go on: {resume}\n" in capsys.readouterr().err
     result = read_json(attempt.run.result)
     assert (result["status"], result["reason"], result["exit_code"]) == ("failed", why, 93)

@@ -148,15 +148,15 @@ def test_a_run_that_is_alive_is_not_resumed(directory: Path) -> None:
     assert read_events(run.events) == []
 
 
-def test_a_run_that_was_not_submitted_by_us_is_named(directory: Path) -> None:
+def test_a_run_whose_script_was_submitted_by_hand_needs_its_job_file(directory: Path) -> None:
     run = ended(directory)
     run.submission.unlink()
     append_event(run.events, kind="start", time=0.0, attempt=0)
     code, _, error = submit(directory, "--resume", "r1")
     assert code == 2
     assert error == (
-        f"hpcddp: the run {run.path} was not submitted by hpcddp submit, which keeps the script there; submit the "
-        "script by hand, as before\n"
+        f"hpcddp: the script of the run {run.path} was submitted by hand and is not kept there; give the job file too: "
+        f"hpcddp submit JOB --resume {run.path}\n"
     )
 
 

@@ -48,6 +48,7 @@ class Play:
         self.directory = directory
         self.text = dump_job(load_job(path).spec, environment_values=False)
         self.attempt = self.begin(environment)
+        write_json(self.attempt.run.submission, {})
         for rank in range(2):
             self.attempt.rank_log(rank).touch()
 

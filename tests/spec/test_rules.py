@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from hpcddp.spec.read import ResolvedJob
+from hpcddp.stop import faults
 
 Refuse = Callable[..., list[str]]
 Load = Callable[..., ResolvedJob]
@@ -162,3 +163,8 @@ def test_the_default_warning_comes_at_half_of_a_limit_that_is_shorter(load: Load
 def test_augment_is_true_or_false(dataset: str, refuse: Refuse) -> None:
     good = f"{TOP}train: {{model: resnet18, dataset: {dataset}, data_dir: d, dataset_args: {{augment: 1}}}}\n"
     assert refuse(good=good) == ["job.yaml:3: train.dataset_args.augment: is neither true nor false; write one of them"]
+
+
+def test_faults_on_purpose_are_the_one_variable_of_ours_that_a_job_file_may_set(load: Load) -> None:
+    job = load(f"{train('epochs: 1')}environment: {{env: {{HPCDDP_FAULTS: 'kill@step:3'}}}}\n")
+    assert job.spec.environment.env == {faults.VARIABLE: "kill@step:3"}

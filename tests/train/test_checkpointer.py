@@ -1,0 +1,210 @@
+"""``hpcddp.Checkpointer`` in a process without a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import hpcddp
+from hpcddp.run.checkpoints import NoCheckpointError, list_checkpoints
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import read_events
+from hpcddp.run.lease import FencedError
+from hpcddp.stop import faults
+from hpcddp.train.callers import NoGroupError
+from hpcddp.train.checkpointer import Checkpointer, CheckpointerError, Stateful
+from hpcddp.train.errors import ResumeError, SaveError
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take away what other tests and launchers leave: a process group, their variables, faults."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    faults.arm(None, rank=0, attempt=0)
+
+
+class Loop:
+    """A model that is trained a little at each step."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 2)
+        self.optimizer = optim.AdamW(self.model.parameters(), lr=0.1)
+        self.scheduler = optim.lr_scheduler.StepLR(self.optimizer, 2)
+        objects: dict[str, Stateful] = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        self.checkpointer = Checkpointer(directory, objects, **options)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(3, 4)).square().sum().backward()
+        self.optimizer.step()
+        self.scheduler.step()
+
+    @property
+    def state(self) -> str:
+        return str([self.model.state_dict(), self.optimizer.state_dict(), self.scheduler.state_dict()])
+
+
+def test_it_is_public() -> None:
+    assert hpcddp.Checkpointer is Checkpointer
+
+
+def test_loop_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = Loop(tmp_path / "run")
+    assert first.checkpointer.restore().step == 0
+    for step in range(5):
+        first.step()
+        if step == 2:
+            first.checkpointer.save(3, {"epoch": 1, "names": ("a", "b")})
+    assert first.checkpointer.wait()
+    second = Loop(tmp_path / "run")
+    restored = second.checkpointer.restore()
+    assert (restored.step, restored.facts) == (3, {"epoch": 1, "names": ["a", "b"]})
+    for _ in range(2):
+        second.step()
+    assert second.state == first.state
+
+
+def test_newest_ones_are_kept_and_written_down(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run", keep=2)
+    loop.checkpointer.restore()
+    for step in (1, 2, 3):
+        loop.checkpointer.save(step)
+    loop.checkpointer.wait()
+    run = RunDirectory(tmp_path / "run")
+    assert [path.name for path in list_checkpoints(run.checkpoints)] == ["step-000003", "step-000002"]
+    assert [(event["event"], event["step"]) for event in read_events(run.events)] == [
+        ("start", None),
+        ("save", 1),
+        ("save", 2),
+        ("save", 3),
+    ]
+
+
+def test_rotten_newest_is_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop(tmp_path / "run")
+    loop.checkpointer.restore()
+    for step in (1, 2):
+        loop.step()
+        loop.checkpointer.save(step)
+    loop.checkpointer.wait()
+    model = tmp_path / "run" / "checkpoints" / "step-000002" / "model.pt"
+    model.write_bytes(model.read_bytes()[:-1])
+    assert Loop(tmp_path / "run").checkpointer.restore().step == 1
+    assert "hpcddp: checkpoint step-000002 is passed over: " in capsys.readouterr().err
+
+
+def test_all_rotten_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run")
+    loop.checkpointer.restore()
+    loop.checkpointer.save(1)
+    loop.checkpointer.wait()
+    (tmp_path / "run" / "checkpoints" / "step-000001" / "manifest.json").unlink()
+    with pytest.raises(NoCheckpointError):
+        Loop(tmp_path / "run").checkpointer.restore()
+
+
+def test_whoever_restores_last_owns_the_directory(tmp_path: Path) -> None:
+    old = Loop(tmp_path / "run")
+    old.checkpointer.restore()
+    Loop(tmp_path / "run").checkpointer.restore()
+    old.checkpointer.save(1)
+    with pytest.raises(FencedError, match="attempt 1 owns the run run, so attempt 0 must not write"):
+        old.checkpointer.wait()
+    assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
+
+
+def test_save_does_not_wait_for_the_disk_and_wait_does(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run")
+    loop.checkpointer.restore()
+    faults.arm("sleep=0.5@save.begin", rank=0, attempt=0)
+    loop.checkpointer.save(1)
+    before = loop.state
+    loop.step()
+    assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
+    assert loop.checkpointer.wait()
+    again = Loop(tmp_path / "run")
+    again.checkpointer.restore()
+    assert again.state == before
+
+
+def test_failed_save_is_a_warning_until_the_third(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop(tmp_path / "run")
+    loop.checkpointer.restore()
+    faults.arm("oserror=ENOSPC@save.file", rank=0, attempt=0)
+    for step in (1, 2, 3):
+        loop.checkpointer.save(step)
+        assert not loop.checkpointer.wait()
+    assert capsys.readouterr().err.count("hpcddp: warning: saving after step ") == 2
+    with pytest.raises(SaveError, match=r"saving after step 3 failed .* for the 3rd time in a row"):
+        loop.checkpointer.save(4)
+
+
+def test_other_contract_is_refused(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run", contract={"seed": 1, "shape": (2, 3)})
+    loop.checkpointer.restore()
+    loop.checkpointer.save(1)
+    loop.checkpointer.wait()
+    Loop(tmp_path / "run", contract={"seed": 1, "shape": (2, 3)}).checkpointer.restore()
+    with pytest.raises(ResumeError, match="step-000001 was saved with seed 1, and now it is 2"):
+        Loop(tmp_path / "run", contract={"seed": 2}).checkpointer.restore()
+
+
+def test_other_objects_are_refused(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run")
+    loop.checkpointer.restore()
+    loop.checkpointer.save(1)
+    loop.checkpointer.wait()
+    for objects in ({"model": nn.Linear(3, 2)}, {"network": loop.model}):
+        with pytest.raises(ResumeError, match="step-000001 is of another model or optimizer than the objects of the"):
+            Checkpointer(tmp_path / "run", objects).restore()
+
+
+def test_save_before_restore_is_refused(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run")
+    for use in (lambda: loop.checkpointer.save(1), loop.checkpointer.wait):
+        with pytest.raises(CheckpointerError, match=r"is used before restore\(\), so that it would overwrite"):
+            use()
+
+
+def test_facts_that_are_no_json_are_refused_at_once(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run")
+    loop.checkpointer.restore()
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        loop.checkpointer.save(1, {"tensor": torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("objects", "keep", "sentence"),
+    [
+        ({}, 3, "objects is empty"),
+        ({"a/b": nn.Linear(1, 1)}, 3, "an object is called 'a/b', which cannot name a file"),
+        ({"a": nn.Linear(1, 1)}, 1, "keep is 1, and a rotten newest checkpoint needs one before it"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, objects: Any, keep: int, sentence: str) -> None:
+    with pytest.raises(CheckpointerError, match=sentence):
+        Checkpointer(tmp_path / "run", objects, keep=keep)
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_several_processes_without_a_group_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "4")
+    with pytest.raises(NoGroupError, match=f"{name} is 4, so that 4 processes have been started, but no process group"):
+        Loop(tmp_path / "run")
+
+
+def test_directory_belongs_to_its_owner_alone(tmp_path: Path) -> None:
+    Loop(tmp_path / "run").checkpointer.restore()
+    assert (tmp_path / "run").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "run" / "attempts" / "0" / "start.json").exists()
