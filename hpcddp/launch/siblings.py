@@ -18,8 +18,8 @@ from typing import Final, NoReturn
 from hpcddp.launch.lifeline import leave
 from hpcddp.run.directory import AttemptDirectory
 
-# What srun does: TERM, and KILL for what is still there (slurm.conf(5), KillWait). A task that sees that another one has
-# gone ends by itself within a second or two.
+# What srun does: TERM, and KILL for what is still there (slurm.conf(5), KillWait). A task that sees that another one
+# has gone ends by itself within a second or two.
 _OWN_END_S: Final = 2.0
 _KILL_WAIT_S: Final = 8.0
 _POLL_S: Final = 0.1
