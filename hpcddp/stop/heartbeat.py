@@ -59,7 +59,7 @@ class Heartbeat:
         self._patient = False
         self._still_s, self._woken = 0.0, float("-inf")
         self._running = False
-        self._ended = threading.Event()
+        self._ended, self._given_up = threading.Event(), threading.Event()
 
     @property
     def step(self) -> int | None:
@@ -80,6 +80,9 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Give a sign of life: a batch was evaluated, a save was made."""
+        if self._given_up.is_set():
+            # Too late: the others have been told, and the watchdog ends this process.
+            self._ended.wait()
         now = self._monotonic()
         if self._step is not None:
             self._slowest_s = max(self._slowest_s, now - self._last)
@@ -134,6 +137,7 @@ class Heartbeat:
         while not self._ended.wait(self._poll_s):
             self.look()
             if self.silence().seconds > self.timeout_s:
+                self._given_up.set()
                 self._on_hang(self.silence())
                 return
 

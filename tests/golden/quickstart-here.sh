@@ -18,11 +18,25 @@
 # The run directory is nobody else's business.
 umask 077
 
-# On this machine the process id of this shell is the job id. Whoever ends this shell means the tasks.
+# On this machine the process id of this shell is the job id. Whoever ends this shell means the tasks, which save and
+# end. Whoever insists does not want to wait for that.
 export HPCDDP_LOCAL_JOB_ID=$$
 interrupted=
 cancelled=()
-trap 'interrupted=yes; cancelled=(--cancelled); [[ -v tasks ]] && kill -TERM "$tasks" 2>/dev/null' INT TERM
+hpcddp_stop() {
+  local children
+  interrupted=yes
+  if [[ ! -v hpcddp_stopped ]]; then
+    hpcddp_stopped=$SECONDS
+    cancelled=(--cancelled)
+    [[ -v tasks ]] && kill -TERM "$tasks"
+  elif [[ -v tasks ]] && ((SECONDS - hpcddp_stopped >= 5)); then
+    # (The list does not end with a newline, which read calls a failure.)
+    read -ra children <"/proc/$tasks/task/$tasks/children"
+    kill -KILL "${children[@]}"
+  fi
+} 2>/dev/null
+trap hpcddp_stop INT TERM
 
 # --- This attempt -----------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickletools
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -107,10 +109,10 @@ def test_a_killed_rank_ends_the_run_and_leaves_no_process(directory: Path) -> No
     assert done.returncode == 1
     result = document(done)["result"]
     assert (result["status"], result["exit_code"], document(done)["exit_code"]) == ("failed", 71, 71)
-    assert result["reason"] == "rank 1 ended without a word: killed, out of memory, or a crash below Python"
+    assert result["reason"].startswith(f"rank 1 on {socket.gethostname()} ended without a word: killed, out of memory")
 
 
-def test_ending_the_job_ends_its_ranks(directory: Path) -> None:
+def test_who_insists_on_the_end_of_a_job_ends_ranks_that_do_not_stop(directory: Path) -> None:
     (directory / "small.py").write_text(
         "import time\n" + MODEL.replace("    return", "    time.sleep(600)\n    return")
     )
@@ -120,8 +122,12 @@ def test_ending_the_job_ends_its_ranks(directory: Path) -> None:
     while not log.exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    os.kill(int(answer["job_id"]), signal.SIGTERM)
-    wait_until_gone(int(answer["job_id"]))
+    # The first one asks them to save; this model never comes to the end of a step.
+    while Path(f"/proc/{answer['job_id']}").exists():
+        assert time.monotonic() < deadline
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(answer["job_id"]), signal.SIGTERM)
+        time.sleep(1)
     assert json.loads((Path(answer["run_dir"]) / "result.json").read_text())["status"] == "cancelled"
     listing = subprocess.run(["ps", "-eo", "sid="], capture_output=True, text=True, check=True).stdout.split()
     assert answer["job_id"] not in listing

@@ -2,7 +2,7 @@
 
 A test names its play with ``@looks_at(function)`` and takes the fixture ``played``: what the function returned.
 Plays of all selected tests begin together, so that one waits while another computes. ``long=True`` lets a play begin
-before the others; ``alone=True`` keeps it until all of those have ended, because it disturbs the whole Slurm.
+before the others; ``apart=True`` gives it a Slurm of its own, because it disturbs all of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from tests.slurm.account import Account, account_of, report
 from tests.slurm.jobs import submit, write_job
 from tests.slurm.life import Life
 from tests.slurm.live import Sandbox
+from tests.slurm.sandboxes import QUICK, sandbox_with
 
 # Twenty-four epochs of 23 steps: 552 steps of 30 ms are 17 s, of which hardly any needs the machine.
 EPOCHS = 24
 STEP_S = 0.03
+STEPS_PER_EPOCH = 23
 # What is preempted lies on the first two hosts, everything else on the others.
 PREEMPTED, UNDISTURBED = "n1,n2", "n3,n4"
 _AT_ONCE = 4
@@ -132,7 +134,7 @@ class Billing:
 
     play: Play
     long: bool = False
-    alone: bool = False
+    apart: bool = False
 
 
 class Plays:
@@ -140,7 +142,7 @@ class Plays:
 
     Args:
         billings: what is to be played.
-        sandbox: where.
+        sandbox: where those are played that are not apart.
         directory: for their files.
     """
 
@@ -148,16 +150,14 @@ class Plays:
         self._sandbox, self._directory = sandbox, directory
         self._references = References(sandbox, directory)
         self._stage = ThreadPoolExecutor(_AT_ONCE)
-        self._after = ThreadPoolExecutor(1)
+        # One after the other.
+        self._elsewhere = ThreadPoolExecutor(1)
         self._futures: dict[Play, Future[Any]] = {}
-        known = dict.fromkeys(billings)
-        for billing in sorted(known, key=lambda one: not one.long):
-            if not billing.alone:
-                self._futures[billing.play] = self._stage.submit(self._play, billing.play)
-        together = list(self._futures.values())
-        for billing in known:
-            if billing.alone:
-                self._futures[billing.play] = self._after.submit(self._play, billing.play, after=together)
+        for billing in sorted(dict.fromkeys(billings), key=lambda one: not one.long):
+            if billing.apart:
+                self._futures[billing.play] = self._elsewhere.submit(self._play_apart, billing.play)
+            else:
+                self._futures[billing.play] = self._stage.submit(self._play, billing.play, sandbox)
 
     def outcome(self, play: Play) -> Any:
         """Return what a play returned, once it is over; raise what it raised."""
@@ -165,22 +165,25 @@ class Plays:
 
     def close(self) -> None:
         """Play nothing more."""
-        for stage in (self._stage, self._after):
+        for stage in (self._stage, self._elsewhere):
             stage.shutdown(wait=False, cancel_futures=True)
         self._sandbox.cancel_all()
-        for stage in (self._stage, self._after):
+        for stage in (self._stage, self._elsewhere):
             stage.shutdown(wait=True)
 
-    def _play(self, play: Play, after: Iterable[Future[Any]] = ()) -> Any:
-        wait(after)
+    def _play(self, play: Play, sandbox: Sandbox) -> Any:
         directory = self._directory / getattr(play, "__name__", "play")
-        return play(Place(sandbox=self._sandbox, directory=directory, references=self._references))
+        return play(Place(sandbox=sandbox, directory=directory, references=self._references))
+
+    def _play_apart(self, play: Play) -> Any:
+        with sandbox_with(*QUICK) as sandbox:
+            return self._play(play, sandbox)
 
 
-def looks_at(play: Play, *, long: bool = False, alone: bool = False) -> pytest.MarkDecorator:
+def looks_at(play: Play, *, long: bool = False, apart: bool = False) -> pytest.MarkDecorator:
     """Return the mark of a test that looks at the end of a play; see the module."""
     # A mark that is called with one function takes it for the test.
-    return pytest.mark.play.with_args(play, long=long, alone=alone)
+    return pytest.mark.play.with_args(play, long=long, apart=apart)
 
 
 def billings_of(items: Iterable[pytest.Item]) -> list[Billing]:

@@ -76,7 +76,8 @@ def with_strangers(place: Place) -> tuple[Life, Account]:
     life.wait_until(lambda: life.attempts and life.attempt.rendezvous.exists(), "a rendezvous")
     meeting = json.loads(life.attempt.rendezvous.read_text())
     while life.sandbox.job(life.job_id)["JobState"] == "RUNNING":
-        with contextlib.suppress(OSError), socket.create_connection((meeting["address"], meeting["port"]), 1) as door:
+        place_of = (meeting["addresses"][0], meeting["port"])
+        with contextlib.suppress(OSError), socket.create_connection(place_of, 1) as door:
             door.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(range(256)))
             time.sleep(0.3)
         time.sleep(0.1)

@@ -12,11 +12,10 @@ import pytest
 
 from hpcddp.run import checkpoints
 from hpcddp.run.manifest import LATEST
-from hpcddp.slurm.hostlist import expand
 from tests.slurm.account import Account
 from tests.slurm.life import Life
-from tests.slurm.play import Place, looks_at
-from tests.slurm.trouble import daemon_pid, link_cut, wait_for_node, without_controller, without_slurmd
+from tests.slurm.play import STEPS_PER_EPOCH, Place, looks_at
+from tests.slurm.trouble import daemon_pid, link_cut, without_controller, without_slurmd
 
 Played = tuple[Life, Account]
 # How long a lost slurmctld stays away: longer than a call waits for it.
@@ -46,35 +45,28 @@ class LatestWatch:
                 self.steps.append(step)
 
 
-def second_host(life: Life) -> str:
-    """Return the host of rank 1."""
-    return expand(life.sandbox.job(life.job_id)["NodeList"])[1]
+def nodes_lost(place: Place) -> tuple[Life, Account, list[int], Played]:
+    """The cable of one run's second host is cut until the run has gone on; slurmd on another run's host is killed."""
+    cut, killed = (start_on(place, name, hosts) for name, hosts in (("cut", "n1,n2"), ("killed", "n3,n4")))
+    latest = LatestWatch(cut.run.checkpoints)
+    for life in (cut, killed):
+        life.wait_for_steps(60)
+    with link_cut(place.sandbox, "n2"), without_slurmd(place.sandbox, "n4"):
+        for life in (cut, killed):
+            life.wait_for_attempt(1)
+        cut.wait_for_steps(20, attempt=1)
+    account = place.account("link of a node cut", cut)
+    return cut, account, latest.end(), (killed, place.account("slurmd killed", killed))
 
 
-def cut_off(place: Place) -> tuple[Life, Account, list[int]]:
-    """The cable of the second host is cut until the run has gone on elsewhere, and longer."""
-    life = place.start("cut-off")
-    latest = LatestWatch(life.run.checkpoints)
-    life.wait_for_steps(60)
-    node = second_host(life)
-    with link_cut(place.sandbox, node):
-        life.wait_for_attempt(1)
-        life.wait_for_steps(20, attempt=1)
-    account = place.account("link of a node cut", life)
-    wait_for_node(place.sandbox, node)
-    return life, account, latest.end()
-
-
-def without_first_slurmd(place: Place) -> Played:
-    """slurmd of the batch script's own host is killed; its job goes on and is ended by the controller."""
-    life = place.start("slurmd")
-    life.wait_for_steps(60)
-    node = expand(place.sandbox.job(life.job_id)["NodeList"])[1]
-    with without_slurmd(place.sandbox, node):
-        life.wait_for_attempt(1)
-    account = place.account("slurmd killed", life)
-    wait_for_node(place.sandbox, node)
-    return life, account
+def start_on(place: Place, name: str, hosts: str) -> Life:
+    """Start a run on hosts that it is not bound to: the others take no new job for the moment."""
+    others = ",".join(node for node in place.sandbox.nodes if node not in hosts.split(","))
+    place.sandbox.run("scontrol", "update", f"NodeName={others}", "State=DRAIN", "Reason=test")
+    life = place.start(name)
+    life.wait_until(lambda: life.attempts, "a start")
+    place.sandbox.run("scontrol", "update", f"NodeName={others}", "State=RESUME")
+    return life
 
 
 def controller_killed(place: Place) -> Played:
@@ -101,13 +93,13 @@ def controller_hangs(place: Place) -> Played:
     return life, place.account("slurmctld does not answer at requeue time for 15 s", life)
 
 
-@looks_at(cut_off, alone=True)
+@looks_at(nodes_lost, apart=True)
 def test_a_run_whose_node_is_cut_off_goes_on_and_the_old_generation_publishes_nothing(
-    played: tuple[Life, Account, list[int]],
+    played: tuple[Life, Account, list[int], Played],
 ) -> None:
-    life, account, latest = played
+    life, account, latest, _ = played
     assert account.came_out_the_same, account
-    assert account.steps_lost <= 23 + 1
+    assert account.steps_lost <= STEPS_PER_EPOCH + 1
     assert latest == sorted(latest)
     assert account.attempts == 2
     newest = checkpoints.newest_valid(life.run.checkpoints, expected=True, warn=pytest.fail)
@@ -115,9 +107,11 @@ def test_a_run_whose_node_is_cut_off_goes_on_and_the_old_generation_publishes_no
     assert newest.manifest.attempt == 1
 
 
-@looks_at(without_first_slurmd, alone=True)
-def test_a_run_whose_node_lost_its_slurmd_is_requeued_and_comes_out_the_same(played: Played) -> None:
-    _, account = played
+@looks_at(nodes_lost, apart=True)
+def test_a_run_whose_node_lost_its_slurmd_is_requeued_and_comes_out_the_same(
+    played: tuple[Life, Account, list[int], Played],
+) -> None:
+    _, account = played[-1]
     assert account.came_out_the_same, account
     assert account.attempts == 2
 
@@ -125,8 +119,8 @@ def test_a_run_whose_node_lost_its_slurmd_is_requeued_and_comes_out_the_same(pla
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param("killed", marks=looks_at(controller_killed, alone=True), id="killed"),
-        pytest.param("silent", marks=looks_at(controller_hangs, alone=True), id="silent"),
+        pytest.param("killed", marks=looks_at(controller_killed, apart=True), id="killed"),
+        pytest.param("silent", marks=[looks_at(controller_hangs, apart=True), pytest.mark.long], id="silent"),
     ],
 )
 def test_a_controller_that_is_away_at_requeue_time_delays_the_run_and_costs_nothing(played: Played, words: str) -> None:

@@ -136,7 +136,7 @@ def test_death_at_any_moment_costs_at_most_the_steps_since_the_last_checkpoint(p
     assert [account for account in played if not account.came_out_the_same or account.steps_lost > 24] == []
 
 
-@looks_at(preempted_at_any_moment, alone=True)
+@looks_at(preempted_at_any_moment, apart=True)
 def test_preemption_at_any_moment_loses_nothing(played: list[Account]) -> None:
     assert [account for account in played if not account.came_out_the_same or account.attempts != 2] == []
     # A run that is taken away before it has a handler is not asked to save; then there is nothing to lose either.
@@ -148,14 +148,14 @@ def test_death_three_times_at_every_point_of_a_save(played: list[tuple[Life, Acc
     assert [account for _, account in played if not account.came_out_the_same] == []
 
 
-@looks_at(preempted_on_eight_ranks, alone=True)
+@looks_at(preempted_on_eight_ranks, apart=True)
 def test_preemption_of_eight_ranks_on_four_hosts_costs_nothing(played: tuple[Life, Account]) -> None:
     life, account = played
     assert account.is_unhurt, account
     assert life.sandbox.job(life.job_id)["Restarts"] == "1"
 
 
-@looks_at(five_preemptions_and_a_time_limit, alone=True)
+@looks_at(five_preemptions_and_a_time_limit, apart=True)
 def test_five_preemptions_and_a_time_limit_cost_nothing(played: tuple[Life, Account]) -> None:
     life, account = played
     assert account.is_unhurt, account

@@ -12,7 +12,7 @@ def soaked(place: Place) -> list[Ended]:
     return Soak(place=place, seconds=60, every=12, dice=random.Random(4)).run()
 
 
-@looks_at(soaked, alone=True)
+@looks_at(soaked, apart=True)
 def test_every_run_comes_out_well_after_a_minute_of_random_faults(played: list[Ended]) -> None:
     assert played
     assert [ended for ended in played if not ended.is_well] == []

@@ -166,5 +166,5 @@ def test_augment_is_true_or_false(dataset: str, refuse: Refuse) -> None:
 
 
 def test_faults_on_purpose_are_the_one_variable_of_ours_that_a_job_file_may_set(load: Load) -> None:
-    job = load(f"{train('epochs: 1')}environment: {{env: {{HPCDDP_FAULTS: 'kill@step:3'}}}}\n")
+    job = load("environment: {env: {HPCDDP_FAULTS: 'kill@step:3'}}\n")
     assert job.spec.environment.env == {faults.VARIABLE: "kill@step:3"}

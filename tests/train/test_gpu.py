@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.directory import RunDirectory
 from hpcddp.spec.job import JobSpec
 from hpcddp.train.context import TrainContext
 from hpcddp.train.job import run_training
 from hpcddp.train.scoring import ValidationShare, evaluate
 from hpcddp.train.scoring.tally import Tally
+from hpcddp.train.staging import Staging
 from tests.distributed.scored import METRICS, outputs_and_targets
 from tests.distributed.training import job_document, result, steps
 from tests.train.conftest import Training
@@ -132,3 +135,28 @@ def test_metrics_on_the_gpu_are_those_on_the_cpu(nccl: torch.device) -> None:
     on_cpu = tally.values(tally.vector(tally.widths()), tally.widths())
     assert on_gpu.pop("loss") == pytest.approx(on_cpu.pop("loss"), abs=1e-12)
     assert on_gpu == on_cpu
+
+
+def test_state_is_copied_before_what_the_gpu_does_next() -> None:
+    value = torch.zeros(10_000_000, device="cuda")
+    staging = Staging()
+    copies = staging.copy({"model": {"weight": value}})
+    for _ in range(100):
+        value.add_(1)
+    staging.wait_until_copied()
+    assert not copies["model"]["weight"].any()
+    assert copies["model"]["weight"].is_pinned()
+
+
+def test_resumed_run_equals_the_uninterrupted_one(nccl: torch.device, tmp_path: Any) -> None:
+    changes: dict[str, Any] = {"checkpoint": {"every": {"steps": 1}}, "train__optimizer": {"name": "adamw"}}
+    whole, broken = (Training(RunDirectory(tmp_path / name)) for name in ("whole", "broken"))
+    train(whole, nccl, **changes)
+    train(broken, nccl, **changes)
+    # As if it had been killed in the middle: what came after step 3 is not there.
+    for path in list_checkpoints(broken.run.checkpoints)[:-1]:
+        shutil.rmtree(path)
+    broken.run.result.unlink()
+    broken.run.attempt(0).path.rmdir()
+    train(broken, nccl, **changes)
+    assert result(broken.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]

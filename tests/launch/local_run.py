@@ -1,0 +1,148 @@
+"""Runs on this machine with two real ranks, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcddp.run.decision import Decision, read_decision
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.events import read_events
+from hpcddp.run.failure import FailureRecord, read_failures
+
+ROOT = Path(__file__).parents[2]
+MODEL = """
+import time
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.net = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, num_classes))
+
+    def forward(self, x):
+        time.sleep(0.02)
+        return self.net(x)
+
+def build(num_classes):
+    return Slow(num_classes)
+"""
+JOB = """
+name: local
+resources: {tasks_per_node: 2}
+environment: {env: {HPCDDP_FAULTS: "TEXT", OMP_NUM_THREADS: "1"}}
+batch: {global_batch_size: 64}
+learning_rate: {base: 0.1}
+train: {model: "small:build", dataset: digits, epochs: 40}
+launch: {hang_timeout: 4s}
+"""
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A run that was handed over."""
+
+    run: RunDirectory
+    job_id: int
+
+    @property
+    def attempt(self) -> AttemptDirectory:
+        return self.run.attempt(0)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.run.result.read_text(encoding="utf-8"))
+        return document
+
+    @property
+    def decision(self) -> Decision | None:
+        return read_decision(self.attempt)
+
+    @property
+    def failures(self) -> list[FailureRecord]:
+        return read_failures(self.attempt)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.run.events) if event["event"] == kind]
+
+    def log(self, rank: int) -> str:
+        return self.attempt.rank_log(rank).read_text(encoding="utf-8")
+
+    def steps(self) -> list[int]:
+        """Return the steps on record, in their order."""
+        lines = self.run.metrics.read_text(encoding="utf-8").splitlines() if self.run.metrics.exists() else []
+        return [record["step"] for record in map(json.loads, lines) if "loss" in record]
+
+    def tasks(self) -> dict[int, int]:
+        """Return the process id of each rank that runs."""
+        found: dict[int, int] = {}
+        for entry in Path("/proc").iterdir():
+            variables = environment_of(entry) if entry.name.isdecimal() else {}
+            mine = variables.get("HPCDDP_ATTEMPT_DIR") == str(self.attempt.path)
+            if mine and "SUBMITIT_LOCAL_GLOBALID" in variables and parent_of(entry) != os.getpid():
+                found.setdefault(int(variables["SUBMITIT_LOCAL_GLOBALID"]), int(entry.name))
+        return found
+
+    def wait_until_it_trains(self) -> None:
+        wait_for(lambda: bool(self.steps()))
+
+    def signal(self, rank: int, signum: signal.Signals) -> None:
+        os.kill(self.tasks()[rank], signum)
+
+    def wait_for_end(self) -> None:
+        wait_for(lambda: not Path(f"/proc/{self.job_id}").exists())
+
+
+def environment_of(entry: Path) -> dict[str, str]:
+    try:
+        words = (entry / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return dict(word.decode(errors="replace").split("=", 1) for word in words if b"=" in word)
+
+
+def parent_of(entry: Path) -> int:
+    try:
+        return int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def wait_for(met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def start(directory: Path, faults: str = "", **lines: str) -> LocalRun:
+    """Hand over a job of two ranks; ``lines`` replaces whole lines of the job file, by their first word."""
+    (directory / "small.py").write_text(MODEL)
+    job = JOB.replace("TEXT", faults)
+    for key, line in lines.items():
+        job = "\n".join(line if text.startswith(f"{key}:") else text for text in job.splitlines())
+    if not faults:
+        job = job.replace('HPCDDP_FAULTS: "", ', "")
+    (directory / "job.yaml").write_text(job)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "submit", "job.yaml", "--cluster", "local", "--json"],
+        cwd=directory,
+        env={**environment, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    return LocalRun(RunDirectory(Path(answer["run_dir"])), int(answer["job_id"]))
