@@ -27,7 +27,7 @@ from typing import Any
 
 from hpcddp.slurm.hostlist import expand
 from tests.slurm.account import Account, account_of
-from tests.slurm.life import Life
+from tests.slurm.life import Life, trace_file
 from tests.slurm.play import Place, References
 from tests.slurm.sandboxes import QUICK, sandbox_with
 from tests.slurm.trouble import link_cut, wait_for_node, without_controller, without_slurmd
@@ -161,7 +161,10 @@ def _rank_killed(soak: Soak, life: Life) -> None:
 
 
 def _rank_stopped(soak: Soak, life: Life) -> None:
-    soak.signal(life, signal.SIGSTOP)
+    # Before the first step a standstill is only noticed after half an hour: compiling may take that long.
+    trace = trace_file(life.attempt, 0) if life.attempts else None
+    if trace is not None and trace.exists() and trace.stat().st_size:
+        soak.signal(life, signal.SIGSTOP)
 
 
 def _requeue_by_the_user(_: Soak, life: Life) -> None:

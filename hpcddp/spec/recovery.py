@@ -64,5 +64,7 @@ class Launch(Section):
         timedelta(minutes=5), description="How long the ranks wait for each other at the start."
     )
     hang_timeout: Duration = Field(
-        timedelta(minutes=5), description="How long a collective may take before the job ends."
+        timedelta(minutes=5),
+        description="How long a rank may take from one step to the next before the job ends; ten times the longest wait "
+        "so far if that is more, and at least half an hour before the first step, which may compile.",
     )

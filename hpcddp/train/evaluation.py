@@ -112,4 +112,3 @@ def _paused(
         yield result
         beat()
         pauses.after_batch()
-    pauses.after_all()

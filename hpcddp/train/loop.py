@@ -85,6 +85,8 @@ class Loop:
             self._between_steps(position)
             self._context.heartbeat.at_step(position.step + 1)
         self._context.heartbeat.expect_long()
+        # An attempt that only made up the last evaluation has saved nothing, which would have flushed.
+        self._flush()
         self._saver.finish()
         return self._now()
 

@@ -28,7 +28,7 @@ class EvaluationStopped(Exception):  # noqa: N818  not an error: the ranks agree
 
 
 class Pauses:
-    """The questions of one evaluation: as many on every rank, also on one with fewer batches than another.
+    """The questions of one evaluation: as many on every rank, also on one that has a batch less than another.
 
     Args:
         samples: samples of the validation part.
@@ -41,6 +41,7 @@ class Pauses:
     def __init__(
         self, samples: int, batch_size: int, *, ranks: int, device: torch.device, vote: Callable[[], StopReason]
     ) -> None:
+        # Shares differ by a sample, so a rank has this many batches or one less: no question comes after the last one.
         most = ceil_div(ceil_div(samples, ranks), batch_size)
         self._left = (most - 1) // BATCHES_BETWEEN
         self._device, self._vote = device, vote
@@ -54,15 +55,6 @@ class Pauses:
         """
         self._batches += 1
         if self._batches % BATCHES_BETWEEN == 0 and self._left:
-            self._ask()
-
-    def after_all(self) -> None:
-        """Ask the questions that ranks with more batches still ask.
-
-        Raises:
-            EvaluationStopped: the ranks agreed to stop.
-        """
-        while self._left:
             self._ask()
 
     def _ask(self) -> None:

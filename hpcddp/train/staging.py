@@ -89,7 +89,8 @@ class _Copier:
         if buffer is None or not _fits(buffer, value):
             buffer = _new_buffer(value)
         with torch.no_grad():
-            buffer.copy_(value, non_blocking=True)
+            # Any other copy must be over when the training goes on.
+            buffer.copy_(value, non_blocking=buffer.is_pinned())
         self.saw_gpu |= value.is_cuda
         self.buffers[place] = self._aliases[key] = buffer
         return buffer

@@ -44,6 +44,7 @@ def test_importing_the_command_line_loads_nothing_slow() -> None:
     [
         ["--help"],
         ["submit", "--help"],
+        ["checkpoints", "--help"],
         ["render", str(JOBS / "resnet50_imagenet.yaml"), "--json"],
         ["plan", str(JOBS / "quickstart.yaml")],
         ["schema"],

@@ -63,7 +63,8 @@ def start_on(place: Place, name: str, hosts: str) -> Life:
     """Start a run on hosts that it is not bound to: the others take no new job for the moment."""
     others = ",".join(node for node in place.sandbox.nodes if node not in hosts.split(","))
     place.sandbox.run("scontrol", "update", f"NodeName={others}", "State=DRAIN", "Reason=test")
-    life = place.start(name)
+    # It is still at work when Slurm gives up a node that does not answer (SlurmdTimeout).
+    life = place.start(name, seconds=0.1)
     life.wait_until(lambda: life.attempts, "a start")
     place.sandbox.run("scontrol", "update", f"NodeName={others}", "State=RESUME")
     return life

@@ -14,9 +14,12 @@ import torch.distributed as dist
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.spec.job import JobSpec
-from hpcddp.train.context import TrainContext, never_stop
+from hpcddp.stop.deadline import Deadline
+from hpcddp.train.context import TrainContext, never_stop, unknown_cause
 from hpcddp.train.job import run_training
 from tests.distributed.training import job_document
+
+NO_DEADLINE = Deadline()
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +53,8 @@ class Training:
         attempt: int = 0,
         should_stop: Callable[[], int] = never_stop,
         monotonic: Callable[[], float] = time.monotonic,
+        cause: Callable[[], str | None] = unknown_cause,
+        deadline: Deadline = NO_DEADLINE,
         **changes: Any,
     ) -> None:
         """Run an attempt; ``changes`` as for ``job_document``."""
@@ -67,6 +72,8 @@ class Training:
                 cpus=2,
                 should_stop=should_stop,
                 monotonic=monotonic,
+                cause=cause,
+                deadline=deadline,
                 say=self.said.append,
             )
         )

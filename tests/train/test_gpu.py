@@ -153,7 +153,7 @@ def test_resumed_run_equals_the_uninterrupted_one(nccl: torch.device, tmp_path: 
     whole, broken = (Training(RunDirectory(tmp_path / name)) for name in ("whole", "broken"))
     train(whole, nccl, **changes)
     train(broken, nccl, **changes)
-    # As if it had been killed in the middle: what came after step 3 is not there.
+    # As if it had been killed in the middle: the newest checkpoints are not there.
     for path in list_checkpoints(broken.run.checkpoints)[:-1]:
         shutil.rmtree(path)
     broken.run.result.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -150,6 +151,23 @@ def test_error_in_the_writing_thread_ends_the_training(training: Training) -> No
     with pytest.raises(InjectedError):
         training.train(**SAVES)
     assert saves(training) == []
+
+
+def test_error_in_the_writing_thread_is_heard_at_the_next_step_and_not_at_the_next_save(training: Training) -> None:
+    faults.arm("exception@save.manifest:4", rank=0, attempt=0)
+    asked: list[None] = []
+
+    def when_written() -> int:
+        asked.append(None)
+        for thread in threading.enumerate():
+            if thread.name == "hpcddp-checkpoint":
+                thread.join()
+        return 0
+
+    # Step 5 begins after the write; the save after step 8 would have heard of it, too.
+    with pytest.raises(InjectedError):
+        training.train(should_stop=when_written, checkpoint={"every": {"epochs": 1}}, train__epochs=3)
+    assert len(asked) == 5
 
 
 def test_attempt_that_is_overtaken_while_it_writes_publishes_nothing_and_ends(training: Training) -> None:
