@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -24,6 +25,19 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(t
     assert [event["step"] for event in run.events("save")].count(decision.step) == 1
     assert run.failures == []
     assert "SIGUSR2: the training will be saved and stop at the end of a step" in run.log(1)
+    for rank in (0, 1):
+        check_handlers(json.loads((tmp_path / f"handlers-{rank}.json").read_text()))
+
+
+def check_handlers(handlers: dict[str, str]) -> None:
+    """No collective, file or subprocess in a handler: ours do nothing, and nobody else's are there."""
+    of_python = {name: handler for name, handler in handlers.items() if not handler.isdecimal()}
+    assert {name: of_python.pop(name) for name in ("SIGTERM", "SIGUSR2", "SIGINT")} == dict.fromkeys(
+        ("SIGTERM", "SIGUSR2", "SIGINT"), "be_there"
+    )
+    # submitit's, on a signal that nobody sends.
+    assert of_python.pop("SIGRTMAX") == "SignalHandler.checkpoint_and_try_requeue"
+    assert of_python == {}
 
 
 def test_a_signal_before_torch_is_imported_is_not_lost(tmp_path: Path) -> None:
