@@ -46,7 +46,7 @@ environment: {env: {HPCDDP_FAULTS: "TEXT", OMP_NUM_THREADS: "1"}}
 batch: {global_batch_size: 64}
 learning_rate: {base: 0.1}
 train: {model: "small:build", dataset: digits, epochs: 40}
-launch: {hang_timeout: 4s}
+launch: {hang_timeout: 5min}
 """
 _TIMEOUT_S = 120.0
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.launch.local_run import start, wait_for
 
+HASTY = "launch: {hang_timeout: 5s}"
+
 
 def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(tmp_path: Path) -> None:
     run = start(tmp_path)
@@ -81,7 +83,7 @@ def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(tmp_p
 
 
 def test_a_rank_that_stands_still_is_named_and_the_stacks_of_the_other_are_dumped(tmp_path: Path) -> None:
-    run = start(tmp_path, "stop@step:5,rank=1")
+    run = start(tmp_path, "stop@step:5,rank=1", launch=HASTY)
     run.wait_for_end()
     assert run.result["exit_code"] == 124
     assert run.result["reason"].startswith("rank 1 on ")
@@ -93,7 +95,7 @@ def test_a_rank_that_stands_still_is_named_and_the_stacks_of_the_other_are_dumpe
 
 
 def test_a_rank_that_is_stuck_is_named_with_the_place_and_all_stacks_are_dumped(tmp_path: Path) -> None:
-    run = start(tmp_path, "sleep=600@step:5,rank=1")
+    run = start(tmp_path, "sleep=600@step:5,rank=1", launch=HASTY)
     run.wait_for_end()
     stuck, waiting = run.failures
     assert (stuck.rank, stuck.kind, stuck.exit_code, stuck.waiting) == (1, "hang", 124, False)
