@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -10,7 +11,8 @@ from typing import Final
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.lifeline import LIFELINE, Lifeline
 from hpcddp.launch.rendezvous import PeerFailedError
-from hpcddp.run.failure import FailureRecord
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.failure import FailureRecord, write_failure
 from hpcddp.stop.exit_codes import ExitCode
 
 # As gloo, NCCL and the store say it. All of them raise RuntimeError or a subclass (torch/csrc/Exceptions.h).
@@ -108,6 +110,14 @@ def follower(first: FailureRecord, lifeline: Lifeline = LIFELINE) -> FailureReco
         exit_code=ExitCode.INFRASTRUCTURE,
         secondary=True,
     )
+
+
+def leave_record(attempt: AttemptDirectory, record: FailureRecord) -> None:
+    """Write the record of this rank, as far as the disk lets it; the exit code tells the rest."""
+    try:
+        write_failure(attempt, record)
+    except OSError as error:
+        os.write(2, f"hpcddp: {attempt.rank_error(record.rank)} cannot be written ({error})\n".encode())
 
 
 def last_words(record: FailureRecord) -> str:

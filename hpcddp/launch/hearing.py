@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from hpcddp.launch.attribution import follower
+from hpcddp.launch.attribution import follower, leave_record
 from hpcddp.launch.cause import ask_cause
 from hpcddp.launch.lifeline import LIFELINE, Lifeline, leave
 from hpcddp.launch.watchdog import HANG, give_up
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.failure import FailureRecord, read_failures, write_failure
+from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.stop.cause import Cause
 from hpcddp.stop.signals import LISTENER, Seen
 
@@ -105,7 +105,7 @@ def _end_with_the_others(attempt: AttemptDirectory, seen: Seen, lifeline: Lifeli
         # Its own watchdog may have been more patient; its stacks are wanted too.
         give_up(attempt, lifeline.heartbeat.silence(), lifeline=lifeline)
     record = follower(first, lifeline)
-    write_failure(attempt, record)
+    leave_record(attempt, record)
     os.write(2, f"hpcddp: {record.place} ends here: {record.message}\n".encode())
     leave(record.exit_code)
 

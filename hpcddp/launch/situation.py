@@ -54,7 +54,10 @@ class Situation:
     @cached_property
     def job_fields(self) -> dict[str, str] | None:
         """What Slurm says about the job now; None without an answer."""
-        return None if self.job_id is None else ask_slurm(self.job_id, patience_s=PATIENCE_S)
+        if self.job_id is None:
+            return None
+        # What the ranks have decided is enough to ask for a requeue, which has its own patience.
+        return ask_slurm(self.job_id, patience_s=0.0 if self.decision else PATIENCE_S)
 
     @cached_property
     def restarts(self) -> int:

@@ -115,7 +115,7 @@ def _goes_on(situation: Situation, action: Action, *, by: str) -> Ending:
     """Say that Slurm runs the job again."""
     run, job_id = situation.attempt.run, situation.job_id
     run.result.unlink(missing_ok=True)
-    _tell(situation, "stop", _why(situation), cause=str(situation.cause))
+    _tell_stop(situation)
     _tell(situation, "requeue", _why(situation), cause=str(situation.counted_cause), job_id=job_id, by=by)
     expedite = situation.spec.requeue.expedite
     soon = "in a few seconds, if its nodes are free" if expedite else "in about two minutes"
@@ -135,7 +135,7 @@ def _continue(situation: Situation, action: Action, code: int) -> Ending:
     except HpcddpError as error:
         return _stop(situation, Action(deed=Deed.STOP, exit_code=action.exit_code, why=error.message), code)
     cause = str(situation.counted_cause)
-    _tell(situation, "stop", _why(situation), cause=cause)
+    _tell_stop(situation)
     _tell(situation, "requeue", _why(situation), cause=cause, job_id=submission.job_id, by="hpcddp")
     next_step = f"Job {submission.job_id} was submitted, and it goes on from there."
     return Ending(exit_code=action.exit_code, text=_paragraph(situation, next_step))
@@ -183,6 +183,12 @@ def _conclude(situation: Situation, status: str, reason: str, exit_code: int) ->
     document = {"status": status, "reason": reason, "exit_code": int(exit_code), "attempts": attempt.number + 1}
     with _told(attempt.run.result):
         write_json(attempt.run.result, {**document, "saved_step": saved or None, "resume": resume_command(attempt.run)})
+
+
+def _tell_stop(situation: Situation) -> None:
+    """Write down that the attempt has stopped, unless its ranks have."""
+    if situation.decision is None:
+        _tell(situation, "stop", _why(situation), cause=str(situation.cause))
 
 
 def _tell(situation: Situation, kind: EventKind, reason: str, **facts: object) -> None:

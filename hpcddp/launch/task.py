@@ -22,13 +22,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from hpcddp.launch.attribution import failure_of, last_words
+from hpcddp.launch.attribution import failure_of, last_words, leave_record
 from hpcddp.launch.claim import RunDirectoryError
 from hpcddp.launch.hearing import attend
 from hpcddp.launch.lifeline import LIFELINE, leave
 from hpcddp.launch.siblings import fail
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.failure import write_failure
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop import faults
 from hpcddp.stop.exit_codes import ExitCode
@@ -122,7 +121,7 @@ def _cpus_of_this_task(attempt: AttemptDirectory) -> int:
 def _record(attempt: AttemptDirectory, error: BaseException, *, exit_code: int | None = None) -> NoReturn:
     """Write the error record, print the error, and end."""
     record = failure_of(error, exit_code=exit_code)
-    write_failure(attempt, record)
+    leave_record(attempt, record)
     sys.stderr.write(last_words(record))
     sys.stderr.flush()
     fail(record.exit_code, attempt)

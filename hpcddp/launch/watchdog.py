@@ -14,10 +14,11 @@ from pathlib import PurePath
 from types import FrameType
 from typing import Final
 
+from hpcddp.launch.attribution import leave_record
 from hpcddp.launch.lifeline import LIFELINE, Lifeline
 from hpcddp.launch.siblings import fail
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.failure import FailureRecord
 from hpcddp.stop.exit_codes import ExitCode
 from hpcddp.stop.heartbeat import Heartbeat, Silence
 
@@ -73,7 +74,7 @@ def give_up(
     record = hang_record(silence, frame, lifeline)
     os.write(2, f"hpcddp: {record.place} hangs: {record.message}; the stacks of all threads:\n".encode())
     faulthandler.dump_traceback(file=2, all_threads=True)
-    write_failure(attempt, record)
+    leave_record(attempt, record)
     _wait_for_others(attempt, world_size)
     end(ExitCode.HANG, attempt)
 

@@ -13,7 +13,15 @@ from hpcddp.errors import HpcddpError
 # A call waits 9 to 18 s for a controller that is away (measured); a busy one may take longer.
 _TIMEOUT_S = 60.0
 
-_AWAY = ("Unable to contact", "Socket timed out", "Connection refused", "Zero Bytes were transmitted")
+# What a command says when nobody answered it, or too late; a request that is answered too late may have been done.
+_AWAY = (
+    "Unable to contact",
+    "timed out",
+    "Connection refused",
+    "Zero Bytes were transmitted",
+    "Unexpected message received",
+    "in standby mode",
+)
 _UNKNOWN_JOB = "Invalid job id specified"
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:]*)=")
 # What a user writes freely stands last on its line, so it may hold anything but a line break.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from hpcddp.run.decision import Decision, write_decision
@@ -73,9 +76,10 @@ class Stopping:
         if sentence is not None:
             self._warned = True
             context.tell(f"warning: {sentence}")
-            append_event(
-                context.run.events, kind="warning", time=context.now(), attempt=context.attempt, reason=sentence
-            )
+            with self._warned_of_the_disk(context.run.events):
+                append_event(
+                    context.run.events, kind="warning", time=context.now(), attempt=context.attempt, reason=sentence
+                )
 
     def leave(
         self, reason: StopReason, *, step: int, outcome: SaveOutcome | None, has_checkpoint: bool
@@ -102,6 +106,27 @@ class Stopping:
             outcome=outcome,
         )
 
+    @contextlib.contextmanager
+    def _warned_of_the_disk(self, path: Path) -> Iterator[None]:
+        """Go on where a file cannot be written: a full disk is no reason to end in any other way."""
+        try:
+            yield
+        except OSError as error:
+            self._context.tell(f"warning: {path} cannot be written ({error})")
+
+    def _append_stop(self, decision: Decision) -> None:
+        append_event(
+            self._context.run.events,
+            kind="stop",
+            time=decision.time,
+            attempt=decision.attempt,
+            step=decision.step,
+            reason=decision.reason,
+            cause=decision.cause,
+            saved=decision.saved,
+            save_s=decision.save_s,
+        )
+
     def _write(self, reason: StopReason, *, step: int, saved: bool, save_s: float) -> None:
         context = self._context
         cause = Cause.TIME_LIMIT.value if reason is StopReason.DEADLINE else context.cause()
@@ -115,17 +140,10 @@ class Stopping:
             save_s=round(save_s, 3),
             time=context.now(),
         )
-        append_event(
-            context.run.events,
-            kind="stop",
-            time=decision.time,
-            attempt=decision.attempt,
-            step=step,
-            reason=reason.word,
-            cause=cause,
-            saved=saved,
-            save_s=decision.save_s,
-        )
-        write_decision(context.run.attempt(context.attempt), decision)
+        with self._warned_of_the_disk(context.run.events):
+            self._append_stop(decision)
+        attempt = context.run.attempt(context.attempt)
+        with self._warned_of_the_disk(attempt.decision):
+            write_decision(attempt, decision)
         how = f"saved in {save_s:.1f} s" if saved else "not saved"
         context.tell(f"all ranks stopped after step {step} ({reason.word}, cause {cause or 'unknown'}), {how}")

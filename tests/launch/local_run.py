@@ -20,7 +20,8 @@ from hpcddp.run.failure import FailureRecord, read_failures
 
 ROOT = Path(__file__).parents[2]
 MODEL = """
-import time
+import json, os, signal, time
+from pathlib import Path
 from torch import nn
 
 class Slow(nn.Module):
@@ -33,6 +34,9 @@ class Slow(nn.Module):
         return self.net(x)
 
 def build(num_classes):
+    handlers = {number.name: signal.getsignal(number) for number in signal.valid_signals() if hasattr(number, "name")}
+    named = {name: getattr(handler, "__qualname__", str(handler)) for name, handler in handlers.items()}
+    Path(f"handlers-{os.environ['RANK']}.json").write_text(json.dumps(named))
     return Slow(num_classes)
 """
 JOB = """
@@ -42,7 +46,7 @@ environment: {env: {HPCDDP_FAULTS: "TEXT", OMP_NUM_THREADS: "1"}}
 batch: {global_batch_size: 64}
 learning_rate: {base: 0.1}
 train: {model: "small:build", dataset: digits, epochs: 40}
-launch: {hang_timeout: 4s}
+launch: {hang_timeout: 5min}
 """
 _TIMEOUT_S = 120.0
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from hpcddp.launch.attribution import failure_of, follower, last_words
+from hpcddp.launch.attribution import failure_of, follower, last_words, leave_record
 from hpcddp.launch.lifeline import Lifeline, own_host, own_rank
+from hpcddp.run.directory import RunDirectory
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.train.errors import DataError
 
@@ -103,3 +106,11 @@ def test_a_rank_knows_itself_even_where_its_environment_is_wrong(
     environment: dict[str, str], rank: int, host: str
 ) -> None:
     assert (own_rank(environment), own_host(environment)) == (rank, host)
+
+
+def test_a_record_that_cannot_be_written_is_told(
+    lifeline: Lifeline, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    attempt = RunDirectory(tmp_path / "gone").attempt(0)
+    leave_record(attempt, failure_of(ValueError("boom"), lifeline=lifeline))
+    assert f"hpcddp: {attempt.rank_error(3)} cannot be written (" in capfd.readouterr().err

@@ -68,6 +68,9 @@ class Play:
         """The ranks have agreed to stop."""
         if saved:
             append_event(self.attempt.run.events, kind="save", time=0.0, attempt=self.attempt.number, step=step)
+        append_event(
+            self.attempt.run.events, kind="stop", time=0.0, attempt=self.attempt.number, step=step, cause=cause
+        )
         write_decision(
             self.attempt,
             Decision(
@@ -147,6 +150,12 @@ def test_what_slurm_requeues_itself_is_only_hurried(play: Play, slurm: FakeSlurm
     ending = play.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", [])
     assert play.events()[-1] == ("requeue", "requeued")
+
+
+def test_a_stop_without_a_decision_is_written_down_here(play: Play, slurm: FakeSlurm) -> None:
+    slurm.become("RUNNING", **PREEMPTED)
+    play.end()
+    assert play.events() == [("start", None), ("stop", "preemption"), ("requeue", "preemption")]
 
 
 def test_a_preemption_that_the_ranks_saw_is_counted_as_one_when_slurm_shows_it_no_more(

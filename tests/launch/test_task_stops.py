@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
 from tests.launch.local_run import start, wait_for
+
+HASTY = "launch: {hang_timeout: 5s}"
 
 
 def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(tmp_path: Path) -> None:
@@ -24,6 +27,19 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(t
     assert [event["step"] for event in run.events("save")].count(decision.step) == 1
     assert run.failures == []
     assert "SIGUSR2: the training will be saved and stop at the end of a step" in run.log(1)
+    for rank in (0, 1):
+        check_handlers(json.loads((tmp_path / f"handlers-{rank}.json").read_text()))
+
+
+def check_handlers(handlers: dict[str, str]) -> None:
+    """No collective, file or subprocess in a handler: ours do nothing, and nobody else's are there."""
+    of_python = {name: handler for name, handler in handlers.items() if not handler.isdecimal()}
+    assert {name: of_python.pop(name) for name in ("SIGTERM", "SIGUSR2", "SIGINT")} == dict.fromkeys(
+        ("SIGTERM", "SIGUSR2", "SIGINT"), "be_there"
+    )
+    # submitit's, on a signal that nobody sends.
+    assert of_python.pop("SIGRTMAX") == "SignalHandler.checkpoint_and_try_requeue"
+    assert of_python == {}
 
 
 def test_a_signal_before_torch_is_imported_is_not_lost(tmp_path: Path) -> None:
@@ -67,7 +83,7 @@ def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(tmp_p
 
 
 def test_a_rank_that_stands_still_is_named_and_the_stacks_of_the_other_are_dumped(tmp_path: Path) -> None:
-    run = start(tmp_path, "stop@step:5,rank=1")
+    run = start(tmp_path, "stop@step:5,rank=1", launch=HASTY)
     run.wait_for_end()
     assert run.result["exit_code"] == 124
     assert run.result["reason"].startswith("rank 1 on ")
@@ -79,7 +95,7 @@ def test_a_rank_that_stands_still_is_named_and_the_stacks_of_the_other_are_dumpe
 
 
 def test_a_rank_that_is_stuck_is_named_with_the_place_and_all_stacks_are_dumped(tmp_path: Path) -> None:
-    run = start(tmp_path, "sleep=600@step:5,rank=1")
+    run = start(tmp_path, "sleep=600@step:5,rank=1", launch=HASTY)
     run.wait_for_end()
     stuck, waiting = run.failures
     assert (stuck.rank, stuck.kind, stuck.exit_code, stuck.waiting) == (1, "hang", 124, False)

@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,13 @@ class Place:
         sandbox: the Slurm.
         directory: the play's own.
         references: the uninterrupted runs.
+        over: set when nothing more is to be started.
     """
 
     sandbox: Sandbox
     directory: Path
     references: References
+    over: threading.Event = field(default_factory=threading.Event)
 
     def start(
         self,
@@ -94,6 +96,7 @@ class Place:
             seconds: how long a step takes at least.
             sections: what is laid over sections of the job file.
         """
+        assert not self.over.is_set(), "the tests have ended"
         directory = self.directory / name
         directory.mkdir(parents=True)
         shutil.copy(Path(__file__).with_name("traced.py"), directory)
@@ -150,6 +153,7 @@ class Plays:
         self._sandbox, self._directory = sandbox, directory
         self._references = References(sandbox, directory)
         self._stage = ThreadPoolExecutor(_AT_ONCE)
+        self._over = threading.Event()
         # One after the other.
         self._elsewhere = ThreadPoolExecutor(1)
         self._futures: dict[Play, Future[Any]] = {}
@@ -165,6 +169,7 @@ class Plays:
 
     def close(self) -> None:
         """Play nothing more."""
+        self._over.set()
         for stage in (self._stage, self._elsewhere):
             stage.shutdown(wait=False, cancel_futures=True)
         self._sandbox.cancel_all()
@@ -173,7 +178,7 @@ class Plays:
 
     def _play(self, play: Play, sandbox: Sandbox) -> Any:
         directory = self._directory / getattr(play, "__name__", "play")
-        return play(Place(sandbox=sandbox, directory=directory, references=self._references))
+        return play(Place(sandbox=sandbox, directory=directory, references=self._references, over=self._over))
 
     def _play_apart(self, play: Play) -> Any:
         with sandbox_with(*QUICK) as sandbox:

@@ -166,6 +166,8 @@ def test_a_requeue_is_never_more_than_incomplete(
         ("Requested operation is presently disabled for job 7", commands.SlurmCommandError),
         ("slurm_suspend error: Unable to contact slurm controller", commands.SlurmUnavailableError),
         ("slurm_suspend error: Socket timed out on send/recv operation", commands.SlurmUnavailableError),
+        # The answer to a controller that woke up after the command had given up (measured).
+        ("Unexpected message received for job 7", commands.SlurmUnavailableError),
     ],
 )
 def test_a_requeue_that_fails_carries_scontrols_reason(

@@ -116,6 +116,14 @@ def test_a_stop_whose_save_fails_says_so(training: Training) -> None:
     assert training.said[-1].endswith("not saved")
 
 
+def test_a_decision_that_cannot_be_written_is_told_and_the_ranks_stop_all_the_same(training: Training) -> None:
+    in_the_way = training.run.attempt(0).decision
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(StoppedError):
+        training.train(should_stop=votes(StopReason.WARNED))
+    assert any(said.startswith(f"warning: {in_the_way} cannot be written (") for said in training.said)
+
+
 def test_a_lead_that_is_shorter_than_a_save_is_told_once(training: Training) -> None:
     # A second passes at every look at the clock.
     clock = iter(range(10**6))
