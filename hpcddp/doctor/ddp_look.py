@@ -91,7 +91,7 @@ def _steps(setting: Setting, replica: Replica, record: Path, steps: int) -> Iter
     replica.optimizer.register_step_pre_hook(read)
     for position in itertools.islice(setting.schedule.positions(0), steps):
         batches.samples.clear()
-        outcome = stepper.take(position, Votes())
+        outcome = stepper.take(position, Votes)
         loss = outcome.agreement.read().loss_sum / position.samples
         path = record.with_name(f"{record.name}-{position.step}.raw")
         compared = None

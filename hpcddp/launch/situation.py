@@ -145,12 +145,17 @@ class Situation:
         heard = [record.rank for record in self.failures]
         return lost_nodes(self.environment, tasks_per_node=self.spec.tasks_per_node, heard=heard)
 
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether a newer attempt of the run has begun by now; asked anew each time."""
+        return self.attempt.run.newest_attempt() != self.attempt.number
+
     def facts(self) -> EndFacts:
         """Return what the decision is made from."""
         run = self.attempt.run
         result = read_json(run.result)
         finished = result is not None and result.get("status") == "finished"
-        fenced = run.newest_attempt() != self.attempt.number
+        fenced = self.is_overtaken
         if finished or fenced:
             return EndFacts(cause=Cause.UNKNOWN, finished=finished, fenced=fenced)
         requeue, spent = self.spec.requeue, spent_of(self.events)

@@ -23,6 +23,8 @@ from hpcddp.stop.cause import Cause
 from hpcddp.stop.decision import Action, Deed, decide
 from hpcddp.stop.exit_codes import ExitCode
 
+_OVERTAKEN = Action(deed=Deed.FENCED, exit_code=ExitCode.FENCED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
@@ -50,6 +52,9 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str],
     """
     situation = Situation(attempt=attempt, environment=environment, cancelled=cancelled)
     action = decide(situation.facts())
+    if situation.is_overtaken:
+        # Slurm may have been asked for a minute.
+        action = _OVERTAKEN
     return _DEEDS[action.deed](situation, action, code)
 
 
@@ -98,10 +103,14 @@ def _let(situation: Situation, action: Action, _: int) -> Ending:
 def _requeue(situation: Situation, action: Action, code: int) -> Ending:
     job_id = situation.job_id or ""
     done = requeuing.requeue(job_id, restarts=situation.restarts, lift=not situation.spec.requeue.left_to_slurm)
-    if done.outcome in {Outcome.REFUSED, Outcome.UNREACHABLE} and situation.is_being_taken_away:
+    in_vain = done.outcome in {Outcome.REFUSED, Outcome.UNREACHABLE}
+    if in_vain and situation.is_being_taken_away and not situation.is_overtaken:
         # Slurm may kill this shell while it waits: the run must not look as if it went on by itself.
         _conclude(situation, "stopped", f"{_why(situation)}; {done.why}", action.exit_code)
         done = requeuing.outlast_grace(job_id, restarts=situation.restarts, before=done)
+    if situation.is_overtaken:
+        # On a node that was cut off, Slurm does not answer: it has long run the job again elsewhere.
+        return _be_fenced(situation, _OVERTAKEN, code)
     if done.outcome is Outcome.REQUEUED:
         return _goes_on(situation, action, by="hpcddp")
     if done.outcome is Outcome.CANCELLED:

@@ -18,21 +18,23 @@ from hpcddp.stop.reasons import StopReason
 STOP_CODES: Final = int(max(StopReason))
 """The largest stop code: a ``StopReason``. When ranks have different reasons in one step, the largest wins."""
 
-_LOSS, _NONFINITE, _SMALL, _LARGE, _SAVE = range(5)
+_LOSS, _NONFINITE, _SMALL, _LARGE, _SECONDS, _SAVE = range(6)
 _SLOTS: Final = _SAVE + 1 + STOP_CODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Votes:
-    """What one rank wants.
+    """What one rank wants, and how long it took.
 
     Args:
         save: whether a save is due; only rank 0 looks at its clock.
         stop: 0, or the code of a reason to stop, 1..``STOP_CODES``.
+        seconds: how long the rank's last step took; 0 if there was none.
     """
 
     save: bool = False
     stop: int = 0
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.stop <= STOP_CODES:
@@ -49,6 +51,7 @@ class Agreed:
         norms: (small, large) of the gradient noise scale; zeros unless it is measured.
         save: whether a save is due.
         stop: 0, or the code of the reason to stop.
+        seconds: the sum of the ranks' times for their last steps.
     """
 
     loss_sum: float = 0.0
@@ -56,14 +59,16 @@ class Agreed:
     norms: tuple[float, float] = (0.0, 0.0)
     save: bool = False
     stop: int = 0
+    seconds: float = 0.0
 
     def merged(self, later: Agreed) -> Agreed:
-        """Return the wishes of two steps; the loss is the later one's."""
+        """Return the wishes of two steps; the loss and the time are the later one's."""
         return Agreed(
             loss_sum=later.loss_sum,
             nonfinite=later.nonfinite,
             save=self.save or later.save,
             stop=max(self.stop, later.stop),
+            seconds=later.seconds,
         )
 
 
@@ -87,6 +92,8 @@ class PendingAgreement:
             vector[_NONFINITE] = nonfinite
         if norms is not None:
             vector[_SMALL : _LARGE + 1] = norms
+        if votes.seconds:
+            vector[_SECONDS] = votes.seconds
         if votes.save:
             vector[_SAVE] = 1.0
         if votes.stop:
@@ -126,4 +133,5 @@ def _agreed(sums: list[float]) -> Agreed:
         norms=(sums[_SMALL], sums[_LARGE]),
         save=sums[_SAVE] > 0,
         stop=max(stops, default=0),
+        seconds=sums[_SECONDS],
     )

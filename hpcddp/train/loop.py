@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Final
 
 from hpcddp.stop import faults
 from hpcddp.stop.reasons import StopReason
@@ -21,6 +22,9 @@ from hpcddp.train.saving import Saver
 from hpcddp.train.schedule import Schedule
 from hpcddp.train.stepping import Position, StepOutcome, Stepper
 from hpcddp.train.stopping import Stopping
+
+# Some hundred times what a sum over ranks takes.
+_SLOW_STEP_S: Final = 0.5
 
 
 class Loop:
@@ -56,6 +60,7 @@ class Loop:
         self._wall_before_s = progress.wall_s
         self._pending: tuple[StepOutcome, float] | None = None
         self._wishes = Agreed()
+        self._last_step_s = self._step_s = 0.0
         self._stopping = Stopping(context, saver)
         # What an attempt begins with is a checkpoint, or nothing at all.
         self._resumed_step = progress.step or None
@@ -74,12 +79,14 @@ class Loop:
             self._evaluate()
         for position in self._schedule.positions(self._progress.step):
             faults.reach("step", step=position.step)
-            before = self._resumed_at
-            outcome = self._stepper.take(position, self._votes())
+            before, slow = self._resumed_at, self._is_slow()
+            outcome = self._stepper.take(position, self._votes)
             self._resumed_at = self._context.monotonic()
             # The sum of the step before has arrived by now; waiting for it holds nothing up.
             self._settle()
             self._pending = outcome, self._resumed_at - before
+            if slow:
+                self._settle()
             self._guard.check(self._replica, position.step + 1)
             self._saver.settle()
             self._between_steps(position)
@@ -90,12 +97,19 @@ class Loop:
         self._saver.finish()
         return self._now()
 
+    def _is_slow(self) -> bool:
+        """Return whether steps take so long that waiting for their sums costs nothing, as all ranks know alike.
+
+        A stop then comes after the step in which it was asked for, and not after the next one.
+        """
+        return self._step_s >= _SLOW_STEP_S
+
     def _votes(self) -> Votes:
         every = self._context.spec.checkpoint.every.duration
         due = every is not None and self._context.monotonic() - self._saved_at >= every.total_seconds()
         # A write that is under way is not waited for: the clock asks again.
         due = due and self._context.is_main and not self._saver.busy
-        return Votes(save=due, stop=self._stopping.vote())
+        return Votes(save=due, stop=self._stopping.vote(), seconds=self._last_step_s)
 
     def _between_steps(self, position: Position) -> None:
         """Evaluate, save and stop: each of them decided by all ranks alike."""
@@ -119,9 +133,9 @@ class Loop:
         """Save what there is, wait until it is written, and return the error that ends the loop."""
         step = self._progress.step
         has_checkpoint = step == self._resumed_step
-        self._context.heartbeat.expect_long()
         if not has_checkpoint:
             self._save("stop")
+        self._context.heartbeat.expect_long()
         outcome = self._saver.wait()
         return self._stopping.leave(reason, step=step, outcome=outcome, has_checkpoint=has_checkpoint)
 
@@ -132,6 +146,7 @@ class Loop:
         (outcome, seconds), self._pending = self._pending, None
         agreed = outcome.agreement.read()
         self._wishes = self._wishes.merged(agreed)
+        self._last_step_s, self._step_s = seconds, agreed.seconds / self._context.world_size
         loss = agreed.loss_sum / outcome.position.samples
         step = outcome.position.step + 1
         # The scaler of fp16 leaves steps out by itself.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,12 +78,12 @@ class Stepper:
         self._replica, self._plan, self._train, self._batches, self._rank = replica, plan, train, batches, rank
         self._loss = choose_loss(train, replica.placeholder.device)
 
-    def take(self, position: Position, votes: Votes) -> StepOutcome:
+    def take(self, position: Position, votes: Callable[[], Votes]) -> StepOutcome:
         """Make one step.
 
         Args:
             position: which one.
-            votes: what this rank wants.
+            votes: asked as late as it can be: what this rank wants.
         """
         replica = self._replica
         if replica.norms is not None:
@@ -94,7 +94,7 @@ class Stepper:
         loss_sum = self._accumulate(position)
         replica.scaler.unscale_(replica.optimizer)
         nonfinite = self._nonfinite_gradient()
-        agreement = PendingAgreement(loss_sum, votes, nonfinite, self._gradient_norms(position))
+        agreement = PendingAgreement(loss_sum, votes(), nonfinite, self._gradient_norms(position))
         skipped = before is not None and _is_nonfinite(agreement.read())
         if skipped and before is not None:
             restore_buffers(replica.model, before)

@@ -219,7 +219,7 @@ def unused(rank: int, ranks: int) -> dict[str, float]:
     for accumulation in (1, 2):
         replica = replica_of(Twin(), unused=True, clip_grad_norm=0.5)
         alone = copy.deepcopy(replica.model)
-        stepper_of(replica, rank, ranks, 9, accumulation=accumulation, clip_grad_norm=0.5).take(position(0, 9), Votes())
+        stepper_of(replica, rank, ranks, 9, accumulation=accumulation, clip_grad_norm=0.5).take(position(0, 9), Votes)
         inputs, labels = global_batch(9)
         loss: Any = nn.functional.cross_entropy(alone(inputs), labels)
         loss.backward()
@@ -240,7 +240,7 @@ def overflow(rank: int, ranks: int) -> list[dict[str, Any]]:
     for step in range(3):
         spoil = rank == 2 and step == 1
         hook = replica.model.weight.register_hook(lambda gradient: gradient * torch.inf) if spoil else None
-        outcome = stepper.take(position(step, 8), Votes())
+        outcome = stepper.take(position(step, 8), Votes)
         if hook is not None:
             hook.remove()
         models = replica.models.values()
@@ -257,7 +257,7 @@ def average(rank: int, ranks: int) -> float:
     stepper = stepper_of(replica, rank, ranks, 8, steps=4, ema_decay=0.9)
     expected = [value.detach().clone() for value in replica.model.state_dict().values()]
     for step in range(4):
-        stepper.take(position(step, 8), Votes())
+        stepper.take(position(step, 8), Votes)
         for index, value in enumerate(replica.model.state_dict().values()):
             floating = value.is_floating_point()
             expected[index] = 0.9 * expected[index] + 0.1 * value.detach() if floating else value.detach().clone()
@@ -271,7 +271,7 @@ def guard(rank: int, ranks: int) -> dict[str, Any]:
     stepper, watch, alarms = stepper_of(replica, rank, ranks, 8, steps=60), ReplicaGuard(5), []
     for step in range(60):
         factor = 1.1 if rank == 1 and step >= 52 else 1.0
-        stepper.take(position(step, 8, rate=RATE * factor), Votes())
+        stepper.take(position(step, 8, rate=RATE * factor), Votes)
         try:
             watch.check(replica, step + 1)
         except DriftError as error:
@@ -375,7 +375,7 @@ def unreached(rank: int, ranks: int) -> str:
 
     stepper = stepper_of(replica_of(Late()), rank, ranks, 9)
     try:
-        stepper.take(position(0, 9), Votes())
+        stepper.take(position(0, 9), Votes)
     except (UserCodeError, RuntimeError) as error:
         return str(error)
     return "nothing"

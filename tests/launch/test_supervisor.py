@@ -349,6 +349,21 @@ def test_a_fenced_attempt_writes_nothing(play: Play, slurm: FakeSlurm) -> None:
     assert ending.text == "attempt 1 owns run r1, so attempt 0 ends here and writes nothing"
 
 
+def test_an_attempt_that_is_overtaken_while_slurm_does_not_answer_writes_nothing(
+    play: Play, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        slurm.sleep(seconds)
+        play.attempt.run.attempt(1).path.mkdir(exist_ok=True)
+
+    slurm.become("RUNNING", **PREEMPTED)
+    slurm.errors = [AWAY] * 1000
+    play.stop()
+    before = play.events()
+    monkeypatch.setattr("time.sleep", sleep)
+    assert (play.end().exit_code, play.events(), play.result) == (76, before, None)
+
+
 def test_the_end_of_a_finished_run_is_0_whatever_srun_said(play: Play) -> None:
     write_json(play.attempt.run.result, {"status": "finished"})
     assert play.end().exit_code == 0

@@ -49,7 +49,8 @@ class LatestWatch:
 def nodes_lost(place: Place) -> tuple[Life, Account, list[int], Played]:
     """The cable of one run's first host is cut until the run has gone on; slurmd on another run's host is killed.
 
-    Rank 0 and the batch script live on in the host that is cut off, and reach the run directory.
+    Rank 0 and the batch script live on in the host that is cut off, and reach the run directory. Slurm ends what is
+    left of them when the host is back.
     """
     cut, killed = (start_on(place, name, hosts) for name, hosts in (("cut", "n1,n2"), ("killed", "n3,n4")))
     latest = LatestWatch(cut.run.checkpoints)
@@ -59,6 +60,7 @@ def nodes_lost(place: Place) -> tuple[Life, Account, list[int], Played]:
         for life in (cut, killed):
             life.wait_for_attempt(1)
         place.sandbox.wait(cut.job_id, timeout=300)
+    cut.wait_until(lambda: not cut.processes(), "the end of the old generation")
     account = place.account("link of the first node cut", cut)
     return cut, account, latest.end(), (killed, place.account("slurmd killed", killed))
 
@@ -68,7 +70,7 @@ def start_on(place: Place, name: str, hosts: str) -> Life:
     others = ",".join(node for node in place.sandbox.nodes if node not in hosts.split(","))
     place.sandbox.run("scontrol", "update", f"NodeName={others}", "State=DRAIN", "Reason=test")
     # It is still at work when Slurm gives up a node that does not answer (SlurmdTimeout).
-    life = place.start(name, seconds=0.1)
+    life = place.start(name, seconds=0.1, sections={"launch": {"hang_timeout": "20s"}})
     life.wait_until(lambda: life.attempts, "a start")
     place.sandbox.run("scontrol", "update", f"NodeName={others}", "State=RESUME")
     return life

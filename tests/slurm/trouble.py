@@ -66,11 +66,13 @@ def daemon_pid(sandbox: Sandbox, daemon: str) -> int:
 
 
 def wait_for_node(sandbox: Sandbox, node: str, *, timeout_s: float = 90) -> None:
-    """Wait until a node takes jobs again."""
+    """Wait until a node takes jobs again; Slurm may have drained it, and then it wants to be told that all is well."""
     deadline = time.monotonic() + timeout_s
     # A star means that it does not answer.
     while (shown := _state_of(sandbox, node)) not in ("idle", "mixed", "allocated", "completing"):
         assert time.monotonic() < deadline, f"{node} does not come back: {shown}"
+        if "drain" in shown:
+            sandbox.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         time.sleep(_POLL_S)
 
 

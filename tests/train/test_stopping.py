@@ -150,3 +150,16 @@ def test_reasons_have_words() -> None:
         "terminated",
         "interrupted",
     ]
+
+
+def test_a_stop_asked_for_in_a_slow_step_comes_after_that_step(training: Training) -> None:
+    # Each look at the clock is a second later, so that every step seems slow.
+    clock = iter(range(10**6))
+    asked: list[int] = []
+
+    def ask_in_step_five() -> int:
+        asked.append(1)
+        return StopReason.WARNED if len(asked) == 5 else StopReason.NONE
+
+    decision = stop(training, should_stop=ask_in_step_five, monotonic=lambda: float(next(clock)), train__epochs=3)
+    assert decision.step == 5
