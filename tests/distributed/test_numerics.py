@@ -30,7 +30,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         for rank in range(RANKS)
     ]
     try:
-        outputs = [process.communicate(timeout=200)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
