@@ -160,7 +160,7 @@ class Soak:
 
 def _preemption(soak: Soak, life: Life) -> None:
     hosts = life.sandbox.job(life.job_id)["NodeList"]
-    soak.place.preempt(",".join(expand(hosts)) if hosts not in ("", "(null)") else "n1,n2")
+    soak.place.preempt(hosts if hosts not in ("", "(null)") else "n1,n2")
 
 
 def _warning_to_one_rank(soak: Soak, life: Life) -> None:
