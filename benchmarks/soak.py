@@ -72,6 +72,9 @@ class Soak:
         seconds: how long faults happen.
         every: seconds from one fault to the next, on average.
         dice: decides.
+        faults: what happened, with the seconds after the beginning.
+        ended: the runs that have ended.
+        submitting: held while a run is submitted, which needs a controller.
     """
 
     place: Place
@@ -80,6 +83,7 @@ class Soak:
     dice: random.Random
     faults: list[tuple[float, str]] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
+    submitting: threading.Lock = field(default_factory=threading.Lock)
     _living: dict[int, Life] = field(default_factory=dict)
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -101,7 +105,8 @@ class Soak:
         number = 0
         while not self._over.is_set():
             name = f"lane{lane}-run{number}"
-            life = self.place.start(name, seconds=_STEP_S, sections=_SECTIONS)
+            with self.submitting:
+                life = self.place.start(name, seconds=_STEP_S, sections=_SECTIONS)
             self._living[lane] = life
             try:
                 life.finish(timeout_s=_LONGEST_RUN_S)
@@ -129,6 +134,16 @@ class Soak:
             )
             self.faults.append((time.monotonic() - began, name))
             fault(self, life)
+            self._release()
+
+    def _release(self) -> None:
+        """Let jobs go that Slurm holds because they could not be started: what an administrator does."""
+        done = self.place.sandbox.run("squeue", "--noheader", "--states=PENDING", "--format=%i %r")
+        for line in done.stdout.splitlines():
+            job_id, _, reason = line.partition(" ")
+            if "held" in reason:
+                print(f"job {job_id} is released: {reason}", flush=True)
+                self.place.sandbox.run("scontrol", "release", job_id)
 
     def host_of(self, life: Life) -> str | None:
         """Return one of a run's hosts, None if it has none now."""
@@ -145,7 +160,7 @@ class Soak:
 
 def _preemption(soak: Soak, life: Life) -> None:
     hosts = life.sandbox.job(life.job_id)["NodeList"]
-    soak.place.preempt(",".join(expand(hosts)) if hosts not in ("", "(null)") else "n1,n2")
+    soak.place.preempt(hosts if hosts not in ("", "(null)") else "n1,n2")
 
 
 def _warning_to_one_rank(soak: Soak, life: Life) -> None:
@@ -187,8 +202,8 @@ def _host_away(soak: Soak, life: Life, away: Callable[..., Any]) -> None:
         wait_for_node(life.sandbox, host)
 
 
-def _controller_killed(soak: Soak, life: Life) -> None:
-    with without_controller(life.sandbox):
+def _controller_away(soak: Soak, life: Life) -> None:
+    with soak.submitting, without_controller(life.sandbox):
         soak.signal(life, signal.SIGUSR2)
         time.sleep(soak.dice.uniform(1, 15))
 
@@ -203,7 +218,7 @@ FAULTS: tuple[Callable[[Soak, Life], None], ...] = (
     _requeue_by_the_user,
     _slurmd_killed,
     _link_cut,
-    _controller_killed,
+    _controller_away,
 )
 
 

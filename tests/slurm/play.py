@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from hpcddp.run.directory import RunDirectory
+from hpcddp.slurm.hostlist import expand
 from tests.slurm.account import Account, account_of, report
 from tests.slurm.jobs import submit, write_job
 from tests.slurm.life import Life
@@ -115,7 +116,7 @@ class Place:
 
     def preempt(self, on: str = PREEMPTED, *, seconds: float = 3) -> str:
         """Let a job of higher priority take hosts for itself, and return its id at once."""
-        count = on.count(",") + 1
+        count = len(expand(on))
         words = ("--partition=high", "--exclusive", f"--nodelist={on}", f"--nodes={count}", "--output=/dev/null")
         return self.sandbox.submit(*words, f"--wrap=sleep {seconds}")
 

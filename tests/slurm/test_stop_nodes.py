@@ -76,14 +76,14 @@ def start_on(place: Place, name: str, hosts: str) -> Life:
     return life
 
 
-def controller_killed(place: Place) -> Played:
+def controller_ended(place: Place) -> Played:
     """slurmctld is away when the run wants to be requeued, and comes back."""
-    life = place.start("killed")
+    life = place.start("ended")
     life.wait_for_steps(60)
     with without_controller(place.sandbox):
         life.signal(1, signal.SIGUSR2)
         time.sleep(_AWAY_S)
-    return life, place.account("slurmctld killed at requeue time, back after 15 s", life)
+    return life, place.account("slurmctld away at requeue time, back after 15 s", life)
 
 
 def controller_hangs(place: Place) -> Played:
@@ -130,7 +130,7 @@ def test_a_run_whose_node_lost_its_slurmd_is_requeued_and_comes_out_the_same(
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param("killed", marks=looks_at(controller_killed, apart=True), id="killed"),
+        pytest.param("ended", marks=looks_at(controller_ended, apart=True), id="ended"),
         pytest.param("silent", marks=[looks_at(controller_hangs, apart=True), pytest.mark.long], id="silent"),
     ],
 )

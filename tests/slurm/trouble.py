@@ -12,6 +12,7 @@ from hpcddp.rehearse.processes import daemon_environment
 from tests.slurm.live import Sandbox
 
 _POLL_S = 0.2
+_LONGEST_END_S = 30
 
 
 @contextlib.contextmanager
@@ -33,16 +34,24 @@ def without_slurmd(sandbox: Sandbox, node: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_controller(sandbox: Sandbox) -> Iterator[None]:
-    """Kill slurmctld, and start it again."""
-    with _without(sandbox, "slurmctld", on=None):
+    """End slurmctld, and start it again.
+
+    It is told to end, and so keeps its state: killed, it forgets jobs that were submitted in its last seconds and hands
+    out their ids again.
+    """
+    with _without(sandbox, "slurmctld", on=None, signal="TERM"):
         yield
 
 
 @contextlib.contextmanager
-def _without(sandbox: Sandbox, daemon: str, *, on: str | None) -> Iterator[None]:
+def _without(sandbox: Sandbox, daemon: str, *, on: str | None, signal: str = "KILL") -> Iterator[None]:
     pid = daemon_pid(sandbox, daemon)
     words = sandbox.inside("cat", f"/proc/{pid}/cmdline").stdout.rstrip("\0").split("\0")
-    sandbox.inside("kill", "-KILL", str(pid))
+    sandbox.inside("kill", f"-{signal}", str(pid))
+    deadline = time.monotonic() + _LONGEST_END_S
+    while sandbox.inside("kill", "-0", str(pid), check=False).returncode == 0:
+        assert time.monotonic() < deadline, f"{daemon} does not end"
+        time.sleep(_POLL_S)
     try:
         yield
     finally:

@@ -1,0 +1,74 @@
+"""How long a preempted run stands still, under Slurm's own ``cred_expire`` of two minutes, and what it waits for.
+
+usage: python -m benchmarks.restart [--trials 3] [--results benchmarks/results/restart.json]
+
+As root: the hosts are network namespaces. A job of higher priority takes the nodes for three seconds; its time is not
+counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tests.slurm.account import forwards
+from tests.slurm.life import Life
+from tests.slurm.play import Place, References
+from tests.slurm.sandboxes import sandbox_with
+
+HELD_S = 3.0
+SHAPES = ((2, 1), (4, 2))
+
+
+def measure(place: Place, name: str, *, nodes: int, tasks: int) -> dict[str, float]:
+    """Preempt one run and return the parts of its pause, in seconds."""
+    life = place.start(name, nodes=nodes, tasks=tasks)
+    life.wait_for_steps(60)
+    high = place.preempt(life.sandbox.job(life.job_id)["NodeList"], seconds=HELD_S)
+    life.finish()
+    return parts(life, life.sandbox.job(high))
+
+
+def parts(life: Life, high: dict[str, str]) -> dict[str, float]:
+    """Return what the pause of a run consists of, in seconds."""
+    first = {kind: min(event["time"] for event in life.events(kind)) for kind in ("signal", "requeue")}
+    second = {kind: max(event["time"] for event in life.events(kind)) for kind in ("start", "train")}
+    step = next(forward.time for forward in forwards(life.run, 0) if forward.time > second["train"])
+    taken, given = (datetime.fromisoformat(high[field]).timestamp() for field in ("StartTime", "EndTime"))
+    return {
+        "signal to decision": first["requeue"] - first["signal"],
+        "until the nodes change hands": taken - first["requeue"],
+        "until Slurm starts the run again": second["start"] - given,
+        "imports, rendezvous, data, checkpoint": second["train"] - second["start"],
+        "first step": step - second["train"],
+        "pause without the other job's time": step - first["signal"] - (given - taken),
+    }
+
+
+def main() -> None:
+    """Measure, print medians and write the raw numbers."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.restart", description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/restart.json"))
+    options = parser.parse_args()
+    found: dict[str, Any] = {}
+    with sandbox_with() as sandbox, tempfile.TemporaryDirectory(prefix="hpcddp-restart-") as directory:
+        place = Place(sandbox=sandbox, directory=Path(directory), references=References(sandbox, Path(directory)))
+        for nodes, tasks in SHAPES:
+            shape = f"{nodes} x {tasks}"
+            trials = range(options.trials)
+            found[shape] = [measure(place, f"{nodes}-{tasks}-{n}", nodes=nodes, tasks=tasks) for n in trials]
+            for part in found[shape][0]:
+                seconds = [trial[part] for trial in found[shape]]
+                print(f"{shape}: {part}: {statistics.median(seconds):.1f} s ({min(seconds):.1f}-{max(seconds):.1f})")
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    options.results.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
