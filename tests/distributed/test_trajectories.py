@@ -153,7 +153,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stops = world_size in STOPS
         assert outcome.codes == [75 if stops else 0] * world_size, outcome.outputs
         assert [error["message"] for error in outcome.errors.values()] == [
-            f"all ranks stopped after step {STOPS[world_size][1]} (code 3), and the state is saved"
+            f"all ranks stopped after step {STOPS[world_size][1]} (warned), and the state is saved"
             for _ in range(world_size * stops)
         ]
     again = {"run": root / "stopped", "spec": job_document(**BITWISE), "attempt": 1}
