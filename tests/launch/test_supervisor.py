@@ -65,7 +65,8 @@ class Play:
     def stop(
         self, *, step: int = 12, reason: str = "terminated", cause: str | None = "preemption", saved: bool = True
     ) -> None:
-        """The ranks have agreed to stop."""
+        """The ranks have trained and agreed to stop."""
+        append_event(self.attempt.run.events, kind="train", time=0.0, attempt=self.attempt.number, step=0)
         if saved:
             append_event(self.attempt.run.events, kind="save", time=0.0, attempt=self.attempt.number, step=step)
         append_event(
