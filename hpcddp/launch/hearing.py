@@ -8,16 +8,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NoReturn
 
 from hpcddp.launch.attribution import follower, leave_record
 from hpcddp.launch.cause import ask_cause
 from hpcddp.launch.lifeline import LIFELINE, Lifeline, leave
+from hpcddp.launch.paragraph import newest_saved_step
 from hpcddp.launch.watchdog import HANG, give_up
+from hpcddp.run.decision import Decision, read_decision, write_decision
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import append_event
+from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.stop.cause import Cause
+from hpcddp.stop.exit_codes import ExitCode
+from hpcddp.stop.reasons import StopReason
 from hpcddp.stop.signals import LISTENER, Seen
 
 _POLL_S: Final = 0.25
@@ -25,6 +29,7 @@ _POLL_S: Final = 0.25
 _MAIN_THREADS_TURN_S: Final = 1.0
 # A stop does not wait for a controller that does not answer.
 _ANSWER_S: Final = 2.0
+_GOES_ANYWAY: Final = frozenset({Cause.PREEMPTION, Cause.REQUEUED, Cause.CANCELLED})
 
 
 class CauseQuestion:
@@ -71,7 +76,7 @@ def attend(attempt: AttemptDirectory, environment: Mapping[str, str], lifeline: 
     LISTENER.call(lambda seen: _note(attempt, seen, lifeline))
     if lifeline.rank == 0:
         LISTENER.call(lambda seen: question.put(warned=seen.signum == signal.SIGUSR2))
-    LISTENER.call(lambda seen: _end_with_the_others(attempt, seen, lifeline))
+    LISTENER.call(lambda seen: _end_with_the_others(attempt, seen, lifeline, question))
     return question
 
 
@@ -91,14 +96,17 @@ def _note(attempt: AttemptDirectory, seen: Seen, lifeline: Lifeline) -> None:
         sys.stderr.write(f"hpcddp: {attempt.run.events} cannot be written ({error})\n")
 
 
-def _end_with_the_others(attempt: AttemptDirectory, seen: Seen, lifeline: Lifeline) -> None:
+def _end_with_the_others(attempt: AttemptDirectory, seen: Seen, lifeline: Lifeline, question: CauseQuestion) -> None:
     """After TERM: end this process when another rank has failed, whatever the main thread waits for.
 
-    srun sends TERM when a task has failed, and a collective with a lost peer may never return.
+    srun sends TERM when a task has failed, and a collective with a lost peer may never return. Ranks that have not yet
+    made a step leave at once: they have nothing to save, and starting may take longer than Slurm's patience.
     """
     if seen.signum != signal.SIGTERM:
         return
     while (first := _failure_of_another(attempt, lifeline.rank)) is None:
+        if _is_taken_away(attempt, lifeline, question) and lifeline.give_up_training():
+            _leave_before_the_first_step(attempt, lifeline, question)
         time.sleep(_POLL_S)
     time.sleep(_MAIN_THREADS_TURN_S)
     if first.kind == HANG:
@@ -108,6 +116,32 @@ def _end_with_the_others(attempt: AttemptDirectory, seen: Seen, lifeline: Lifeli
     leave_record(attempt, record)
     os.write(2, f"hpcddp: {record.place} ends here: {record.message}\n".encode())
     leave(record.exit_code)
+
+
+def _is_taken_away(attempt: AttemptDirectory, lifeline: Lifeline, question: CauseQuestion) -> bool:
+    """Return whether the job must go: rank 0 asks Slurm, the others look whether rank 0 has left."""
+    if lifeline.heartbeat.step is not None:
+        return False
+    return question.answer() in _GOES_ANYWAY if lifeline.rank == 0 else read_decision(attempt) is not None
+
+
+def _leave_before_the_first_step(attempt: AttemptDirectory, lifeline: Lifeline, question: CauseQuestion) -> NoReturn:
+    if lifeline.rank == 0:
+        step = newest_saved_step(read_events(attempt.run.events))
+        write_decision(
+            attempt,
+            Decision(
+                attempt=attempt.number,
+                step=step,
+                reason=StopReason.TERMINATED.word,
+                cause=question.answer(),
+                saved=step > 0,
+                save_s=0.0,
+                time=time.time(),
+            ),
+        )
+    os.write(2, b"hpcddp: no step was made yet, so there is nothing to save\n")
+    leave(ExitCode.STOPPED)
 
 
 def _failure_of_another(attempt: AttemptDirectory, rank: int) -> FailureRecord | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
@@ -44,6 +45,18 @@ class Lifeline:
         self.device: str | None = None
         self.heartbeat = Heartbeat()
         self.cause: Callable[[], str | None] = _nobody_knows
+        self._first_step = threading.Lock()
+        self._trains = False
+
+    def train(self) -> None:
+        """Say that the first step begins; does not return in a process that is leaving before it."""
+        if not self._trains:
+            self._first_step.acquire()
+            self._trains = True
+
+    def give_up_training(self) -> bool:
+        """Return whether no step has begun, and see to it that none ever will."""
+        return self._first_step.acquire(blocking=False)
 
     def record(
         self,

@@ -58,7 +58,7 @@ def what_is_saved(decision: Decision | None, newest_step: int) -> str:
     if decision is not None and decision.saved:
         took = f" in {decision.save_s:.1f} s" if decision.save_s else ""
         return f"step {decision.step} is saved{took}"
-    if decision is not None:
+    if decision is not None and decision.step:
         kept = f"the newest checkpoint is of step {newest_step}" if newest_step else "there is no checkpoint"
         return f"step {decision.step} could not be saved, {kept}"
     return f"the newest checkpoint is of step {newest_step}" if newest_step else "no step is saved yet"

@@ -24,6 +24,7 @@ from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.spec.write import parse_resolved
 from hpcddp.stop.deadline import Deadline
 from hpcddp.stop.exit_codes import ExitCode
+from hpcddp.stop.reasons import StopReason
 from hpcddp.stop.signals import LISTENER
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _train(
             run=attempt.run,
             attempt=attempt.number,
             threads=threads,
-            should_stop=LISTENER.reason,
+            should_stop=_why_to_stop,
             cause=LIFELINE.cause,
             deadline=_deadline(attempt),
             heartbeat=watch(attempt, spec.launch.hang_timeout, world_size=env.world_size),
@@ -125,6 +126,12 @@ def _train(
         except StoppedError:
             # Neither a result nor a failure. submitit, which may have called this, must not make one of it.
             leave(ExitCode.STOPPED)
+
+
+def _why_to_stop() -> StopReason:
+    """Return what this process was told. It is asked before each step: a stop is the ranks' own from now on."""
+    LIFELINE.train()
+    return LISTENER.reason()
 
 
 def _deadline(attempt: AttemptDirectory) -> Deadline:

@@ -65,9 +65,10 @@ def spent_of(events: Sequence[Mapping[str, Any]]) -> Spent:
             before it still counts as old.
     """
     counts = dict.fromkeys(_FIELDS, 0)
-    newest_step, idle = 0, 0
+    newest_step, idle, trained = 0, 0, False
     for event in events:
         kind = event["event"]
+        trained = kind == "train" or (trained and kind != "start")
         if kind == "resume":
             counts, idle = dict.fromkeys(_FIELDS, 0), 0
         elif kind == "start":
@@ -76,6 +77,8 @@ def spent_of(events: Sequence[Mapping[str, Any]]) -> Spent:
             newest_step, idle = event["step"], 0
         elif kind == "requeue" and (counted := _COUNTED_AS.get(Cause(event["cause"]))) is not None:
             counts[counted] += 1
+            # Preempted before it could train: that says nothing about the run.
+            idle -= counted == "preemptions" and not trained and idle > 0
     return Spent(**counts, attempts_without_progress=idle)
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from hpcddp.launch import hearing
 from hpcddp.launch.hearing import CauseQuestion
+from hpcddp.run.decision import read_decision
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import read_events
+from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import FailureRecord, read_failures, write_failure
 from hpcddp.stop.cause import Cause
 from tests.launch.local_run import ROOT, wait_for
@@ -25,7 +26,14 @@ from hpcddp.stop.signals import LISTENER
 LISTENER.install()
 from hpcddp.launch.hearing import attend
 from hpcddp.run.directory import AttemptDirectory
+from hpcddp.launch import hearing
+from hpcddp.launch.lifeline import LIFELINE
+from hpcddp.stop.cause import Cause
+if len(sys.argv) > 2:
+    hearing.ask_cause = lambda *_, **__: Cause(sys.argv[2])
 attend(AttemptDirectory.from_text(sys.argv[1]), {})
+if sys.argv[3:] == ["trains"]:
+    LIFELINE.train()
 print("up", flush=True)
 # A collective that never ends.
 lock = threading.Lock()
@@ -54,11 +62,11 @@ def record(*, kind: str = "ValueError", exit_code: int = 70) -> FailureRecord:
     )
 
 
-def start_task(attempt: AttemptDirectory) -> subprocess.Popen[str]:
+def start_task(attempt: AttemptDirectory, *words: str, rank: int = 3) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", TASK, str(attempt.path)],
+        [sys.executable, "-c", TASK, str(attempt.path), *words],
         cwd=ROOT,
-        env={**os.environ, "RANK": "3", "SLURMD_NODENAME": "n4"},
+        env={**os.environ, "RANK": str(rank), "SLURMD_NODENAME": "n4"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -103,6 +111,32 @@ def test_without_a_failure_term_ends_nobody_and_is_an_event(attempt: AttemptDire
         "n4",
         "SIGTERM",
     )
+
+
+def test_ranks_that_have_made_no_step_leave_at_once_when_the_job_is_preempted(attempt: AttemptDirectory) -> None:
+    append_event(attempt.run.events, kind="save", time=0.0, attempt=0, step=46)
+    other, first = start_task(attempt), start_task(attempt, "preemption", rank=0)
+    for process in (other, first):
+        process.send_signal(signal.SIGTERM)
+    for process in (other, first):
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 75
+        assert "no step was made yet, so there is nothing to save" in said
+    decision = read_decision(attempt)
+    assert decision is not None
+    assert (decision.step, decision.saved, decision.reason, decision.cause) == (46, True, "terminated", "preemption")
+    assert read_failures(attempt) == []
+
+
+@pytest.mark.parametrize("words", [("preemption", "trains"), ("unknown",), ("crash",)])
+def test_ranks_that_train_or_are_ended_by_a_crash_do_not_leave(attempt: AttemptDirectory, words: list[str]) -> None:
+    process = start_task(attempt, *words, rank=0)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=2.0)
+    process.kill()
+    process.communicate()
+    assert read_decision(attempt) is None
 
 
 def test_a_failure_without_term_ends_nobody(attempt: AttemptDirectory) -> None:

@@ -249,6 +249,7 @@ def test_two_attempts_that_save_nothing_new_end_the_run(play: Play, slurm: FakeS
     for count in ("1", "2"):
         slurm.become("RUNNING", Restarts=count, **PREEMPTED)
         play.attempt = play.begin({**SLURM, "SLURM_RESTART_COUNT": count})
+        append_event(play.attempt.run.events, kind="train", time=0.0, attempt=int(count), step=5)
         play.stop(step=5)
         ending = play.end()
     assert (ending.exit_code, len(slurm.calls)) == (93, 2)

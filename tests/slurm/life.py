@@ -70,7 +70,7 @@ class Life:
         logs = [self.run.batch_log, *sorted(self.run.attempts.glob("*/rank-*.log"))]
         return "\n".join(path.read_text(errors="replace") for path in logs if path.is_file())
 
-    def wait_until(self, holds: Callable[[], object], what: str, *, timeout_s: float = 150) -> None:
+    def wait_until(self, holds: Callable[[], object], what: str, *, timeout_s: float = 300) -> None:
         """Wait until something holds; a job that has ended meanwhile fails at once."""
         deadline = time.monotonic() + timeout_s
         while not holds():
@@ -90,7 +90,7 @@ class Life:
         """Wait until an attempt has started."""
         self.wait_until(lambda: self.attempts > attempt, f"the start of attempt {attempt}")
 
-    def finish(self, *, timeout_s: float = 300) -> dict[str, str]:
+    def finish(self, *, timeout_s: float = 900) -> dict[str, str]:
         """Wait until the run has finished and return what Slurm says."""
         return self.end("COMPLETED", timeout_s=timeout_s)
 

@@ -30,7 +30,9 @@ def killed_in_saves(place: Place, points: tuple[str, ...] = SOME_POINTS) -> Play
         f"kill@{point}:{STEPS_PER_EPOCH * (attempt + 2)},attempt={attempt}" for attempt, point in enumerate(points)
     ]
     budgets = {"max_failures": len(points), "max_attempts_without_progress": len(points) + 1}
-    life = place.start("killed", on=UNDISTURBED, seconds=0.01, sections={**faults(*texts), "requeue": budgets})
+    life = place.start(
+        f"killed-{len(points)}", on=UNDISTURBED, seconds=0.01, sections={**faults(*texts), "requeue": budgets}
+    )
     return life, place.account(f"SIGKILL at each of {len(points)} points of a save", life)
 
 

@@ -75,8 +75,11 @@ def killed_at_any_moment(place: Place) -> list[Account]:
 
 def _killed(place: Place, name: str, dice: random.Random) -> Account:
     life = place.start(name, on=UNDISTURBED, sections={"requeue": {"max_failures": 1}})
-    life.wait_until(lambda: life.attempts and life.ranks(), "a task")
-    time.sleep(dice.uniform(0, 15))
+    if dice.random() < 0.3:
+        life.wait_until(lambda: life.attempts and life.ranks(), "a task")
+    else:
+        life.wait_for_steps(dice.randrange(20, 500))
+    time.sleep(dice.uniform(0, 2))
     life.signal(dice.randrange(2), signal.SIGKILL)
     return place.account("SIGKILL of a rank at random moments, max_failures 1", life)
 
@@ -97,7 +100,7 @@ def _preempted(place: Place, name: str, dice: random.Random) -> Account:
 
 def killed_in_saves_again(place: Place) -> list[tuple[Life, Account]]:
     """Three times at every point of a save."""
-    return [killed_in_saves(place, points) for points in ((*SAVE_POINTS, *SAVE_POINTS), SAVE_POINTS)]
+    return [killed_in_saves(place, points) for points in ((*SAVE_POINTS, *SAVE_POINTS), tuple(reversed(SAVE_POINTS)))]
 
 
 def preempted_on_eight_ranks(place: Place) -> tuple[Life, Account]:
@@ -108,8 +111,8 @@ def preempted_on_eight_ranks(place: Place) -> tuple[Life, Account]:
 
 
 def five_preemptions_and_a_time_limit(place: Place) -> tuple[Life, Account]:
-    limit: dict[str, dict[str, Any]] = {"resources": {"time_limit": 1}, "requeue": {"signal_lead": "10s"}}
-    life = place.start("life", on=PREEMPTED, seconds=0.25, sections=limit)
+    limit: dict[str, dict[str, Any]] = {"resources": {"time_limit": 3}, "requeue": {"signal_lead": "10s"}}
+    life = place.start("life", on=PREEMPTED, seconds=0.4, sections=limit)
     for attempt in range(5):
         life.wait_for_steps(15, attempt=attempt)
         place.preempt()

@@ -29,6 +29,13 @@ def test_an_attempt_that_saves_a_newer_step_makes_progress() -> None:
     assert spent_of(events).attempts_without_progress == 1
 
 
+def test_an_attempt_that_is_preempted_before_it_trains_does_not_count() -> None:
+    preempted = [event("start"), requeue("preemption")]
+    assert spent_of(preempted * 5).attempts_without_progress == 0
+    trained = [event("start"), event("train", 0), requeue("preemption")]
+    assert spent_of([*trained, *preempted, *trained]).attempts_without_progress == 2
+
+
 def test_saving_the_same_step_again_is_no_progress() -> None:
     events = [event("start"), event("save", 10), event("start"), event("save", 10), event("start"), event("save", 9)]
     assert spent_of(events).attempts_without_progress == 2
