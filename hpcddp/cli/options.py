@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +13,3 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a field of the job file; may be repeated."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
-
-
-def profiles_directory(environment: Mapping[str, str]) -> Path:
-    """Return where the user's cluster profiles are (XDG Base Directory Specification)."""
-    configuration = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "~")) / ".config"
-    return Path(configuration) / "hpcddp" / "profiles"

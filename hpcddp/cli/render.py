@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hpcddp.cli.options import AsJson, JobFile, Overrides, profiles_directory
+from hpcddp.cli.jobs import read_job
+from hpcddp.cli.options import AsJson, JobFile, Overrides
 from hpcddp.errors import UserError
 
 
@@ -45,9 +45,8 @@ def render(
     Example: hpcddp render jobs/resnet50_imagenet.yaml -o job.sh && sbatch job.sh
     """
     from hpcddp.launch.render import render_script
-    from hpcddp.spec.read import load_job
 
-    job = load_job(job_file, overrides=overrides or (), profiles=profiles_directory(os.environ))
+    job = read_job(job_file, overrides)
     python = job.spec.environment.python or sys.executable
     script = render_script(job, python=python, run_id=run_id, template=template)
     if output is not None:

@@ -17,7 +17,8 @@ import typer
 
 from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.following import follow_run
-from hpcddp.cli.options import AsJson, Overrides, profiles_directory
+from hpcddp.cli.jobs import read_job
+from hpcddp.cli.options import AsJson, Overrides
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -117,9 +118,8 @@ def _order(
     environment: Mapping[str, str],
 ) -> _Order:
     from hpcddp.launch.submit import choose_cluster
-    from hpcddp.spec.read import load_job
 
-    job = load_job(job_file, overrides=overrides, profiles=profiles_directory(environment))
+    job = read_job(job_file, overrides)
     where = choose_cluster(cluster.value, environment)
     return _Order(job=job, cluster=where, python=job.spec.environment.python or sys.executable, template=template)
 

@@ -75,7 +75,7 @@ def test_lists_are_replaced_and_open_mappings_merge(load: Load, profile: Write) 
             "[train]\nepochs = 3\n",
             (
                 "profiles/default.toml:1: train: is not for a profile, which holds run_root, resources, environment, "
-                "checkpoint, requeue, launch; write it in the job file"
+                "checkpoint, requeue, launch, cluster; write it in the job file"
             ),
         ),
         (
@@ -110,7 +110,10 @@ def test_a_profile_that_is_missing_is_named_where_it_is_asked_for(
         "--set profile: is 'x', and there is no such profile; there are cluster-a"
     ]
     assert refuse("profile: x\n", profiles=tmp_path / "none") == [
-        "job.yaml:4: profile: is 'x', and there is no such profile; make none/x.toml, or leave profile out"
+        (
+            "job.yaml:4: profile: is 'x', and there is no such profile; make none/x.toml with hpcddp init x, or leave "
+            "profile out"
+        )
     ]
     assert refuse("profile: x\n") == ["job.yaml:4: profile: is 'x', and there is no such profile; leave profile out"]
 
