@@ -170,9 +170,11 @@ def _resume(resume: str, run_root: Path, environment: Mapping[str, str]) -> Subm
 def _print_preview(
     order: _Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
 ) -> None:
+    from hpcddp.launch.site_rules import check_site
     from hpcddp.launch.submit import check_submittable, preview
 
     check_submittable(order.job.spec, order.cluster, environment)
+    check_site(order.job, order.cluster)
     run_id = _run_id(resume, run_root)
     document = preview(order.job, cluster=order.cluster, run_id=run_id, python=order.python, template=order.template)
     _print_dry_run(document, as_json=as_json)

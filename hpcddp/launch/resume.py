@@ -12,6 +12,7 @@ from hpcddp.launch.cause import ask_slurm, slurm_job_id
 from hpcddp.launch.claim import ENDED_STATES, has_finished, is_alive, newest_start, refuse_another_training
 from hpcddp.launch.paragraph import resume_command
 from hpcddp.launch.render import render_script
+from hpcddp.launch.site_rules import check_site
 from hpcddp.launch.submission import Cluster, Submission, hand_over
 from hpcddp.launch.submit import SubmissionError, check_submittable, run_directory, write_run
 from hpcddp.run.directory import RunDirectory
@@ -94,6 +95,7 @@ def resume_anew(
     """
     _refuse_alive_or_finished(run, _read_before(run))
     check_submittable(job.spec, cluster, environment)
+    check_site(job, cluster)
     meant = run_directory(job, run.run_id).path
     if meant.resolve() != run.path.resolve():
         raise SubmissionError(

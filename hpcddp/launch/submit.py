@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.launch.claim import make_private_directory
 from hpcddp.launch.render import render_script
+from hpcddp.launch.site_rules import check_site
 from hpcddp.launch.submission import Cluster, Submission, hand_over
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_json, write_text
@@ -134,6 +135,7 @@ def submit(
         HpcddpError: the job could not be handed over; nothing is left behind.
     """
     check_submittable(job.spec, cluster, environment)
+    check_site(job, cluster)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = run_directory(job, run_id)
     _check_path(run.path, cluster)

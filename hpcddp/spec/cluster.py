@@ -164,6 +164,23 @@ class ClusterFacts(Facts):
     preemption: Preemption = Preemption()
     partitions: Mapping[str, Partition] = {}
 
+    def barred(self, name: str) -> str | None:
+        """Return why the user may not use a partition, as the end of a sentence; None where nothing speaks against it.
+
+        Args:
+            name: one of ``partitions``.
+        """
+        partition, mine = self.partitions[name], set(self.accounts.names)
+        groups, accounts = partition.allow_groups, partition.allow_accounts
+        # Slurm asks root for no group (slurm.conf(5), AllowGroups).
+        if groups is not None and self.user != "root" and not set(groups) & set(self.groups):
+            return f"only for the groups {', '.join(groups)}"
+        if self.accounts.required and mine and accounts is not None and not mine & set(accounts):
+            return f"only for the accounts {', '.join(accounts)}"
+        if self.accounts.required and mine and mine <= set(partition.deny_accounts):
+            return f"closed to {', '.join(sorted(mine))}"
+        return None
+
     @property
     def default_partition(self) -> str | None:
         """Where jobs go that name no partition; None where the site has no such partition."""
