@@ -64,11 +64,7 @@ def choose(facts: ClusterFacts, *, partition: str | None, account: str | None, q
 
 def usable(facts: ClusterFacts) -> list[str]:
     """Return the partitions that run this user's jobs, those with nodes in service first."""
-    names = [
-        name
-        for name, one in facts.partitions.items()
-        if facts.barred(name) is None and one.state == "UP" and (one.kinds or facts.submit_plugins)
-    ]
+    names = [name for name in facts.open_partitions if facts.partitions[name].kinds]
     return sorted(names, key=lambda name: not any(kind.available for kind in facts.partitions[name].kinds))
 
 

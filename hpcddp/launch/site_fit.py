@@ -41,8 +41,8 @@ class Need:
             elsewhere: a partition that has it; empty for none.
         """
         most = max(self.stock(kind, spec) for one in partitions.values() for kind in one.kinds)
-        where = " or ".join(partitions)
-        has = f"a node of {where} has {self.unit(most, spec)} at most" if most else f"no node of {where} has any"
+        where = f"partition {' or '.join(partitions)}"
+        has = f"a node of {where} has {self.unit(most, spec)} at most" if most else f"the nodes of {where} have none"
         way_out = f"use partition {elsewhere}" if elsewhere else self.instead(spec, most)
         return f"is {self.says(spec)}, and {has}; {way_out}"
 
@@ -88,7 +88,7 @@ def _shown_memory(megabytes: float) -> str:
 
 def _says_cpus(spec: JobSpec) -> str:
     tasks, each = spec.tasks_per_node, spec.resources.cpus_per_task
-    return str(each) if tasks == 1 else f"{each}, for {tasks} tasks on a node {_cpus(spec)} CPUs"
+    return str(each) if tasks == 1 else f"{each}, which is {_cpus(spec)} CPUs for the {tasks} tasks of a node"
 
 
 def _says_memory(spec: JobSpec) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from hpcddp.errors import UserError
 from hpcddp.launch.site_fit import NEEDS, nodes_that_fit, what_a_node_needs
@@ -21,9 +22,20 @@ _LISTED = 12
 
 
 class SiteError(UserError):
-    """The cluster, as the profile knows it, cannot run the job."""
+    """The cluster, as the profile knows it, cannot run the job.
+
+    Attributes:
+        findings: the key paths at fault, each with its sentence.
+    """
 
     kind = "site"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that ``--json`` prints, with a list of what was found."""
+        document = super().as_json()
+        found: tuple[Finding, ...] = self.values.get("findings", ())
+        document["error"]["problems"] = [{"key": key, "sentence": sentence} for key, sentence in found]
+        return document
 
 
 def check_site(job: ResolvedJob, cluster: Cluster) -> None:
@@ -83,7 +95,7 @@ def _candidates(spec: JobSpec, facts: ClusterFacts) -> dict[str, Partition]:
 
 def _partition_names(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
     key, given = "resources.partition", spec.resources.partition
-    usable = [name for name in facts.partitions if facts.barred(name) is None]
+    usable = facts.open_partitions
     if given is None:
         # A reservation, and a rule of the site's, may bring a partition along.
         free = spec.resources.reservation is None and not facts.submit_plugins
@@ -101,7 +113,7 @@ def _who_may(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partit
     barred = {name: why for name in candidates if (why := facts.barred(name)) is not None}
     if len(barred) == len(candidates):
         name, why = next(iter(barred.items()))
-        usable = [other for other in facts.partitions if facts.barred(other) is None]
+        usable = facts.open_partitions
         instead = f"write {_one_of(usable)}" if usable else "ask your site for access"
         yield "resources.partition", f"is {name!r}, which is {why}, and you are none of them; {instead}"
         return
@@ -146,12 +158,8 @@ def _time(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partition
     longest = max(candidates, key=lambda name: _longest_s(candidates[name]))
     if asked <= _longest_s(candidates[longest]):
         return
-    longer = [
-        f"{name} ({_longest(one)})"
-        for name, one in facts.partitions.items()
-        if _longest_s(one) >= asked and facts.barred(name) is None
-    ]
-    other = f", or use partition {_one_of(longer)}" if longer else ""
+    longer = [name for name in facts.open_partitions if _longest_s(facts.partitions[name]) >= asked]
+    other = f", or use partition {' or '.join(longer)}" if longer else ""
     yield (
         "resources.time_limit",
         f"is {limit}, and partition {longest} takes {_longest(candidates[longest])} at most; write that or less{other}",
@@ -189,10 +197,10 @@ def _gpu_type(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Parti
     if wanted is None or any(wanted in one.gpu_types for one in candidates.values()):
         return
     here = tuple(sorted({kind for one in candidates.values() for kind in one.gpu_types}))
-    with_it = [name for name, one in facts.partitions.items() if wanted in one.gpu_types and facts.barred(name) is None]
+    with_it = [name for name in facts.open_partitions if wanted in facts.partitions[name].gpu_types]
     where = " or ".join(candidates)
     if with_it:
-        yield key, f"is {wanted!r}, which partition {where} does not have; use partition {_one_of(with_it)}"
+        yield key, f"is {wanted!r}, which partition {where} does not have; use partition {' or '.join(with_it)}"
     elif here:
         yield key, f"is {wanted!r}, and the GPUs of partition {where} are {', '.join(here)}; {_meant(wanted, here)}"
     elif any(one.gpus_per_node for one in candidates.values()):
@@ -208,9 +216,8 @@ def _shape(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partitio
     needs = [need for need in NEEDS if not (wrong_type and need.key(spec) == "resources.gpus_per_node")]
     lacking = [need for need in needs if not any(nodes_that_fit(one, spec, [need]) for one in candidates.values())]
     for need in lacking:
-        usable = (name for name in facts.partitions if facts.barred(name) is None)
-        elsewhere = [name for name in usable if nodes_that_fit(facts.partitions[name], spec, NEEDS)]
-        yield need.key(spec), need.sentence(spec, candidates, _one_of(elsewhere) if elsewhere else "")
+        elsewhere = [name for name in facts.open_partitions if nodes_that_fit(facts.partitions[name], spec, NEEDS)]
+        yield need.key(spec), need.sentence(spec, candidates, " or ".join(elsewhere))
     if not lacking and not wrong_type:
         yield from _enough_nodes(spec, candidates)
 

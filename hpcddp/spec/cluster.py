@@ -182,6 +182,11 @@ class ClusterFacts(Facts):
         return None
 
     @property
+    def open_partitions(self) -> list[str]:
+        """The names of the partitions that are up and open to the user."""
+        return [name for name, one in self.partitions.items() if one.state == "UP" and self.barred(name) is None]
+
+    @property
     def default_partition(self) -> str | None:
         """Where jobs go that name no partition; None where the site has no such partition."""
         return next((name for name, partition in self.partitions.items() if partition.default), None)
