@@ -81,7 +81,7 @@ def _partition(name: str, partition: Partition, facts: ClusterFacts) -> Iterator
     yield ""
     yield header(FACTS, "partitions", name)
     barred = facts.barred(name)
-    yield entry("state", partition.state, f"{barred}, which you are not" if barred else "")
+    yield entry("state", partition.state, f"not for you: {barred}" if barred else "")
     for key in ("default", "hidden"):
         if getattr(partition, key):
             yield entry(key, value=True)

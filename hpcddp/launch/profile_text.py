@@ -78,8 +78,8 @@ def _account(facts: ClusterFacts, choice: Choice) -> Iterator[str]:
         yield entry("account", "...", "the site runs no job without one, and names none of yours", active=False)
     for name in accounts.names:
         if choice.account is None or name != choice.account[0]:
-            default = " (the default one)" if name == accounts.default else ""
-            yield entry("account", name, f"another account of yours{default}", active=False)
+            role = "what Slurm takes if you say nothing" if name == accounts.default else "another account of yours"
+            yield entry("account", name, role, active=False)
     if choice.qos is not None:
         yield entry("qos", *choice.qos)
 
@@ -111,6 +111,8 @@ def _requeue(facts: ClusterFacts, choice: Choice) -> Iterator[str]:
 
 def _preempted(name: str, partition: Partition, facts: ClusterFacts) -> str:
     preemption, mode = facts.preemption, partition.preempt_mode.upper()
+    if preemption.type == "qos" and preemption.mode != "OFF":
+        return f"Jobs of another QOS may preempt a job ({preemption.mode}); its own QOS says how long it has to save."
     if preemption.type == "none" or "OFF" in mode:
         return f"Nobody preempts the jobs of {name}."
     grace, kill = partition.grace_time_s, preemption.kill_wait_s

@@ -12,6 +12,7 @@ from hpcddp.spec.units import HOUR, TimeLimit, UnitError
 # A plugin of Slurm's own that refuses jobs without a time limit (slurm.conf(5), JobSubmitPlugins).
 _REQUIRE_TIME_LIMIT = "require_timelimit"
 _FIRST_LIMIT_S = HOUR
+_ASKED = "as you asked"
 
 
 class UnknownChoiceError(UserError):
@@ -55,8 +56,8 @@ def choose(facts: ClusterFacts, *, partition: str | None, account: str | None, q
     runs_in = place[0] if place else facts.default_partition
     return Choice(
         partition=place,
-        account=_account(facts, account),
-        qos=(_known("--qos", qos, facts.accounts.qos, "none of your accounts has it"), "as you asked") if qos else None,
+        account=_account(facts, account, runs_in),
+        qos=(_known("--qos", qos, facts.accounts.qos, "none of your accounts has it"), _ASKED) if qos else None,
         time_limit=_time_limit(facts, runs_in),
         runs_in=runs_in,
     )
@@ -84,9 +85,8 @@ def time_limit_of(partition: Partition | None, wanted_s: int) -> TimeLimit:
 
 def _partition(facts: ClusterFacts, wanted: str | None) -> tuple[str, str] | None:
     if wanted is not None:
-        return _known("--partition", wanted, facts.partitions, f"cluster {facts.name} has no such partition"), (
-            "as you asked"
-        )
+        why = f"cluster {facts.name} has no such partition"
+        return _known("--partition", wanted, tuple(facts.partitions), why), _ASKED
     default, fit = facts.default_partition, usable(facts)
     if (default is not None and default in fit) or not fit:
         return None
@@ -96,14 +96,18 @@ def _partition(facts: ClusterFacts, wanted: str | None) -> tuple[str, str] | Non
     return fit[0], f"the site's default, {default}, is {why}"
 
 
-def _account(facts: ClusterFacts, wanted: str | None) -> tuple[str, str] | None:
+def _account(facts: ClusterFacts, wanted: str | None, partition: str | None) -> tuple[str, str] | None:
     accounts = facts.accounts
     if wanted is not None:
-        known = accounts.names or (wanted,)
-        return _known("--account", wanted, known, "it is no account of yours"), "as you asked"
-    if not accounts.required or accounts.default is not None or not accounts.names:
+        return _known("--account", wanted, accounts.names, "it is no account of yours"), _ASKED
+    if not accounts.required or not accounts.names:
         return None
-    return accounts.names[0], "the site runs no job without one, and you have no default account"
+    taken = facts.accounts_for(partition) if partition is not None else accounts.names
+    if accounts.default is not None and (accounts.default in taken or not taken):
+        return None
+    if accounts.default is not None:
+        return taken[0], f"partition {partition} does not take {accounts.default}, your default one"
+    return (taken or accounts.names)[0], "the site runs no job without one, and you have no default one"
 
 
 def _time_limit(facts: ClusterFacts, partition: str | None) -> tuple[str, str] | None:
@@ -113,8 +117,8 @@ def _time_limit(facts: ClusterFacts, partition: str | None) -> tuple[str, str] |
     return str(time_limit_of(place, _FIRST_LIMIT_S)), "the site refuses jobs without one"
 
 
-def _known(option: str, name: str, known: object, why: str) -> str:
-    names = list(known) if isinstance(known, (list, tuple, dict)) else []
+def _known(option: str, name: str, names: tuple[str, ...], why: str) -> str:
+    """Return a name that is known; where none is, each may be right."""
     if not names or name in names:
         return name
     near = nearest(name, names)

@@ -115,23 +115,18 @@ def _who_may(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partit
         name, why = next(iter(barred.items()))
         usable = facts.open_partitions
         instead = f"write {_one_of(usable)}" if usable else "ask your site for access"
-        yield "resources.partition", f"is {name!r}, which is {why}, and you are none of them; {instead}"
+        yield "resources.partition", f"is {name!r}, which is not for you ({why}); {instead}"
         return
     account = spec.resources.account or facts.accounts.default
     if account is None or not facts.accounts.required:
         return
-    closed = {name: one for name, one in candidates.items() if not _takes(one, account)}
+    closed = {name: one for name, one in candidates.items() if not one.takes(account)}
     if len(closed) == len(candidates):
-        name, partition = next(iter(closed.items()))
-        mine = [other for other in facts.accounts.names if _takes(partition, other)]
+        name = next(iter(closed))
+        mine = facts.accounts_for(name)
         instead = f"write {_one_of(mine)}" if mine else "choose another partition"
         given = "is" if spec.resources.account else "is not given, so that it is"
         yield "resources.account", f"{given} {account!r}, which may not use partition {name}; {instead}"
-
-
-def _takes(partition: Partition, account: str) -> bool:
-    allowed = partition.allow_accounts is None or account in partition.allow_accounts
-    return allowed and account not in partition.deny_accounts
 
 
 def _accounts(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:

@@ -89,6 +89,10 @@ class Partition(Facts):
         """GPUs of the node that has most."""
         return max((kind.gpus for kind in self.kinds), default=0)
 
+    def takes(self, account: str) -> bool:
+        """Return whether an account may use it."""
+        return (self.allow_accounts is None or account in self.allow_accounts) and account not in self.deny_accounts
+
     @property
     def gpu_types(self) -> tuple[str, ...]:
         """The types of its GPUs, in the order of their names."""
@@ -170,16 +174,22 @@ class ClusterFacts(Facts):
         Args:
             name: one of ``partitions``.
         """
-        partition, mine = self.partitions[name], set(self.accounts.names)
+        partition, mine = self.partitions[name], self.accounts.names
         groups, accounts = partition.allow_groups, partition.allow_accounts
         # Slurm asks root for no group (slurm.conf(5), AllowGroups).
         if groups is not None and self.user != "root" and not set(groups) & set(self.groups):
             return f"only for the groups {', '.join(groups)}"
-        if self.accounts.required and mine and accounts is not None and not mine & set(accounts):
-            return f"only for the accounts {', '.join(accounts)}"
-        if self.accounts.required and mine and mine <= set(partition.deny_accounts):
-            return f"closed to {', '.join(sorted(mine))}"
+        if self.accounts.required and mine and not self.accounts_for(name):
+            return f"only for the accounts {', '.join(accounts)}" if accounts else "closed to your accounts"
         return None
+
+    def accounts_for(self, name: str) -> tuple[str, ...]:
+        """Return the user's accounts that a partition takes.
+
+        Args:
+            name: one of ``partitions``.
+        """
+        return tuple(account for account in self.accounts.names if self.partitions[name].takes(account))
 
     @property
     def open_partitions(self) -> list[str]:

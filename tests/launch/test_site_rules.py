@@ -58,7 +58,7 @@ def test_what_the_cluster_can_give_is_not_refused(resources: dict[str, Any]) -> 
         ),
         (
             {"partition": "secret"},
-            ("resources.partition is 'secret', which is only for the groups chemistry, and you are none of them; write "
+            ("resources.partition is 'secret', which is not for you (only for the groups chemistry); write "
             "one of batch, gpu.v100, gpu"),
         ),
         (
