@@ -19,7 +19,7 @@ from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
     from hpcddp.launch.site_choice import Choice
-    from hpcddp.spec.cluster import ClusterFacts
+    from hpcddp.spec.cluster import ClusterFacts, Partition
 
 # What scontrol says where it is installed and finds no cluster.
 _NO_CONFIGURATION = "configuration source"
@@ -186,14 +186,13 @@ def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: C
 def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str]:
     """Yield what a person wants to know of what was found and written."""
     from hpcddp.launch.profile_text import describe_partition
-    from hpcddp.launch.site_choice import usable
 
     yield f"cluster        {facts.name}, Slurm {facts.slurm}"
-    mine = set(usable(facts))
     for label, (name, partition) in zip(_labels("partitions"), facts.partitions.items(), strict=False):
-        barred = facts.barred(name) or (None if name in mine else f"{partition.state.lower()} or without nodes")
+        barred, idle = facts.barred(name), _idle(partition)
         role = " (default)" if partition.default else ""
-        yield f"{label}{name}{role}: {f'not for you: {barred}' if barred else describe_partition(partition)}"
+        what = f"not for you, {barred}" if barred else describe_partition(partition)
+        yield f"{label}{name}{role}: {what}{f'; {idle}' if idle and not barred else ''}"
     yield f"accounts       {_accounts_line(facts)}"
     if facts.submit_plugins:
         yield f"site's rules   {', '.join(facts.submit_plugins)}: they may change or refuse any job"
@@ -204,7 +203,15 @@ def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str
     if choice.runs_in is None:
         yield "next           no partition is open to you: ask your site, or name one with --partition"
     else:
-        yield f"next           {texts.next_command}"
+        idle = _idle(facts.partitions[choice.runs_in])
+        yield f"next           {texts.next_command}{f', which waits while {choice.runs_in} is {idle}' if idle else ''}"
+
+
+def _idle(partition: Partition) -> str | None:
+    """Return why a partition starts no job now, in a word or two."""
+    if partition.state != "UP":
+        return partition.state
+    return None if any(kind.available for kind in partition.kinds) else "without a node that is up"
 
 
 def _labels(first: str) -> Iterator[str]:
