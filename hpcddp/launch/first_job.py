@@ -10,7 +10,7 @@ from hpcddp.spec.profiles import DEFAULT_PROFILE
 from hpcddp.spec.units import MINUTE
 
 _LIMIT_S = 10 * MINUTE
-_MEM_MB = 4096
+_MEM_MB = 4 * 1024
 
 
 def first_job(file: str, profile: str, facts: ClusterFacts, *, runs_in: str | None) -> str:
@@ -44,7 +44,7 @@ def first_job(file: str, profile: str, facts: ClusterFacts, *, runs_in: str | No
     lines += ["  cpus_per_task: 1", f'  time_limit: "{time_limit_of(partition, _LIMIT_S)}"']
     if facts.memory_is_shared_out:
         smallest = min((kind.mem_mb for kind in kinds), default=_MEM_MB)
-        lines.append(f"  mem: {min(_MEM_MB, smallest)}M")
+        lines.append(f"  mem: {'4G' if smallest >= _MEM_MB else f'{smallest}M'}")
     lines += [
         "",
         "batch:",
