@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # What scontrol says where it is installed and finds no cluster.
 _NO_CONFIGURATION = "configuration source"
+_LISTED_PARTITIONS = 20
 
 
 class InitError(UserError):
@@ -58,7 +59,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="The profile's name.")] = "default",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The profile's name.")] = "default",
     *,
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="The partition of all jobs.")] = None,
     account: Annotated[str | None, typer.Option(metavar="NAME", help="The account of all jobs.")] = None,
@@ -161,7 +162,6 @@ def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: C
     """Write the profile, and the first job file if there is none."""
     from hpcddp.launch.first_job import first_job
     from hpcddp.launch.profile_text import profile_text
-    from hpcddp.run.files import write_text
     from hpcddp.spec.profiles import DEFAULT_PROFILE
 
     new = not os.path.lexists(job_file)
@@ -176,23 +176,28 @@ def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: C
         next_command=shlex.join(words),
     )
     if not dry_run:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, texts.profile)
-        if new:
-            write_text(job_file, texts.job)
+        _save(job_file, texts.job if new else None, "--job names another file")
+        _make_directory(file)
+        _save(file, texts.profile, "XDG_CONFIG_HOME names another directory, and --dry-run prints it")
     return texts
+
+
+def _save(file: Path, text: str | None, way_out: str) -> None:
+    """Write a file, through a link where its user keeps it elsewhere; None writes nothing."""
+    from hpcddp.run.files import write_text
+
+    if text is None:
+        return
+    try:
+        write_text(file.resolve(), text)
+    except OSError as error:
+        raise InitError(f"{file} cannot be written ({error.strerror}); {way_out}") from None
 
 
 def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str]:
     """Yield what a person wants to know of what was found and written."""
-    from hpcddp.launch.profile_text import describe_partition
-
     yield f"cluster        {facts.name}, Slurm {facts.slurm}"
-    for label, (name, partition) in zip(_labels("partitions"), facts.partitions.items(), strict=False):
-        barred, idle = facts.barred(name), _idle(partition)
-        role = " (default)" if partition.default else ""
-        what = f"not for you, {barred}" if barred else describe_partition(partition)
-        yield f"{label}{name}{role}: {what}{f'; {idle}' if idle and not barred else ''}"
+    yield from _under("partitions", _partition_lines(facts))
     yield f"accounts       {_accounts_line(facts)}"
     if facts.submit_plugins:
         yield f"site's rules   {', '.join(facts.submit_plugins)}: they may change or refuse any job"
@@ -214,10 +219,23 @@ def _idle(partition: Partition) -> str | None:
     return None if any(kind.available for kind in partition.kinds) else "without a node that is up"
 
 
-def _labels(first: str) -> Iterator[str]:
-    yield f"{first:<15}"
-    while True:
-        yield " " * 15
+def _partition_lines(facts: ClusterFacts) -> list[str]:
+    """Return a line for each partition, those that are open first; of many only the first ones."""
+    from hpcddp.launch.profile_text import describe_partition
+
+    lines = []
+    for name in sorted(facts.partitions, key=lambda one: facts.barred(one) is not None):
+        partition, barred = facts.partitions[name], facts.barred(name)
+        idle, role = _idle(partition), " (default)" if partition.default else ""
+        what = f"not for you, {barred}" if barred else describe_partition(partition)
+        lines.append(f"{name}{role}: {what}{f'; {idle}' if idle and not barred else ''}")
+    more = len(lines) - _LISTED_PARTITIONS
+    return lines if more <= 0 else [*lines[:_LISTED_PARTITIONS], f"and {more} more: the profile has them all"]
+
+
+def _under(label: str, lines: list[str]) -> Iterator[str]:
+    for number, line in enumerate(lines or ["none"]):
+        yield f"{'' if number else label:<15}{line}"
 
 
 def _accounts_line(facts: ClusterFacts) -> str:

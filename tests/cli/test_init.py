@@ -219,3 +219,34 @@ def test_the_origin_of_each_value_is_shown_from_profile_to_set(run: Run) -> None
     Path("hpcddp.toml").write_text("[checkpoint]\nkeep = 5\n")
     fields = json.loads(run("render", "job.yaml", "--json")[0])["fields"]
     assert fields["checkpoint.keep"] == {"value": 5, "origin": "project hpcddp.toml"}
+
+
+def test_what_cannot_be_written_is_one_sentence(run: Run) -> None:
+    Path("config").write_text("in the way")
+    _, errors = run("init", code=2)
+    assert errors == (
+        f"hpcddp: {Path.cwd() / PROFILE} cannot be written (Not a directory); XDG_CONFIG_HOME names another directory, "
+        "and --dry-run prints it\n"
+    )
+    _, errors = run("init", "--job", "config/job.yaml", code=2)
+    assert errors == "hpcddp: config/job.yaml cannot be written (Not a directory); --job names another file\n"
+
+
+def test_a_profile_that_its_user_keeps_elsewhere_stays_there(run: Run) -> None:
+    Path("dotfiles").mkdir()
+    PROFILE.parent.mkdir(parents=True)
+    PROFILE.symlink_to(Path.cwd() / "dotfiles" / "hpc.toml")
+    run("init", "--force")
+    assert PROFILE.is_symlink()
+    assert Path("dotfiles/hpc.toml").read_text().startswith("# Profile default of hpcddp")
+
+
+def test_of_many_partitions_the_first_are_listed_and_the_profile_has_all(programs: Path, run: Run) -> None:
+    lines = "\n".join(f"PartitionName=p{number} State=UP Default=NO" for number in range(25))
+    nodes = "\n".join(f"p{number}|1|idle|8|1000|(null)|(null)" for number in range(25))
+    command(programs, "scontrol", f"case $* in *config) echo 'ClusterName = c';; *) echo '{lines}';; esac")
+    command(programs, "sinfo", f"echo '{nodes}'")
+    output, _ = run("init")
+    assert output.count(" nodes of ") + output.count(" node of ") == 20
+    assert "               and 5 more: the profile has them all\n" in output
+    assert len(tomllib.loads(PROFILE.read_text())["cluster"]["partitions"]) == 25
