@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcddp.cli.jobs import profiles_directory
-from hpcddp.cli.options import AsJson
+from hpcddp.cli.options import AsJson, profiles_directory
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -177,19 +176,28 @@ def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: C
     )
     if not dry_run:
         _save(job_file, texts.job if new else None, "--job names another file")
-        _make_directory(file)
-        _save(file, texts.profile, "XDG_CONFIG_HOME names another directory, and --dry-run prints it")
+        _save(file, texts.profile, "XDG_CONFIG_HOME names another directory, and --dry-run prints it", below=True)
     return texts
 
 
-def _save(file: Path, text: str | None, way_out: str) -> None:
-    """Write a file, through a link where its user keeps it elsewhere; None writes nothing."""
+def _save(file: Path, text: str | None, way_out: str, *, below: bool = False) -> None:
+    """Write a file, through a link where its user keeps it elsewhere.
+
+    Args:
+        file: the file.
+        text: its text; None writes nothing.
+        way_out: what to do if it cannot be written.
+        below: whether its directory is made if need be.
+    """
     from hpcddp.run.files import write_text
 
     if text is None:
         return
     try:
-        write_text(file.resolve(), text)
+        real = file.resolve()
+        if below:
+            real.parent.mkdir(parents=True, exist_ok=True)
+        write_text(real, text)
     except OSError as error:
         raise InitError(f"{file} cannot be written ({error.strerror}); {way_out}") from None
 

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcddp.cli.options import profiles_directory
+
 if TYPE_CHECKING:
+    from hpcddp.spec.overrides import Override
+    from hpcddp.spec.problems import Problem
     from hpcddp.spec.read import ResolvedJob, Underlay
 
 
-def read_job(job_file: Path, overrides: Sequence[str] | None) -> ResolvedJob:
+def read_job(
+    job_file: Path | None, overrides: Sequence[str] | None, *, options: Sequence[Override | Problem] = ()
+) -> ResolvedJob:
     """Return the job of a file, over this directory's ``hpcddp.toml`` and the user's profiles.
 
     Args:
-        job_file: the job file.
+        job_file: the job file; None where the options say all of the job.
         overrides: ``--set`` as it was given.
+        options: what options of their own say.
 
     Raises:
         JobFileError: with every problem of them.
     """
     from hpcddp.spec.read import load_job
 
-    return load_job(job_file, overrides=overrides or (), underlay=underlay_here())
+    return load_job(job_file, overrides=overrides or (), options=options, underlay=underlay_here())
 
 
 def underlay_here() -> Underlay:
@@ -38,9 +45,3 @@ def underlay_here() -> Underlay:
         directory=directory,
         user_id=os.geteuid(),
     )
-
-
-def profiles_directory(environment: Mapping[str, str]) -> Path:
-    """Return where the user's cluster profiles are (XDG Base Directory Specification)."""
-    configuration = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".config"
-    return Path(configuration) / "hpcddp" / "profiles"

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from hpcddp.cli.jobs import read_job
-from hpcddp.cli.options import AsJson, JobFile, Overrides
+from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
+from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides
 from hpcddp.errors import UserError
 
 
@@ -22,11 +22,11 @@ class OutputFileError(UserError):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(render)
+    app.command(cls=JobCommand)(takes_job_words(render))
 
 
 def render(
-    job_file: JobFile,
+    job_file: JobFileOrNone = None,
     *,
     overrides: Overrides = None,
     run_id: Annotated[
@@ -37,6 +37,7 @@ def render(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the script to a file.")
     ] = None,
     as_json: AsJson = False,
+    words: JobWords,
 ) -> None:
     """Print the sbatch script of a job. Submits nothing, and needs neither Slurm nor torch.
 
@@ -46,7 +47,7 @@ def render(
     """
     from hpcddp.launch.render import render_script
 
-    job = read_job(job_file, overrides)
+    job = words.load(job_file, overrides=overrides)
     python = job.spec.environment.python or sys.executable
     script = render_script(job, python=python, run_id=run_id, template=template)
     if output is not None:

@@ -9,11 +9,12 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from hpcddp.spec.cluster import ClusterFacts
+from hpcddp.spec.command_name import name_of_command
 from hpcddp.spec.document import Document, DocumentError, Path, dotted, read_document
 from hpcddp.spec.fields import PROFILE_PATTERN
 from hpcddp.spec.fieldtree import leaf_paths
 from hpcddp.spec.job import JobSpec
-from hpcddp.spec.layers import DEFAULT, JOB_FILE, Layers, Source
+from hpcddp.spec.layers import COMMAND_LINE, DEFAULT, JOB_FILE, Layers, Source
 from hpcddp.spec.overrides import Override, read_override
 from hpcddp.spec.problems import JobFileError, Problem
 from hpcddp.spec.profiles import Profile, read_profile
@@ -29,8 +30,8 @@ class ResolvedJob:
 
     Args:
         spec: the job.
-        origins: where each field came from, by key path: "job file", "--set", "project hpcddp.toml", "profile NAME" or
-            "default".
+        origins: where each field came from, by key path: "job file", "--set", an option's name, "command line",
+            "project hpcddp.toml", "profile NAME" or "default".
         profile: the name of the profile under it; None where there is none.
         cluster: what that profile knows of its cluster.
     """
@@ -61,61 +62,49 @@ class Underlay:
 NOTHING = Underlay()
 
 
-def load_job(path: FilePath, *, overrides: Sequence[str] = (), underlay: Underlay = NOTHING) -> ResolvedJob:
-    """Read a job file.
+def load_job(
+    path: FilePath | None,
+    *,
+    overrides: Sequence[str] = (),
+    options: Sequence[Override | Problem] = (),
+    underlay: Underlay = NOTHING,
+) -> ResolvedJob:
+    """Read a job file, or make a job of what the command line says.
 
     Args:
-        path: the YAML file.
+        path: the YAML file; None where the job has none.
         overrides: ``key.path=value`` each, the last of two for one key counts.
+        options: what options of their own say; ``overrides`` come after them.
         underlay: what lies under it.
 
     Returns:
-        The job: overrides over job file over ``hpcddp.toml`` over profile over defaults.
+        The job: options and overrides over the job file over ``hpcddp.toml`` over the profile over the defaults.
 
     Raises:
         JobFileError: with every problem of the files and the overrides.
     """
-    file = _read_file(path)
-    source = Source(origin=JOB_FILE, file=str(path), lines=file.lines, written=file.written)
-    faults = [_of_fault(fault, source) for fault in file.faults]
-    return resolve_job(
-        file.value, source, faults=faults, overrides=[read_override(text) for text in overrides], underlay=underlay
+    file = Document(value={}, lines={}, written={}, faults=()) if path is None else _read_file(path)
+    source = Source(
+        origin=JOB_FILE,
+        file=f"the {COMMAND_LINE}" if path is None else str(path),
+        lines=file.lines,
+        written=file.written,
     )
-
-
-def resolve_job(
-    values: Mapping[str, Any],
-    source: Source,
-    *,
-    faults: Sequence[Problem] = (),
-    overrides: Sequence[Override | Problem] = (),
-    underlay: Underlay = NOTHING,
-) -> ResolvedJob:
-    """Lay a job over what lies under it, and check what comes out.
-
-    Args:
-        values: the job's own values; there may be none.
-        source: where they came from.
-        faults: what is wrong with single keys of theirs.
-        overrides: what is laid over them, and what is wrong with it.
-        underlay: what lies under them.
-
-    Returns:
-        The job.
-
-    Raises:
-        JobFileError: with every problem.
-    """
-    sets = [result for result in overrides if isinstance(result, Override)]
-    problems = [*(result for result in overrides if isinstance(result, Problem)), *faults]
+    results = [*options, *(read_override(text) for text in overrides)]
+    sets = [result for result in results if isinstance(result, Override)]
+    problems = [result for result in results if isinstance(result, Problem)]
+    problems += [_of_fault(fault, source) for fault in file.faults]
     layers = Layers()
     profile: Profile | None = None
     try:
-        profile = _lay_under(layers, values, source, sets, underlay)
+        profile = _lay_under(layers, file.value, source, sets, underlay)
     except SettingsError as error:
         problems += error.problems
-    layers.lay(values, source)
-    wrong = [tuple(problem.key.split(".")) for problem in problems if problem.key]
+    layers.lay(file.value, source)
+    if path is None:
+        _name_after_command(layers, sets)
+    wrong = [fault.path for fault in file.faults]
+    wrong += [tuple(problem.key.split(".")) for problem in problems if problem.key]
     for override in sets:
         layers.assign(override.path, override.value, override.source)
         wrong = [fault for fault in wrong if fault[: len(override.path)] != override.path]
@@ -125,9 +114,15 @@ def resolve_job(
     return ResolvedJob(
         spec=spec,
         origins=dict(_origins(spec, layers)),
-        profile=profile.name if profile is not None else None,
-        cluster=profile.cluster if profile is not None else None,
+        profile=None if profile is None else profile.name,
+        cluster=None if profile is None else profile.cluster,
     )
+
+
+def _name_after_command(layers: Layers, sets: Sequence[Override]) -> None:
+    command = next((override.value for override in sets if override.path == ("command",)), None)
+    if command:
+        layers.assign(("name",), name_of_command(command), Source(origin=COMMAND_LINE, file=f"the {COMMAND_LINE}"))
 
 
 def _read_file(path: FilePath) -> Document:
