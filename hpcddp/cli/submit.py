@@ -169,7 +169,7 @@ def _print_preview(
     from hpcddp.launch.submit import check_submittable, preview
 
     check_submittable(order.job.spec, order.cluster, environment)
-    check_site(order.job, order.cluster)
+    check_site(order.job, order.cluster, environment)
     run_id = _run_id(resume, run_root)
     document = preview(order.job, cluster=order.cluster, run_id=run_id, python=order.python, template=order.template)
     _print_dry_run(document, as_json=as_json)

@@ -95,7 +95,7 @@ def resume_anew(
     """
     _refuse_alive_or_finished(run, _read_before(run))
     check_submittable(job.spec, cluster, environment)
-    check_site(job, cluster)
+    check_site(job, cluster, environment)
     meant = run_directory(job, run.run_id).path
     if meant.resolve() != run.path.resolve():
         raise SubmissionError(

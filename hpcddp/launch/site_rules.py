@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import UserError
@@ -19,6 +21,7 @@ Finding = tuple[str, str]
 
 _LONGER_THAN_ANY = float("inf")
 _LISTED = 12
+_CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*([^\s#]+)", re.IGNORECASE | re.MULTILINE)
 
 
 class SiteError(UserError):
@@ -38,19 +41,22 @@ class SiteError(UserError):
         return document
 
 
-def check_site(job: ResolvedJob, cluster: Cluster) -> None:
+def check_site(job: ResolvedJob, cluster: Cluster, environment: Mapping[str, str]) -> None:
     """Hold a job against what its profile knows of the cluster.
 
     Args:
         job: the job; one whose profile knows nothing fits.
         cluster: where it goes; this machine is not held to the facts.
+        environment: the submitter's environment, which may name another cluster than the profile does.
 
     Raises:
         SiteError: with everything that cannot be.
     """
-    facts = job.cluster if cluster == "slurm" else None
-    found = list(broken_site_rules(job.spec, facts)) if facts is not None else []
-    if facts is None or not found:
+    facts = job.cluster
+    if facts is None or cluster != "slurm" or not _is_about(facts, environment):
+        return
+    found = list(broken_site_rules(job.spec, facts))
+    if not found:
         return
     lines = [f"{_named(key, job.origins)} {sentence}" for key, sentence in found]
     hint = (
@@ -58,6 +64,16 @@ def check_site(job: ResolvedJob, cluster: Cluster) -> None:
         f"hpcddp init {job.profile} --force"
     )
     raise SiteError("\n".join(lines), hint=hint, findings=tuple(found))
+
+
+def _is_about(facts: ClusterFacts, environment: Mapping[str, str]) -> bool:
+    """Return whether the facts are about the cluster that ``SLURM_CONF`` names; it may be a sandbox, say."""
+    try:
+        text = Path(environment["SLURM_CONF"]).read_text(encoding="utf-8", errors="replace")
+    except (KeyError, OSError):
+        return True
+    name = _CLUSTER_NAME.search(text)
+    return name is None or name[1].casefold() == facts.name.casefold()
 
 
 def broken_site_rules(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:

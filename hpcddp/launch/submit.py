@@ -155,7 +155,7 @@ def submit(
         HpcddpError: the job could not be handed over; nothing is left behind.
     """
     check_submittable(job.spec, cluster, environment)
-    check_site(job, cluster)
+    check_site(job, cluster, environment)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = run_directory(job, run_id)
     _check_path(run.path, cluster)

@@ -199,7 +199,7 @@ def test_the_policy_is_told_in_words(policy: Preemption, partition: Partition, s
 def test_the_first_job_file_is_a_job_that_its_profile_lets_pass(facts: ClusterFacts, name: str, tmp_path: Path) -> None:
     job = load_first_job(facts, name, tmp_path)
     assert (job.profile, job.cluster) == (name, facts)
-    check_site(job, "slurm")
+    check_site(job, "slurm", {})
 
 
 def load_first_job(facts: ClusterFacts, name: str, directory: Path, **wanted: str) -> ResolvedJob:

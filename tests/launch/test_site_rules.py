@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,7 +201,7 @@ def job(facts: ClusterFacts | None, **resources: Any) -> ResolvedJob:
 
 def test_all_is_found_together_and_says_where_it_came_from_and_how_old_the_facts_are() -> None:
     with pytest.raises(SiteError) as caught:
-        check_site(job(university(), nodes=200, mem="2T", qos="x"), "slurm")
+        check_site(job(university(), nodes=200, mem="2T", qos="x"), "slurm", {})
     assert caught.value.message.splitlines() == [
         "resources.qos is 'x', which none of your accounts has; write one of long, normal",
         "resources.nodes (--set) is 200, and partition batch has 100; write 100 or less",
@@ -218,5 +219,19 @@ def test_all_is_found_together_and_says_where_it_came_from_and_how_old_the_facts
 
 
 def test_a_job_for_this_machine_and_one_whose_profile_knows_nothing_are_not_checked() -> None:
-    check_site(job(university(), nodes=200), "local")
-    check_site(job(None, nodes=200), "slurm")
+    check_site(job(university(), nodes=200), "local", {})
+    check_site(job(None, nodes=200), "slurm", {})
+
+
+def test_facts_about_another_cluster_than_the_one_that_is_spoken_to_are_left_aside(tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    environment = {"SLURM_CONF": str(conf)}
+    conf.write_text("# ClusterName=hpc1\nClusterName=sandbox\n")
+    check_site(job(university(), nodes=200), "slurm", environment)
+    for text in ("SlurmctldHost=a\nclustername = HPC1 # ours\n", "include other.conf\n"):
+        conf.write_text(text)
+        with pytest.raises(SiteError):
+            check_site(job(university(), nodes=200), "slurm", environment)
+    conf.unlink()
+    with pytest.raises(SiteError):
+        check_site(job(university(), nodes=200), "slurm", environment)
