@@ -41,10 +41,10 @@ def program(directory: Path, text: str) -> tuple[str, ...]:
 
 
 def ended(document: dict[str, Any], timeout_s: float = 60) -> RunDirectory:
-    """Wait for the run's result."""
+    """Wait for the run's result, and for the end of its script."""
     run = RunDirectory(Path(document["run_dir"]))
     deadline = time.monotonic() + timeout_s
-    while not run.result.exists():
+    while not run.result.exists() or Path(f"/proc/{document['job_id']}").exists():
         assert time.monotonic() < deadline, run.batch_log.read_text()
         time.sleep(0.05)
     return run
