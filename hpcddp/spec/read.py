@@ -33,12 +33,14 @@ class ResolvedJob:
     origins: Mapping[str, str]
 
 
-def load_job(path: FilePath, *, overrides: Sequence[str] = (), profiles: FilePath | None = None) -> ResolvedJob:
+def load_job(
+    path: FilePath, *, overrides: Sequence[str | Override] = (), profiles: FilePath | None = None
+) -> ResolvedJob:
     """Read a job file.
 
     Args:
         path: the YAML file.
-        overrides: ``key.path=value`` each, the last of two for one key counts.
+        overrides: ``key.path=value`` each, or read already; the last of two for one key counts.
         profiles: the directory of cluster profiles; None where there is none.
 
     Returns:
@@ -49,7 +51,7 @@ def load_job(path: FilePath, *, overrides: Sequence[str] = (), profiles: FilePat
     """
     file = _read_file(path)
     source = Source(origin=JOB_FILE, file=str(path), lines=file.lines, written=file.written)
-    results = [read_override(text) for text in overrides]
+    results = [read_override(one) if isinstance(one, str) else one for one in overrides]
     sets = [result for result in results if isinstance(result, Override)]
     problems = [result for result in results if isinstance(result, Problem)]
     problems += [_of_fault(fault, source) for fault in file.faults]

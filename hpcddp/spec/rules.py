@@ -68,14 +68,15 @@ def broken_rules(spec: JobSpec, wrong: Iterable[Path] = ()) -> Iterator[Finding]
     """
     faulty = {".".join(path) for path in wrong}
     for rule in RULES:
-        if not any(_touches(read, fault) for read in rule.reads for fault in faulty):
+        if not any(touches(read, fault) for read in rule.reads for fault in faulty):
             yield from rule.find(spec)
     for key, sentence in refuse_unsupported(spec):
-        if not any(_touches(key, fault) for fault in faulty):
+        if not any(touches(key, fault) for fault in faulty):
             yield key, sentence
 
 
-def _touches(one: str, other: str) -> bool:
+def touches(one: str, other: str) -> bool:
+    """Return whether two key paths are the same, or one is a part of the other."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
