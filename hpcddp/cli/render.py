@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from hpcddp.cli.options import AsJson, JobFile, Overrides, profiles_directory
+from hpcddp.cli.sweeping import Axes, MaxParallel, SweepFile, with_sweep
 from hpcddp.errors import UserError
 
 
@@ -32,6 +33,9 @@ def render(
     run_id: Annotated[
         str | None, typer.Option("--run-id", metavar="ID", help="Render the script of this run, as submit would.")
     ] = None,
+    axes: Axes = None,
+    sweep_file: SweepFile = None,
+    max_parallel: MaxParallel = None,
     template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the script to a file.")
@@ -47,7 +51,11 @@ def render(
     from hpcddp.launch.render import render_script
     from hpcddp.spec.read import load_job
 
-    job = load_job(job_file, overrides=overrides or (), profiles=profiles_directory(os.environ))
+    job = load_job(
+        job_file,
+        overrides=with_sweep(overrides, axes, sweep_file, max_parallel),
+        profiles=profiles_directory(os.environ),
+    )
     python = job.spec.environment.python or sys.executable
     script = render_script(job, python=python, run_id=run_id, template=template)
     if output is not None:

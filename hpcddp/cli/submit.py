@@ -18,6 +18,7 @@ import typer
 from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.following import follow_run
 from hpcddp.cli.options import AsJson, Overrides, profiles_directory
+from hpcddp.cli.sweeping import After, AfterAny, Axes, MaxParallel, SweepFile, submit_sweep, wait_for, with_sweep
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from hpcddp.launch.follow import Outcome
     from hpcddp.launch.submission import Cluster, Submission
+    from hpcddp.spec.overrides import Override
     from hpcddp.spec.read import ResolvedJob
 
 
@@ -37,7 +39,7 @@ class ClusterChoice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class Order:
     """What the command line asks for.
 
     Args:
@@ -58,7 +60,7 @@ def register(app: typer.Typer) -> None:
     app.command()(submit)
 
 
-def submit(
+def submit(  # noqa: PLR0913  each is an option
     job_file: Annotated[
         Path | None, typer.Argument(metavar="JOB", help="The job file (YAML); with --resume only to change the job.")
     ] = None,
@@ -74,6 +76,11 @@ def submit(
         typer.Option(metavar="RUN", help="Continue this run: its directory, its id, or the beginning of its id."),
     ] = None,
     run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live, to look for an id.")] = Path("runs"),
+    axes: Axes = None,
+    sweep_file: SweepFile = None,
+    max_parallel: MaxParallel = None,
+    after: After = None,
+    after_any: AfterAny = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Stay and show progress until the run has ended.")
     ] = False,
@@ -90,16 +97,25 @@ def submit(
     """
     environment = dict(os.environ)
     if job_file is None:
-        only_resume = resume is not None and not (overrides or template or dry_run) and cluster is ClusterChoice.AUTO
+        only_resume = (
+            resume is not None
+            and not (overrides or axes or sweep_file or max_parallel or template or dry_run)
+            and cluster is ClusterChoice.AUTO
+        )
         if resume is None or not only_resume:
             raise UserError("no JOB is given; write a job file, or --resume RUN alone to continue a run as it is")
-        submission = _resume(resume, run_root, environment)
+        waits = wait_for(after, after_any, run_root, environment)
+        submission = _resume(resume, run_root, environment, waits)
     else:
-        order = _order(job_file, overrides or (), cluster, template, environment)
+        order = _order(job_file, with_sweep(overrides, axes, sweep_file, max_parallel), cluster, template, environment)
+        waits = wait_for(after, after_any, run_root, environment, cluster=order.cluster)
         if dry_run:
             _print_preview(order, resume, run_root, environment, as_json=as_json)
             return
-        submission = _hand_over(order, resume, run_root, environment)
+        if order.job.spec.sweep is not None and resume is None:
+            submit_sweep(order, _run_id(None, run_root), environment, waits, follow=follow, as_json=as_json)
+            return
+        submission = _hand_over(order, resume, run_root, environment, waits)
     if not follow:
         _print_submission(submission, as_json=as_json)
         return
@@ -111,17 +127,17 @@ def submit(
 
 def _order(
     job_file: Path,
-    overrides: Sequence[str],
+    overrides: Sequence[str | Override],
     cluster: ClusterChoice,
     template: str | None,
     environment: Mapping[str, str],
-) -> _Order:
+) -> Order:
     from hpcddp.launch.submit import choose_cluster
     from hpcddp.spec.read import load_job
 
     job = load_job(job_file, overrides=overrides, profiles=profiles_directory(environment))
     where = choose_cluster(cluster.value, environment)
-    return _Order(job=job, cluster=where, python=job.spec.environment.python or sys.executable, template=template)
+    return Order(job=job, cluster=where, python=job.spec.environment.python or sys.executable, template=template)
 
 
 def _run_id(resume: str | None, run_root: Path) -> str:
@@ -134,11 +150,13 @@ def _run_id(resume: str | None, run_root: Path) -> str:
     return new_run_id(datetime.now().astimezone(), secrets.token_hex(2))
 
 
-def _hand_over(order: _Order, resume: str | None, run_root: Path, environment: Mapping[str, str]) -> Submission:
+def _hand_over(
+    order: Order, resume: str | None, run_root: Path, environment: Mapping[str, str], waits: str | None
+) -> Submission:
     """Submit a new run, or continue one with this job."""
+    from hpcddp.launch.element import find_to_resume
     from hpcddp.launch.resume import resume_anew
     from hpcddp.launch.submit import submit as submit_new
-    from hpcddp.run.find import find_run
 
     if resume is None:
         return submit_new(
@@ -148,31 +166,35 @@ def _hand_over(order: _Order, resume: str | None, run_root: Path, environment: M
             python=order.python,
             template=order.template,
             environment=environment,
+            dependency=waits,
         )
     return resume_anew(
-        find_run(resume, run_root),
+        find_to_resume(resume, run_root),
         order.job,
         cluster=order.cluster,
         python=order.python,
         template=order.template,
         environment=environment,
+        dependency=waits,
     )
 
 
-def _resume(resume: str, run_root: Path, environment: Mapping[str, str]) -> Submission:
+def _resume(resume: str, run_root: Path, environment: Mapping[str, str], waits: str | None) -> Submission:
     """Continue a run as it is."""
+    from hpcddp.launch.element import find_to_resume
     from hpcddp.launch.resume import resume as resume_run
-    from hpcddp.run.find import find_run
 
-    return resume_run(find_run(resume, run_root), environment=environment)
+    return resume_run(find_to_resume(resume, run_root), environment=environment, dependency=waits)
 
 
 def _print_preview(
-    order: _Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
+    order: Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
 ) -> None:
     from hpcddp.launch.submit import check_submittable, preview
+    from hpcddp.launch.sweeping import check_sweep_submittable
 
-    check_submittable(order.job.spec, order.cluster, environment)
+    check = check_submittable if order.job.spec.sweep is None else check_sweep_submittable
+    check(order.job.spec, order.cluster, environment)
     run_id = _run_id(resume, run_root)
     document = preview(order.job, cluster=order.cluster, run_id=run_id, python=order.python, template=order.template)
     _print_dry_run(document, as_json=as_json)

@@ -119,6 +119,7 @@ def submit(
     python: str,
     template: str | None,
     environment: Mapping[str, str],
+    dependency: str | None = None,
 ) -> Submission:
     """Write the run directory and hand the job over.
 
@@ -129,6 +130,7 @@ def submit(
         python: the interpreter that the tasks run.
         template: the sbatch template's name or path, None for the default one.
         environment: the submitter's environment.
+        dependency: what it waits for, in sbatch's words; None waits for nothing.
 
     Raises:
         HpcddpError: the job could not be handed over; nothing is left behind.
@@ -136,12 +138,7 @@ def submit(
     check_submittable(job.spec, cluster, environment)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = run_directory(job, run_id)
-    _check_path(run.path, cluster)
-    make_private_directory(run.path.parent)
-    try:
-        run.path.mkdir(mode=0o700)
-    except FileExistsError:
-        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root") from None
+    make_run_directory(run, cluster)
     try:
         run.submitit.mkdir(mode=0o700)
         write_run(run, job, script)
@@ -155,10 +152,25 @@ def submit(
             python=python,
             directory=Path.cwd(),
             environment=environment,
+            dependency=dependency,
         )
     except (HpcddpError, OSError):
         shutil.rmtree(run.path)
         raise
+
+
+def make_run_directory(run: RunDirectory, cluster: Cluster) -> None:
+    """Make the directory of a new run.
+
+    Raises:
+        SubmissionError: it is there already, or its path means something else to somebody who reads it.
+    """
+    _check_path(run.path, cluster)
+    make_private_directory(run.path.parent)
+    try:
+        run.path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root") from None
 
 
 def _check_path(path: Path, cluster: Cluster) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path as FilePath
 from typing import Any
@@ -104,7 +104,7 @@ def _read_file(path: FilePath) -> Any:  # noqa: ANN401
     text = read_text(path)
     if isinstance(text, Problem):
         raise JobFileError.of([text])
-    readers = {".csv": _read_csv, ".json": json.loads}
+    readers: Mapping[str, Callable[[str], Any]] = {".csv": _read_csv, ".json": json.loads}
     try:
         value = readers.get(path.suffix.lower(), _read_yaml)(text)
     except DocumentError as error:
