@@ -7,6 +7,7 @@ a few numbers only, which the script knows, so that one pickle serves all of the
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Mapping
@@ -82,10 +83,10 @@ def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mappin
     """
     if cluster == "local":
         first = tabulate(spec.sweep).element(0)
-        sets = " ".join(f"--set {key}={as_text(value)}" for key, value in first.items())
+        words = [word for key, value in first.items() for word in ("--set", f"{key}={as_text(value)}")]
         raise SubmissionError(
             "a sweep is a job array of Slurm, and --cluster local runs one job on this machine; to try one element "
-            f"here, write: --set sweep=null {sets}"
+            f"here, write: --set sweep=null {shlex.join(words)}"
         )
     check_submittable(spec, cluster, environment)
 

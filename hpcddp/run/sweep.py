@@ -136,7 +136,8 @@ def index_of(run: RunDirectory) -> int:
 
 def _manifest(sweep: Sweep) -> str:
     """Return the manifest's text: JSON, with a line for each element."""
-    lines = ",\n".join(f"  {json.dumps(element, ensure_ascii=False)}" for element in sweep.elements)
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    lines = ",\n".join(f"  {encode(element)}" for element in sweep.elements)
     chunks = ",\n".join(f"  {json.dumps(asdict(chunk))}" for chunk in sweep.chunks)
     name = json.dumps(sweep.sweep_id)
     return f'{{\n"sweep_id": {name},\n"elements": [\n{lines}\n],\n"chunks": [\n{chunks}\n]\n}}\n'

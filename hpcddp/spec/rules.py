@@ -51,7 +51,8 @@ class Rule:
     """One rule between fields.
 
     Args:
-        reads: the key paths that it reads; it does not apply where one of them is wrong already.
+        reads: the key paths that it reads; it does not apply where one of them is wrong already. A section that may
+            be null, such as ``train``, stands for whether it is there.
         find: yields what is wrong.
     """
 

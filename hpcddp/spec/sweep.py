@@ -20,6 +20,7 @@ LARGEST_SWEEP = 100_000
 Grid = Mapping[str, tuple[Any, ...]]
 Listed = tuple[Mapping[str, Any], ...]
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 _RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})", re.ASCII)
 
 
@@ -162,7 +163,7 @@ def _place(element: Mapping[str, Any], key: str, known: dict[str, int], values: 
 
 def as_text(value: object) -> str:
     """Return a value as a person would write it, the same for equal values alone."""
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return _ENCODER.encode(value)
 
 
 def assignment(values: Mapping[str, Any]) -> str:
