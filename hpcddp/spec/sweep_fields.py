@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import create_model
 
 from hpcddp.spec.document import Path
 from hpcddp.spec.fields import Section
-from hpcddp.spec.fieldtree import Kind, find_place
+from hpcddp.spec.fieldtree import find_place
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.suggestions import unknown_key
 
@@ -69,29 +69,25 @@ def read_field(key: str, value: Any) -> Any:  # noqa: ANN401
         ValidationError: the value does not fit.
     """
     path = path_of(key)
-    depth, adapter = _adapter(path)
+    depth, holder = _holder(path)
     whole = value
     for name in reversed(path[depth:]):
         whole = {name: whole}
-    found = adapter.validate_python(whole)
+    found: Any = holder.model_validate({"value": whole}).value
     for name in path[depth:]:
         found = found[name]
     return found
 
 
 @lru_cache(maxsize=64)
-def _adapter(path: Path) -> tuple[int, TypeAdapter[Any]]:
-    """Return the check of the field that holds a key path, and how many of its parts name the field."""
+def _holder(path: Path) -> tuple[int, type[Any]]:
+    """Return a section with one field, that which holds a key path, and how many parts of the path name the field."""
     section: type[Section] = JobSpec
     for depth, name in enumerate(path, start=1):
         place = find_place(path[:depth])
         if place is None or place.section is None or depth == len(path):
             field = section.model_fields[name]
-            annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-            # The type of a section has a configuration of its own, and pydantic takes no second one.
-            has_own = place is not None and place.kind is Kind.SECTION
-            strict = ConfigDict(strict=True, allow_inf_nan=False)
-            return depth, TypeAdapter(annotation) if has_own else TypeAdapter(annotation, config=strict)
+            return depth, create_model("Holder", __base__=Section, value=(field.annotation, field))
         section = place.section
     raise KeyError(path)
 

@@ -117,8 +117,9 @@ def _values(table: SweepTable) -> Iterator[Finding]:
             except ValidationError as error:
                 details = error.errors(include_url=False)[0]
                 path = path_of(key)
-                inner = tuple(str(part) for part in details["loc"] if part != "[key]")
-                below = path if path[-len(inner) :] == inner or not inner else (*path, *inner)
+                # The first part names the field, whatever it is called.
+                inner = tuple(str(part) for part in details["loc"][1:] if part != "[key]")
+                below = path if inner == path[-len(inner) :] or not inner else (*path, *inner)
                 yield ("sweep", key), sentence_of(details, below, None)
 
 
