@@ -87,7 +87,8 @@ def _holder(path: Path) -> tuple[int, type[Any]]:
         place = find_place(path[:depth])
         if place is None or place.section is None or depth == len(path):
             field = section.model_fields[name]
-            return depth, create_model("Holder", __base__=Section, value=(field.annotation, field))
+            holds: Any = field.annotation
+            return depth, create_model("Holder", __base__=Section, value=(holds, field))
         section = place.section
     raise KeyError(path)
 

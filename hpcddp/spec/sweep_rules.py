@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from hpcddp.spec.document import Path, dotted
 from hpcddp.spec.fields import Section
-from hpcddp.spec.fieldtree import find_place
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.rules import RULES, Rule, touches
 from hpcddp.spec.sentences import is_secret, sentence_of
@@ -135,17 +134,9 @@ def sweep_findings(spec: JobSpec, swept: Sequence[str], wrong: Sequence[Path]) -
         return
     table, faulty = tabulate(spec.sweep), [dotted(path) for path in wrong]
     for rule in RULES:
-        keys = [key for key in swept if any(_depends(read, key) for read in rule.reads)]
+        keys = [key for key in swept if rule.depends_on(key)]
         if keys and not any(touches(read, fault) for read in rule.reads for fault in faulty):
             yield from islice(_of_rule(rule, spec, table, keys), FOUND_AT_MOST)
-
-
-def _depends(read: str, key: str) -> bool:
-    """Return whether what a rule reads changes with a swept key."""
-    if not key.startswith(f"{read}."):
-        return touches(read, key)
-    place = find_place(path_of(read))
-    return place is None or place.section is None or not place.nullable
 
 
 def _of_rule(rule: Rule, spec: JobSpec, table: SweepTable, keys: Sequence[str]) -> Iterator[Finding]:

@@ -68,7 +68,7 @@ def _of_rules(spec: JobSpec, wrong: Iterable[Path]) -> Iterator[tuple[Path, str]
     faults = list(shape_findings(spec))
     swept = () if faults or spec.sweep is None else tabulate(spec.sweep).keys
     # A swept field has other values than the job's own; the rules on it are asked about those.
-    for key, sentence in broken_rules(spec, [*known, *map(path_of, swept)]):
+    for key, sentence in broken_rules(spec, known, swept):
         yield path_of(key), sentence
     yield from faults or sweep_findings(spec, swept, known)
 

@@ -11,7 +11,7 @@
 #SBATCH --requeue
 #SBATCH --signal=USR2@120
 
-# The job digits-rates, run 20260401-120000-ab12, written by hpcddp: to change it, change the job file.
+# The job digits-rates, sweep 20260401-120000-ab12, written by hpcddp: to change it, change the job file.
 # sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
 # means itself, dollar signs too.
 # shellcheck disable=SC2016

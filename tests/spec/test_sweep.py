@@ -100,9 +100,10 @@ def test_each_rule_is_asked_once_for_each_choice_of_what_it_reads(load: Load, mo
     for module in (rules, sweep_rules):
         monkeypatch.setattr(module, "RULES", counted)
     load("sweep: {train.seed: 0..499, learning_rate.base: [0.1, 0.2]}\n")
-    on_the_rate = [reads for reads in asked if "learning_rate" in reads]
-    assert len(on_the_rate) == 2 * len(set(on_the_rate)) > 0
-    assert len(asked) == len(rules.RULES) + len(set(on_the_rate))
+    times = {reads: asked.count(reads) for reads in asked}
+    assert {count for reads, count in times.items() if "learning_rate" in reads} == {2}
+    assert {count for reads, count in times.items() if reads[0] == "train"} == {1}
+    assert set(times) == {rule.reads for rule in rules.RULES}
 
 
 def test_a_grid_varies_its_last_key_fastest(load: Load) -> None:
