@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from hpcddp.cli.options import AsJson, JobFile, Overrides, profiles_directory
-from hpcddp.cli.sweeping import Axes, MaxParallel, SweepFile, with_sweep
+from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
+from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides, profiles_directory
+from hpcddp.cli.sweeping import Axes, MaxParallel, SweepFile, read_sweep
 from hpcddp.errors import UserError
 
 
@@ -23,11 +24,11 @@ class OutputFileError(UserError):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(render)
+    app.command(cls=JobCommand)(takes_job_words(render))
 
 
 def render(
-    job_file: JobFile,
+    job_file: JobFileOrNone = None,
     *,
     overrides: Overrides = None,
     run_id: Annotated[
@@ -41,6 +42,7 @@ def render(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the script to a file.")
     ] = None,
     as_json: AsJson = False,
+    words: JobWords,
 ) -> None:
     """Print the sbatch script of a job. Submits nothing, and needs neither Slurm nor torch.
 
@@ -49,13 +51,9 @@ def render(
     Example: hpcddp render jobs/resnet50_imagenet.yaml -o job.sh && sbatch job.sh
     """
     from hpcddp.launch.render import render_script
-    from hpcddp.spec.read import load_job
 
-    job = load_job(
-        job_file,
-        overrides=with_sweep(overrides, axes, sweep_file, max_parallel),
-        profiles=profiles_directory(os.environ),
-    )
+    sweep = read_sweep(axes, sweep_file, max_parallel)
+    job = words.load(job_file, overrides=overrides, sweep=sweep, profiles=profiles_directory(os.environ))
     python = job.spec.environment.python or sys.executable
     script = render_script(job, python=python, run_id=run_id, template=template)
     if output is not None:

@@ -17,16 +17,16 @@ import typer
 
 from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.following import follow_run
-from hpcddp.cli.options import AsJson, Overrides, profiles_directory
-from hpcddp.cli.sweeping import After, AfterAny, Axes, MaxParallel, SweepFile, submit_sweep, wait_for, with_sweep
+from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
+from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides, profiles_directory
+from hpcddp.cli.sweeping import After, AfterAny, Axes, MaxParallel, SweepFile, read_sweep, submit_sweep, wait_for
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from hpcddp.launch.follow import Outcome
     from hpcddp.launch.submission import Cluster, Submission
-    from hpcddp.spec.overrides import Override
     from hpcddp.spec.read import ResolvedJob
 
 
@@ -57,13 +57,11 @@ class Order:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(submit)
+    app.command(cls=JobCommand)(takes_job_words(submit))
 
 
 def submit(  # noqa: PLR0913  each is an option
-    job_file: Annotated[
-        Path | None, typer.Argument(metavar="JOB", help="The job file (YAML); with --resume only to change the job.")
-    ] = None,
+    job_file: JobFileOrNone = None,
     *,
     cluster: Annotated[
         ClusterChoice,
@@ -86,6 +84,7 @@ def submit(  # noqa: PLR0913  each is an option
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; submit nothing.")] = False,
     as_json: AsJson = False,
+    words: JobWords,
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
@@ -96,18 +95,18 @@ def submit(  # noqa: PLR0913  each is an option
     Example: hpcddp submit jobs/quickstart.yaml --cluster local --follow
     """
     environment = dict(os.environ)
-    if job_file is None:
-        only_resume = (
-            resume is not None
-            and not (overrides or axes or sweep_file or max_parallel or template or dry_run)
-            and cluster is ClusterChoice.AUTO
-        )
-        if resume is None or not only_resume:
-            raise UserError("no JOB is given; write a job file, or --resume RUN alone to continue a run as it is")
+    sweep = read_sweep(axes, sweep_file, max_parallel)
+    unchanged = job_file is None and words.is_empty and not (overrides or sweep or template or dry_run)
+    if resume is not None and unchanged and cluster is ClusterChoice.AUTO:
         waits = wait_for(after, after_any, run_root, environment)
         submission = _resume(resume, run_root, environment, waits)
+    elif job_file is None and words.command is None:
+        raise UserError(
+            "no JOB is given; write a job file, a command after --, or --resume RUN alone to go on as it was"
+        )
     else:
-        order = _order(job_file, with_sweep(overrides, axes, sweep_file, max_parallel), cluster, template, environment)
+        job = words.load(job_file, overrides=overrides, sweep=sweep, profiles=profiles_directory(environment))
+        order = _order(job, cluster, template, environment)
         waits = wait_for(after, after_any, run_root, environment, cluster=order.cluster)
         if dry_run:
             _print_preview(order, resume, run_root, environment, as_json=as_json)
@@ -125,17 +124,9 @@ def submit(  # noqa: PLR0913  each is an option
     raise typer.Exit(_exit_code(outcome))
 
 
-def _order(
-    job_file: Path,
-    overrides: Sequence[str | Override],
-    cluster: ClusterChoice,
-    template: str | None,
-    environment: Mapping[str, str],
-) -> Order:
+def _order(job: ResolvedJob, cluster: ClusterChoice, template: str | None, environment: Mapping[str, str]) -> Order:
     from hpcddp.launch.submit import choose_cluster
-    from hpcddp.spec.read import load_job
 
-    job = load_job(job_file, overrides=overrides, profiles=profiles_directory(environment))
     where = choose_cluster(cluster.value, environment)
     return Order(job=job, cluster=where, python=job.spec.environment.python or sys.executable, template=template)
 
@@ -239,6 +230,15 @@ def _exit_code(outcome: Outcome) -> int:
     return {"finished": 0, "cancelled": INTERRUPTED}.get(outcome.status, 1)
 
 
+def _facts(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a result says in a line; a program of the user's own says less."""
+    if "steps" in result:
+        yield f"{result['steps']} steps"
+    if result.get("val_accuracy") is not None:
+        yield f"val_accuracy {result['val_accuracy']:.2%}"
+    yield f"{result['wall_s']:.1f} s on {result['world_size']} ranks"
+
+
 def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:
     if as_json:
         document = {"status": outcome.status, "exit_code": outcome.exit_code, "result": outcome.result}
@@ -246,10 +246,7 @@ def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -
         return
     result = outcome.result or {}
     if outcome.status == "finished":
-        typer.echo(
-            f"finished: {result['steps']} steps, val_accuracy {result['val_accuracy']:.2%}, "
-            f"{result['wall_s']:.1f} s on {result['world_size']} ranks"
-        )
+        typer.echo(f"finished: {', '.join(_facts(result))}")
         typer.echo(f"result {submission.run.result}")
         return
     if outcome.status == "failed":

@@ -45,15 +45,13 @@ AfterAny = Annotated[
 ]
 
 
-def with_sweep(
-    overrides: Sequence[str] | None, axes: list[str] | None, file: Path | None, max_parallel: int | None
-) -> list[str | Override]:
-    """Return the overrides of a command line, with those of its sweep."""
+def read_sweep(axes: list[str] | None, file: Path | None, max_parallel: int | None) -> Sequence[Override]:
+    """Return what the options about a sweep say about the job."""
     if not axes and file is None and max_parallel is None:
-        return list(overrides or ())
+        return ()
     from hpcddp.spec.sweep_options import sweep_overrides
 
-    return [*(overrides or ()), *sweep_overrides(axes or (), file, max_parallel)]
+    return sweep_overrides(axes or (), file, max_parallel)
 
 
 def wait_for(

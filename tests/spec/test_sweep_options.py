@@ -19,7 +19,7 @@ def load(
     job = directory / "job.yaml"
     job.write_text(GOOD + more)
     overrides = sweep_overrides(axes, None if file is None else directory / file, parallel)
-    return load_job(job, overrides=overrides)
+    return load_job(job, options=overrides)
 
 
 def refusal(directory: Path, *axes: str, file: str | None = None, more: str = "", parallel: int | None = None) -> str:
