@@ -111,7 +111,6 @@ def resume_anew(
     refuse_another_training(run, job.spec)
     script = render_script(job, python=python, run_id=run.run_id, launcher=cluster, template=template).text
     _tell(run)
-    run.submitit.mkdir(mode=0o700, exist_ok=True)
     write_run(run, job, script)
     here = Before(cluster=cluster, job_id="", directory=Path.cwd(), python=python)
     return _hand_over(run, job.spec, here, environment, dependency=dependency)
@@ -138,6 +137,7 @@ def _hand_over(
 ) -> Submission:
     # What is there is the result of a run that had ended; it goes on.
     run.result.unlink(missing_ok=True)
+    run.submitit.mkdir(mode=0o700, exist_ok=True)
     script, place = _script_of(run)
     return hand_over(
         run,

@@ -39,7 +39,7 @@ def refusal(directory: Path, *axes: str, file: str | None = None, more: str = ""
         ("environment.env.LR=0.10,1e-3,no", ("0.10", "1e-3", "no")),
         ("environment.env.SEED=0..2", ("0", "1", "2")),
         ('environment.env.WORD="a, b",$HOME', ("a, b", "$HOME")),
-        ("command=[python, a.py],[python, b.py]", (["python", "a.py"], ["python", "b.py"])),
+        ("train.model_args.layers=[1, 2],[3]", ([1, 2], [3])),
     ],
 )
 def test_values_are_written_as_behind_set(axis: str, values: tuple[Any, ...], tmp_path: Path) -> None:
