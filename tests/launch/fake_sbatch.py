@@ -13,6 +13,7 @@ number=$(wc -l <"$RECORD/calls")
 echo $((100 + number))
 """
 _SCONTROL = r"""#!/bin/bash
+[[ "$1 $2" != "show job" ]] || { echo "JobId=$3 ArrayJobId=$3 ArrayTaskId=0-99999 JobState=PENDING"; exit; }
 echo "MaxArraySize            = ${MAX_ARRAY_SIZE:-1001}"
 echo "SchedulerParameters     = ${SCHEDULER_PARAMETERS:-(null)}"
 """
@@ -46,7 +47,7 @@ class FakeSlurm:
 
 
 def _matters(word: str) -> bool:
-    return not word.startswith(("--parsable", "--chdir=")) and not word.endswith("job.sbatch")
+    return not word.startswith(("--parsable", "--chdir=")) and not word.endswith(("job.sbatch", ".sh"))
 
 
 def make_fake_slurm(directory: Path) -> FakeSlurm:

@@ -187,6 +187,16 @@ def test_a_sweep_longer_than_an_array_is_several_and_each_element_finds_its_valu
     assert spec.train.seed == 2009
 
 
+def test_a_program_is_swept_by_its_environment(sandbox: Sandbox, tmp_path: Path) -> None:
+    words = ("--name", "mine", "--nodes", "1", "--time", "5", "--sweep", "environment.env.RATE=0.10,'a b'")
+    program = ("sh", "-c", 'printf %s "$RATE" >"rate-$HPCDDP_SWEEP_INDEX"')
+    done = sandbox.run(*HPCDDP, "submit", *words, "--json", "--", *program, cwd=tmp_path)
+    sweep = sweep_at(json.loads(done.stdout))
+    for index, rate in enumerate(("0.10", "a b")):
+        sandbox.wait(str(sweep.job_id(index)))
+        assert (tmp_path / f"rate-{index}").read_text() == rate
+
+
 def test_a_cancelled_element_is_resumed_alone_even_before_it_began(sandbox: Sandbox, tmp_path: Path) -> None:
     job = job_in(
         tmp_path, resources={"sbatch": {"hold": True}}, train={"epochs": 1}, environment={"env": {"WORD": "x"}}
