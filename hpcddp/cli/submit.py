@@ -182,7 +182,7 @@ def _print_preview(
     order: Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
 ) -> None:
     from hpcddp.launch.submit import check_submittable, preview
-    from hpcddp.launch.sweeping import check_sweep_submittable
+    from hpcddp.launch.sweep_checks import check_sweep_submittable
 
     check = check_submittable if order.job.spec.sweep is None else check_sweep_submittable
     check(order.job.spec, order.cluster, environment)

@@ -15,6 +15,7 @@ from pathlib import Path
 from hpcddp.errors import UserError
 from hpcddp.launch.array import FIRST, ArrayPlace
 from hpcddp.launch.claim import make_private_directory
+from hpcddp.launch.first_plan import write_first_plan
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import read_json, write_json, write_text
 from hpcddp.run.find import NoRunError, find_run
@@ -91,6 +92,8 @@ def settle(element: Element, job_id: str, digest: str | None) -> None:
     """
     run, sweep = element.run, element.sweep
     _keep_sweep(element)
+    if not run.plan.exists():
+        write_first_plan(run, parse_resolved(element.job_text))
     by_hand = not sweep.directory.script.exists()
     if not by_hand and (read_json(run.submission) or {}).get("job_id") != job_id:
         write_submission(sweep, element.index, job_id, directory=Path.cwd(), python=sys.executable)

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.launch.claim import make_private_directory
+from hpcddp.launch.first_plan import write_first_plan
 from hpcddp.launch.render import render_script
 from hpcddp.launch.submission import Cluster, Submission, hand_over
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_json, write_text
+from hpcddp.run.files import write_text
 from hpcddp.slurm import commands
 from hpcddp.spec.read import ResolvedJob
 from hpcddp.spec.write import dump_job
 
 if TYPE_CHECKING:
-    from hpcddp.batch.job import JobPlan
     from hpcddp.spec.job import JobSpec
 
 # Where Slurm's packages and its configless mode keep the configuration (slurm.conf(5)).
@@ -191,20 +191,5 @@ def run_directory(job: ResolvedJob, run_id: str) -> RunDirectory:
 def write_run(run: RunDirectory, job: ResolvedJob, script: str) -> None:
     """Write what a run is made from: the resolved job, its plan as far as it is known, the script."""
     write_text(run.job_file, dump_job(job.spec, environment_values=False))
-    if job.spec.batch.global_batch_size is not None:
-        write_json(run.plan, _first_plan(job).as_json())
+    write_first_plan(run, job.spec)
     write_text(run.script, script)
-
-
-def _first_plan(job: ResolvedJob) -> JobPlan:
-    """Return the plan as far as it is known without reading data; the task completes it."""
-    from hpcddp.batch.job import plan_job
-    from hpcddp.batch.samples import TABLED_DATASETS, count_samples
-
-    train = job.spec.train
-    if job.spec.command is not None:
-        return plan_job(job.spec, samples=None)
-    if train is None or train.dataset not in TABLED_DATASETS or job.spec.batch.unit == "group":
-        return plan_job(job.spec, samples=None, notes=["The task counts the training data and completes this plan."])
-    counted = count_samples(train, directory=Path(), python="")
-    return plan_job(job.spec, samples=counted.samples)

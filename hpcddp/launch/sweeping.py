@@ -7,30 +7,26 @@ a few numbers only, which the script knows, so that one pickle serves all of the
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.array import FIRST, PICKLE_DIGEST
 from hpcddp.launch.claim import group_writable_warnings
 from hpcddp.launch.element import PICKLE
 from hpcddp.launch.render import render_script
-from hpcddp.launch.submission import Cluster
-from hpcddp.launch.submit import SubmissionError, check_submittable, make_run_directory, run_directory
+from hpcddp.launch.submit import SubmissionError, make_run_directory, run_directory
+from hpcddp.launch.sweep_checks import check_sweep_submittable
 from hpcddp.run.files import write_json, write_text
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.spec.read import ResolvedJob
-from hpcddp.spec.sweep import as_text, tabulate
+from hpcddp.spec.sweep import tabulate
 from hpcddp.spec.write import dump_job
-
-if TYPE_CHECKING:
-    from hpcddp.spec.job import JobSpec
 
 _TOO_LONG = "Invalid job array specification"
 
@@ -73,22 +69,6 @@ class SweepSubmission:
             "dropped_environment": list(self.dropped),
             "warnings": self.warnings,
         }
-
-
-def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> None:
-    """Find what would make a sweep fail although its file is right.
-
-    Raises:
-        SubmissionError: it is to run on this machine, or any of its elements would be refused.
-    """
-    if cluster == "local":
-        first = tabulate(spec.sweep).element(0)
-        words = [word for key, value in first.items() for word in ("--set", f"{key}={as_text(value)}")]
-        raise SubmissionError(
-            "a sweep is a job array of Slurm, and --cluster local runs one job on this machine; to try one element "
-            f"here, write: --set sweep=null {shlex.join(words)}"
-        )
-    check_submittable(spec, cluster, environment)
 
 
 def submit_sweep(

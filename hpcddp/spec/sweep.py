@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -144,21 +144,26 @@ def tabulate(sweep: Grid | Listed) -> SweepTable:
     if isinstance(sweep, Mapping):
         return SweepTable(sweep, list(product(*(range(len(values)) for values in sweep.values()))), is_grid=True)
     keys = tuple(dict.fromkeys(key for element in sweep for key in element))
-    known: dict[str, dict[str, int]] = {key: {} for key in keys}
+    known: dict[str, dict[Hashable, int]] = {key: {} for key in keys}
     values: dict[str, list[Any]] = {key: [] for key in keys}
     rows = [tuple(_place(element, key, known[key], values[key]) for key in keys) for element in sweep]
     return SweepTable({key: tuple(found) for key, found in values.items()}, rows, is_grid=False)
 
 
-def _place(element: Mapping[str, Any], key: str, known: dict[str, int], values: list[Any]) -> int | None:
+def _place(element: Mapping[str, Any], key: str, known: dict[Hashable, int], values: list[Any]) -> int | None:
     """Return the place of an element's value among the values of its key."""
     if key not in element:
         return None
-    text = as_text(element[key])
-    if text not in known:
-        known[text] = len(values)
+    same = identity(element[key])
+    if same not in known:
+        known[same] = len(values)
         values.append(element[key])
-    return known[text]
+    return known[same]
+
+
+def identity(value: object) -> Hashable:
+    """Return what is the same for equal values of the same type alone."""
+    return (type(value), value) if isinstance(value, str | int | float | None) else as_text(value)
 
 
 def as_text(value: object) -> str:

@@ -6,7 +6,7 @@ values of the fields that it reads. So a thousand elements of which nothing is w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -24,6 +24,7 @@ from hpcddp.spec.sweep import (
     as_text,
     assignment,
     count_elements,
+    identity,
     left_range,
     tabulate,
 )
@@ -71,12 +72,12 @@ def _form(sweep: Any) -> Iterator[Finding]:  # noqa: ANN401
 
 def _twice(values: tuple[Any, ...]) -> Any:  # noqa: ANN401
     """Return a value that stands there twice, or None."""
-    seen: set[str] = set()
+    seen: set[Hashable] = set()
     for value in values:
-        text = as_text(value)
-        if text in seen:
+        same = identity(value)
+        if same in seen:
             return value
-        seen.add(text)
+        seen.add(same)
     return None
 
 

@@ -66,6 +66,7 @@ def test_an_element_begins_as_a_run_of_its_own_with_its_values() -> None:
     spec = parse_resolved(run.job_file.read_text())
     assert (spec.train.seed if spec.train else None, spec.sweep) == (6, None)
     document = json.loads(run.submission.read_text())
+    assert json.loads(run.plan.read_text())["steps_per_epoch"] == 180
     facts = {name: document[name] for name in ("cluster", "job_id", "directory", "sweep", "index")}
     assert facts == {"cluster": "slurm", "job_id": "7_1", "directory": str(Path.cwd()), "sweep": "s1", "index": 1}
 

@@ -9,7 +9,8 @@ import pytest
 
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.submit import SubmissionError
-from hpcddp.launch.sweeping import SweepSubmission, check_sweep_submittable, submit_sweep
+from hpcddp.launch.sweep_checks import check_sweep_submittable
+from hpcddp.launch.sweeping import SweepSubmission, submit_sweep
 from hpcddp.run.sweep import Chunk, read_sweep
 from hpcddp.spec.read import load_job
 from hpcddp.spec.sweep_options import sweep_overrides
@@ -117,6 +118,26 @@ def test_a_sweep_on_this_machine_is_refused_with_the_words_that_try_one_element(
     assert str(caught.value) == (
         "a sweep is a job array of Slurm, and --cluster local runs one job on this machine; to try one element here, "
         "write: --set sweep=null --set train.seed=3 --set 'environment.env.WORD=\"a b\"'"
+    )
+
+
+def refusal_of(slurm: FakeSlurm, *axes: str) -> str:
+    job = load_job(Path("job.yaml"), overrides=["batch.split=error"], options=sweep_overrides(axes, None, None))
+    with pytest.raises(SubmissionError) as caught:
+        check_sweep_submittable(job.spec, "slurm", slurm.environment())
+    return str(caught.value)
+
+
+def test_an_element_whose_batch_has_no_plan_is_refused_with_its_values(slurm: FakeSlurm) -> None:
+    Path("job.yaml").write_text(f"{JOB}resources: {{tasks_per_node: 2}}\n")
+    axes = ("batch.global_batch_size=8,9", "train.seed=0..2")
+    assert refusal_of(slurm, *axes).startswith("element 3 and 2 more of the sweep, with batch.global_batch_size=9: ")
+
+
+def test_an_element_whose_data_is_not_there_is_refused_with_its_values(slurm: FakeSlurm) -> None:
+    assert refusal_of(slurm, "train.data_dir=/tmp,/no/such") == (
+        "element 1 of the sweep, with train.data_dir=\"/no/such\": train.data_dir is '/no/such', and there is no such "
+        "directory; give the directory that holds the data"
     )
 
 
