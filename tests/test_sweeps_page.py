@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -88,3 +89,12 @@ def test_waiting_is_refused_on_this_machine(slurm: FakeSlurm) -> None:
     assert run(slurm, "submit", "job.yaml", "--cluster", "local", "--after", "x") == (
         "hpcddp: --after and --after-any are Slurm's, and this job runs here; submit it when the other run ends\n"
     )
+
+
+def test_json_lists_the_elements_before_and_without_a_submission(slurm: FakeSlurm) -> None:
+    sweep = ("job.yaml", "--sweep", "train.seed=0..1", "--json")
+    for words in (("render", *sweep), ("submit", *sweep, "--dry-run")):
+        assert json.loads(run(slurm, *words))["elements"] == [{"train.seed": 0}, {"train.seed": 1}]
+    assert slurm.calls == []
+    submitted = json.loads(run(slurm, "submit", *sweep))
+    assert [element["run_id"] for element in submitted["elements"]] == ["ID_0", "ID_1"]

@@ -195,7 +195,8 @@ def _print_dry_run(preview: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(preview, indent=2))
         return
-    typer.echo(f"dry run: would go to {preview['cluster']}, run directory {preview['run_dir']}", err=True)
+    runs = f"{len(preview['elements'])} runs, their sweep" if "elements" in preview else "run"
+    typer.echo(f"dry run: would go to {preview['cluster']}, {runs} directory {preview['run_dir']}", err=True)
     typer.echo(preview["script"], nl=False)
 
 

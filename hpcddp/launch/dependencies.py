@@ -17,7 +17,7 @@ from hpcddp.launch.paragraph import resume_command
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import read_json
 from hpcddp.run.find import find_run
-from hpcddp.run.sweep import Sweep, read_sweep
+from hpcddp.run.sweep import Sweep, find_element, index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
 
 AFTER = "--after"
@@ -65,7 +65,8 @@ def dependency_on(
     for option, texts in ((AFTER, after), (AFTER_ANY, after_any)):
         jobs: list[str] = []
         for text in texts:
-            question = _Question(option=option, run=find_run(text, run_root), environment=environment)
+            run = find_element(text, run_root) or find_run(text, run_root)
+            question = _Question(option=option, run=run, environment=environment)
             found = question.jobs()
             jobs += found
             notes += [] if found else [f"{option} {question.name}: it has ended already, and is not waited for"]
@@ -97,7 +98,8 @@ class _Question:
         sweep = read_sweep(self.run.path)
         if sweep is not None:
             return list(self._of_sweep(sweep))
-        job_id = self._left(self.run, None)
+        of = sweep_of(self.run)
+        job_id = self._left(self.run, of.job_id(index_of(self.run)) if of is not None else None)
         if job_id is None or not self._waits_for(job_id, self._records(job_id)):
             return []
         return [job_id]

@@ -19,7 +19,7 @@ from hpcddp.launch.first_plan import write_first_plan
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import read_json, write_json, write_text
 from hpcddp.run.find import NoRunError, find_run
-from hpcddp.run.sweep import Chunk, Sweep, create_sweep, element_id, read_sweep
+from hpcddp.run.sweep import Chunk, Sweep, create_sweep, find_element, index_of, sweep_of
 from hpcddp.spec.element import element_spec
 from hpcddp.spec.sweep import tabulate
 from hpcddp.spec.write import dump_job, parse_resolved
@@ -162,21 +162,8 @@ def find_to_resume(text: str, run_root: Path) -> RunDirectory:
     try:
         return find_run(text, run_root)
     except NoRunError:
-        element = _find_element(text, run_root)
-        if element is None:
+        element = find_element(text, run_root)
+        sweep = None if element is None else sweep_of(element)
+        if element is None or sweep is None:
             raise
-        return element
-
-
-def _find_element(text: str, run_root: Path) -> RunDirectory | None:
-    """Return the run of an element that has not begun, by its id or its path; None if it is none."""
-    path = Path(text)
-    sweep_id, _, number = path.name.rpartition("_")
-    if not (sweep_id and number.isascii() and number.isdecimal()):
-        return None
-    folders = [path.parent] if path.parent != Path() else sorted(run_root.glob("*"))
-    for folder in folders:
-        sweep = read_sweep((folder / sweep_id).absolute())
-        if sweep is not None and int(number) < len(sweep.elements) and element_id(sweep_id, int(number)) == path.name:
-            return begin_element(sweep, int(number))
-    return None
+        return begin_element(sweep, index_of(element))

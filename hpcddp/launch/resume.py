@@ -159,10 +159,10 @@ def _script_of(run: RunDirectory) -> tuple[Path, ArrayPlace | None]:
 
 
 def _of_element(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
-    """Return the job for a run: where it has a sweep, the element that the run is."""
-    if job.spec.sweep is None:
-        return job
+    """Return the job for a run: an element of a sweep keeps its values, whatever the job says."""
     sweep = sweep_of(run)
+    if sweep is None and job.spec.sweep is None:
+        return job
     if sweep is None:
         raise SubmissionError(
             f"the job has a sweep, and the run {run.run_id} is no element of one; leave the sweep out: --set sweep=null"

@@ -18,6 +18,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_text
 from hpcddp.slurm import commands
 from hpcddp.spec.read import ResolvedJob
+from hpcddp.spec.sweep import tabulate
 from hpcddp.spec.write import dump_job
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def preview(job: ResolvedJob, *, cluster: Cluster, run_id: str, python: str, tem
     """Return what ``submit`` would do: where the job would go, its run directory, its script."""
     run = run_directory(job, run_id)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
-    return {"cluster": cluster, "run_id": run_id, "run_dir": str(run.path), "script": script}
+    document = {"cluster": cluster, "run_id": run_id, "run_dir": str(run.path), "script": script}
+    return document if job.spec.sweep is None else {**document, "elements": tabulate(job.spec.sweep).elements()}
 
 
 def submit(

@@ -125,8 +125,24 @@ def read_sweep(directory: Path) -> Sweep | None:
 def sweep_of(run: RunDirectory) -> Sweep | None:
     """Return the sweep that a run is an element of, or None if it is a run of its own."""
     sweep_id, _, number = run.run_id.rpartition("_")
-    sweep = read_sweep(run.path.with_name(sweep_id)) if sweep_id and number.isdecimal() else None
-    return sweep if sweep is not None and int(number) < len(sweep.elements) else None
+    if not (sweep_id and number.isascii() and number.isdecimal()):
+        return None
+    sweep = read_sweep(run.path.with_name(sweep_id))
+    named = sweep is not None and int(number) < len(sweep.elements) and sweep.run_id(int(number)) == run.run_id
+    return sweep if named else None
+
+
+def find_element(text: str, run_root: Path) -> RunDirectory | None:
+    """Return the run of an element, which need not have begun, by its whole id or its path; None if it is none.
+
+    Args:
+        text: the id or the path.
+        run_root: where runs live.
+    """
+    path = Path(text)
+    folders = sorted(run_root.glob("*")) if path.parent == Path() else [path.parent]
+    runs = (RunDirectory((folder / path.name).absolute()) for folder in folders)
+    return next((run for run in runs if sweep_of(run) is not None), None)
 
 
 def index_of(run: RunDirectory) -> int:

@@ -152,6 +152,12 @@ def test_a_sweep_is_waited_for_as_a_whole(known: Known) -> None:
     assert waits(after=("s",)) == ("afterok:7", ())
 
 
+def test_an_element_is_waited_for_before_it_has_begun(known: Known) -> None:
+    sweep_called("s", 5)
+    known.jobs = {"j7_3": [element_record("3-4%2", "PENDING")]}
+    assert waits(after=("s_3",)) == ("afterok:7_3", ())
+
+
 def test_a_sweep_of_which_one_has_failed_cannot_be_waited_for(known: Known) -> None:
     sweep_called("s", 2)
     known.jobs = {"j7": [element_record("0", "RUNNING"), element_record("1", "FAILED")]}

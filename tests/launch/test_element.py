@@ -144,6 +144,16 @@ def test_an_element_is_resumed_with_another_job_that_has_its_values(tmp_path: Pa
     assert "--array" not in run.script.read_text()
 
 
+def test_an_element_keeps_its_values_where_the_job_file_has_no_sweep(tmp_path: Path) -> None:
+    submitted_sweep()
+    run = begun(0, batch(0)).run
+    slurm = make_fake_slurm(tmp_path / "slurm")
+    Path("job.yaml").write_text(JOB.partition("sweep:")[0])
+    job = load_job(Path("job.yaml"))
+    resume_anew(run, job, cluster="slurm", python="python3", template=None, environment=slurm.environment())
+    assert "\n  seed: 5\n" in run.job_file.read_text()
+
+
 def test_a_job_with_a_sweep_does_not_continue_a_run_of_its_own() -> None:
     Path("job.yaml").write_text(JOB)
     run = RunDirectory(Path("runs/demo/r1").absolute())
