@@ -61,6 +61,12 @@ def start(sandbox: Sandbox, directory: Path, *words: str | Path, env: dict[str, 
     return Life(sandbox=sandbox, job=run.job_file, run=run, job_id=document["job_id"])
 
 
+def as_yaml(job: Any) -> str:
+    """Write a job as JSON, with what YAML reads only where it is escaped (YAML 1.2.2, rule c-printable)."""
+    text = json.dumps(job, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def script(directory: Path, text: str) -> Path:
     path = directory / "program.py"
     path.write_text(textwrap.dedent(text))
@@ -144,12 +150,12 @@ def test_arguments_and_values_of_the_environment_arrive_unchanged(
     job = directory / "job.yaml"
     resources, environment = {"time_limit": 10}, {"env": env}
     work = {"name": "hostile", "resources": resources, "environment": environment}
-    job.write_text(json.dumps({**work, "command": [sys.executable, str(program), *words]}))
+    job.write_text(as_yaml({**work, "command": [sys.executable, str(program), *words]}))
     start(sandbox, directory, job).finish()
     assert json.loads((directory / "seen").read_text()) == [words, env]
     (directory / "seen").unlink()
     # The same words behind `--`, and the values as the job file has them.
-    job.write_text(json.dumps(work))
+    job.write_text(as_yaml(work))
     start(sandbox, directory, job, "--", sys.executable, program, *words).finish()
     assert json.loads((directory / "seen").read_text()) == [words, env]
 
