@@ -204,6 +204,8 @@ def test_a_job_for_slurm_is_held_to_what_was_found(programs: Path, run: Run, mon
     for more in ((), ("--dry-run",)):
         _, errors = run("submit", "job.yaml", *asked, *more, code=2)
         assert errors.replace("use partition low or high", "use partition low").startswith(expected)
+    _, errors = run("submit", "job.yaml", *asked, "--sweep", "train.seed=0..3", code=2)
+    assert "resources.nodes (--set) is 3, and partition lowc gives one job 1" in errors
     # Here nothing is known of a partition's limits, and render is for a look at any time.
     run("submit", "job.yaml", "--set", "resources.partition=x", "--cluster", "local", "--dry-run")
     run("render", "job.yaml", *asked)
