@@ -170,9 +170,11 @@ def _resume(resume: str, run_root: Path, environment: Mapping[str, str]) -> Subm
 def _print_preview(
     order: _Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
 ) -> None:
-    from hpcddp.launch.submit import check_submittable, preview
+    from hpcddp.launch.submit import preview
+    from hpcddp.launch.submittable import check_submittable
 
-    check_submittable(order.job.spec, order.cluster, environment)
+    for warning in check_submittable(order.job.spec, order.cluster, environment):
+        typer.echo(f"warning: {warning}", err=True)
     run_id = _run_id(resume, run_root)
     document = preview(order.job, cluster=order.cluster, run_id=run_id, python=order.python, template=order.template)
     _print_dry_run(document, as_json=as_json)

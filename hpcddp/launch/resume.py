@@ -13,7 +13,8 @@ from hpcddp.launch.claim import ENDED_STATES, has_finished, is_alive, newest_sta
 from hpcddp.launch.paragraph import resume_command
 from hpcddp.launch.render import render_script
 from hpcddp.launch.submission import Cluster, Submission, hand_over
-from hpcddp.launch.submit import SubmissionError, check_submittable, run_directory, write_run
+from hpcddp.launch.submit import run_directory, write_run
+from hpcddp.launch.submittable import SubmissionError, check_submittable
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import read_json
@@ -65,9 +66,9 @@ def resume(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
     before = _own_script(run)
     _refuse_alive_or_finished(run, before)
     spec = _spec_of(run)
-    check_submittable(spec, before.cluster, environment)
+    notes = check_submittable(spec, before.cluster, environment)
     _tell(run)
-    return _hand_over(run, spec, before, environment)
+    return _hand_over(run, spec, before, environment, notes=notes)
 
 
 def resume_anew(
@@ -93,7 +94,7 @@ def resume_anew(
         HpcddpError: the run is alive or has finished, or the job is one of another run or another training.
     """
     _refuse_alive_or_finished(run, _read_before(run))
-    check_submittable(job.spec, cluster, environment)
+    notes = check_submittable(job.spec, cluster, environment)
     meant = run_directory(job, run.run_id).path
     if meant.resolve() != run.path.resolve():
         raise SubmissionError(
@@ -106,7 +107,7 @@ def resume_anew(
     run.submitit.mkdir(mode=0o700, exist_ok=True)
     write_run(run, job, script)
     here = Before(cluster=cluster, job_id="", directory=Path.cwd(), python=python)
-    return _hand_over(run, job.spec, here, environment)
+    return _hand_over(run, job.spec, here, environment, notes=notes)
 
 
 def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
@@ -124,7 +125,13 @@ def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> 
 
 
 def _hand_over(
-    run: RunDirectory, spec: JobSpec, before: Before, environment: Mapping[str, str], *, after: str | None = None
+    run: RunDirectory,
+    spec: JobSpec,
+    before: Before,
+    environment: Mapping[str, str],
+    *,
+    after: str | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Submission:
     # What is there is the result of a run that had ended; it goes on.
     run.result.unlink(missing_ok=True)
@@ -137,6 +144,7 @@ def _hand_over(
         directory=before.directory,
         environment=environment,
         after=after,
+        notes=notes,
     )
 
 

@@ -34,6 +34,7 @@ class Submission:
         job: submitit's job.
         dropped: inherited variables that sbatch did not get, because they would have overridden directives.
         epochs: how many epochs the run has.
+        notes: what may be in the job's way, a sentence each.
     """
 
     run: RunDirectory
@@ -41,6 +42,7 @@ class Submission:
     job: Job[Any]
     dropped: tuple[str, ...]
     epochs: int
+    notes: tuple[str, ...] = ()
 
     @property
     def job_id(self) -> str:
@@ -50,6 +52,9 @@ class Submission:
     @property
     def warnings(self) -> list[str]:
         """What the user should know, a sentence each."""
+        return [*self.notes, *self._open_parents()]
+
+    def _open_parents(self) -> list[str]:
         return [
             f"{parent}, above the run directory, can be written by its group, who could put other files in its place; "
             f"run: chmod g-w {shlex.quote(str(parent))}, or trust the group"
@@ -78,6 +83,7 @@ def hand_over(
     directory: Path,
     environment: Mapping[str, str],
     after: str | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Submission:
     """Give a script to Slurm, or start it here, and write down where it went.
 
@@ -90,6 +96,7 @@ def hand_over(
         directory: the directory of submission, which the script's relative paths mean.
         environment: the submitter's environment.
         after: the job of Slurm's whose end it waits for; None waits for none.
+        notes: what may be in the job's way, a sentence each.
 
     Raises:
         HpcddpError: the job could not be handed over.
@@ -124,4 +131,5 @@ def hand_over(
         job=job,
         dropped=dropped if cluster == "slurm" else (),
         epochs=spec.train.epochs if spec.train else 1,
+        notes=notes,
     )

@@ -12,6 +12,13 @@ from hpcddp.spec.batch_rules import (
     rule_fits_optimizer,
 )
 from hpcddp.spec.document import Path
+from hpcddp.spec.environment_rules import (
+    container_shows_the_run,
+    image_is_found,
+    one_environment,
+    paths_are_whole,
+    variable_names,
+)
 from hpcddp.spec.job import JobSpec, Requeue
 from hpcddp.spec.names import nearest
 from hpcddp.spec.units import format_duration
@@ -31,19 +38,6 @@ DATASET_ARGUMENTS = {
     "synthetic": ("samples", "val_samples", "image_size", "num_classes"),
 }
 FROM_FILES = ("cifar10", "imagefolder")
-
-# Names that bash keeps read-only or changes itself (man bash, Shell Variables).
-SHELL_VARIABLES = frozenset(
-    {
-        "_", "BASHOPTS", "BASHPID", "BASH_ALIASES", "BASH_ARGC", "BASH_ARGV", "BASH_CMDS", "BASH_COMMAND",
-        "BASH_LINENO", "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO", "DIRSTACK", "EPOCHREALTIME",
-        "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "LINENO", "OPTIND", "PPID", "RANDOM",
-        "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
-    }
-)  # fmt: skip
-OWN_PREFIX = "HPCDDP_"
-# The one of our own variables that a job file sets: faults on purpose, for tests of a job.
-FAULTS_VARIABLE = "HPCDDP_FAULTS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,20 +240,6 @@ def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
         )
 
 
-def _variable_names(spec: JobSpec) -> Iterator[Finding]:
-    environment = spec.environment
-    named = [(f"environment.env.{name}", name) for name in environment.env]
-    named += [("environment.pass_env", name) for name in environment.pass_env]
-    for key, name in named:
-        if name in SHELL_VARIABLES:
-            yield key, f"names {name}, which bash keeps for itself; remove it"
-        elif name.startswith(OWN_PREFIX) and name != FAULTS_VARIABLE:
-            yield key, f"names {name}, and hpcddp keeps {OWN_PREFIX}* for itself; rename it"
-    for name in environment.pass_env:
-        if name in environment.env:
-            yield "environment.pass_env", f"names {name}, which environment.env sets too; keep one of the two"
-
-
 _DATA = ("train.dataset", "train.data_dir", "train.dataset_args")
 _DEVICE = ("resources.gpus_per_node", "train.device")
 _RANKS = ("resources.nodes", "resources.tasks_per_node", "resources.gpus_per_node")
@@ -283,5 +263,9 @@ RULES = (
     Rule(("learning_rate",), _schedule_constants),
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
-    Rule(("environment.env", "environment.pass_env"), _variable_names),
+    Rule(("environment.env", "environment.pass_env"), variable_names),
+    Rule(("environment",), one_environment),
+    Rule(("environment",), paths_are_whole),
+    Rule(("environment.container", "run_root"), container_shows_the_run),
+    Rule(("environment.container.image",), image_is_found),
 )

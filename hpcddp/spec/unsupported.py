@@ -17,7 +17,6 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
         "entrypoint": "write train, with your own model and dataset as pkg.module:function",
         "command": "write train, with your own model and dataset as pkg.module:function",
         "sweep": "write a job file for each, or submit with --set",
-        "environment.container": "load what the job needs in environment.modules or environment.setup",
     }
 )
 

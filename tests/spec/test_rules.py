@@ -73,7 +73,6 @@ NOT_YET = {
     "entrypoint: a.b:c": "entrypoint: is a.b:c, ",
     "command: [python, train.py]": "command: is given, ",
     "sweep: {train.seed: [0, 1]}": "sweep: is given, ",
-    "environment: {container: {image: x}}": "environment.container: is given, ",
 }
 
 
