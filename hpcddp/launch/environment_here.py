@@ -21,8 +21,8 @@ from hpcddp.spec.job import JobSpec
 # What Lmod and Environment Modules leave in the environment of a shell that has their module command.
 _MODULE_MARKS: Final = ("MODULESHOME", "LMOD_CMD", "MODULES_CMD", "BASH_FUNC_module%%")
 _MODULE_PROFILES: Final = ("/etc/profile.d/z00_lmod.sh", "/etc/profile.d/lmod.sh", "/etc/profile.d/modules.sh")
-# Imports nothing heavy: the names of hpcddp are lazy.
-_PROBE: Final = "import hpcddp; print(hpcddp.__version__)"
+# What the batch script does first; it imports neither torch nor submitit.
+_PROBE: Final = "import hpcddp.launch.attempt; print(hpcddp.__version__)"
 _TIMEOUT_S: Final = 60.0
 
 
@@ -77,7 +77,9 @@ def _virtual(
         what = f"there is no {python}" if venv.is_dir() else f"there is no directory {venv}"
         yield Obstacle(sentence=f"environment.{field} is {value!r}, and {what}; {way_out}")
         return
-    yield from _without_hpcddp(f"environment.{field} is {value!r}, whose python", python, asked, environment)
+    add = f"uv add --project {shlex.quote(value)} hpcddp" if field == "uv" else None
+    named = f"environment.{field} is {value!r}, whose python"
+    yield from _without_hpcddp(named, python, asked, environment, add)
 
 
 def _uv(asked: Environment, project: str, environment: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -142,14 +144,17 @@ def _prefix_of(conda: str, name: str, environment: Mapping[str, str]) -> Path | 
     return next((prefix for prefix in (*base, *prefixes) if base or prefix.name == name), None)
 
 
-def _without_hpcddp(named: str, python: Path, asked: Environment, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+def _without_hpcddp(
+    named: str, python: Path, asked: Environment, environment: Mapping[str, str], add: str | None = None
+) -> Iterator[Obstacle]:
     """Yield an interpreter that has no hpcddp, or another one than this."""
     # A path that is made absolute without following links: a link is what makes it a virtual environment's.
     done = _run([os.path.abspath(python), "-P", "-c", _PROBE], {**environment, **asked.env})  # noqa: PTH100
     if done.returncode != 0:
+        add = add or f"{shlex.quote(str(python))} -m pip install hpcddp"
         reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing").strip()
         yield Obstacle(
-            sentence=f"{named} cannot import hpcddp ({reason}); run: {shlex.quote(str(python))} -m pip install hpcddp",
+            sentence=f"{named} cannot run hpcddp ({reason}); run: {add}",
             # What modules and shell lines add, the node alone knows.
             certain=not (asked.modules or asked.setup),
         )

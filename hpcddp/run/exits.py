@@ -14,6 +14,8 @@ from hpcddp.run.directory import AttemptDirectory
 # srun: error: n2: task 1: Killed      srun: error: n[1-2]: tasks 0-1,3: Exited with exit code 3   (srun 22.05.8)
 _SRUN: Final = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[0-9,-]+): (?P<how>.+)", re.ASCII)
 _FATAL: Final = "Fatal Python error: "
+# What the shell in a container says (the sbatch template), and what apptainer says before it starts a container.
+_LAST_WORDS: Final = ("hpcddp: this task cannot start: ", "FATAL: ")
 _TAIL_BYTES: Final = 64 * 1024
 _HINTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -53,6 +55,8 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
         rank: a rank without a record.
     """
     log = _tail(attempt.rank_log(rank))
+    if (why := _never_started(log)) is not None:
+        return why
     if _FATAL in log:
         # faulthandler, below the last line that Python could still print.
         return log.rpartition(_FATAL)[2].partition("\n")[0].strip()
@@ -61,6 +65,12 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
         return None
     hint = next((hint for word, hint in _HINTS.items() if how.startswith(word)), None)
     return f"{how} ({hint})" if hint else how
+
+
+def _never_started(log: str) -> str | None:
+    """Return why no interpreter was started, in the last words of the script's shell or of apptainer."""
+    last = log.rstrip().rpartition("\n")[2]
+    return next((last.removeprefix(start).strip() for start in _LAST_WORDS if last.startswith(start)), None)
 
 
 def beginning(attempt: AttemptDirectory) -> str:

@@ -209,8 +209,9 @@ sweep: null
 HPCDDP_JOB
 ) || {
   code=$?
-  "$hpcddp_python" -P -c 'import hpcddp' || echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install" \
-    "hpcddp for it ($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
+  "$hpcddp_python" -P -c 'import hpcddp.launch.attempt' 2>/dev/null ||
+    echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
+      "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
   exit "$code"
 }
 [[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
@@ -222,7 +223,7 @@ export HPCDDP_ATTEMPT_DIR
 # container shows the directory of submission and the run directory where they are here.
 hpcddp_run=${HPCDDP_ATTEMPT_DIR%/*/*}
 hpcddp_inside='trap "" USR2
-if ! "$0" -P -c "import hpcddp"; then
+if ! "$0" -P -c "import hpcddp.launch.task"; then
   echo "hpcddp: this task cannot start: $0 in the container cannot run hpcddp; install hpcddp in the image, or write \
 another interpreter of it as environment.container.python"
   exit 2

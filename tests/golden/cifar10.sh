@@ -139,8 +139,9 @@ sweep: null
 HPCDDP_JOB
 ) || {
   code=$?
-  "$hpcddp_python" -P -c 'import hpcddp' || echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install" \
-    "hpcddp for it ($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
+  "$hpcddp_python" -P -c 'import hpcddp.launch.attempt' 2>/dev/null ||
+    echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
+      "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
   exit "$code"
 }
 [[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0

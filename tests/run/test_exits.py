@@ -49,5 +49,19 @@ def test_a_crash_below_python_is_read_from_the_ranks_own_log(tmp_path: Path) -> 
     assert exit_of(attempt, 2) == "Segmentation fault"
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("hpcddp: this task cannot start: python3 in the container cannot run hpcddp; install it", None),
+        ("FATAL:   could not open image /i.sif: no such file", "could not open image /i.sif: no such file"),
+    ],
+)
+def test_a_task_that_its_container_did_not_start_is_no_riddle(line: str, why: str | None, tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    attempt.rank_log(0).write_text(f"Traceback\n{line}\n")
+    attempt.run.batch_log.write_text("srun: error: n2: task 0: Exited with exit code 2\n")
+    assert exit_of(attempt, 0) == (why or "python3 in the container cannot run hpcddp; install it")
+
+
 def test_without_any_log_nothing_is_said(tmp_path: Path) -> None:
     assert exit_of(attempt_in(tmp_path), 0) is None
