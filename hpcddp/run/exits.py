@@ -55,8 +55,6 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
         rank: a rank without a record.
     """
     log = _tail(attempt.rank_log(rank))
-    if (why := _never_started(log)) is not None:
-        return why
     if _FATAL in log:
         # faulthandler, below the last line that Python could still print.
         return log.rpartition(_FATAL)[2].partition("\n")[0].strip()
@@ -67,9 +65,14 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
     return f"{how} ({hint})" if hint else how
 
 
-def _never_started(log: str) -> str | None:
-    """Return why no interpreter was started, in the last words of the script's shell or of apptainer."""
-    last = log.rstrip().rpartition("\n")[2]
+def never_started(attempt: AttemptDirectory, rank: int) -> str | None:
+    """Return why a rank's container or interpreter did not start, or None if it did.
+
+    Args:
+        attempt: the attempt.
+        rank: a rank without a record.
+    """
+    last = _tail(attempt.rank_log(rank)).rstrip().rpartition("\n")[2]
     return next((last.removeprefix(start).strip() for start in _LAST_WORDS if last.startswith(start)), None)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.exits import beginning, exit_of, exits_in
+from hpcddp.run.exits import beginning, exit_of, exits_in, never_started
+from hpcddp.run.failure import failure_sentence
 
 
 @pytest.mark.parametrize(
@@ -59,8 +60,9 @@ def test_a_crash_below_python_is_read_from_the_ranks_own_log(tmp_path: Path) -> 
 def test_a_task_that_its_container_did_not_start_is_no_riddle(line: str, why: str | None, tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
     attempt.rank_log(0).write_text(f"Traceback\n{line}\n")
-    attempt.run.batch_log.write_text("srun: error: n2: task 0: Exited with exit code 2\n")
-    assert exit_of(attempt, 0) == (why or "python3 in the container cannot run hpcddp; install it")
+    why = why or "python3 in the container cannot run hpcddp; install it"
+    assert never_started(attempt, 0) == why
+    assert failure_sentence(attempt, []) == f"rank 0 did not start: {why}"
 
 
 def test_without_any_log_nothing_is_said(tmp_path: Path) -> None:
