@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.exits import exit_of, never_started
+from hpcddp.run.exits import container_error, exit_of, never_started
 from hpcddp.run.files import create_json, read_json
 
 _LONGEST_HEADLINE = 300
@@ -106,6 +106,8 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(not_started))}"
     if silent:
         return f"{_places(attempt, silent)} ended without a word{_step_of(records)}: {_how(attempt, silent)}"
+    if (why := container_error(attempt)) is not None:
+        return f"the containers did not start: pyxis: {why}"
     return "the tasks ended without a result and without naming a cause"
 
 

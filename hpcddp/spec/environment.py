@@ -140,9 +140,11 @@ class Environment(Section):
     container: Container | None = Field(None, description="Container to run in.")
 
     @property
-    def activated(self) -> str | None:
-        """Which of ``conda``, ``venv`` and ``uv`` is given."""
-        return next((name for name in ACTIVATED if getattr(self, name) is not None), None)
+    def interpreter(self) -> str | None:
+        """The interpreter outside a container, None where the file does not say it: for conda, or for nothing given."""
+        if self.uv is not None:
+            return f"{self.uv}/.venv/bin/python"
+        return self.python if self.venv is None else f"{self.venv}/bin/python"
 
 
 ACTIVATED = ("conda", "venv", "uv")

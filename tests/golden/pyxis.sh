@@ -177,10 +177,11 @@ export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# What starts one task: the interpreter in the container, which ignores USR2 until the task has a handler for it. The
-# container shows the directory of submission and the run directory where they are here.
+# What starts one task in the container: its interpreter, which is also what python means there, and which ignores USR2
+# until it has a handler for it. The directory of submission and the run directory are there where they are here.
 hpcddp_run=${HPCDDP_ATTEMPT_DIR%/*/*}
 hpcddp_inside='trap "" USR2
+case $0 in */*) export PATH="${0%/*}:$PATH" ;; esac
 if ! "$0" -P -c "import hpcddp.launch.task"; then
   echo "hpcddp: this task cannot start: $0 in the container cannot run hpcddp; install hpcddp in the image, or write \
 another interpreter of it as environment.container.python"

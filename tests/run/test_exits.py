@@ -65,5 +65,14 @@ def test_a_task_that_its_container_did_not_start_is_no_riddle(line: str, why: st
     assert failure_sentence(attempt, []) == f"rank 0 did not start: {why}"
 
 
+def test_what_pyxis_says_is_why_no_task_has_a_log(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    earlier = "slurmstepd: error: pyxis: of an earlier attempt\n"
+    said = "slurmstepd-n1: error: pyxis: failed to import docker image\nslurmstepd-n1: error: pyxis: its log:\n"
+    attempt.run.batch_log.write_text(f"{earlier}{beginning(attempt)}pyxis: importing docker image: x\n{said}")
+    sentence = "the containers did not start: pyxis: failed to import docker image"
+    assert failure_sentence(attempt, []) == sentence
+
+
 def test_without_any_log_nothing_is_said(tmp_path: Path) -> None:
     assert exit_of(attempt_in(tmp_path), 0) is None

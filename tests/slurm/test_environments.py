@@ -165,7 +165,7 @@ def uv_project(stage: Stage) -> Path:
     (project / "pyproject.toml").write_text('[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.11"\n')
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{stage.sandbox.environment['PATH']}")
     assert uv is not None, "uv is one of the tools of the group dev"
-    words = [uv, "sync", "--offline", "--quiet", "--python", sys.executable, "--project", project]
+    words = [uv, "sync", "--offline", "--quiet", "--python", sys.executable, "--project", str(project)]
     subprocess.run(words, check=True, timeout=60, env=stage.sandbox.environment)
     stage.show_packages(project / ".venv")
     return project

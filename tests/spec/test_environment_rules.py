@@ -77,6 +77,20 @@ def test_a_mount_tells_where_the_host_has_a_path(path: str, there: str | None) -
 
 
 @pytest.mark.parametrize(
+    ("environment", "python"),
+    [
+        ("{}", None),
+        ("{conda: train}", None),
+        ("{python: /p/python}", "/p/python"),
+        ("{venv: envs/a}", "envs/a/bin/python"),
+        ("{uv: /project}", "/project/.venv/bin/python"),
+    ],
+)
+def test_the_interpreter_is_known_where_the_file_says_it(environment: str, python: str | None, load: Load) -> None:
+    assert load(f"environment: {environment}\n").spec.environment.interpreter == python
+
+
+@pytest.mark.parametrize(
     ("image", "runtime", "file"),
     [
         ("/i.sqsh", "pyxis", "/i.sqsh"),
