@@ -48,8 +48,8 @@ def one_environment(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "environment.python", sentence
 
 
-def paths_are_whole(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Yield paths that only a shell would understand."""
+def paths_are_usable(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield paths that only a shell would understand, and those that PATH cannot carry."""
     environment, container = spec.environment, spec.environment.container
     paths = {f"environment.{name}": getattr(environment, name) for name in ACTIVATED}
     if container is not None:
@@ -57,6 +57,8 @@ def paths_are_whole(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for key, path in paths.items():
         if path is not None and (path.startswith("~") or "$" in path):
             yield key, f"is {path!r}, and nothing is expanded in it; write the whole path"
+        elif path is not None and ":" in path and key != "environment.container.image":
+            yield key, f"is {path!r}, and PATH cannot carry a colon; choose a directory without"
 
 
 def container_shows_the_run(spec: JobSpec) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from hpcddp.spec.environment_rules import (
     container_shows_the_run,
     image_is_found,
     one_environment,
-    paths_are_whole,
+    paths_are_usable,
     variable_names,
 )
 from hpcddp.spec.job import JobSpec, Requeue
@@ -262,7 +262,7 @@ RULES = (
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
     Rule(("environment.env", "environment.pass_env"), variable_names),
     Rule(("environment",), one_environment),
-    Rule(("environment",), paths_are_whole),
+    Rule(("environment",), paths_are_usable),
     Rule(("environment.container", "run_root"), container_shows_the_run),
     Rule(("environment.container.image",), image_is_found),
 )

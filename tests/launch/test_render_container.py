@@ -9,8 +9,8 @@ from typing import Literal
 
 import pytest
 
-from tests.launch.environments import APPTAINER, PYXIS, apptainer_job, install, put, variables
-from tests.launch.stage import PYTHON, Stage
+from tests.launch.environments import APPTAINER, PYXIS, apptainer_job, install, put, use_controller, variables
+from tests.launch.stage import Stage
 from tests.launch.test_render_script import LAUNCHERS, script_of, wait_for
 
 HOST = socket.gethostname()
@@ -56,10 +56,7 @@ def test_a_container_without_hpcddp_is_said_in_one_sentence(stage: Stage, launch
     install(stage, apptainer=APPTAINER)
     put(stage.directory / "image" / "python3", "#!/bin/bash\necho \"No module named 'hpcddp'\" >&2; exit 1\n")
     if launcher == "local":
-        put(
-            stage.python,
-            PYTHON.replace("  *) printf", '  *" submitit.local._local "*) ' + CONTROLLER + ";;\n  *) printf"),
-        )
+        use_controller(stage)
     assert stage.run(script_of(stage, launcher=launcher, environment=apptainer_job())) == (0, "")
     assert stage.words("end")[5] == "2"
     assert (stage.record / "attempts" / "0" / "rank-0.log").read_text() == (
@@ -68,16 +65,9 @@ def test_a_container_without_hpcddp_is_said_in_one_sentence(stage: Stage, launch
     )
 
 
-# What submitit's controller makes of its variable: shlex.split, then a process without a shell.
-CONTROLLER = r"""exec /usr/bin/env python3 -c 'import os, shlex
-words = shlex.split(os.environ["SUBMITIT_LOCAL_COMMAND"])
-os.environ["SUBMITIT_LOCAL_GLOBALID"] = "0"
-os.execvp(words[0], words)' """
-
-
 def test_on_this_machine_the_words_reach_apptainer_unchanged(stage: Stage) -> None:
     install(stage, apptainer=APPTAINER)
-    put(stage.python, PYTHON.replace("  *) printf", '  *" submitit.local._local "*) ' + CONTROLLER + ";;\n  *) printf"))
+    use_controller(stage)
     hostile = """/it's "$HOME" \\ *"""
     script = script_of(stage, launcher="local", environment=apptainer_job(mounts=(hostile,), workdir=hostile))
     assert stage.run(script) == (0, "")

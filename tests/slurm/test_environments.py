@@ -26,9 +26,20 @@ from tests.slurm.jobs import result_of, submit, wait_for, write_job
 from tests.slurm.live import ENDED, Sandbox
 
 ROOT = Path(__file__).parents[2]
-MODEL = """
-import json, os, shutil, socket, sys, time
+# What a task sees: written down by the model of a training, or by a program that the tasks are.
+SEE = """
+import json, os, shutil, socket, sys
 from pathlib import Path
+
+seen = {
+    "prefix": sys.prefix, "python": shutil.which("python"), "host": socket.gethostname(),
+    "variables": dict(os.environ), "root": sorted(os.listdir("/")), "cwd": os.getcwd(),
+    "here": sorted(os.listdir(".")), "data": sorted(os.listdir("/data")) if os.path.isdir("/data") else None,
+}
+Path(f"seen-{os.environ['RANK']}.json").write_text(json.dumps(seen))
+"""
+MODEL = """
+import time
 from torch import nn
 
 class Slow(nn.Module):
@@ -42,12 +53,7 @@ class Slow(nn.Module):
         return self.net(x)
 
 def build(num_classes, seconds=0.0):
-    seen = {
-        "prefix": sys.prefix, "python": shutil.which("python"), "host": socket.gethostname(),
-        "variables": dict(os.environ), "root": sorted(os.listdir("/")), "cwd": os.getcwd(),
-        "here": sorted(os.listdir(".")), "data": sorted(os.listdir("/data")) if os.path.isdir("/data") else None,
-    }
-    Path(f"seen-{os.environ['RANK']}.json").write_text(json.dumps(seen))
+    import see
     return Slow(num_classes, seconds)
 """
 PACKAGES = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
@@ -88,13 +94,20 @@ class Stage:
         (directory / "scratch").mkdir()
         (directory / "scratch" / "sample").touch()
 
-    def send(self, name: str, environment: dict[str, Any], *, nodes: int = 1, tasks: int = 1, **job: Any) -> Sent:
-        """Submit a job from a directory of its own."""
+    def send(
+        self, name: str, environment: dict[str, Any], *, nodes: int = 1, program: bool = False, **job: Any
+    ) -> Sent:
+        """Submit a training, or ``python see.py``, from a directory of its own."""
         directory = self.directory / name
         directory.mkdir()
         (directory / "small.py").write_text(MODEL)
+        (directory / "see.py").write_text(SEE)
         sections = {"environment": {"python": None, "env": {"OMP_NUM_THREADS": "1"}, **environment}, **job}
-        path = write_job(directory, nodes=nodes, tasks=tasks, epochs=job.pop("epochs", 1), sections=sections)
+        path = write_job(directory, nodes=nodes, epochs=1, sections=sections)
+        if program:
+            parts = json.loads(path.read_text())
+            del parts["train"], parts["batch"], parts["learning_rate"]
+            path.write_text(json.dumps({**parts, "command": ["python", "see.py"]}))
         variables = {"PATH": f"{self.programs}:{self.sandbox.environment['PATH']}", "TOKEN": "s3cret"}
         return Sent(directory, submit(self.sandbox, path, env=variables))
 
@@ -140,9 +153,10 @@ def jobs(stage: Stage) -> Iterator[dict[str, Sent]]:
         "venv": stage.send("venv", {"venv": str(stage.virtual("my venv"))}, nodes=2, resources={"nodelist": "n3,n4"}),
         "pyxis": stage.send("pyxis", container_of(stage, "pyxis"), resources={"nodelist": "n3"}),
         "bare": stage.send("bare", bare_container(stage), resources={"nodelist": "n4"}),
-        "uv": stage.send("uv", {"uv": str(uv_project(stage))}, resources={"nodelist": "n3"}),
-        "conda": stage.send("conda", {"conda": str(stage.virtual("envs/train"))}, resources={"nodelist": "n4"}),
-        "modules": stage.send("modules", modules(stage), resources={"nodelist": "n3"}),
+        "uv": stage.send("uv", {"uv": str(uv_project(stage))}, program=True),
+        "conda": stage.send("conda", {"conda": str(stage.virtual("envs/train"))}, program=True),
+        "modules": stage.send("modules", modules(stage), program=True),
+        "venv in apptainer": stage.send("inside", inside_container(stage), program=True),
     }
     wait_for(sent["apptainer"].run.metrics, '"step": 100')
     stage.sandbox.submit("--partition=high", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=sleep 1")
@@ -157,6 +171,13 @@ def bare_container(stage: Stage) -> dict[str, Any]:
     image = write_image(stage.directory / "bare.sif")
     python = f"{sys.base_prefix}/bin/python3"
     return {"container": {"image": str(image), "runtime": "apptainer", "python": python}}
+
+
+def inside_container(stage: Stage) -> dict[str, Any]:
+    """Return a container whose interpreter is that of a virtual environment in it."""
+    inside = stage.virtual("inside-venv")
+    image = write_image(stage.directory / "with-venv.sif", ROOT, inside)
+    return {"container": {"image": str(image), "runtime": "apptainer", "python": f"{inside}/bin/python"}}
 
 
 def uv_project(stage: Stage) -> Path:
@@ -176,9 +197,8 @@ def modules(stage: Stage) -> dict[str, Any]:
     tree = stage.directory / "modulefiles"
     tree.mkdir()
     (tree / "train").write_text("#%Module1.0\nsetenv FROM_MODULE loaded\n")
-    setup = ["test -z ${MODULESHOME:+made}", f"module use {tree}"]
     assert Path("/etc/profile.d/modules.sh").is_file(), "environment-modules is one of the packages of scripts/test"
-    return {"modules": [str(tree / "train")], "setup": setup[1:]}
+    return {"modules": [str(tree / "train")]}
 
 
 def finished(job: Sent) -> dict[str, Any]:
@@ -209,6 +229,11 @@ def test_tasks_run_in_the_conda_environment(stage: Stage, jobs: dict[str, Sent])
     seen = jobs["conda"].seen(0)
     assert seen["prefix"] == seen["variables"]["CONDA_PREFIX"] == str(stage.directory / "envs" / "train")
     assert seen["python"] == f"{seen['prefix']}/bin/python"
+
+
+def test_python_in_a_container_is_the_interpreter_that_was_chosen_there(stage: Stage, jobs: dict[str, Sent]) -> None:
+    finished(jobs["venv in apptainer"])
+    assert jobs["venv in apptainer"].seen(0)["prefix"] == str(stage.directory / "inside-venv")
 
 
 def test_a_real_module_is_loaded_although_the_shell_that_submits_has_no_module_command(jobs: dict[str, Sent]) -> None:

@@ -27,6 +27,8 @@ REFUSED = {
     f"environment.container, {OWN} container",
     "environment: {venv: ~/a}": "environment.venv: is '~/a', and nothing is expanded in it; write the whole path",
     "environment: {uv: $HOME/a}": "environment.uv: is '$HOME/a', and nothing is expanded in it; write the whole path",
+    "environment: {venv: 'a:b'}": "environment.venv: is 'a:b', and PATH cannot carry a colon; choose a directory "
+    "without",
     "environment: {container: {image: a.sqsh}}": "environment.container.image: is 'a.sqsh', and pyxis takes a name "
     "without a slash in front for one in a registry; write ./a.sqsh",
     CONTAINER + "mounts: [data]}}": f"environment.container.mounts.0: is 'data', {SYNTAX}",
