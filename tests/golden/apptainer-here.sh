@@ -64,7 +64,8 @@ for hpcddp_file in "$MODULESHOME/init/bash" /etc/profile.d/{z00_lmod,lmod,module
 done
 command -v module >/dev/null || hpcddp_missing 'environment.modules needs the module command, which was not found' \
   'submit from a shell in which module works, or source its init file in environment.setup and load the modules there'
-module load apptainer || exit
+module load apptainer || hpcddp_missing 'environment.modules names apptainer, which cannot be loaded' \
+  'correct it (module avail shows all)'
 hpcddp_ready=yes
 
 # environment.env

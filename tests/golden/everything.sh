@@ -63,8 +63,10 @@ for hpcddp_file in "$MODULESHOME/init/bash" /etc/profile.d/{z00_lmod,lmod,module
 done
 command -v module >/dev/null || hpcddp_missing 'environment.modules needs the module command, which was not found' \
   'submit from a shell in which module works, or source its init file in environment.setup and load the modules there'
-module load cuda/12.4 || exit
-module load 'gcc 13' || exit
+module load cuda/12.4 || hpcddp_missing 'environment.modules names cuda/12.4, which cannot be loaded' \
+  'correct it (module avail shows all)'
+module load 'gcc 13' || hpcddp_missing 'environment.modules names gcc 13, which cannot be loaded' \
+  'correct it (module avail shows all)'
 
 # environment.setup, as it stands in the job file.
 hpcddp_directory=$PWD

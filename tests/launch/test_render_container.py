@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from tests.launch.environments import APPTAINER, PYXIS, apptainer_job, install, put, use_controller, variables
-from tests.launch.stage import Stage
+from tests.launch.stage import PYTHON, Stage
 from tests.launch.test_render_script import LAUNCHERS, script_of, wait_for
 
 HOST = socket.gethostname()
@@ -37,6 +37,15 @@ def test_a_cpu_job_asks_apptainer_for_no_gpu_and_a_working_directory_may_be_insi
     install(stage, apptainer=APPTAINER)
     assert stage.run(script_of(stage, environment=apptainer_job(workdir="/work space"))) == (0, "")
     assert stage.words("apptainer")[:3] == ["exec", "--pwd", "/work space"]
+
+
+def test_python_in_a_container_is_the_interpreter_that_was_chosen(stage: Stage) -> None:
+    install(stage, apptainer=APPTAINER)
+    put(stage.directory / "other" / "bin" / "python3", PYTHON)
+    python = str(stage.directory / "other" / "bin" / "python3")
+    assert stage.run(script_of(stage, environment=apptainer_job(python=python))) == (0, "")
+    assert stage.words("program") == [python]
+    assert variables(stage)["PATH"].split(":")[0] == str(stage.directory / "other" / "bin")
 
 
 def test_a_task_in_a_container_ignores_the_warning_until_it_has_a_handler(stage: Stage) -> None:

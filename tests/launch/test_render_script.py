@@ -194,7 +194,9 @@ def test_a_secret_reaches_the_tasks_and_stands_nowhere_in_the_script(stage: Stag
 
 def test_a_module_that_does_not_load_ends_the_job(stage: Stage) -> None:
     script = script_of(stage, environment={"modules": ("cuda",)})
-    assert stage.run(script, MODULE_CODE="3")[0] == 3
+    sentence = f"environment.modules names cuda, which cannot be loaded on {socket.gethostname()}"
+    advice = "correct it (module avail shows all)"
+    assert stage.run(script, MODULE_CODE="3") == (2, f"hpcddp: {sentence}; {advice}\n")
     assert stage.words("begin") == []
 
 
