@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +61,7 @@ def _checks() -> tuple[Check, ...]:
     from hpcddp.launch.container_here import container_obstacles
     from hpcddp.launch.environment_here import environment_obstacles
 
-    return (_one_host, _secrets, environment_obstacles, container_obstacles, _data)
+    return (_one_host, _secrets, environment_obstacles, container_obstacles, _program, _data)
 
 
 def _one_host(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -73,6 +77,23 @@ def _secrets(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Itera
     if unset:
         yield Obstacle(
             sentence=f"environment.pass_env names {', '.join(unset)}, not set here; export it, or remove the name"
+        )
+
+
+def _program(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield a command whose program is not here, where nothing in the job could bring it."""
+    asked = spec.environment
+    prepared = asked.modules or asked.setup or asked.container or asked.conda
+    if spec.command is None or prepared or "PATH" in asked.env:
+        return
+    # Where an activation puts it, or where the task looks last.
+    beside = Path(asked.interpreter or sys.executable).parent
+    name = spec.command[0]
+    if shutil.which(name, path=f"{environment.get('PATH', os.defpath)}:{beside}") is None:
+        where = "on PATH here" if "/" not in name else "here that can be run"
+        yield Obstacle(
+            sentence=f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; correct its "
+            "name, or write its path"
         )
 
 
