@@ -326,6 +326,20 @@ def node_states(environment: Mapping[str, str]) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
 
 
+def srun_knows(option: str, environment: Mapping[str, str]) -> bool:
+    """Return whether srun has an option here: one of its own, or one that a plugin of the site adds.
+
+    Args:
+        option: the option, with its dashes.
+        environment: the command's environment.
+    """
+    try:
+        done = _run(["srun", "--help"], environment)
+    except SlurmUnavailableError:
+        return False
+    return option in done.stdout
+
+
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return what it printed."""
     try:
