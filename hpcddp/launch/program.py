@@ -18,6 +18,7 @@ from hpcddp.launch.lifeline import LIFELINE
 from hpcddp.launch.program_failure import failure_of_program
 from hpcddp.launch.siblings import fail
 from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import append_event
 from hpcddp.run.failure import read_failures, write_failure
 from hpcddp.run.files import read_json
 from hpcddp.run.programs import ProgramExit, Told, write_exit
@@ -64,6 +65,9 @@ def run_program(
     command = spec.command or ()
     # Does not return in a process that is leaving already.
     LIFELINE.train()
+    if env.rank == 0:
+        reason = shlex.join(command[:2])
+        append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
     program = Program(command, {**os.environ, **variables}, notice=_notice(spec, attempt, end_time))
     code = program.wait()
     told = program.told

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
 
 from hpcddp.errors import UserError
 from hpcddp.launch import templating
+from hpcddp.launch.variables import swept_variables
 from hpcddp.slurm.directives import Directive, directives_for
 from hpcddp.slurm.grammar import refuse_unwritable
 from hpcddp.spec.environment import Mount
@@ -73,6 +75,7 @@ def render_script(
     spec = job.spec
     directives = directives_for(spec, run_id=run_id)
     _refuse_unwritable_words(spec, python)
+    variables = swept_variables(spec)
     document = dump_job(spec, environment_values=False).removesuffix("\n")
     values: dict[str, Any] = {
         "name": spec.name,
@@ -89,9 +92,11 @@ def render_script(
         "conda": spec.environment.conda,
         "venv": spec.environment.venv,
         "uv": spec.environment.uv,
-        "container": _container(spec),
+        "container": _container(spec, variables),
         "setup": spec.environment.setup,
-        "env": dict(spec.environment.env),
+        "env": {name: value for name, value in spec.environment.env.items() if name not in variables},
+        "is_sweep": spec.sweep is not None,
+        "variables": variables,
         "pass_env": spec.environment.pass_env,
         "python": python,
         "job_document": document,
@@ -100,8 +105,8 @@ def render_script(
     return RenderedScript(text=templating.render(template, values), directives=directives)
 
 
-def _container(spec: JobSpec) -> dict[str, Any] | None:
-    """Return what a template needs to know about the container, None for none."""
+def _container(spec: JobSpec, swept: Iterable[str]) -> dict[str, Any] | None:
+    """Return what a template needs to know about the container, None for none; ``swept`` are variables of a sweep."""
     environment, container = spec.environment, spec.environment.container
     if container is None:
         return None
@@ -114,7 +119,7 @@ def _container(spec: JobSpec) -> dict[str, Any] | None:
         "python": container.python,
         "workdir": container.workdir,
         "mounts": [str(mount) for mount in mounts],
-        "variables": [*environment.env, *environment.pass_env],
+        "variables": list(dict.fromkeys([*environment.env, *swept, *environment.pass_env])),
     }
 
 

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,18 +50,27 @@ def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str,
     Raises:
         SubmissionError: the job cannot run; every reason is named.
     """
-    found = [obstacle for check in _checks() for obstacle in check(spec, cluster, environment)]
+    from hpcddp.launch.container_here import container_obstacles
+    from hpcddp.launch.environment_here import environment_obstacles
+
+    return _judge((_one_host, _secrets, environment_obstacles, container_obstacles, *_WORK), spec, cluster, environment)
+
+
+def check_work(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> None:
+    """Find what is in the way of the job's work, whatever its environment.
+
+    Raises:
+        SubmissionError: the job cannot run; every reason is named.
+    """
+    _judge(_WORK, spec, cluster, environment)
+
+
+def _judge(checks: Sequence[Check], spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, ...]:
+    found = [obstacle for check in checks for obstacle in check(spec, cluster, environment)]
     errors = [obstacle.sentence for obstacle in found if obstacle.certain]
     if errors:
         raise SubmissionError("\n".join(errors))
     return tuple(obstacle.sentence for obstacle in found)
-
-
-def _checks() -> tuple[Check, ...]:
-    from hpcddp.launch.container_here import container_obstacles
-    from hpcddp.launch.environment_here import environment_obstacles
-
-    return (_one_host, _secrets, environment_obstacles, container_obstacles, _program, _data)
 
 
 def _one_host(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -110,3 +119,6 @@ def _data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle
             sentence=f"train.data_dir is {data_dir!r}{shown}, and there is no such directory; "
             "give the directory that holds the data"
         )
+
+
+_WORK: tuple[Check, ...] = (_program, _data)

@@ -158,6 +158,7 @@ launch:
   rendezvous_timeout: "5min"
   hang_timeout: "5min"
 sweep: null
+max_parallel: null
 HPCDDP_JOB
 ) || {
   code=$?

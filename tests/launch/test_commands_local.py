@@ -41,10 +41,10 @@ def program(directory: Path, text: str) -> tuple[str, ...]:
 
 
 def ended(document: dict[str, Any], timeout_s: float = 60) -> RunDirectory:
-    """Wait for the run's result."""
+    """Wait for the run's result, and for the end of its script."""
     run = RunDirectory(Path(document["run_dir"]))
     deadline = time.monotonic() + timeout_s
-    while not run.result.exists():
+    while not run.result.exists() or Path(f"/proc/{document['job_id']}").exists():
         assert time.monotonic() < deadline, run.batch_log.read_text()
         time.sleep(0.05)
     return run
@@ -70,7 +70,7 @@ def task_in(log: Path) -> int:
 def test_a_command_that_ends_well_finishes_the_run(tmp_path: Path) -> None:
     run = ended(submit(tmp_path, "--tasks-per-node", "2", *program(tmp_path, "print('hello')")))
     assert (result(run)["status"], result(run)["world_size"]) == ("finished", 2)
-    assert [event["event"] for event in read_events(run.events)] == ["start", "finish"]
+    assert [event["event"] for event in read_events(run.events)] == ["start", "train", "finish"]
     assert "hello" in run.attempt(0).rank_log(1).read_text()
 
 

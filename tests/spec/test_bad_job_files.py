@@ -202,12 +202,9 @@ BAD = {
             "letters, digits and '_', and begins with no digit; rename it, for example MY_VARIABLE"
         ),
     ),
-    "not in this version": (
-        f"{GOOD}sweep: {{train.seed: [0, 1]}}\n",
-        (
-            "job.yaml:4: sweep: is given, and this version of hpcddp does not act on it yet; "
-            "write a job file for each, or submit with --set"
-        ),
+    "two environments": (
+        f"{GOOD}environment: {{conda: a, venv: b}}\n",
+        "job.yaml:4: environment.venv: is given, and environment.conda is given too; keep one of them",
     ),
     "duplicate key": (
         f"{GOOD}name: other\n",
