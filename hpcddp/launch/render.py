@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
@@ -92,7 +91,7 @@ def render_script(
         "conda": spec.environment.conda,
         "venv": spec.environment.venv,
         "uv": spec.environment.uv,
-        "container": _container(spec, variables),
+        "container": _container(spec),
         "setup": spec.environment.setup,
         "env": {name: value for name, value in spec.environment.env.items() if name not in variables},
         "is_sweep": spec.sweep is not None,
@@ -105,8 +104,8 @@ def render_script(
     return RenderedScript(text=templating.render(template, values), directives=directives)
 
 
-def _container(spec: JobSpec, swept: Iterable[str]) -> dict[str, Any] | None:
-    """Return what a template needs to know about the container, None for none; ``swept`` are variables of a sweep."""
+def _container(spec: JobSpec) -> dict[str, Any] | None:
+    """Return what a template needs to know about the container, None for none."""
     environment, container = spec.environment, spec.environment.container
     if container is None:
         return None
@@ -119,7 +118,7 @@ def _container(spec: JobSpec, swept: Iterable[str]) -> dict[str, Any] | None:
         "python": container.python,
         "workdir": container.workdir,
         "mounts": [str(mount) for mount in mounts],
-        "variables": list(dict.fromkeys([*environment.env, *swept, *environment.pass_env])),
+        "variables": list(dict.fromkeys([*environment.env, *swept_variables(spec), *environment.pass_env])),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.launch.array import ArrayPlace
@@ -73,7 +73,7 @@ def resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: str
     spec = _spec_of(run)
     notes = check_submittable(spec, before.cluster, environment)
     _tell(run)
-    return replace(_hand_over(run, spec, before, environment, dependency=dependency), notes=notes)
+    return _hand_over(run, spec, before, environment, dependency=dependency, notes=notes)
 
 
 def resume_anew(
@@ -114,7 +114,7 @@ def resume_anew(
     _tell(run)
     write_run(run, job, script)
     here = Before(cluster=cluster, job_id="", directory=Path.cwd(), python=python)
-    return replace(_hand_over(run, job.spec, here, environment, dependency=dependency), notes=notes)
+    return _hand_over(run, job.spec, here, environment, dependency=dependency, notes=notes)
 
 
 def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
@@ -134,7 +134,13 @@ def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> 
 
 
 def _hand_over(
-    run: RunDirectory, spec: JobSpec, before: Before, environment: Mapping[str, str], *, dependency: str | None = None
+    run: RunDirectory,
+    spec: JobSpec,
+    before: Before,
+    environment: Mapping[str, str],
+    *,
+    dependency: str | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Submission:
     # What is there is the result of a run that had ended; it goes on.
     run.result.unlink(missing_ok=True)
@@ -150,6 +156,7 @@ def _hand_over(
         environment=environment,
         dependency=dependency,
         place=place,
+        notes=notes,
     )
 
 

@@ -78,6 +78,7 @@ def hand_over(
     environment: Mapping[str, str],
     dependency: str | None = None,
     place: ArrayPlace | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Submission:
     """Give a script to Slurm, or start it here, and write down where it went.
 
@@ -91,6 +92,7 @@ def hand_over(
         environment: the submitter's environment.
         dependency: what it waits for, in sbatch's words; None waits for nothing.
         place: which element of a sweep it is, whose script this is; None is none.
+        notes: what may be in the job's way, a sentence each.
 
     Raises:
         HpcddpError: the job could not be handed over.
@@ -133,4 +135,5 @@ def hand_over(
         job=job,
         dropped=dropped if cluster == "slurm" else (),
         epochs=spec.train.epochs if spec.train else 1,
+        notes=notes,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -102,7 +101,7 @@ def submit(
     Raises:
         HpcddpError: the job could not be handed over; nothing is left behind.
     """
-    notes = check_submittable(job.spec, cluster, environment)
+    warnings = check_submittable(job.spec, cluster, environment)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = run_directory(job, run_id)
     make_run_directory(run, cluster)
@@ -111,7 +110,7 @@ def submit(
         write_run(run, job, script)
         # Slurm would create it with the submitter's umask.
         write_text(run.batch_log, "")
-        submission = hand_over(
+        return hand_over(
             run,
             job.spec,
             cluster=cluster,
@@ -120,8 +119,8 @@ def submit(
             directory=Path.cwd(),
             environment=environment,
             dependency=dependency,
+            notes=warnings,
         )
-        return replace(submission, notes=notes)
     except (HpcddpError, OSError):
         shutil.rmtree(run.path)
         raise

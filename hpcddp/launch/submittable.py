@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcddp.errors import UserError
+from hpcddp.launch.first_plan import first_plan
 from hpcddp.launch.submission import Cluster
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str,
 
     Raises:
         SubmissionError: the job cannot run; every reason is named.
+        PlanError: its batch cannot be split as asked.
     """
     from hpcddp.launch.container_here import container_obstacles
     from hpcddp.launch.environment_here import environment_obstacles
@@ -61,6 +63,7 @@ def check_work(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) 
 
     Raises:
         SubmissionError: the job cannot run; every reason is named.
+        PlanError: its batch cannot be split as asked.
     """
     _judge(_WORK, spec, cluster, environment)
 
@@ -70,6 +73,8 @@ def _judge(checks: Sequence[Check], spec: JobSpec, cluster: Cluster, environment
     errors = [obstacle.sentence for obstacle in found if obstacle.certain]
     if errors:
         raise SubmissionError("\n".join(errors))
+    if spec.batch.global_batch_size is not None:
+        first_plan(spec)
     return tuple(obstacle.sentence for obstacle in found)
 
 

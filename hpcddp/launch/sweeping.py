@@ -19,6 +19,7 @@ from hpcddp.launch.array import FIRST, PICKLE_DIGEST
 from hpcddp.launch.claim import group_writable_warnings
 from hpcddp.launch.element import PICKLE
 from hpcddp.launch.render import render_script
+from hpcddp.launch.submission import Cluster
 from hpcddp.launch.submit import make_run_directory, run_directory
 from hpcddp.launch.submittable import SubmissionError
 from hpcddp.launch.sweep_checks import check_sweep_submittable
@@ -39,7 +40,7 @@ class SweepSubmission:
     Args:
         sweep: the sweep.
         dropped: inherited variables that sbatch did not get, because they would have overridden directives.
-        notes: what may be in its way, a sentence each.
+        notes: what may be in the way of its jobs, a sentence each.
     """
 
     sweep: Sweep
@@ -77,6 +78,7 @@ class SweepSubmission:
 def submit_sweep(
     job: ResolvedJob,
     *,
+    cluster: Cluster,
     sweep_id: str,
     python: str,
     template: str | None,
@@ -87,6 +89,7 @@ def submit_sweep(
 
     Args:
         job: the resolved job, with its sweep.
+        cluster: where it is to go; a sweep goes to Slurm alone.
         sweep_id: the id of the sweep.
         python: the interpreter that the tasks run.
         template: the sbatch template's name or path, None for the default one.
@@ -96,7 +99,7 @@ def submit_sweep(
     Raises:
         HpcddpError: the sweep could not be handed over; nothing is left behind.
     """
-    notes = check_sweep_submittable(job.spec, "slurm", environment)
+    notes = check_sweep_submittable(job.spec, cluster, environment)
     script = render_script(job, python=python, run_id=sweep_id, template=template).text
     directory = run_directory(job, sweep_id)
     sweep = Sweep(sweep_id=sweep_id, path=directory.path, elements=tabulate(job.spec.sweep).elements(), chunks=())
