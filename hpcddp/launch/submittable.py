@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,23 +52,20 @@ def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str,
         SubmissionError: the job cannot run; every reason is named.
         PlanError: its batch cannot be split as asked.
     """
-    from hpcddp.launch.container_here import container_obstacles
-    from hpcddp.launch.environment_here import environment_obstacles
-
-    return _judge((_one_host, _secrets, environment_obstacles, container_obstacles, *_WORK), spec, cluster, environment)
+    return _check(_checks(), spec, cluster, environment)
 
 
-def check_work(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> None:
-    """Find what is in the way of the job's work, whatever its environment.
+def check_again(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Find what is in the way of an element of a sweep, where ``check_submittable`` was asked about another element.
 
     Raises:
         SubmissionError: the job cannot run; every reason is named.
         PlanError: its batch cannot be split as asked.
     """
-    _judge(_WORK, spec, cluster, environment)
+    return _check((_program, _data), spec, cluster, environment)
 
 
-def _judge(checks: Sequence[Check], spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, ...]:
+def _check(checks: Iterable[Check], spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, ...]:
     found = [obstacle for check in checks for obstacle in check(spec, cluster, environment)]
     errors = [obstacle.sentence for obstacle in found if obstacle.certain]
     if errors:
@@ -76,6 +73,13 @@ def _judge(checks: Sequence[Check], spec: JobSpec, cluster: Cluster, environment
     if spec.batch.global_batch_size is not None:
         first_plan(spec)
     return tuple(obstacle.sentence for obstacle in found)
+
+
+def _checks() -> tuple[Check, ...]:
+    from hpcddp.launch.container_here import container_obstacles
+    from hpcddp.launch.environment_here import environment_obstacles
+
+    return (_one_host, _secrets, environment_obstacles, container_obstacles, _program, _data)
 
 
 def _one_host(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -124,6 +128,3 @@ def _data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle
             sentence=f"train.data_dir is {data_dir!r}{shown}, and there is no such directory; "
             "give the directory that holds the data"
         )
-
-
-_WORK: tuple[Check, ...] = (_program, _data)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from hpcddp.errors import UserError
 from hpcddp.launch.submission import Cluster
-from hpcddp.launch.submittable import SubmissionError, check_submittable, check_work
+from hpcddp.launch.submittable import SubmissionError, check_again, check_submittable
 from hpcddp.spec.element import element_spec
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.sweep import Combination, as_text, assignment, tabulate
@@ -40,15 +40,11 @@ def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mappin
             "a sweep is a job array of Slurm, and --cluster local runs one job on this machine; to try one element "
             f"here, write: --set sweep=null {shlex.join(words)}"
         )
-    notes: tuple[str, ...] | None = None
+    notes: dict[str, None] = {}
+    check = check_submittable
     for combination in _kinds(spec):
-        element = element_spec(spec, combination.values)
         try:
-            if notes is None:
-                notes = check_submittable(element, cluster, environment)
-            else:
-                # All elements share the environment that the tasks run in, and looking at it takes a while.
-                check_work(element, cluster, environment)
+            notes |= dict.fromkeys(check(element_spec(spec, combination.values), cluster, environment))
         except UserError as error:
             if not combination.values:
                 raise
@@ -57,7 +53,9 @@ def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mappin
                 f"element {combination.elements[0]}{more} of the sweep, with {assignment(combination.values)}: "
                 f"{error.message}"
             ) from error
-    return notes or ()
+        # All elements share an environment, and looking at it may take seconds.
+        check = check_again
+    return tuple(notes)
 
 
 def _kinds(spec: JobSpec) -> Iterator[Combination]:
