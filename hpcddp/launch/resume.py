@@ -101,7 +101,7 @@ def resume_anew(
         HpcddpError: the run is alive or has finished, or the job is one of another run or another training.
     """
     _refuse_alive_or_finished(run, _read_before(run))
-    job = _of_element(run, job)
+    job = job_of_run(run, job)
     notes = check_submittable(job.spec, cluster, environment)
     meant = run_directory(job, run.run_id).path
     if meant.resolve() != run.path.resolve():
@@ -166,8 +166,16 @@ def _script_of(run: RunDirectory) -> tuple[Path, ArrayPlace | None]:
     return (run.script, None) if sweep is None else (sweep.directory.script, place_of(sweep, index_of(run)))
 
 
-def _of_element(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
-    """Return the job for a run: an element of a sweep keeps its values, whatever the job says."""
+def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
+    """Return the job to continue a run with: an element of a sweep keeps its values, whatever the job says.
+
+    Args:
+        run: the run.
+        job: the job that was given.
+
+    Raises:
+        SubmissionError: the job has a sweep, and the run is no element of one.
+    """
     sweep = sweep_of(run)
     if sweep is None and job.spec.sweep is None:
         return job
