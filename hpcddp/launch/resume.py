@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcddp.launch.array import ArrayPlace
@@ -14,6 +14,7 @@ from hpcddp.launch.claim import ENDED_STATES, has_finished, is_alive, newest_sta
 from hpcddp.launch.element import place_of
 from hpcddp.launch.paragraph import resume_command
 from hpcddp.launch.render import render_script
+from hpcddp.launch.site_rules import check_site
 from hpcddp.launch.submission import Cluster, Submission, hand_over
 from hpcddp.launch.submit import run_directory, write_run
 from hpcddp.launch.submittable import SubmissionError, check_submittable
@@ -103,6 +104,7 @@ def resume_anew(
     _refuse_alive_or_finished(run, _read_before(run))
     job = job_of_run(run, job)
     notes = check_submittable(job.spec, cluster, environment)
+    check_site(job, cluster, environment)
     meant = run_directory(job, run.run_id).path
     if meant.resolve() != run.path.resolve():
         raise SubmissionError(
@@ -183,7 +185,7 @@ def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
         raise SubmissionError(
             f"the job has a sweep, and the run {run.run_id} is no element of one; leave the sweep out: --set sweep=null"
         )
-    return ResolvedJob(spec=element_spec(job.spec, sweep.elements[index_of(run)]), origins=job.origins)
+    return replace(job, spec=element_spec(job.spec, sweep.elements[index_of(run)]))
 
 
 def _own_script(run: RunDirectory) -> Before:

@@ -246,13 +246,27 @@ def slurmd_address(node: str) -> tuple[str, int]:
     return fields["NodeAddr"], int(port)
 
 
-def _control(*words: str) -> str:
-    """Run scontrol and return what it printed."""
-    done = _run(["scontrol", *words], os.environ)
+def ask(*command: str, environment: Mapping[str, str]) -> str:
+    """Run one of Slurm's commands that only tells, and return what it printed.
+
+    Args:
+        command: its name and its words, such as ``"scontrol", "show", "config"``.
+        environment: its environment; ``SLURM_CONF`` in it says which cluster.
+
+    Raises:
+        SlurmUnavailableError: there is no such command, or no answer.
+        SlurmCommandError: it failed; the message holds its reason.
+    """
+    done = _run(command, environment)
     if done.returncode == 0:
         return done.stdout
     error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-    raise error(f"scontrol {' '.join(words)} failed: {_reason(done)}", returncode=done.returncode)
+    raise error(f"{' '.join(command)} failed: {_reason(done)}", returncode=done.returncode)
+
+
+def _control(*words: str) -> str:
+    """Run scontrol and return what it printed."""
+    return ask("scontrol", *words, environment=os.environ)
 
 
 def _is_away(done: subprocess.CompletedProcess[str]) -> bool:
