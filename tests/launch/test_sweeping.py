@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcddp.errors import HpcddpError
-from hpcddp.launch import environment_here
-from hpcddp.launch.submittable import Obstacle, SubmissionError
+from hpcddp.launch.submittable import SubmissionError
 from hpcddp.launch.sweep_checks import check_sweep_submittable
 from hpcddp.launch.sweeping import SweepSubmission, submit_sweep
 from hpcddp.run.sweep import Chunk, read_sweep
-from hpcddp.spec.job import JobSpec
 from hpcddp.spec.read import load_job
 from hpcddp.spec.sweep_options import sweep_overrides
 from tests.launch.fake_sbatch import FakeSlurm, make_fake_slurm
@@ -136,21 +133,6 @@ def test_an_element_whose_batch_has_no_plan_is_refused_with_its_values(slurm: Fa
     Path("job.yaml").write_text(f"{JOB}resources: {{tasks_per_node: 2}}\n")
     axes = ("batch.global_batch_size=8,9", "train.seed=0..2")
     assert refusal_of(slurm, *axes).startswith("element 3 and 2 more of the sweep, with batch.global_batch_size=9: ")
-
-
-def test_the_environment_that_all_elements_share_is_looked_at_once(
-    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[JobSpec] = []
-
-    def look(spec: JobSpec, *_: object) -> Iterator[Obstacle]:
-        looked.append(spec)
-        return iter(())
-
-    monkeypatch.setattr(environment_here, "environment_obstacles", look)
-    job = load_job(Path("job.yaml"), options=sweep_overrides(["learning_rate.base=1..50"], None, None))
-    assert check_sweep_submittable(job.spec, "slurm", slurm.environment()) == ()
-    assert len(looked) == 1
 
 
 def test_an_element_whose_data_is_not_there_is_refused_with_its_values(slurm: FakeSlurm) -> None:
