@@ -13,6 +13,7 @@ from hpcddp.spec.fields import FunctionReference, Line, Name, ProfileName, Secti
 from hpcddp.spec.recovery import ALL_CAUSES, Cause, Checkpoint, Launch, Requeue
 from hpcddp.spec.resources import Container, Environment, Resources
 from hpcddp.spec.timefields import Every
+from hpcddp.spec.trackers import TrackerName, Trackers
 from hpcddp.spec.training import Device, Optimizer, Precision, Train
 from hpcddp.spec.units import TimeLimit
 
@@ -38,6 +39,8 @@ __all__ = [
     "Split",
     "Tail",
     "TimeLimit",
+    "TrackerName",
+    "Trackers",
     "Train",
     "Unit",
 ]
@@ -68,6 +71,7 @@ class JobSpec(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When the training is saved.")
     requeue: Requeue = Field(default_factory=Requeue, description="When the same job runs again.")
     launch: Launch = Field(default_factory=Launch, description="How long ranks wait for each other.")
+    trackers: Trackers = Field(default_factory=Trackers, description="What shows the curves.")
     sweep: Mapping[str, Any] | None = Field(
         None, description="Values of fields to run one job each for. Not in this version."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import platform
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from hpcddp.train.restoring import restore
 from hpcddp.train.result import write_result
 from hpcddp.train.saving import Saver
 from hpcddp.train.starting import agree_on_start
+from hpcddp.train.tracking import tracked
 
 __all__ = ["TrainContext", "run_training"]
 
@@ -79,12 +81,20 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     progress = Progress() if checkpoint is None else restore(checkpoint, replica)
     metrics = _open_files(setting, replica, progress) if context.is_main else None
     saver = Saver(context, contract, _information(setting))
-    try:
-        progress = make_loop(setting, replica, saver, metrics, progress).run()
-    finally:
-        saver.abandon()
-    if context.is_main:
-        _finish(context, replica, progress)
+    with _shown(context, progress.step):
+        try:
+            progress = make_loop(setting, replica, saver, metrics, progress).run()
+        finally:
+            saver.abandon()
+        if context.is_main:
+            _finish(context, replica, progress)
+
+
+def _shown(context: TrainContext, first_step: int) -> AbstractContextManager[None]:
+    """Return what shows the records of rank 0 elsewhere while the training runs."""
+    if not context.is_main:
+        return nullcontext()
+    return tracked(context.spec, context.run, context.attempt, first_step=first_step, tell=context.tell)
 
 
 def _open_files(setting: Setting, replica: Replica, progress: Progress) -> MetricsFile:

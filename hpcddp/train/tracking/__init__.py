@@ -1,0 +1,5 @@
+"""Trackers: they show what ``metrics.jsonl`` says. Everything here happens on rank 0, beside the training."""
+
+from hpcddp.train.tracking.opening import tracked
+
+__all__ = ["tracked"]

@@ -1,0 +1,91 @@
+"""One thread for each tracker: it follows ``metrics.jsonl`` and tells the tracker, so that nothing waits for it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from hpcddp.run.lease import FencedError, raise_if_fenced
+from hpcddp.train.tracking.points import MetricsReader
+from hpcddp.train.tracking.protocol import Ending, Subject, Tracker
+
+_LOOK_EVERY_S: Final = 2.0
+_BLOCK: Final = 500
+# What asks a job for a save must not end the processes that a tracker starts; they inherit the mask.
+_HELD: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+
+
+class Follower(threading.Thread):
+    """Tells one tracker what is written, until the attempt ends.
+
+    A tracker that fails costs a warning. At the end it is tried once more, from where it has been told, since the
+    network may be back, or the tracker's own process may have died of the signal that ended the job.
+
+    Args:
+        name: the tracker's.
+        subject: what it shows.
+        connect: opens the tracker; called in this thread.
+        warn: is told what went wrong.
+    """
+
+    def __init__(
+        self, name: str, subject: Subject, *, connect: Callable[[Subject], Tracker], warn: Callable[[str], None]
+    ) -> None:
+        super().__init__(name=f"hpcddp-{name}", daemon=True)
+        self._tracker_name, self._subject, self._connect, self._warn = name, subject, connect, warn
+        self._ended = threading.Event()
+        self._ending = Ending.FAILED
+        self._warned = ""
+
+    def end(self, ending: Ending) -> None:
+        """Let the follower tell the rest and close; ``join`` waits for it."""
+        self._ending = ending
+        self._ended.set()
+
+    def run(self) -> None:
+        """Follow to the end."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+        try:
+            if not self._follow("it is tried again at the end"):
+                self._ended.wait()
+                self._follow("what it misses is in metrics.jsonl, and the next attempt tries again")
+        except FencedError:
+            # Another attempt tells the tracker now, and has read what this one has not told.
+            return
+
+    def _follow(self, consequence: str) -> bool:
+        """Return whether the tracker was told everything."""
+        reader = MetricsReader(self._subject.run.metrics)
+        try:
+            tracker = self._connect(self._subject)
+            while not self._ended.wait(_LOOK_EVERY_S):
+                self._tell(tracker, reader)
+            self._tell(tracker, reader)
+            tracker.close(self._ending)
+        except FencedError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a tracker does, the training goes on
+            self._report(error, consequence)
+            return False
+        finally:
+            reader.close()
+        return True
+
+    def _tell(self, tracker: Tracker, reader: MetricsReader) -> None:
+        memory = self._subject.memory
+        while points := reader.read(_BLOCK):
+            raise_if_fenced(self._subject.run, self._subject.attempt)
+            new = [point for point in points if not memory.knows(point.step, evaluated=point.evaluated)]
+            if new:
+                tracker.write(new)
+                for point in new:
+                    memory.add(point.step, evaluated=point.evaluated)
+                memory.save()
+
+    def _report(self, error: Exception, consequence: str) -> None:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no reason given'}"
+        if reason != self._warned:
+            self._warn(f"warning: {self._tracker_name} failed ({reason}); the training goes on, {consequence}")
+        self._warned = reason

@@ -1,0 +1,53 @@
+"""What a tracker has been told of a run, kept over its attempts: ``trackers/<name>.json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcddp.run.files import read_json, write_json
+
+
+class Memory:
+    """The tracker's own id of the run, and how far it has been told.
+
+    Args:
+        path: the file; need not exist.
+
+    Attributes:
+        run_id: what the tracker calls the run; None before it has said so.
+        step: the last step that it was told.
+        evaluated_step: the step of the last evaluation that it was told.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        document = read_json(path) or {}
+        self.run_id: str | None = document.get("run_id")
+        self.step: int = document.get("step", 0)
+        self.evaluated_step: int = document.get("evaluated_step", 0)
+
+    def name(self, run_id: str) -> None:
+        """Keep what the tracker calls the run."""
+        self.run_id = run_id
+        self.save()
+
+    def knows(self, step: int, *, evaluated: bool) -> bool:
+        """Return whether the tracker has been told of a step, or of its evaluation."""
+        return step <= (self.evaluated_step if evaluated else self.step)
+
+    def add(self, step: int, *, evaluated: bool) -> None:
+        """Remember that the tracker has been told of a step, or of its evaluation."""
+        if evaluated:
+            self.evaluated_step = step
+        else:
+            self.step = step
+
+    def forget_after(self, step: int) -> None:
+        """Forget what came after ``step``: the tracker does not have it, or drops it."""
+        self.step, self.evaluated_step = min(self.step, step), min(self.evaluated_step, step)
+
+    def save(self) -> None:
+        """Write it down."""
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        document = {"run_id": self.run_id, "step": self.step, "evaluated_step": self.evaluated_step}
+        write_json(self._path, document)
