@@ -13,6 +13,7 @@ from hpcddp.errors import HpcddpError, UserError
 from hpcddp.launch.claim import make_private_directory
 from hpcddp.launch.render import render_script
 from hpcddp.launch.submission import Cluster, Submission, hand_over
+from hpcddp.launch.trackers import refuse_unusable_trackers
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_json, write_text
 from hpcddp.slurm import commands
@@ -82,6 +83,7 @@ def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str,
 
     Raises:
         SubmissionError: more than one node on this machine, no interpreter, a secret that is not set, no data_dir.
+        TrackerError: a tracker cannot work.
     """
     if cluster == "local" and spec.resources.nodes > 1:
         raise SubmissionError(
@@ -97,6 +99,7 @@ def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str,
         raise SubmissionError(
             f"environment.pass_env names {', '.join(unset)}, not set here; export it, or remove the name"
         )
+    refuse_unusable_trackers(spec, environment)
     data_dir = spec.train.data_dir if spec.train else None
     if data_dir is not None and not Path(data_dir).is_dir():
         raise SubmissionError(

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from types import MappingProxyType
 
-from hpcddp.spec.job import TrackerName, Trackers
+from hpcddp.spec.job import Trackers
 
-PACKAGES: Mapping[TrackerName, str] = MappingProxyType(
+PACKAGES: Mapping[str, str] = MappingProxyType(
     {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 )
 """The smallest package that a tracker needs."""
 
 
-def is_installed(name: TrackerName) -> bool:
+def is_installed(name: str) -> bool:
     """Return whether this Python has a tracker's package; imports nothing.
 
     A folder of that name, such as the ``wandb/`` that W&B leaves behind, is no package.
@@ -23,7 +23,7 @@ def is_installed(name: TrackerName) -> bool:
     return found is not None and found.origin is not None
 
 
-def chosen(trackers: Trackers) -> tuple[TrackerName, ...]:
+def chosen(trackers: Trackers) -> tuple[str, ...]:
     """Return the trackers of a job: the named ones, or TensorBoard where this Python has it."""
     if trackers.use is not None:
         return trackers.use

@@ -13,7 +13,7 @@ from hpcddp.spec.fields import FunctionReference, Line, Name, ProfileName, Secti
 from hpcddp.spec.recovery import ALL_CAUSES, Cause, Checkpoint, Launch, Requeue
 from hpcddp.spec.resources import Container, Environment, Resources
 from hpcddp.spec.timefields import Every
-from hpcddp.spec.trackers import TrackerName, Trackers
+from hpcddp.spec.trackers import Trackers
 from hpcddp.spec.training import Device, Optimizer, Precision, Train
 from hpcddp.spec.units import TimeLimit
 
@@ -39,7 +39,6 @@ __all__ = [
     "Split",
     "Tail",
     "TimeLimit",
-    "TrackerName",
     "Trackers",
     "Train",
     "Unit",

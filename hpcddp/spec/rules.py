@@ -260,6 +260,11 @@ def _variable_names(spec: JobSpec) -> Iterator[Finding]:
             yield "environment.pass_env", f"names {name}, which environment.env sets too; keep one of the two"
 
 
+def _trackers_show_records(spec: JobSpec) -> Iterator[Finding]:
+    if spec.trackers.use and spec.command is not None:
+        yield "trackers.use", "is given, and a command shows its curves itself; remove it, or write train"
+
+
 _DATA = ("train.dataset", "train.data_dir", "train.dataset_args")
 _DEVICE = ("resources.gpus_per_node", "train.device")
 _RANKS = ("resources.nodes", "resources.tasks_per_node", "resources.gpus_per_node")
@@ -284,4 +289,5 @@ RULES = (
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
     Rule(("environment.env", "environment.pass_env"), _variable_names),
+    Rule(("trackers.use", "command"), _trackers_show_records),
 )

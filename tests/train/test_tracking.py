@@ -5,16 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import re
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcddp.spec.job import JobSpec
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import StoppedError
-from tests.distributed.training import evaluations, steps
+from hpcddp.train.tracking import opening
+from hpcddp.train.tracking.protocol import Ending
+from tests.distributed.training import evaluations, job_document, steps
 from tests.train.conftest import Training
 
 NewTraining = Callable[[str], Training]
@@ -31,9 +36,7 @@ def shown_by_tensorboard(run: Path) -> Curves:
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    return {
-        name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]
-    }
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 def written(run: Path) -> Curves:
@@ -60,7 +63,9 @@ def stop(training: Training, *, after: int, attempt: int = 0, **changes: Any) ->
     calls = iter(range(after - 1))
     with pytest.raises(StoppedError):
         training.train(
-            attempt=attempt, should_stop=lambda: 0 if next(calls, None) is not None else StopReason.TERMINATED, **changes
+            attempt=attempt,
+            should_stop=lambda: 0 if next(calls, None) is not None else StopReason.TERMINATED,
+            **changes,
         )
 
 
@@ -132,12 +137,14 @@ def payloads(content: bytes) -> Iterator[bytes]:
 
 def wandb_records(run: Path) -> list[tuple[str, Any]]:
     """Return what W&B would upload, of all attempts in their order: each record's kind and content."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto import wandb_internal_pb2
+
+    messages: Any = wandb_internal_pb2  # made at import
 
     found = []
     for path in sorted(run.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
         for payload in payloads(path.read_bytes()):
-            record = Record.FromString(payload)
+            record = messages.Record.FromString(payload)
             kind = str(record.WhichOneof("record_type"))
             found.append((kind, getattr(record, kind)))
     return found
@@ -180,7 +187,7 @@ def test_wandb_is_told_how_each_attempt_ended(training: Training) -> None:
     ]  # fmt: skip
 
 
-SECRET = "a-secret-value"  # noqa: S105
+SECRET = "a-secret-value"
 
 
 @pytest.mark.usefixtures("offline")
@@ -192,3 +199,107 @@ def test_wandb_gets_the_job_without_its_secrets(training: Training) -> None:
     assert config["batch"]["global_batch_size"] == 32
     assert config["environment"]["pass_env"] == ["WANDB_API_KEY"]
     assert not [path for path in training.run.path.rglob("*.wandb") if SECRET.encode() in path.read_bytes()]
+
+
+def shown_by_mlflow(uri: str) -> tuple[list[Any], Curves]:
+    """Return the runs of MLflow, and the curves of the first."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    curves = {
+        name: [(point.step, point.value) for point in client.get_metric_history(runs[0].info.run_id, name)]
+        for name in runs[0].data.metrics
+    }
+    return runs, curves
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> str:
+    return f"file:{tmp_path / 'mlruns'}"
+
+
+def test_mlflow_shows_the_attempts_of_a_run_as_one(training: Training, server: str) -> None:
+    job = {**JOB, "trackers": {"use": ["mlflow"], "project": "shapes", "tracking_uri": server}}
+    stop(training, after=5, **job)
+    assert [run.info.status for run in shown_by_mlflow(server)[0]] == ["SCHEDULED"]
+    training.crash(steps=4, attempt=1, **job)
+    assert [run.info.status for run in shown_by_mlflow(server)[0]] == ["FAILED"]
+    training.train(attempt=2, **job)
+    (run,), curves = shown_by_mlflow(server)
+    same(curves, written(training.run.path))
+    assert (run.info.status, run.info.run_name, run.data.tags["hpcddp.run_id"]) == ("FINISHED", "run", "run")
+    assert run.data.params["batch.global_batch_size"] == "32"
+    assert run.info.run_id == json.loads(training.run.tracker("mlflow").read_text())["run_id"]
+
+
+def test_mlflow_is_told_of_a_run_that_its_user_ended(training: Training, server: str) -> None:
+    job = {**JOB, "trackers": {"use": ["mlflow"], "tracking_uri": server}}
+    stop(training, after=5, cause=lambda: "cancelled", **job)
+    assert [run.info.status for run in shown_by_mlflow(server)[0]] == ["KILLED"]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_tracker_that_fails_costs_a_warning(training: Training, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    training.run.tensorboard.write_text("in the way")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    training.train(**JOB, trackers={"use": [name], "tracking_uri": "http://127.0.0.1:1"})
+    (warning,) = (line for line in training.said if line.startswith("warning: "))
+    assert re.match(
+        rf"warning: {name} failed \(\w+: .*\); the training goes on, it is tried again at the end$", warning
+    )
+    assert training.run.result.exists()
+
+
+def test_steps_that_a_failed_attempt_did_not_show_are_shown_by_the_next_one(training: Training) -> None:
+    training.run.tensorboard.write_text("in the way")
+    stop(training, after=5, **JOB)
+    training.run.tensorboard.unlink()
+    training.train(attempt=1, **JOB)
+    same(shown_by_tensorboard(training.run.path), written(training.run.path))
+
+
+def test_tracker_that_is_not_there_in_the_task_costs_a_warning(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "is_installed", lambda _: False)
+    training.train(**JOB, trackers={"use": ["wandb"]})
+    assert (
+        "warning: wandb is not installed here, and the training goes on without; run: pip install wandb"
+        in training.said
+    )
+
+
+def test_tracker_that_hangs_holds_the_end_up_no_longer_than_agreed(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forever = threading.Event()
+    monkeypatch.setattr(opening, "_opener", lambda *_: lambda _: forever.wait())
+    monkeypatch.setattr(opening, "_WAIT_S", dict.fromkeys(Ending, 0.1))
+    training.train(**JOB)
+    forever.set()
+    assert training.said[-1] == "warning: tensorboard has not taken everything in time"
+
+
+def test_attempt_that_another_one_has_overtaken_shows_nothing_more(training: Training) -> None:
+    training.crash(steps=7, **JOB)
+    before = {path: path.stat().st_mtime_ns for path in training.run.tensorboard.iterdir()}
+    memory = training.run.tracker("tensorboard").read_text()
+    training.run.attempt(2).path.mkdir()
+    spec = JobSpec.model_validate(job_document(**JOB))
+    with opening.tracked(spec, training.run, 1, first_step=0, tell=training.said.append):
+        pass
+    assert training.run.tracker("tensorboard").read_text() == memory
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    assert not any(line.startswith("warning") for line in training.said)
+
+
+def test_password_of_a_tracking_server_is_shown_to_nobody() -> None:
+    spec = JobSpec.model_validate(job_document(trackers={"tracking_uri": f"https://me:{SECRET}@host/x"}))
+    assert opening.config_of(spec)["trackers"]["tracking_uri"] == "https://host/x"
+
+
+def test_memory_that_cannot_be_read_does_not_keep_a_run_from_its_training(training: Training) -> None:
+    training.run.tracker("tensorboard").mkdir(parents=True)
+    training.train(**JOB)
+    assert training.run.result.exists()

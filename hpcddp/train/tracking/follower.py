@@ -59,6 +59,7 @@ class Follower(threading.Thread):
         """Return whether the tracker was told everything."""
         reader = MetricsReader(self._subject.run.metrics)
         try:
+            raise_if_fenced(self._subject.run, self._subject.attempt)
             tracker = self._connect(self._subject)
             while not self._ended.wait(_LOOK_EVERY_S):
                 self._tell(tracker, reader)

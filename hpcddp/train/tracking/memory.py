@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from hpcddp.run.files import read_json, write_json
 
@@ -21,7 +22,7 @@ class Memory:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        document = read_json(path) or {}
+        document = _known(path)
         self.run_id: str | None = document.get("run_id")
         self.step: int = document.get("step", 0)
         self.evaluated_step: int = document.get("evaluated_step", 0)
@@ -51,3 +52,12 @@ class Memory:
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         document = {"run_id": self.run_id, "step": self.step, "evaluated_step": self.evaluated_step}
         write_json(self._path, document)
+
+
+def _known(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] | None = read_json(path)
+    except (OSError, ValueError):
+        # A tracker that begins anew is better than a training that does not begin.
+        return {}
+    return document or {}

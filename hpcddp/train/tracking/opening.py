@@ -13,7 +13,7 @@ from typing import Any, Final
 from hpcddp.run.decision import read_decision
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.trackers import PACKAGES, chosen, is_installed
-from hpcddp.spec.job import JobSpec, TrackerName
+from hpcddp.spec.job import JobSpec
 from hpcddp.stop.cause import Cause
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import StoppedError
@@ -62,14 +62,14 @@ def tracked(
         _end(followers, ending, tell)
 
 
-def _usable(name: TrackerName, tell: Callable[[str], None]) -> bool:
+def _usable(name: str, tell: Callable[[str], None]) -> bool:
     if is_installed(name):
         return True
     tell(f"warning: {name} is not installed here, and the training goes on without; run: pip install {PACKAGES[name]}")
     return False
 
 
-def _subject(name: TrackerName, spec: JobSpec, run: RunDirectory, attempt: int) -> Subject:
+def _subject(name: str, spec: JobSpec, run: RunDirectory, attempt: int) -> Subject:
     return Subject(
         run=run,
         attempt=attempt,
@@ -80,7 +80,7 @@ def _subject(name: TrackerName, spec: JobSpec, run: RunDirectory, attempt: int) 
     )
 
 
-def _opener(name: TrackerName, first_step: int) -> Callable[[Subject], Tracker]:
+def _opener(name: str, first_step: int) -> Callable[[Subject], Tracker]:
     def connect(subject: Subject) -> Tracker:
         # The tracker's library takes a second to import, which this thread has.
         module = importlib.import_module(f"hpcddp.train.tracking.{name}")
@@ -102,7 +102,10 @@ def config_of(spec: JobSpec) -> dict[str, Any]:
 
 
 def _how_it_stopped(run: RunDirectory, attempt: int) -> Ending:
-    decision = read_decision(run.attempt(attempt))
+    try:
+        decision = read_decision(run.attempt(attempt))
+    except (OSError, ValueError):
+        decision = None
     by_its_user = decision is not None and (
         decision.cause == Cause.CANCELLED or decision.reason == StopReason.INTERRUPTED.word
     )

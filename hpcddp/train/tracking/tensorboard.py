@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -29,7 +30,7 @@ class TensorBoard:
         folder = subject.run.tensorboard
         folder.mkdir(mode=0o700, exist_ok=True)
         is_first = not any(folder.iterdir())
-        self._file = _create(folder, subject.attempt)
+        self._file = _new_file(folder, subject.attempt)
         head = [Event(file_version=_VERSION)]
         if not is_first:
             head.append(Event(step=kept + 1, session_log=SessionLog(status=SessionLog.START)))
@@ -39,17 +40,16 @@ class TensorBoard:
         """Append a block in one piece."""
         self._append([_event(point) for point in points])
 
-    def close(self, ending: Ending) -> None:  # noqa: ARG002  TensorBoard knows of no end
-        """Close the file."""
-        self._file.close()
+    def close(self, ending: Ending) -> None:
+        """Do nothing: every block has been written."""
 
     def _append(self, events: Sequence[Event]) -> None:
         block = io.BytesIO()
         records = RecordWriter(block)
         for event in events:
             records.write(event.SerializeToString())
-        self._file.write(block.getvalue())
-        self._file.flush()
+        with self._file.open("ab") as stream:
+            stream.write(block.getvalue())
 
 
 def connect(subject: Subject, first_step: int) -> TensorBoard:
@@ -58,13 +58,10 @@ def connect(subject: Subject, first_step: int) -> TensorBoard:
     return TensorBoard(subject, subject.memory.step)
 
 
-def _create(folder: Path, attempt: int) -> IO[bytes]:
-    part = 0
-    while True:
-        try:
-            return (folder / f"events.out.tfevents.{attempt:06d}.{part}").open("xb")
-        except FileExistsError:
-            part += 1
+def _new_file(folder: Path, attempt: int) -> Path:
+    """Return a name after all that are there: an attempt that opens a second file was in trouble with the first."""
+    names = (folder / f"events.out.tfevents.{attempt:06d}.{part}" for part in itertools.count())
+    return next(path for path in names if not path.exists())
 
 
 def _event(point: Point) -> Event:
