@@ -48,14 +48,14 @@ class Follower(threading.Thread):
         """Follow to the end."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
         try:
-            if not self._follow("it is tried again at the end"):
+            if not self._follow(is_last=False):
                 self._ended.wait()
-                self._follow("what it misses is in metrics.jsonl, and the next attempt tries again")
+                self._follow(is_last=True)
         except FencedError:
             # Another attempt tells the tracker now, and has read what this one has not told.
             return
 
-    def _follow(self, consequence: str) -> bool:
+    def _follow(self, *, is_last: bool) -> bool:
         """Return whether the tracker was told everything."""
         reader = MetricsReader(self._subject.run.metrics)
         try:
@@ -68,7 +68,7 @@ class Follower(threading.Thread):
         except FencedError:
             raise
         except Exception as error:  # noqa: BLE001  whatever a tracker does, the training goes on
-            self._report(error, consequence)
+            self._report(error, is_last=is_last)
             return False
         finally:
             reader.close()
@@ -85,8 +85,13 @@ class Follower(threading.Thread):
                     memory.add(point.step, evaluated=point.evaluated)
                 memory.save()
 
-    def _report(self, error: Exception, consequence: str) -> None:
+    def _report(self, error: Exception, *, is_last: bool) -> None:
+        if self._ended.is_set() and not is_last:
+            # The signal that ends the job has ended the tracker's process, and it is tried again at once.
+            return
         reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no reason given'}"
+        later = "what it misses is in metrics.jsonl, and the next attempt tries again"
         if reason != self._warned:
+            consequence = later if is_last else "it is tried again at the end"
             self._warn(f"warning: {self._tracker_name} failed ({reason}); the training goes on, {consequence}")
         self._warned = reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Sequence
 
@@ -44,8 +45,9 @@ def connect(subject: Subject, first_step: int) -> WeightsAndBiases:  # noqa: ARG
     """Open the run of W&B, the same one for all attempts."""
     memory, settings = subject.memory, subject.settings
     if wandb.run is not None:
-        # The process of an earlier try has died.
-        wandb.teardown()
+        # SIGTERM has ended W&B's process, with which its library still wants to speak before it lets go.
+        with contextlib.suppress(OSError, SystemExit):
+            wandb.teardown()
     if memory.run_id is None:
         # Ids are unique within a project, where another cluster may have a run of the same id.
         memory.name(f"{subject.run.run_id}-{secrets.token_hex(4)}")
