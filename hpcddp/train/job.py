@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import platform
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -81,20 +80,13 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     progress = Progress() if checkpoint is None else restore(checkpoint, replica)
     metrics = _open_files(setting, replica, progress) if context.is_main else None
     saver = Saver(context, contract, _information(setting))
-    with _shown(context, progress.step):
+    with tracked(context, first_step=progress.step):
         try:
             progress = make_loop(setting, replica, saver, metrics, progress).run()
         finally:
             saver.abandon()
         if context.is_main:
             _finish(context, replica, progress)
-
-
-def _shown(context: TrainContext, first_step: int) -> AbstractContextManager[None]:
-    """Return what shows the records of rank 0 elsewhere while the training runs."""
-    if not context.is_main:
-        return nullcontext()
-    return tracked(context.spec, context.run, context.attempt, first_step=first_step, tell=context.tell)
 
 
 def _open_files(setting: Setting, replica: Replica, progress: Progress) -> MetricsFile:

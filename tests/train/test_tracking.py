@@ -197,8 +197,7 @@ def test_attempt_that_another_one_has_overtaken_shows_nothing_more(training: Tra
     before = {path: path.stat().st_mtime_ns for path in training.run.tensorboard.iterdir()}
     memory = training.run.tracker("tensorboard").read_text()
     training.run.attempt(2).path.mkdir()
-    spec = JobSpec.model_validate(job_document(**JOB))
-    with opening.tracked(spec, training.run, 1, first_step=0, tell=training.said.append):
+    with opening.tracked(training.context(attempt=1, **JOB), first_step=0):
         pass
     assert training.run.tracker("tensorboard").read_text() == memory
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
@@ -214,3 +213,23 @@ def test_memory_that_cannot_be_read_does_not_keep_a_run_from_its_training(traini
     training.run.tracker("tensorboard").mkdir(parents=True)
     training.train(**JOB)
     assert training.run.result.exists()
+
+
+def test_records_of_a_function_of_ones_own_are_shown_once(training: Training) -> None:
+    """It may log several records of a step, and nobody takes back what it logged after its last save."""
+    lines = [{"step": step, name: step / 2} for step in (0, 1, 2) for name in ("loss", "rate")]
+    lines += [{"step": 2, "val_loss": 0.25}]
+    training.run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for attempt in (0, 1):
+        training.run.attempt(attempt).path.mkdir(parents=True)
+        with (
+            opening.tracked(training.context(attempt=attempt), first_step=None),
+            training.run.metrics.open("a") as file,
+        ):
+            file.writelines(json.dumps({"step": step + attempt, "loss": 7}) + "\n" for step in (2, 3))
+    found = shown_by_tensorboard(training.run.path)
+    assert found == {
+        "train/loss": [(0, 0.0), (1, 0.5), (2, 1.0), (3, 7.0), (4, 7.0)],
+        "train/rate": [(0, 0.0), (1, 0.5), (2, 1.0)],
+        "val/loss": [(2, 0.25)],
+    }

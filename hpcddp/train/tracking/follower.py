@@ -58,6 +58,7 @@ class Follower(threading.Thread):
     def _follow(self, *, is_last: bool) -> bool:
         """Return whether the tracker was told everything."""
         reader = MetricsReader(self._subject.run.metrics)
+        self._subject.memory.recall()
         try:
             raise_if_fenced(self._subject.run, self._subject.attempt)
             tracker = self._connect(self._subject)
@@ -78,11 +79,9 @@ class Follower(threading.Thread):
         memory = self._subject.memory
         while points := reader.read(_BLOCK):
             raise_if_fenced(self._subject.run, self._subject.attempt)
-            new = [point for point in points if not memory.knows(point.step, evaluated=point.evaluated)]
+            new = [point for point in points if memory.takes(point.step, evaluated=point.evaluated)]
             if new:
                 tracker.write(new)
-                for point in new:
-                    memory.add(point.step, evaluated=point.evaluated)
                 memory.save()
 
     def _report(self, error: Exception, *, is_last: bool) -> None:

@@ -16,32 +16,42 @@ class Memory:
 
     Attributes:
         run_id: what the tracker calls the run; None before it has said so.
-        step: the last step that it was told.
-        evaluated_step: the step of the last evaluation that it was told.
+        step: the last step that it was told; -1 before the first.
+        evaluated_step: the step of the last evaluation that it was told; -1 before the first.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        document = _known(path)
+        self.recall()
+
+    def recall(self) -> None:
+        """Go back to what was saved last."""
+        document = _saved(self._path)
         self.run_id: str | None = document.get("run_id")
-        self.step: int = document.get("step", 0)
-        self.evaluated_step: int = document.get("evaluated_step", 0)
+        self.step: int = document.get("step", -1)
+        self.evaluated_step: int = document.get("evaluated_step", -1)
+        self._last: tuple[int, bool] | None = None
 
     def name(self, run_id: str) -> None:
         """Keep what the tracker calls the run."""
         self.run_id = run_id
         self.save()
 
-    def knows(self, step: int, *, evaluated: bool) -> bool:
-        """Return whether the tracker has been told of a step, or of its evaluation."""
-        return step <= (self.evaluated_step if evaluated else self.step)
+    def takes(self, step: int, *, evaluated: bool) -> bool:
+        """Return whether a record of a step, or of its evaluation, is new, and remember it as told until ``recall``.
 
-    def add(self, step: int, *, evaluated: bool) -> None:
-        """Remember that the tracker has been told of a step, or of its evaluation."""
+        Records of one step may follow each other. A step that comes back later was computed twice.
+        """
+        if (step, evaluated) == self._last:
+            return True
+        if step <= (self.evaluated_step if evaluated else self.step):
+            return False
         if evaluated:
             self.evaluated_step = step
         else:
             self.step = step
+        self._last = (step, evaluated)
+        return True
 
     def forget_after(self, step: int) -> None:
         """Forget what came after ``step``: the tracker does not have it, or drops it."""
@@ -54,7 +64,7 @@ class Memory:
         write_json(self._path, document)
 
 
-def _known(path: Path) -> dict[str, Any]:
+def _saved(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] | None = read_json(path)
     except (OSError, ValueError):

@@ -49,7 +49,7 @@ class Mlflow:
             self._client.set_terminated(self._run_id, status=_STATUS[ending])
 
 
-def connect(subject: Subject, first_step: int) -> Mlflow:  # noqa: ARG001  a step told before stays
+def connect(subject: Subject, first_step: int | None) -> Mlflow:  # noqa: ARG001  a step told before stays
     """Make the run of MLflow, or go on with the one that an earlier attempt made."""
     uri = subject.settings.tracking_uri
     if (uri or os.environ.get("MLFLOW_TRACKING_URI", "")).startswith("file:"):

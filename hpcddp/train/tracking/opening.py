@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from hpcddp.run.decision import read_decision
-from hpcddp.run.directory import RunDirectory
 from hpcddp.run.trackers import PACKAGES, chosen, is_installed
 from hpcddp.spec.job import JobSpec
 from hpcddp.stop.cause import Cause
 from hpcddp.stop.reasons import StopReason
+from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.tracking.follower import Follower
 from hpcddp.train.tracking.memory import Memory
@@ -29,37 +29,60 @@ _WAIT_S: Final[Mapping[Ending, float]] = MappingProxyType(
 _PASSWORD: Final = re.compile(r"(?<=://)[^/@]*@")
 
 
-@contextmanager
-def tracked(
-    spec: JobSpec, run: RunDirectory, attempt: int, *, first_step: int, tell: Callable[[str], None]
-) -> Iterator[None]:
-    """Show what is written to ``metrics.jsonl`` while the block runs, and how it ended.
-
-    On rank 0 alone. The file holds what the checkpoint knows when the block begins, and nothing later.
+class Tracking:
+    """The trackers of one attempt.
 
     Args:
-        spec: the job.
-        run: the run.
-        attempt: the attempt that begins; it owns the run.
-        first_step: optimizer steps done.
-        tell: is told what goes wrong with a tracker.
+        context: the run and this rank.
+        followers: one for each tracker; they have begun.
     """
+
+    def __init__(self, context: TrainContext, followers: list[Follower]) -> None:
+        self._context, self._followers = context, followers
+
+    def stop(self) -> None:
+        """Let the trackers finish, since the ranks have stopped; the decision says why."""
+        self.end(_how_it_stopped(self._context))
+
+    def end(self, ending: Ending) -> None:
+        """Let all trackers finish at the same time, and leave behind whoever takes too long. Later calls do nothing."""
+        followers, self._followers = self._followers, []
+        for follower in followers:
+            follower.end(ending)
+        deadline = time.monotonic() + _WAIT_S[ending]
+        for follower in followers:
+            follower.join(max(0.0, deadline - time.monotonic()))
+            if follower.is_alive():
+                name = follower.name.removeprefix("hpcddp-")
+                self._context.tell(f"warning: {name} has not taken everything in time")
+
+
+@contextmanager
+def tracked(context: TrainContext, *, first_step: int | None) -> Iterator[Tracking]:
+    """Show what rank 0 writes to ``metrics.jsonl`` while the block runs, and how it ended.
+
+    Args:
+        context: the run, which this attempt owns, and this rank.
+        first_step: optimizer steps done, where the file holds nothing later when the block begins; None where it may.
+    """
+    names = chosen(context.spec.trackers) if context.is_main else ()
     followers = [
-        Follower(name, _subject(name, spec, run, attempt), connect=_opener(name, first_step), warn=tell)
-        for name in chosen(spec.trackers)
-        if _usable(name, tell)
+        Follower(name, _subject(name, context), connect=_opener(name, first_step), warn=context.tell)
+        for name in names
+        if _usable(name, context.tell)
     ]
     for follower in followers:
         follower.start()
-    ending = Ending.FAILED
+    tracking = Tracking(context, followers)
     try:
-        yield
-        ending = Ending.FINISHED
+        yield tracking
     except StoppedError:
-        ending = _how_it_stopped(run, attempt)
+        tracking.stop()
         raise
-    finally:
-        _end(followers, ending, tell)
+    except BaseException:
+        tracking.end(Ending.FAILED)
+        raise
+    tracking.end(Ending.FINISHED)
 
 
 def _usable(name: str, tell: Callable[[str], None]) -> bool:
@@ -69,18 +92,19 @@ def _usable(name: str, tell: Callable[[str], None]) -> bool:
     return False
 
 
-def _subject(name: str, spec: JobSpec, run: RunDirectory, attempt: int) -> Subject:
+def _subject(name: str, context: TrainContext) -> Subject:
+    spec = context.spec
     return Subject(
-        run=run,
-        attempt=attempt,
+        run=context.run,
+        attempt=context.attempt,
         job=spec.name,
         settings=spec.trackers,
         config=config_of(spec),
-        memory=Memory(run.tracker(name)),
+        memory=Memory(context.run.tracker(name)),
     )
 
 
-def _opener(name: str, first_step: int) -> Callable[[Subject], Tracker]:
+def _opener(name: str, first_step: int | None) -> Callable[[Subject], Tracker]:
     def connect(subject: Subject) -> Tracker:
         # The tracker's library takes a second to import, which this thread has.
         module = importlib.import_module(f"hpcddp.train.tracking.{name}")
@@ -101,23 +125,12 @@ def config_of(spec: JobSpec) -> dict[str, Any]:
     return config
 
 
-def _how_it_stopped(run: RunDirectory, attempt: int) -> Ending:
+def _how_it_stopped(context: TrainContext) -> Ending:
     try:
-        decision = read_decision(run.attempt(attempt))
+        decision = read_decision(context.run.attempt(context.attempt))
     except (OSError, ValueError):
         decision = None
     by_its_user = decision is not None and (
         decision.cause == Cause.CANCELLED or decision.reason == StopReason.INTERRUPTED.word
     )
     return Ending.CANCELLED if by_its_user else Ending.STOPPED
-
-
-def _end(followers: list[Follower], ending: Ending, tell: Callable[[str], None]) -> None:
-    """Let all trackers finish at the same time, and leave behind whoever takes too long."""
-    for follower in followers:
-        follower.end(ending)
-    deadline = time.monotonic() + _WAIT_S[ending]
-    for follower in followers:
-        follower.join(max(0.0, deadline - time.monotonic()))
-        if follower.is_alive():
-            tell(f"warning: {follower.name.removeprefix('hpcddp-')} has not taken everything in time")

@@ -9,9 +9,9 @@ from typing import IO, Any, Final
 
 from hpcddp.train.tracking.protocol import Point
 
-_EVALUATED: Final = "val_samples"
+_VAL: Final = "val_"
 # They say where a point stands, or never change: no curve.
-_NO_CURVES: Final = frozenset({"step", "time", _EVALUATED})
+_NO_CURVES: Final = frozenset({"step", "time", "val_samples"})
 
 
 class MetricsReader:
@@ -53,14 +53,16 @@ class MetricsReader:
             record = json.loads(line)
             # An evaluation has no time of its own.
             self._time = record.get("time", self._time)
-            yield Point(record["step"], self._time, dict(_values(record)), _EVALUATED in record)
+            evaluated = any(name.startswith(_VAL) for name in record)
+            values = dict(_values(record, evaluated=evaluated))
+            yield Point(record["step"], self._time, values, evaluated)
 
 
-def _values(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def _values(record: dict[str, Any], *, evaluated: bool) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         if name in _NO_CURVES or isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        if name.startswith("val_"):
-            yield f"val/{name.removeprefix('val_')}", value
-        elif _EVALUATED not in record:
+        if name.startswith(_VAL):
+            yield f"val/{name.removeprefix(_VAL)}", value
+        elif not (evaluated and name == "epoch"):
             yield f"train/{name}", value

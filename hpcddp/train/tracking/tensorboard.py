@@ -52,9 +52,10 @@ class TensorBoard:
             stream.write(block.getvalue())
 
 
-def connect(subject: Subject, first_step: int) -> TensorBoard:
+def connect(subject: Subject, first_step: int | None) -> TensorBoard:
     """Open a new event file, in which the steps after ``first_step`` count in place of earlier ones."""
-    subject.memory.forget_after(first_step)
+    if first_step is not None:
+        subject.memory.forget_after(first_step)
     return TensorBoard(subject, subject.memory.step)
 
 

@@ -41,7 +41,7 @@ class WeightsAndBiases:
         self._run.finish(exit_code=ending.value)
 
 
-def connect(subject: Subject, first_step: int) -> WeightsAndBiases:  # noqa: ARG001  a step told before stays
+def connect(subject: Subject, first_step: int | None) -> WeightsAndBiases:  # noqa: ARG001  a step told before stays
     """Open the run of W&B, the same one for all attempts."""
     memory, settings = subject.memory, subject.settings
     if wandb.run is not None:
