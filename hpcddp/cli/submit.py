@@ -64,19 +64,17 @@ def submit(
     *,
     cluster: Annotated[
         ClusterChoice,
-        typer.Option(help="slurm, local (this machine), or auto: Slurm where sbatch and a configuration are."),
+        typer.Option(help="auto is Slurm where it is, else local."),
     ] = ClusterChoice.AUTO,
     overrides: Overrides = None,
     template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.")] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Continue this run: its directory, its id, or the beginning of its id."),
+        typer.Option(metavar="RUN", help="Continue this run."),
     ] = None,
-    run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live, to look for an id.")] = Path("runs"),
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Stay and show progress until the run has ended.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; submit nothing.")] = False,
+    run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live.")] = Path("runs"),
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the run has ended.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
     as_json: AsJson = False,
     words: JobWords,
 ) -> None:
@@ -86,7 +84,11 @@ def submit(
     finished and 1 otherwise. --resume continues a run that has ended before its work was done, from its newest
     checkpoint.
 
-    Example: hpcddp submit jobs/quickstart.yaml --cluster local --follow
+    Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
+
+    Example: hpcddp submit --nodes 2 --gpus-per-node 4 --time 2h -- python train.py
+
+    Example: hpcddp submit --resume 20261121-1544
     """
     environment = dict(os.environ)
     unchanged = job_file is None and words.is_empty and not (overrides or template or dry_run)
