@@ -38,9 +38,9 @@ def checkpoints(
     Each checkpoint with its age and size, and whether it is valid or why not: every file is read and compared with its
     checksum.
 
-    Example: hpcddp checkpoints 20261121-1544
+    Example: hpcddp checkpoints 20260314-1544
 
-    Example: hpcddp checkpoints runs/my-job/20261121-154412-ab12 --json
+    Example: hpcddp checkpoints runs/my-job/20260314-154412-ab12 --json
     """
     from hpcddp.run.find import find_run
     from hpcddp.run.survey import survey

@@ -32,7 +32,7 @@ def ddp(
 
     Exits 0 where both train the same; 1 for a defect; 2 if the job could not be run.
 
-    Example: hpcddp doctor ddp job.yaml --world-size 4
+    Example: hpcddp doctor ddp job.yaml --world-size 2 --steps 1
     """
     from hpcddp.doctor.ddp import examine_job
     from hpcddp.spec.read import load_job

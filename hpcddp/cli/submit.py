@@ -88,7 +88,7 @@ def submit(
 
     Example: hpcddp submit --nodes 2 --gpus-per-node 4 --time 2h -- python train.py
 
-    Example: hpcddp submit --resume 20261121-1544
+    Example: hpcddp submit --resume 20260314-1544
     """
     environment = dict(os.environ)
     unchanged = job_file is None and words.is_empty and not (overrides or template or dry_run)
