@@ -64,7 +64,7 @@ def submit(
     *,
     cluster: Annotated[
         ClusterChoice,
-        typer.Option(help="auto is Slurm where it is, else local."),
+        typer.Option(metavar="auto|slurm|local", help="auto: Slurm where it is."),
     ] = ClusterChoice.AUTO,
     overrides: Overrides = None,
     template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.")] = None,
@@ -81,8 +81,7 @@ def submit(
     """Submit a job to Slurm, or run it on this machine.
 
     Returns at once with the run's id and directory; with --follow it stays, through requeues, and exits 0 if the run
-    finished and 1 otherwise. --resume continues a run that has ended before its work was done, from its newest
-    checkpoint.
+    finished and 1 otherwise. --resume continues a run that has ended early, from its newest checkpoint.
 
     Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
 

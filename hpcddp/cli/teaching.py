@@ -33,9 +33,14 @@ def examples_of(command: Any) -> list[str]:  # noqa: ANN401  typer's own copy of
 
 class _Examples:
     epilog: str | None
+    params: list[Any]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002  as above
-        """Write the examples, unbroken: they are there to be copied."""
+        """Name the options that the list leaves out, and write the examples, unbroken: they are there to be copied."""
+        hidden = [parameter.opts[0] for parameter in self.params if getattr(parameter, "hidden", False)]
+        if hidden:
+            with formatter.section("More options"):
+                formatter.write_text(", ".join(hidden))
         if self.epilog is not None:
             with formatter.section("Examples"):
                 for line in self.epilog.splitlines():
