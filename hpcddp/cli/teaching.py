@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from typing import Any
 
 import typer
@@ -40,11 +41,16 @@ class _Examples:
         hidden = [parameter.opts[0] for parameter in self.params if getattr(parameter, "hidden", False)]
         if hidden:
             with formatter.section("More options"):
-                formatter.write_text(", ".join(hidden))
+                width = formatter.width - formatter.current_indent
+                _write_lines(formatter, textwrap.wrap(" ".join(hidden), width, break_on_hyphens=False))
         if self.epilog is not None:
             with formatter.section("Examples"):
-                for line in self.epilog.splitlines():
-                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+                _write_lines(formatter, self.epilog.splitlines())
+
+
+def _write_lines(formatter: Any, lines: list[str]) -> None:  # noqa: ANN401
+    for line in lines:
+        formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
 def _showing_examples(cls: type[Any]) -> type[Any]:

@@ -69,6 +69,16 @@ def test_every_option_says_what_it_does(name: str) -> None:
     assert silent == []
 
 
+@pytest.mark.parametrize("name", LEAVES)
+def test_help_names_every_option(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command: Any = LEAVES[name]
+    text = "\n".join(help_of(name, capsys, monkeypatch))
+    options = [parameter.opts[0] for parameter in command.params if parameter.param_type_name == "option"]
+    assert [option for option in options if option not in text] == []
+
+
 def test_help_loads_nothing_slow() -> None:
     """All of them in one fresh interpreter, since what one loads stays loaded."""
     run = (
