@@ -100,10 +100,10 @@ def test_what_the_scripts_of_other_shells_ask_is_answered(
 
 def test_a_tab_in_a_real_shell_completes_after_the_installation(environment: dict[str, str], tmp_path: Path) -> None:
     """``--install-completion`` asks which shell it was called from, so it is typed into one."""
-    shell = Shell({**environment, "PS1": "ready> ", "TERM": "dumb"}, tmp_path)
+    shell = Shell({**environment, "TERM": "dumb"}, tmp_path)
     shell.type("hpcddp --install-completion\n", until="installed in")
-    shell.type("exec bash -i\n", until="ready> ")
-    assert "hpcddp render " in shell.type("hpcddp ren\t", until="render ")
+    shell.type("exec env SHELL_NAME=second bash -i\n", until="second> ")
+    shell.type("hpcddp ren\t", until="hpcddp render ")
     shell.close()
 
 
@@ -111,18 +111,18 @@ class Shell:
     """An interactive bash."""
 
     def __init__(self, environment: dict[str, str], home: Path) -> None:
-        (home / ".bashrc").write_text("PS1='ready> '\n")
+        (home / ".bashrc").write_text('PS1="${SHELL_NAME:-first}> "\n')
         self._terminal, slave = pty.openpty()
         command = ["setsid", "--ctty", "bash", "-i"]
         self._process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=home, env=environment)
         os.close(slave)
-        self.type("", until="ready> ")
+        self.type("", until="first> ")
 
     def type(self, text: str, *, until: str) -> str:
         """Type a text and return what the terminal shows until a text comes."""
         os.write(self._terminal, text.encode())
         shown, deadline = "", time.monotonic() + 30
-        while until not in shown.replace(text.strip(), "", 1):
+        while until not in shown:
             assert time.monotonic() < deadline, shown
             if select.select([self._terminal], [], [], 1)[0]:
                 shown += os.read(self._terminal, 4096).decode(errors="replace")
