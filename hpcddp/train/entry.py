@@ -30,7 +30,7 @@ from hpcddp.train.errors import UserCodeError
 from hpcddp.train.metrics import MetricsFile
 from hpcddp.train.stopper import Stopper
 from hpcddp.train.stopping import write_down
-from hpcddp.train.tracking import Tracking, tracked
+from hpcddp.train.tracking.opening import Tracking, tracked
 from hpcddp.train.user_code import load_function
 
 _NOTHING: Mapping[str, Any] = {}

@@ -29,7 +29,7 @@ from hpcddp.train.restoring import restore
 from hpcddp.train.result import write_result
 from hpcddp.train.saving import Saver
 from hpcddp.train.starting import agree_on_start
-from hpcddp.train.tracking import tracked
+from hpcddp.train.tracking.opening import tracked
 
 __all__ = ["TrainContext", "run_training"]
 

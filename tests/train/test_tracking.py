@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import threading
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,13 @@ from tests.train.shown import same, shown_by_mlflow, shown_by_tensorboard, shown
 NewTraining = Callable[[str], Training]
 
 # 100 samples in batches of 32: 4 steps per epoch, 12 in all.
-JOB: dict[str, Any] = {"checkpoint": {"every": {"steps": 3}}, "train__epochs": 3}
+JOB: dict[str, Any] = {"checkpoint": {"every": {"steps": 3}}, "train__epochs": 3, "trackers": {}}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the trackers, however busy the machine is."""
+    monkeypatch.setattr(opening, "_WAIT_S", dict.fromkeys(Ending, 60.0))
 
 
 def stop(training: Training, *, after: int, attempt: int = 0, **changes: Any) -> None:
@@ -43,7 +50,7 @@ def test_tensorboard_shows_the_metrics_without_being_asked(training: Training) -
 
 
 def test_no_tracker_is_used_where_none_is_wanted(training: Training) -> None:
-    training.train(**JOB, trackers={"use": []})
+    training.train(**{**JOB, "trackers": {"use": []}})
     assert not training.run.tensorboard.exists()
     assert not training.run.tracker("tensorboard").parent.exists()
 
@@ -151,13 +158,17 @@ def test_mlflow_is_told_of_a_run_that_its_user_ended(training: Training, server:
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
-def test_tracker_that_fails_costs_a_warning(training: Training, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_tracker_that_fails_costs_a_warning(
+    training: Training, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
     training.run.tensorboard.write_text("in the way")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    training.train(**JOB, trackers={"use": [name], "tracking_uri": "http://127.0.0.1:1"})
-    (warning,) = (line for line in training.said if line.startswith("warning: "))
+    training.train(**{**JOB, "trackers": {"use": [name], "tracking_uri": "http://127.0.0.1:1"}})
+    (warning,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: "))
     assert re.match(
-        rf"warning: {name} failed \(\w+: .*\); the training goes on, it is tried again at the end$", warning
+        rf"warning: {name} failed \(\w+: .*\); the training goes on, "
+        "(it is tried again at the end|what it misses is in metrics.jsonl, and the next attempt tries again)$",
+        warning,
     )
     assert training.run.result.exists()
 
@@ -174,7 +185,7 @@ def test_tracker_that_is_not_there_in_the_task_costs_a_warning(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "is_installed", lambda _: False)
-    training.train(**JOB, trackers={"use": ["wandb"]})
+    training.train(**{**JOB, "trackers": {"use": ["wandb"]}})
     assert (
         "warning: wandb is not installed here, and the training goes on without; run: pip install wandb"
         in training.said
@@ -184,12 +195,45 @@ def test_tracker_that_is_not_there_in_the_task_costs_a_warning(
 def test_tracker_that_hangs_holds_the_end_up_no_longer_than_agreed(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forever = threading.Event()
-    monkeypatch.setattr(opening, "_opener", lambda *_: lambda _: forever.wait())
+    monkeypatch.setattr(opening, "_COMMAND", ("sleep", "100"))
     monkeypatch.setattr(opening, "_WAIT_S", dict.fromkeys(Ending, 0.1))
     training.train(**JOB)
-    forever.set()
-    assert training.said[-1] == "warning: tensorboard has not taken everything in time"
+    assert training.said[-1] == "warning: the trackers have not taken everything in time"
+
+
+def test_trackers_that_cannot_be_started_cost_a_warning(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_COMMAND", ("no-such-program",))
+    training.train(**JOB)
+    (warning,) = (line for line in training.said if line.startswith("warning"))
+    assert warning.startswith("warning: the trackers cannot be started ([Errno 2] ")
+    assert warning.endswith("; the training goes on without")
+
+
+def test_trackers_that_die_hurt_nobody(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_COMMAND", ("false",))
+    training.train(**JOB)
+    assert training.said[-1] == "warning: the process of the trackers ended with exit code 1"
+    assert training.run.result.exists()
+
+
+def test_the_process_of_the_trackers_does_not_load_torch() -> None:
+    code = (
+        "import sys, hpcddp.train.tracking.__main__, hpcddp.train.tracking.tensorboard; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_trackers_of_a_killed_rank_say_nothing_about_the_end(training: Training, server: str) -> None:
+    job = {**JOB, "trackers": {"use": ["mlflow"], "tracking_uri": server}}
+    training.run.attempt(0).path.mkdir(parents=True)
+    with opening.tracked(training.context(**job), first_step=0) as tracking:
+        process, tracking._process = tracking._process, None
+        assert process is not None
+        training.run.metrics.write_text('{"step": 1, "loss": 0.5}\n')
+        process.communicate(timeout=60)
+    (run,), curves = shown_by_mlflow(server)
+    assert (run.info.status, curves) == ("RUNNING", {"train/loss": [(1, 0.5)]})
 
 
 def test_attempt_that_another_one_has_overtaken_shows_nothing_more(training: Training) -> None:
@@ -223,7 +267,7 @@ def test_records_of_a_function_of_ones_own_are_shown_once(training: Training) ->
     for attempt in (0, 1):
         training.run.attempt(attempt).path.mkdir(parents=True)
         with (
-            opening.tracked(training.context(attempt=attempt), first_step=None),
+            opening.tracked(training.context(attempt=attempt, trackers={}), first_step=None),
             training.run.metrics.open("a") as file,
         ):
             file.writelines(json.dumps({"step": step + attempt, "loss": 7}) + "\n" for step in (2, 3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -13,8 +12,6 @@ from hpcddp.train.tracking.protocol import Ending, Subject, Tracker
 
 _LOOK_EVERY_S: Final = 2.0
 _BLOCK: Final = 500
-# What asks a job for a save must not end the processes that a tracker starts; they inherit the mask.
-_HELD: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
 
 class Follower(threading.Thread):
@@ -36,17 +33,16 @@ class Follower(threading.Thread):
         super().__init__(name=f"hpcddp-{name}", daemon=True)
         self._tracker_name, self._subject, self._connect, self._warn = name, subject, connect, warn
         self._ended = threading.Event()
-        self._ending = Ending.FAILED
+        self._ending: Ending | None = None
         self._warned = ""
 
-    def end(self, ending: Ending) -> None:
-        """Let the follower tell the rest and close; ``join`` waits for it."""
+    def end(self, ending: Ending | None) -> None:
+        """Let the follower tell the rest and close, where it is known how the attempt ended; ``join`` waits for it."""
         self._ending = ending
         self._ended.set()
 
     def run(self) -> None:
         """Follow to the end."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
         try:
             if not self._follow(is_last=False):
                 self._ended.wait()
@@ -65,7 +61,9 @@ class Follower(threading.Thread):
             while not self._ended.wait(_LOOK_EVERY_S):
                 self._tell(tracker, reader)
             self._tell(tracker, reader)
-            tracker.close(self._ending)
+            if self._ending is not None:
+                raise_if_fenced(self._subject.run, self._subject.attempt)
+                tracker.close(self._ending)
         except FencedError:
             raise
         except Exception as error:  # noqa: BLE001  whatever a tracker does, the training goes on

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import re
-import time
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -16,15 +16,16 @@ from hpcddp.spec.job import JobSpec
 from hpcddp.stop.cause import Cause
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.context import TrainContext
+from hpcddp.train.data.workers import signals_held
 from hpcddp.train.errors import StoppedError
-from hpcddp.train.tracking.follower import Follower
-from hpcddp.train.tracking.memory import Memory
-from hpcddp.train.tracking.protocol import Ending, Subject, Tracker
+from hpcddp.train.tracking.order import Order
+from hpcddp.train.tracking.protocol import Ending
 
 # How long an attempt waits for its trackers at the end. A job that must leave has seconds left, and has saved already.
 _WAIT_S: Final[Mapping[Ending, float]] = MappingProxyType(
     {Ending.FINISHED: 30.0, Ending.FAILED: 2.0, Ending.STOPPED: 3.0, Ending.CANCELLED: 3.0}
 )
+_COMMAND: Final = (sys.executable, "-P", "-m", "hpcddp.train.tracking")
 # The password of scheme://user:password@host.
 _PASSWORD: Final = re.compile(r"(?<=://)[^/@]*@")
 
@@ -34,30 +35,33 @@ class Tracking:
 
     Args:
         context: the run and this rank.
-        followers: one for each tracker; they have begun.
+        process: the trackers' own; None without trackers.
     """
 
-    def __init__(self, context: TrainContext, followers: list[Follower]) -> None:
-        self._context, self._followers = context, followers
+    def __init__(self, context: TrainContext, process: subprocess.Popen[bytes] | None) -> None:
+        self._context, self._process = context, process
 
     def stop(self) -> None:
         """Let the trackers finish, since the ranks have stopped; the decision says why."""
         self.end(_how_it_stopped(self._context))
 
     def end(self, ending: Ending) -> None:
-        """Let all trackers finish at the same time, and leave behind whoever takes too long. Later calls do nothing."""
-        followers, self._followers = self._followers, []
-        for follower in followers:
-            follower.end(ending)
-        deadline = time.monotonic() + _WAIT_S[ending]
-        for follower in followers:
-            follower.join(max(0.0, deadline - time.monotonic()))
-            if follower.is_alive():
-                name = follower.name.removeprefix("hpcddp-")
-                self._context.tell(f"warning: {name} has not taken everything in time")
+        """Let the trackers finish, and end them if they take too long. Later calls do nothing."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            process.communicate(f"{ending.name}\n".encode(), timeout=_WAIT_S[ending])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            self._context.tell("warning: the trackers have not taken everything in time")
+        else:
+            if process.returncode:
+                self._context.tell(f"warning: the process of the trackers ended with exit code {process.returncode}")
 
 
-@contextmanager
+@contextlib.contextmanager
 def tracked(context: TrainContext, *, first_step: int | None) -> Iterator[Tracking]:
     """Show what rank 0 writes to ``metrics.jsonl`` while the block runs, and how it ended.
 
@@ -65,15 +69,7 @@ def tracked(context: TrainContext, *, first_step: int | None) -> Iterator[Tracki
         context: the run, which this attempt owns, and this rank.
         first_step: optimizer steps done, where the file holds nothing later when the block begins; None where it may.
     """
-    names = chosen(context.spec.trackers) if context.is_main else ()
-    followers = [
-        Follower(name, _subject(name, context), connect=_opener(name, first_step), warn=context.tell)
-        for name in names
-        if _usable(name, context.tell)
-    ]
-    for follower in followers:
-        follower.start()
-    tracking = Tracking(context, followers)
+    tracking = Tracking(context, _start(context, first_step))
     try:
         yield tracking
     except StoppedError:
@@ -85,33 +81,42 @@ def tracked(context: TrainContext, *, first_step: int | None) -> Iterator[Tracki
     tracking.end(Ending.FINISHED)
 
 
+def _start(context: TrainContext, first_step: int | None) -> subprocess.Popen[bytes] | None:
+    spec = context.spec
+    names = chosen(spec.trackers) if context.is_main else ()
+    order = Order(
+        names=tuple(name for name in names if _usable(name, context.tell)),
+        run=str(context.run.path),
+        attempt=context.attempt,
+        first_step=first_step,
+        config=config_of(spec),
+        settings=spec.trackers.model_dump(mode="json"),
+    )
+    if not order.names:
+        return None
+    try:
+        # What asks the job for a save ends none of its processes: they inherit the mask.
+        with signals_held():
+            process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, bufsize=0)
+    except OSError as error:
+        context.tell(f"warning: the trackers cannot be started ({error}); the training goes on without")
+        return None
+    with contextlib.suppress(BrokenPipeError):
+        _send(process, order)
+    return process
+
+
+def _send(process: subprocess.Popen[bytes], order: Order) -> None:
+    line = memoryview(f"{order.as_json()}\n".encode())
+    while process.stdin is not None and line:
+        line = line[process.stdin.write(line) :]
+
+
 def _usable(name: str, tell: Callable[[str], None]) -> bool:
     if is_installed(name):
         return True
     tell(f"warning: {name} is not installed here, and the training goes on without; run: pip install {PACKAGES[name]}")
     return False
-
-
-def _subject(name: str, context: TrainContext) -> Subject:
-    spec = context.spec
-    return Subject(
-        run=context.run,
-        attempt=context.attempt,
-        job=spec.name,
-        settings=spec.trackers,
-        config=config_of(spec),
-        memory=Memory(context.run.tracker(name)),
-    )
-
-
-def _opener(name: str, first_step: int | None) -> Callable[[Subject], Tracker]:
-    def connect(subject: Subject) -> Tracker:
-        # The tracker's library takes a second to import, which this thread has.
-        module = importlib.import_module(f"hpcddp.train.tracking.{name}")
-        tracker: Tracker = module.connect(subject, first_step)
-        return tracker
-
-    return connect
 
 
 def config_of(spec: JobSpec) -> dict[str, Any]:
