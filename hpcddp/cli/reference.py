@@ -70,8 +70,9 @@ _SAID_DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
 # What a command is about, beside its own words.
 _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
+        "init": ("profiles",),
         "render": ("job-file", "templates"),
-        "submit": ("job-file", "stop-and-requeue", "trackers"),
+        "submit": ("job-file", "any-script", "sweeps", "environments", "stop-and-requeue", "trackers"),
         "checkpoints": ("checkpoints",),
         "plan": ("batch",),
         "doctor": ("questions",),

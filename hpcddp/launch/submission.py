@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpcddp.launch.claim import group_writable_parents
+from hpcddp.launch.claim import group_writable_warnings
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_json
+from hpcddp.run.files import read_json, write_json
 from hpcddp.slurm import commands
 
 if TYPE_CHECKING:
     from submitit import Job
 
+    from hpcddp.launch.array import ArrayPlace
     from hpcddp.spec.job import JobSpec
 
 Cluster = Literal["slurm", "local"]
@@ -34,6 +35,7 @@ class Submission:
         job: submitit's job.
         dropped: inherited variables that sbatch did not get, because they would have overridden directives.
         epochs: how many epochs the run has.
+        notes: what may be in the job's way, a sentence each.
     """
 
     run: RunDirectory
@@ -41,6 +43,7 @@ class Submission:
     job: Job[Any]
     dropped: tuple[str, ...]
     epochs: int
+    notes: tuple[str, ...] = ()
 
     @property
     def job_id(self) -> str:
@@ -50,11 +53,7 @@ class Submission:
     @property
     def warnings(self) -> list[str]:
         """What the user should know, a sentence each."""
-        return [
-            f"{parent}, above the run directory, can be written by its group, who could put other files in its place; "
-            f"run: chmod g-w {shlex.quote(str(parent))}, or trust the group"
-            for parent in group_writable_parents(self.run.path)
-        ]
+        return [*self.notes, *group_writable_warnings(self.run.path)]
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``submit --json`` prints."""
@@ -77,7 +76,9 @@ def hand_over(
     python: str,
     directory: Path,
     environment: Mapping[str, str],
-    after: str | None = None,
+    dependency: str | None = None,
+    place: ArrayPlace | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Submission:
     """Give a script to Slurm, or start it here, and write down where it went.
 
@@ -89,7 +90,9 @@ def hand_over(
         python: the interpreter that the tasks run.
         directory: the directory of submission, which the script's relative paths mean.
         environment: the submitter's environment.
-        after: the job of Slurm's whose end it waits for; None waits for none.
+        dependency: what it waits for, in sbatch's words; None waits for nothing.
+        place: which element of a sweep it is, whose script this is; None is none.
+        notes: what may be in the job's way, a sentence each.
 
     Raises:
         HpcddpError: the job could not be handed over.
@@ -100,7 +103,13 @@ def hand_over(
     executor: executors.RenderedSlurmExecutor | executors.RenderedLocalExecutor
     if cluster == "slurm":
         executor = executors.RenderedSlurmExecutor(
-            run.submitit, script=script, tasks=spec.world_size, environment=clean, directory=directory, after=after
+            run.submitit,
+            script=script,
+            tasks=spec.world_size,
+            environment=clean,
+            directory=directory,
+            dependency=dependency,
+            place=place,
         )
     else:
         limit, lead = spec.resources.time_limit, spec.signal_lead
@@ -117,11 +126,14 @@ def hand_over(
         )
     job = executor.submit(work.run, str(run.path))
     document = {"cluster": cluster, "job_id": str(job.job_id), "directory": str(directory), "python": python}
-    write_json(run.submission, {**document, "time": time.time()})
+    before = read_json(run.submission) or {}
+    origin = {name: before[name] for name in ("sweep", "index") if name in before}
+    write_json(run.submission, {**document, "time": time.time(), **origin})
     return Submission(
         run=run,
         cluster=cluster,
         job=job,
         dropped=dropped if cluster == "slurm" else (),
         epochs=spec.train.epochs if spec.train else 1,
+        notes=notes,
     )

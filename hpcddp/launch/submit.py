@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from hpcddp.errors import HpcddpError, UserError
+from hpcddp.errors import HpcddpError
 from hpcddp.launch.claim import make_private_directory
+from hpcddp.launch.first_plan import write_first_plan
 from hpcddp.launch.render import render_script
+from hpcddp.launch.site_rules import check_site
 from hpcddp.launch.submission import Cluster, Submission, hand_over
-from hpcddp.launch.trackers import refuse_unusable_trackers
+from hpcddp.launch.submittable import SubmissionError, check_submittable
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_json, write_text
+from hpcddp.run.files import write_text
 from hpcddp.slurm import commands
 from hpcddp.spec.read import ResolvedJob
+from hpcddp.spec.sweep import tabulate
 from hpcddp.spec.write import dump_job
-
-if TYPE_CHECKING:
-    from hpcddp.batch.job import JobPlan
-    from hpcddp.spec.job import JobSpec
 
 # Where Slurm's packages and its configless mode keep the configuration (slurm.conf(5)).
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 # submitit.core.utils.JobPaths replaces these anywhere in a path.
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
-
-
-class SubmissionError(UserError):
-    """The job cannot be submitted as it stands."""
-
-    kind = "submission"
 
 
 def new_run_id(now: datetime, token: str) -> str:
@@ -78,40 +70,12 @@ def choose_cluster(requested: Literal["auto", "slurm", "local"], environment: Ma
     return "slurm"
 
 
-def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> None:
-    """Find what would make the job fail although its file is right.
-
-    Raises:
-        SubmissionError: more than one node on this machine, no interpreter, a secret that is not set, no data_dir.
-        TrackerError: a tracker cannot work.
-    """
-    if cluster == "local" and spec.resources.nodes > 1:
-        raise SubmissionError(
-            f"resources.nodes is {spec.resources.nodes}, but this machine is one node; add --set resources.nodes=1"
-        )
-    python = spec.environment.python
-    if cluster == "local" and python and "/" in python and not os.access(python, os.X_OK):
-        raise SubmissionError(
-            f"environment.python is {python!r}, and this machine has no such program; correct it, or leave it out"
-        )
-    unset = [name for name in spec.environment.pass_env if name not in environment]
-    if unset:
-        raise SubmissionError(
-            f"environment.pass_env names {', '.join(unset)}, not set here; export it, or remove the name"
-        )
-    refuse_unusable_trackers(spec, environment)
-    data_dir = spec.train.data_dir if spec.train else None
-    if data_dir is not None and not Path(data_dir).is_dir():
-        raise SubmissionError(
-            f"train.data_dir is {data_dir!r}, and there is no such directory; give the directory that holds the data"
-        )
-
-
 def preview(job: ResolvedJob, *, cluster: Cluster, run_id: str, python: str, template: str | None) -> dict[str, Any]:
     """Return what ``submit`` would do: where the job would go, its run directory, its script."""
     run = run_directory(job, run_id)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
-    return {"cluster": cluster, "run_id": run_id, "run_dir": str(run.path), "script": script}
+    document = {"cluster": cluster, "run_id": run_id, "run_dir": str(run.path), "script": script}
+    return document if job.spec.sweep is None else {**document, "elements": tabulate(job.spec.sweep).elements()}
 
 
 def submit(
@@ -122,6 +86,7 @@ def submit(
     python: str,
     template: str | None,
     environment: Mapping[str, str],
+    dependency: str | None = None,
 ) -> Submission:
     """Write the run directory and hand the job over.
 
@@ -132,19 +97,16 @@ def submit(
         python: the interpreter that the tasks run.
         template: the sbatch template's name or path, None for the default one.
         environment: the submitter's environment.
+        dependency: what it waits for, in sbatch's words; None waits for nothing.
 
     Raises:
         HpcddpError: the job could not be handed over; nothing is left behind.
     """
-    check_submittable(job.spec, cluster, environment)
+    warnings = check_submittable(job.spec, cluster, environment)
+    check_site(job, cluster, environment)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = run_directory(job, run_id)
-    _check_path(run.path, cluster)
-    make_private_directory(run.path.parent)
-    try:
-        run.path.mkdir(mode=0o700)
-    except FileExistsError:
-        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root") from None
+    make_run_directory(run, cluster)
     try:
         run.submitit.mkdir(mode=0o700)
         write_run(run, job, script)
@@ -158,10 +120,26 @@ def submit(
             python=python,
             directory=Path.cwd(),
             environment=environment,
+            dependency=dependency,
+            notes=warnings,
         )
     except (HpcddpError, OSError):
         shutil.rmtree(run.path)
         raise
+
+
+def make_run_directory(run: RunDirectory, cluster: Cluster) -> None:
+    """Make the directory of a new run.
+
+    Raises:
+        SubmissionError: it is there already, or its path means something else to somebody who reads it.
+    """
+    _check_path(run.path, cluster)
+    make_private_directory(run.path.parent)
+    try:
+        run.path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root") from None
 
 
 def _check_path(path: Path, cluster: Cluster) -> None:
@@ -182,20 +160,5 @@ def run_directory(job: ResolvedJob, run_id: str) -> RunDirectory:
 def write_run(run: RunDirectory, job: ResolvedJob, script: str) -> None:
     """Write what a run is made from: the resolved job, its plan as far as it is known, the script."""
     write_text(run.job_file, dump_job(job.spec, environment_values=False))
-    if job.spec.batch.global_batch_size is not None:
-        write_json(run.plan, _first_plan(job).as_json())
+    write_first_plan(run, job.spec)
     write_text(run.script, script)
-
-
-def _first_plan(job: ResolvedJob) -> JobPlan:
-    """Return the plan as far as it is known without reading data; the task completes it."""
-    from hpcddp.batch.job import plan_job
-    from hpcddp.batch.samples import TABLED_DATASETS, count_samples
-
-    train = job.spec.train
-    if job.spec.command is not None:
-        return plan_job(job.spec, samples=None)
-    if train is None or train.dataset not in TABLED_DATASETS or job.spec.batch.unit == "group":
-        return plan_job(job.spec, samples=None, notes=["The task counts the training data and completes this plan."])
-    counted = count_samples(train, directory=Path(), python="")
-    return plan_job(job.spec, samples=counted.samples)

@@ -29,6 +29,9 @@ _TO_THE_END_OF_THE_LINE = frozenset(
     {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
 )
 
+DEFAULT_LARGEST_ARRAY = 1001
+"""What ``MaxArraySize`` is where nobody has set it (slurm.conf(5))."""
+
 _SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
 
 _DROPPED_PREFIXES = ("SBATCH_", "SLURM_", "SLURMD_", "SUBMITIT_", "TORCHELASTIC_", "HPCDDP_")
@@ -68,7 +71,12 @@ def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, st
 
 
 def sbatch(
-    script: Path, *, environment: Mapping[str, str], directory: Path | None = None, after: str | None = None
+    script: Path,
+    *,
+    environment: Mapping[str, str],
+    directory: Path | None = None,
+    dependency: str | None = None,
+    options: Sequence[str] = (),
 ) -> str:
     """Submit a script.
 
@@ -76,7 +84,8 @@ def sbatch(
         script: the file; Slurm copies it.
         environment: what sbatch sees and, by default, what the job inherits.
         directory: where the job runs; None is this process's own directory.
-        after: the job whose end, however it ends, this one waits for; None waits for none.
+        dependency: what it waits for, in sbatch's words such as ``afterany:12``; None waits for nothing.
+        options: further words for sbatch, which win over the script's directives.
 
     Returns:
         The job id.
@@ -85,9 +94,9 @@ def sbatch(
         SlurmUnavailableError: there is no sbatch, or no answer.
         SlurmCommandError: Slurm refused the job; the message holds its reason.
     """
-    options = [f"--chdir={directory}"] if directory else []
-    options += [f"--dependency=afterany:{after}"] if after else []
-    done = _run(["sbatch", "--parsable", *options, str(script)], environment)
+    words = [f"--chdir={directory}"] if directory else []
+    words += [f"--dependency={dependency}"] if dependency else []
+    done = _run(["sbatch", "--parsable", *words, *options, str(script)], environment)
     if done.returncode != 0:
         raise SlurmCommandError(f"sbatch refused the job: {_reason(done)}", returncode=done.returncode)
     return parse_job_id(done.stdout)
@@ -162,6 +171,65 @@ def update_job(job_id: str, **fields: str) -> None:
     _control("update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items()))
 
 
+def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> list[dict[str, str]]:
+    """Return what the controller knows about a job, a record for each element that it has split off an array.
+
+    Args:
+        job_id: the job's id; the bare id of an array names all of it.
+        environment: the command's environment; None is this process's own.
+
+    Returns:
+        The fields of each record of ``scontrol show job``; none if the controller does not know the job.
+
+    Raises:
+        SlurmUnavailableError: there is no scontrol, or no answer.
+        SlurmCommandError: the controller refused the question.
+    """
+    done = _run(["scontrol", "show", "job", job_id], os.environ if environment is None else environment)
+    if done.returncode == 0:
+        return [parse_job(record) for record in done.stdout.strip("\n").split("\n\n") if record.strip()]
+    if _UNKNOWN_JOB in done.stderr:
+        return []
+    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
+    raise error(f"scontrol show job {job_id} failed: {_reason(done)}", returncode=done.returncode)
+
+
+def largest_array(environment: Mapping[str, str]) -> int:
+    """Return how many elements a job array may have; 0 where the site allows no arrays.
+
+    Args:
+        environment: the command's environment; ``SLURM_CONF`` in it says which cluster.
+
+    Raises:
+        SlurmUnavailableError: there is no scontrol, or no answer.
+        SlurmCommandError: the controller refused the question.
+    """
+    done = _run(["scontrol", "show", "config"], environment)
+    if done.returncode != 0:
+        error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
+        raise error(f"scontrol show config failed: {_reason(done)}", returncode=done.returncode)
+    # slurm.conf(5): the largest index is one less, and the scheduler may have a limit of its own.
+    limits = re.findall(r"^MaxArraySize\s*=\s*([0-9]+)|\bmax_array_tasks=([0-9]+)", done.stdout, re.MULTILINE)
+    return min((int(size or tasks) for size, tasks in limits), default=DEFAULT_LARGEST_ARRAY)
+
+
+def cancel(job_id: str, *, environment: Mapping[str, str]) -> None:
+    """Cancel a job for good.
+
+    Args:
+        job_id: the job's id; the bare id of an array names all of it.
+        environment: the command's environment.
+
+    Raises:
+        SlurmUnavailableError: there is no scancel, or no answer.
+        SlurmCommandError: the controller refused.
+    """
+    done = _run(["scancel", job_id], environment)
+    if done.returncode != 0:
+        error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
+        raise error(f"scancel {job_id} failed: {_reason(done)}", returncode=done.returncode)
+
+
 def slurmd_address(node: str) -> tuple[str, int]:
     """Return the host and the port at which a node's slurmd listens.
 
@@ -178,13 +246,27 @@ def slurmd_address(node: str) -> tuple[str, int]:
     return fields["NodeAddr"], int(port)
 
 
-def _control(*words: str) -> str:
-    """Run scontrol and return what it printed."""
-    done = _run(["scontrol", *words], os.environ)
+def ask(*command: str, environment: Mapping[str, str]) -> str:
+    """Run one of Slurm's commands that only tells, and return what it printed.
+
+    Args:
+        command: its name and its words, such as ``"scontrol", "show", "config"``.
+        environment: its environment; ``SLURM_CONF`` in it says which cluster.
+
+    Raises:
+        SlurmUnavailableError: there is no such command, or no answer.
+        SlurmCommandError: it failed; the message holds its reason.
+    """
+    done = _run(command, environment)
     if done.returncode == 0:
         return done.stdout
     error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-    raise error(f"scontrol {' '.join(words)} failed: {_reason(done)}", returncode=done.returncode)
+    raise error(f"{' '.join(command)} failed: {_reason(done)}", returncode=done.returncode)
+
+
+def _control(*words: str) -> str:
+    """Run scontrol and return what it printed."""
+    return ask("scontrol", *words, environment=os.environ)
 
 
 def _is_away(done: subprocess.CompletedProcess[str]) -> bool:
@@ -242,6 +324,20 @@ def node_states(environment: Mapping[str, str]) -> dict[str, str]:
         raise error(f"sinfo failed: {_reason(done)}", returncode=done.returncode)
     # A node has a line for each of its partitions.
     return dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+
+
+def srun_knows(option: str, environment: Mapping[str, str]) -> bool:
+    """Return whether srun has an option here: one of its own, or one that a plugin of the site adds.
+
+    Args:
+        option: the option, with its dashes.
+        environment: the command's environment.
+    """
+    try:
+        done = _run(["srun", "--help"], environment)
+    except SlurmUnavailableError:
+        return False
+    return option in done.stdout
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from hpcddp.spec.batch_rules import (
@@ -12,10 +12,17 @@ from hpcddp.spec.batch_rules import (
     rule_fits_optimizer,
 )
 from hpcddp.spec.document import Path
+from hpcddp.spec.environment_rules import (
+    container_shows_the_run,
+    image_is_found,
+    one_environment,
+    paths_are_usable,
+    variable_names,
+)
+from hpcddp.spec.fieldtree import find_place
 from hpcddp.spec.job import JobSpec, Requeue
 from hpcddp.spec.names import nearest
 from hpcddp.spec.units import format_duration
-from hpcddp.spec.unsupported import refuse_unsupported
 from hpcddp.spec.work_rules import batch_is_stated, one_kind_of_work
 
 Finding = tuple[str, str]
@@ -33,50 +40,51 @@ DATASET_ARGUMENTS = {
 }
 FROM_FILES = ("cifar10", "imagefolder")
 
-# Names that bash keeps read-only or changes itself (man bash, Shell Variables).
-SHELL_VARIABLES = frozenset(
-    {
-        "_", "BASHOPTS", "BASHPID", "BASH_ALIASES", "BASH_ARGC", "BASH_ARGV", "BASH_CMDS", "BASH_COMMAND",
-        "BASH_LINENO", "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO", "DIRSTACK", "EPOCHREALTIME",
-        "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "LINENO", "OPTIND", "PPID", "RANDOM",
-        "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
-    }
-)  # fmt: skip
-OWN_PREFIX = "HPCDDP_"
-# The one of our own variables that a job file sets: faults on purpose, for tests of a job.
-FAULTS_VARIABLE = "HPCDDP_FAULTS"
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One rule between fields.
 
     Args:
-        reads: the key paths that it reads; it does not apply where one of them is wrong already.
+        reads: the key paths that it reads; it does not apply where one of them is wrong already. A section that may
+            be null, such as ``train``, stands for whether it is there.
         find: yields what is wrong.
     """
 
     reads: tuple[str, ...]
     find: Callable[[JobSpec], Iterator[Finding]]
 
+    def depends_on(self, key: str) -> bool:
+        """Return whether another value of a field can change what the rule finds."""
+        return any(_decides(key, read) for read in self.reads)
 
-def broken_rules(spec: JobSpec, wrong: Iterable[Path] = ()) -> Iterator[Finding]:
+
+def broken_rules(spec: JobSpec, wrong: Iterable[Path] = (), swept: Collection[str] = ()) -> Iterator[Finding]:
     """Yield what the rules find.
 
     Args:
         spec: a job whose fields fit their types.
         wrong: key paths whose values were replaced because they are wrong already.
+        swept: key paths whose own values count for nothing, because every element of a sweep has another one.
     """
     faulty = {".".join(path) for path in wrong}
     for rule in RULES:
-        if not any(_touches(read, fault) for read in rule.reads for fault in faulty):
+        if not any(touches(read, fault) for read in rule.reads for fault in faulty) and not any(
+            rule.depends_on(key) for key in swept
+        ):
             yield from rule.find(spec)
-    for key, sentence in refuse_unsupported(spec):
-        if not any(_touches(key, fault) for fault in faulty):
-            yield key, sentence
 
 
-def _touches(one: str, other: str) -> bool:
+def _decides(key: str, read: str) -> bool:
+    """Return whether a field is what a rule reads, or a part of it that matters to the rule."""
+    if not key.startswith(f"{read}."):
+        return touches(read, key)
+    place = find_place(tuple(read.split(".")))
+    return place is None or place.section is None or not place.nullable
+
+
+def touches(one: str, other: str) -> bool:
+    """Return whether two key paths are the same, or one is a part of the other."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
@@ -242,20 +250,6 @@ def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
         )
 
 
-def _variable_names(spec: JobSpec) -> Iterator[Finding]:
-    environment = spec.environment
-    named = [(f"environment.env.{name}", name) for name in environment.env]
-    named += [("environment.pass_env", name) for name in environment.pass_env]
-    for key, name in named:
-        if name in SHELL_VARIABLES:
-            yield key, f"names {name}, which bash keeps for itself; remove it"
-        elif name.startswith(OWN_PREFIX) and name != FAULTS_VARIABLE:
-            yield key, f"names {name}, and hpcddp keeps {OWN_PREFIX}* for itself; rename it"
-    for name in environment.pass_env:
-        if name in environment.env:
-            yield "environment.pass_env", f"names {name}, which environment.env sets too; keep one of the two"
-
-
 def _trackers_show_records(spec: JobSpec) -> Iterator[Finding]:
     if spec.trackers.use and spec.command is not None:
         yield "trackers.use", "is given, and a command shows its curves itself; remove it, or write train"
@@ -285,6 +279,10 @@ RULES = (
     Rule(("learning_rate",), _schedule_constants),
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
-    Rule(("environment.env", "environment.pass_env"), _variable_names),
+    Rule(("environment.env", "environment.pass_env"), variable_names),
+    Rule(("environment",), one_environment),
+    Rule(("environment",), paths_are_usable),
+    Rule(("environment.container", "run_root"), container_shows_the_run),
+    Rule(("environment.container.image",), image_is_found),
     Rule(("trackers.use", "command"), _trackers_show_records),
 )

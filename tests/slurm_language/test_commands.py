@@ -202,7 +202,7 @@ def test_a_slurmds_port_is_its_own_or_everybodys(
 
 def test_a_job_may_run_elsewhere_and_after_another(programs: Path, tmp_path: Path) -> None:
     env = program(programs, "sbatch", f'printf "%s\n" "$@" > {tmp_path}/argv; echo 42')
-    commands.sbatch(tmp_path / "s", environment=env, directory=Path("/data"), after="41")
+    commands.sbatch(tmp_path / "s", environment=env, directory=Path("/data"), dependency="afterany:41")
     assert (tmp_path / "argv").read_text().split() == [
         "--parsable",
         "--chdir=/data",

@@ -217,13 +217,6 @@ BAD = {
             "letters, digits and '_', and begins with no digit; rename it, for example MY_VARIABLE"
         ),
     ),
-    "not in this version": (
-        f"{GOOD}sweep: {{train.seed: [0, 1]}}\n",
-        (
-            "job.yaml:4: sweep: is given, and this version of hpcddp does not act on it yet; "
-            "write a job file for each, or submit with --set"
-        ),
-    ),
     "duplicate key": (
         f"{GOOD}name: other\n",
         "job.yaml:4: name: stands here again after line 1; remove one of the two",

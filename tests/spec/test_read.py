@@ -133,6 +133,9 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
         },
         "environment": {
             "modules": [],
+            "conda": None,
+            "venv": None,
+            "uv": None,
             "setup": [],
             "env": {},
             "pass_env": [],
@@ -210,6 +213,7 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
         "launch": {"rendezvous_timeout": "5min", "hang_timeout": "5min"},
         "trackers": {"use": None, "project": None, "entity": None, "tracking_uri": None},
         "sweep": None,
+        "max_parallel": None,
     }
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpcddp.launch import trackers
-from hpcddp.launch.submit import check_submittable
-from hpcddp.launch.trackers import TrackerError
+from hpcddp.launch import trackers_here
+from hpcddp.launch.submittable import SubmissionError, check_submittable
 from hpcddp.run.trackers import chosen, is_installed
 from hpcddp.spec.job import JobSpec
 
@@ -27,14 +26,14 @@ def job(**changes: Any) -> JobSpec:
 
 
 def refusal(spec: JobSpec, **environment: str) -> str:
-    with pytest.raises(TrackerError) as caught:
+    with pytest.raises(SubmissionError) as caught:
         check_submittable(spec, "local", environment)
     return caught.value.message
 
 
 def test_missing_tracker_is_refused_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "is_installed", lambda name: name != "mlflow")
-    assert refusal(job(trackers={"use": ["wandb", "mlflow"]})) == (
+    monkeypatch.setattr(trackers_here, "is_installed", lambda name: name != "mlflow")
+    assert refusal(job(trackers={"use": ["wandb", "mlflow"], "tracking_uri": "http://host"})) == (
         f"trackers.use names mlflow, which {sys.executable} does not have; run: {sys.executable} -m pip install "
         "mlflow-skinny, or remove the name"
     )
@@ -52,9 +51,9 @@ def test_mlflow_without_a_server_is_refused() -> None:
 
 
 def test_another_interpreter_is_not_asked_for_its_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "is_installed", lambda _: False)
+    monkeypatch.setattr(trackers_here, "is_installed", lambda _: False)
     named = {"trackers": {"use": ["wandb"]}}
-    check_submittable(job(**named, environment={"python": "another"}), "local", {})
+    check_submittable(job(**named, environment={"python": "/bin/true"}), "local", {})
     assert "wandb" in refusal(job(**named, environment={"python": sys.executable}))
 
 
