@@ -50,8 +50,10 @@ def dice_loss(outputs, targets):
 # The run that examples name. It has been stopped after its first epoch.
 RUN_ID = "20260314-154412-ab12"
 # What must be there before an example of a command.
+_LIVE = "hpcddp submit job.yaml --set train.epochs=1000 --set checkpoint.keep=2"
 BEFORE = {
-    "cancel": "hpcddp submit job.yaml --set train.epochs=1000",
+    "cancel": _LIVE,
+    "requeue": f"{_LIVE} && until ls runs/my-job/*/metrics.jsonl | grep -v {RUN_ID}; do sleep 0.2; done",
 }
 # A loss that is wrong on several ranks is what these look for.
 FINDINGS = frozenset({"doctor", "doctor loss"})
