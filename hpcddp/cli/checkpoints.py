@@ -33,9 +33,14 @@ def checkpoints(
     run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live, to look for an id.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """List what a run could go on from: each checkpoint, valid or why not.
+    """List what a run can go on from.
 
-    Every file is read and compared with its checksum.
+    Each checkpoint with its age and size, and whether it is valid or why not: every file is read and compared with its
+    checksum.
+
+    Example: hpcddp checkpoints 20260314-1544
+
+    Example: hpcddp checkpoints runs/my-job/20260314-154412-ab12 --json
     """
     from hpcddp.run.find import find_run
     from hpcddp.run.survey import survey

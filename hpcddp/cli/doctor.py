@@ -15,7 +15,12 @@ from hpcddp.cli.options import AsJson
 
 doctor = typer.Typer(
     name="doctor",
-    help="Is this loss, is this model the same on N ranks as on one? By how much not? The repair.",
+    help="""Find out what is not the same on N ranks, and repair it.
+
+    Example: hpcddp doctor loss losses:dice_loss
+
+    Example: hpcddp doctor ddp job.yaml
+    """,
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -53,10 +58,11 @@ def loss(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a loss is the same on W ranks as on one, how far off it is, and which helper repairs it.
+    """Say whether a loss is the same on W ranks as on one.
 
-    The loss is run in this process, on batches and on their parts: even, uneven, permuted. Values and gradients are
-    compared in float64 with f(batch) = sum over shares of n_r/b * f(share). It takes seconds and no GPU.
+    And how far off it is, and which helper repairs it. The loss is run in this process, on batches and on their parts:
+    even, uneven, permuted. Values and gradients are compared in float64 with f(batch) = sum over shares of
+    n_r/b * f(share). It takes seconds and no GPU.
 
     Exits 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small), NOT DECOMPOSABLE,
     ORDER-DEPENDENT; 2 if the loss could not be run.

@@ -24,15 +24,16 @@ def ddp(
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="How long each side may take.")] = 300,
     as_json: AsJson = False,
 ) -> None:
-    """Train a few steps in one process and on W ranks, and say where and why they differ.
+    """Train a few steps in one process and on W ranks.
 
-    The job's own model, data and loss run on this machine's CPUs, in float64 and with the same global batches of 32
-    samples at most. Compared are first weights, samples, averaged gradients and parameters after each step. Dropout
-    is off and local BatchNorm held still meanwhile; both are looked at by themselves. No GPU and no Slurm are needed.
+    And say where and why they differ. The job's own model, data and loss run on this machine's CPUs, in float64 and
+    with the same global batches of 32 samples at most. Compared are first weights, samples, averaged gradients and
+    parameters after each step. Dropout is off and local BatchNorm held still meanwhile; both are looked at by
+    themselves. No GPU and no Slurm are needed.
 
     Exits 0 where both train the same; 1 for a defect; 2 if the job could not be run.
 
-    Example: hpcddp doctor ddp job.yaml --world-size 4
+    Example: hpcddp doctor ddp job.yaml --world-size 2 --steps 1
     """
     from hpcddp.doctor.ddp import examine_job
 

@@ -70,10 +70,11 @@ def init(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the profile; write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look at this cluster, and write a profile for it and a first job file.
+    """Look at this cluster and write a profile for it.
 
-    The profile, ~/.config/hpcddp/profiles/NAME.toml, gives every job what this site needs, and keeps what was found:
-    partitions, limits, GPUs, accounts, preemption. A job that cannot run here is then refused at once.
+    And a first job file. The profile, ~/.config/hpcddp/profiles/NAME.toml, gives every job what this site needs, and
+    keeps what was found: partitions, limits, GPUs, accounts, preemption. A job that cannot run here is then refused
+    at once.
 
     Example: hpcddp init && hpcddp submit job.yaml --follow
     """

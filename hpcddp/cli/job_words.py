@@ -34,7 +34,7 @@ FIELDS = (
     _Field("name", "--name"),
     _Field("batch.global_batch_size", "--global-batch-size"),
     _Field("resources.nodes", "--nodes", "Hosts of the allocation."),
-    _Field("resources.gpus_per_node", "--gpus-per-node", "GPUs on each node, one task each; 0 is a CPU job."),
+    _Field("resources.gpus_per_node", "--gpus-per-node", "GPUs on each node, one task each."),
     _Field("resources.gpu_type", "--gpu-type"),
     _Field("resources.tasks_per_node", "--tasks-per-node", "Ranks on each node of a CPU job."),
     _Field("resources.cpus_per_task", "--cpus-per-task", "CPUs of each task."),

@@ -9,10 +9,16 @@ import typer
 
 from hpcddp import __version__
 from hpcddp.cli import boundary, checkpoints, doctor, init, plan, render, sandbox, schema, submit
+from hpcddp.cli.teaching import teach
 
 app = typer.Typer(
     name="hpcddp",
-    help="From one typed job file to a PyTorch DDP training under Slurm, with proof.",
+    help="""From one typed job file to a PyTorch DDP training under Slurm, with proof.
+
+    Example: hpcddp submit job.yaml --follow
+
+    Example: hpcddp submit --nodes 2 --gpus-per-node 4 --time 2h -- python train.py
+    """,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -40,6 +46,7 @@ def hpcddp(
 # The order of the help.
 for group in (init, render, submit, checkpoints, plan, doctor, schema, sandbox):
     group.register(app)
+teach(app)
 
 
 def main() -> None:

@@ -70,13 +70,13 @@ def plan(  # noqa: PLR0913
     *,
     overrides: Overrides = None,
     samples: Annotated[
-        int | None, typer.Option(metavar="N", help="Samples of the training data; overrides what the data say.")
+        int | None, typer.Option(metavar="N", help="Samples of the training data; else what they say.")
     ] = None,
     global_batch: Annotated[int | None, _number("B", "Samples per optimizer step, over all ranks.")] = None,
     world_size: Annotated[int | None, _number("W", "Ranks.")] = None,
     max_per_device: Annotated[int | None, _number("M", "The most samples in one micro-batch.")] = None,
     grad_accum: Annotated[int | None, _number("A", "Micro-steps per optimizer step; else what M needs.")] = None,
-    per_device: Annotated[int | None, _number("n", "Samples in every micro-batch, held fixed; A follows.")] = None,
+    per_device: Annotated[int | None, _number("n", "Samples in every micro-batch; A follows.")] = None,
     tail: Annotated[TailChoice | None, _number("keep|drop|wrap", "An epoch's last batch; else keep.")] = None,
     split: Annotated[SplitChoice | None, _number("exact|error", "A batch that W does not divide; else exact.")] = None,
     epochs: Annotated[int | None, _number("E", "Passes over the data.")] = None,
@@ -86,22 +86,19 @@ def plan(  # noqa: PLR0913
     optimizer: Annotated[OptimizerChoice | None, _number("sgd|adamw", "What RATE is for; else sgd.")] = None,
     noise_scale: Annotated[
         float | None,
-        typer.Option(
-            metavar="SAMPLES", help="A measured gradient noise scale; else that of the job's newest run that has one."
-        ),
+        typer.Option(metavar="SAMPLES", help="A measured gradient noise scale; else the newest run's."),
     ] = None,
-    explain_steps: Annotated[
-        int | None, _number("S", "Steps per epoch that a run showed: which batch does it really have?", _OBSERVED)
-    ] = None,
+    explain_steps: Annotated[int | None, _number("S", "Steps per epoch that a run showed.", _OBSERVED)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain the batch: who gets how many samples, steps per epoch, learning rate, and why.
+    """Explain the batch and the learning rate of a job.
 
-    Give a job file, or the global batch and the world size.
+    Who gets how many samples, steps per epoch, the rate, and why: of a job file, or of a global batch and a world size.
+    --explain-steps finds out which batch another program's run really has.
 
-    Or find out which batch another program's run really has, from the steps per epoch that it shows.
+    Example: hpcddp plan jobs/resnet50_imagenet.yaml --set resources.nodes=4
 
-    Example: hpcddp plan --global-batch 256 --world-size 3 --max-per-device 32 --samples 1281167
+    Example: hpcddp plan --global-batch 256 --world-size 3 --max-per-device 32
 
     Example: hpcddp plan --explain-steps 5025 --samples 1281167 --world-size 3
     """

@@ -43,11 +43,14 @@ def render(
     as_json: AsJson = False,
     words: JobWords,
 ) -> None:
-    """Print the sbatch script of a job. Submits nothing, and needs neither Slurm nor torch.
+    """Print the sbatch script of a job.
 
-    Without --run-id the script is for sbatch by hand: its output goes beside it, and the run is named after the job id.
+    Submits nothing, and needs neither Slurm nor torch. Without --run-id the script is for sbatch by hand: its output
+    goes beside it, and the run is named after the job id.
 
-    Example: hpcddp render jobs/resnet50_imagenet.yaml -o job.sh && sbatch job.sh
+    Example: hpcddp render job.yaml -o job.sh && sbatch job.sh
+
+    Example: hpcddp render --nodes 2 --gpus-per-node 4 -- python train.py --lr 0.1
     """
     from hpcddp.launch.render import render_script
 

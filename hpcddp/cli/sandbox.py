@@ -16,7 +16,10 @@ from hpcddp.rehearse.request import Hosts, Request, default_directory, default_h
 
 sandbox = typer.Typer(
     name="sandbox",
-    help="A real Slurm of several nodes on this one machine.",
+    help="""Run a real Slurm of several nodes on this one machine.
+
+    Example: eval "$(hpcddp sandbox up)" && hpcddp submit job.yaml --follow
+    """,
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -39,22 +42,26 @@ def up(
     hosts: Annotated[
         Hosts | None,
         typer.Option(
-            help="namespaces: each node has its own network, host name and address (root); shared: all are this host. "
-            "[default: namespaces for root, else shared]"
+            help="namespaces: each node is a host of its own (root); shared: all are this host. "
+            "[default: namespaces for root]"
         ),
     ] = None,
-    cpus_per_node: Annotated[int, typer.Option(help="CPUs that each node claims, more than there are if need be.")] = 8,
+    cpus_per_node: Annotated[int, typer.Option(help="CPUs that each node claims.")] = 8,
     gpus_per_node: Annotated[int, typer.Option(help="Fake GPUs of each node: Slurm counts them, no code runs.")] = 4,
     conf: Annotated[
         list[str] | None,
-        typer.Option("--conf", metavar="KEY=VALUE", help="A setting of slurm.conf; may be repeated."),
+        typer.Option("--conf", metavar="KEY=VALUE", help="A setting of slurm.conf; repeatable."),
     ] = None,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a Slurm of several nodes on this machine and print how to use it.
+    """Start the sandbox and print how to use it.
+
+    What is printed is a line of shell that lets Slurm's commands, and hpcddp, find it.
 
     Example: eval "$(hpcddp sandbox up --nodes 2)" && sinfo
+
+    Example: hpcddp sandbox up --conf KillWait=15 --conf AuthInfo=cred_expire=5
     """
     from hpcddp.rehearse import sandbox as rooms
     from hpcddp.rehearse.overrides import parse_overrides
@@ -82,7 +89,7 @@ def up(
 
 @sandbox.command()
 def down(*, directory: Directory = None, as_json: AsJson = False) -> None:
-    """End the sandbox, with every job in it, and take everything of it away.
+    """End the sandbox, with every job and file of it.
 
     Example: hpcddp sandbox down
     """

@@ -65,34 +65,37 @@ def submit(  # noqa: PLR0913  each is an option
     *,
     cluster: Annotated[
         ClusterChoice,
-        typer.Option(help="slurm, local (this machine), or auto: Slurm where sbatch and a configuration are."),
+        typer.Option(metavar="auto|slurm|local", help="auto: Slurm where it is."),
     ] = ClusterChoice.AUTO,
     overrides: Overrides = None,
-    template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.")] = None,
+    template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.", hidden=True)] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Continue this run: its directory, its id, or the beginning of its id."),
+        typer.Option(metavar="RUN", help="Continue this run: its id, or the beginning."),
     ] = None,
-    run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live, to look for an id.")] = Path("runs"),
+    run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live.", hidden=True)] = Path("runs"),
     axes: Axes = None,
     sweep_file: SweepFile = None,
     max_parallel: MaxParallel = None,
     after: After = None,
     after_any: AfterAny = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Stay and show progress until the run has ended.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; submit nothing.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the run has ended.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
     as_json: AsJson = False,
     words: JobWords,
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
     Returns at once with the run's id and directory; with --follow it stays, through requeues, and exits 0 if the run
-    finished and 1 otherwise. --resume continues a run that has ended before its work was done, from its newest
-    checkpoint.
+    finished and 1 otherwise. --resume continues a run that has ended early, from its newest checkpoint.
 
-    Example: hpcddp submit jobs/quickstart.yaml --cluster local --follow
+    Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
+
+    Example: hpcddp submit --nodes 2 --gpus-per-node 4 --time 2h -- python train.py
+
+    Example: hpcddp submit job.yaml --sweep train.seed=0..4 --max-parallel 2
+
+    Example: hpcddp submit --resume 20260314-1544
     """
     environment = dict(os.environ)
     sweep = read_sweep(axes, sweep_file, max_parallel)

@@ -23,25 +23,28 @@ Axes = Annotated[
     typer.Option(
         "--sweep",
         metavar="KEY=VALUES",
-        help="One run for each value: train.seed=0..4 or learning_rate.base=0.1,0.2; repeated, for each combination.",
+        help="One run each, train.seed=0..4; repeatable.",
     ),
 ]
 SweepFile = Annotated[
     Path | None,
     typer.Option(
-        "--sweep-file", metavar="FILE", help="One run for each row of a CSV, or mapping of a YAML or JSON list."
+        "--sweep-file",
+        metavar="FILE",
+        help="One run for each row of a CSV, or mapping of a YAML or JSON list.",
+        hidden=True,
     ),
 ]
 MaxParallel = Annotated[
-    int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Run so many elements of a sweep at once.")
+    int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Elements of a sweep that run at once.")
 ]
 After = Annotated[
     list[str] | None,
-    typer.Option("--after", metavar="RUN", help="Start when this run, or sweep, has finished; may be repeated."),
+    typer.Option("--after", metavar="RUN", help="Start when this run or sweep has finished."),
 ]
 AfterAny = Annotated[
     list[str] | None,
-    typer.Option("--after-any", metavar="RUN", help="Start when this run, or sweep, has ended in any way."),
+    typer.Option("--after-any", metavar="RUN", help="Start when this run has ended in any way.", hidden=True),
 ]
 
 

@@ -78,8 +78,9 @@ def _check(checks: Iterable[Check], spec: JobSpec, cluster: Cluster, environment
 def _checks() -> tuple[Check, ...]:
     from hpcddp.launch.container_here import container_obstacles
     from hpcddp.launch.environment_here import environment_obstacles
+    from hpcddp.launch.trackers_here import tracker_obstacles
 
-    return (_one_host, _secrets, environment_obstacles, container_obstacles, _program, _data)
+    return (_one_host, _secrets, environment_obstacles, container_obstacles, _program, tracker_obstacles, _data)
 
 
 def _one_host(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:

@@ -63,6 +63,15 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def tensorboard(self) -> Path:
+        """The folder that TensorBoard shows."""
+        return self.path / "tensorboard"
+
+    def tracker(self, name: str) -> Path:
+        """Return the file that says what a tracker calls this run, and how far it has been told."""
+        return self.path / "trackers" / f"{name}.json"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"

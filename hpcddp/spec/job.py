@@ -15,6 +15,7 @@ from hpcddp.spec.recovery import ALL_CAUSES, Cause, Checkpoint, Launch, Requeue
 from hpcddp.spec.resources import Resources
 from hpcddp.spec.sweep import SweepField
 from hpcddp.spec.timefields import Every
+from hpcddp.spec.trackers import Trackers
 from hpcddp.spec.training import Device, Optimizer, Precision, Train
 from hpcddp.spec.units import TimeLimit
 
@@ -40,6 +41,7 @@ __all__ = [
     "Split",
     "Tail",
     "TimeLimit",
+    "Trackers",
     "Train",
     "Unit",
 ]
@@ -70,6 +72,7 @@ class JobSpec(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When the training is saved.")
     requeue: Requeue = Field(default_factory=Requeue, description="When the same job runs again.")
     launch: Launch = Field(default_factory=Launch, description="How long ranks wait for each other.")
+    trackers: Trackers = Field(default_factory=Trackers, description="What shows the curves.")
     sweep: SweepField = Field(
         None,
         description=(

@@ -250,6 +250,11 @@ def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
         )
 
 
+def _trackers_show_records(spec: JobSpec) -> Iterator[Finding]:
+    if spec.trackers.use and spec.command is not None:
+        yield "trackers.use", "is given, and a command shows its curves itself; remove it, or write train"
+
+
 _DATA = ("train.dataset", "train.data_dir", "train.dataset_args")
 _DEVICE = ("resources.gpus_per_node", "train.device")
 _RANKS = ("resources.nodes", "resources.tasks_per_node", "resources.gpus_per_node")
@@ -279,4 +284,5 @@ RULES = (
     Rule(("environment",), paths_are_usable),
     Rule(("environment.container", "run_root"), container_shows_the_run),
     Rule(("environment.container.image",), image_is_found),
+    Rule(("trackers.use", "command"), _trackers_show_records),
 )

@@ -30,6 +30,7 @@ from hpcddp.train.errors import UserCodeError
 from hpcddp.train.metrics import MetricsFile
 from hpcddp.train.stopper import Stopper
 from hpcddp.train.stopping import write_down
+from hpcddp.train.tracking.opening import Tracking, tracked
 from hpcddp.train.user_code import load_function
 
 _NOTHING: Mapping[str, Any] = {}
@@ -41,11 +42,12 @@ class RunStopper(Stopper):
     Args:
         context: the run and this rank.
         metrics: what is still to be written when the process ends; None on other ranks than 0.
+        tracking: what shows it.
     """
 
-    def __init__(self, context: TrainContext, metrics: MetricsFile | None) -> None:
+    def __init__(self, context: TrainContext, metrics: MetricsFile | None, tracking: Tracking) -> None:
         super().__init__(environment=_NOTHING)
-        self._context, self._metrics = context, metrics
+        self._context, self._metrics, self._tracking = context, metrics, tracking
         self._deadline = context.deadline
 
     def should_stop(self) -> bool:
@@ -62,6 +64,7 @@ class RunStopper(Stopper):
         if self._metrics is not None:
             self._metrics.flush()
             self._write()
+        self._tracking.stop()
         super().exit()
 
     def _write(self) -> None:
@@ -168,13 +171,14 @@ def run_entrypoint(context: TrainContext, env: RankEnv) -> None:
     metrics = _metrics_of(context) if context.is_main else None
     if context.is_main:
         append_event(context.run.events, kind="train", time=context.now(), attempt=context.attempt, reason=name)
-    returned = function(_context_for(context, env, metrics))
-    # Freeing DDP after its process group has gone can deadlock, so all of it goes first.
-    gc.collect()
-    dist.barrier()
-    if metrics is not None:
-        metrics.flush()
-        _finish(context, returned, wall_s=context.monotonic() - began)
+    with tracked(context, first_step=None) as tracking:
+        returned = function(_context_for(context, env, metrics, tracking))
+        # Freeing DDP after its process group has gone can deadlock, so all of it goes first.
+        gc.collect()
+        dist.barrier()
+        if metrics is not None:
+            metrics.flush()
+            _finish(context, returned, wall_s=context.monotonic() - began)
     dist.barrier()
 
 
@@ -187,7 +191,7 @@ def _metrics_of(context: TrainContext) -> MetricsFile:
     )
 
 
-def _context_for(context: TrainContext, env: RankEnv, metrics: MetricsFile | None) -> Context:
+def _context_for(context: TrainContext, env: RankEnv, metrics: MetricsFile | None, tracking: Tracking) -> Context:
     spec = context.spec
     return Context(
         rank_env=env,
@@ -197,7 +201,7 @@ def _context_for(context: TrainContext, env: RankEnv, metrics: MetricsFile | Non
         spec=spec,
         run_dir=context.run.path,
         attempt=context.attempt,
-        stopper=RunStopper(context, metrics),
+        stopper=RunStopper(context, metrics, tracking),
         logger=_logger(env.rank),
         _metrics=metrics,
     )

@@ -29,6 +29,7 @@ from hpcddp.train.restoring import restore
 from hpcddp.train.result import write_result
 from hpcddp.train.saving import Saver
 from hpcddp.train.starting import agree_on_start
+from hpcddp.train.tracking.opening import tracked
 
 __all__ = ["TrainContext", "run_training"]
 
@@ -79,12 +80,13 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     progress = Progress() if checkpoint is None else restore(checkpoint, replica)
     metrics = _open_files(setting, replica, progress) if context.is_main else None
     saver = Saver(context, contract, _information(setting))
-    try:
-        progress = make_loop(setting, replica, saver, metrics, progress).run()
-    finally:
-        saver.abandon()
-    if context.is_main:
-        _finish(context, replica, progress)
+    with tracked(context, first_step=progress.step):
+        try:
+            progress = make_loop(setting, replica, saver, metrics, progress).run()
+        finally:
+            saver.abandon()
+        if context.is_main:
+            _finish(context, replica, progress)
 
 
 def _open_files(setting: Setting, replica: Replica, progress: Progress) -> MetricsFile:

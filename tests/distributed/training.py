@@ -35,6 +35,7 @@ def job_document(**changes: Any) -> dict[str, Any]:
             "dataset": "tests.distributed.own_code:few_digits",
             "precision": "fp64",
         },
+        "trackers": {"use": []},
     }
     for key, value in changes.items():
         *sections, name = key.split("__")

@@ -147,6 +147,11 @@ requeue:
 launch:
   rendezvous_timeout: "5min"
   hang_timeout: "5min"
+trackers:
+  use: null
+  project: null
+  entity: null
+  tracking_uri: null
 sweep:
   learning_rate.base: [0.05, 0.1]
   environment.env.LABEL: ["a b", "it's $HOME"]

@@ -175,6 +175,11 @@ requeue:
 launch:
   rendezvous_timeout: "5min"
   hang_timeout: "5min"
+trackers:
+  use: null
+  project: null
+  entity: null
+  tracking_uri: null
 sweep: null
 max_parallel: null
 HPCDDP_JOB

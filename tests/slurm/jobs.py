@@ -46,6 +46,7 @@ def write_job(
         "learning_rate": {"base": 0.1},
         "train": {"model": model, "dataset": "digits", "epochs": epochs, "precision": "fp64"},
         "launch": {"rendezvous_timeout": "3min"},
+        "trackers": {"use": []},
     }
     for section, fields in (sections or {}).items():
         job[section] = {**job.get(section, {}), **fields}

@@ -49,6 +49,21 @@ BAD = {
         f"{GOOD}learning_rate: 0.1\n",
         "job.yaml:4: learning_rate: is 0.1, and a section belongs here; write 'base: ...' below it",
     ),
+    "an unknown tracker": (
+        f"{GOOD}trackers: {{use: [tensorbord]}}\n",
+        (
+            "job.yaml:4: trackers.use.0: is 'tensorbord', and it can be tensorboard, wandb, mlflow; "
+            "did you mean tensorboard?"
+        ),
+    ),
+    "a tracker named twice": (
+        f"{GOOD}trackers: {{use: [wandb, wandb]}}\n",
+        "job.yaml:4: trackers.use: is a list, and a tracker is named twice; name each once",
+    ),
+    "trackers without their section": (
+        f"{GOOD}trackers: [wandb]\n",
+        "job.yaml:4: trackers: is a list, and a section belongs here; write 'use: ...' below it",
+    ),
     "wrong type": (
         f"{GOOD}resources: {{nodes: two}}\n",
         (

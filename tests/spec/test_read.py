@@ -211,6 +211,7 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
             "allow_continuation": False,
         },
         "launch": {"rendezvous_timeout": "5min", "hang_timeout": "5min"},
+        "trackers": {"use": None, "project": None, "entity": None, "tracking_uri": None},
         "sweep": None,
         "max_parallel": None,
     }

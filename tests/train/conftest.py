@@ -47,7 +47,7 @@ class Training:
     run: RunDirectory
     said: list[str] = field(default_factory=list)
 
-    def train(
+    def context(
         self,
         *,
         attempt: int = 0,
@@ -56,27 +56,29 @@ class Training:
         cause: Callable[[], str | None] = unknown_cause,
         deadline: Deadline = NO_DEADLINE,
         **changes: Any,
-    ) -> None:
-        """Run an attempt; ``changes`` as for ``job_document``."""
-        self.run.attempt(attempt).path.mkdir(parents=True, exist_ok=True)
-        run_training(
-            TrainContext(
-                spec=JobSpec.model_validate(job_document(**changes)),
-                rank=0,
-                local_rank=0,
-                world_size=1,
-                device=torch.device("cpu"),
-                run=self.run,
-                attempt=attempt,
-                threads=1,
-                cpus=2,
-                should_stop=should_stop,
-                monotonic=monotonic,
-                cause=cause,
-                deadline=deadline,
-                say=self.said.append,
-            )
+    ) -> TrainContext:
+        """Return what an attempt is told; ``changes`` as for ``job_document``."""
+        return TrainContext(
+            spec=JobSpec.model_validate(job_document(**changes)),
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            device=torch.device("cpu"),
+            run=self.run,
+            attempt=attempt,
+            threads=1,
+            cpus=2,
+            should_stop=should_stop,
+            monotonic=monotonic,
+            cause=cause,
+            deadline=deadline,
+            say=self.said.append,
         )
+
+    def train(self, *, attempt: int = 0, **told: Any) -> None:
+        """Run an attempt; ``told`` as for ``context``."""
+        self.run.attempt(attempt).path.mkdir(parents=True, exist_ok=True)
+        run_training(self.context(attempt=attempt, **told))
 
     def crash(self, *, steps: int, attempt: int = 0, **changes: Any) -> None:
         """Run an attempt that dies when it is about to make step ``steps + 1``."""

@@ -1,0 +1,197 @@
+"""The pages of the commands, like man pages, written from the commands themselves."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final
+
+import typer
+
+from hpcddp.cli.job_words import FIELDS
+from hpcddp.cli.teaching import examples_of
+
+INDEX: Final = "README.md"
+_WRITTEN: Final = "Written by `scripts/generate-docs` from the command itself: change its docstring, not this page."
+_INTRODUCTION: Final = f"""\
+# The commands
+
+{_WRITTEN}
+
+Every command says the same with `--help`. What is meant for a program comes with `--json`: one JSON document on stdout,
+and nothing else there; progress and errors go to stderr. `--debug` shows the traceback of an error. Colour is for
+terminals alone, and for none with `NO_COLOR`.
+
+"""
+_EXIT_CODES: Final = """\
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | something broke, or what was asked about is not well |
+| 2 | you can put it right: the message says what to write instead |
+| 130 | ended by Ctrl-C, or by its user |
+
+With `--json` an error is `{"error": {"kind": ..., "message": ..., "hint": ...}}`.
+"""
+_ENVIRONMENT: Final = """\
+## Environment
+
+| variable | meaning |
+|---|---|
+| `SLURM_CONF` | which Slurm; `hpcddp sandbox up` prints it |
+| `XDG_CONFIG_HOME` | profiles are in `hpcddp/profiles` below it; else below `~/.config` |
+| `XDG_STATE_HOME` | the sandbox is in `hpcddp/sandbox` below it; else below `~/.local/state` |
+| `NO_COLOR` | no colour, whatever the terminal |
+
+## Completion
+
+`hpcddp --install-completion` teaches your shell, bash, zsh or fish, to complete commands, options, their values and the
+ids of runs. It takes effect in the next shell. `hpcddp --show-completion` prints what it would install, for a shell
+whose files you keep yourself.
+"""
+_SHORT_EXIT_CODES: Final = (
+    f"0 done, 1 something broke, 2 you can put it right, 130 ended by its user: [more]({INDEX}#exit-codes)."
+)
+_FILES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "job_file": "| `JOB` | the [job file](../job-file.md) |",
+        "overrides": "| `hpcddp/profiles/default.toml` | the profile that lies under it, in `~/.config` |",
+        "run_root": "| `RUN_ROOT/NAME/RUN_ID/` | the directory of a run |",
+    }
+)
+_WIDTH: Final = 120
+# What a help says of a default that is no plain value.
+_SAID_DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
+# What a command is about, beside its own words.
+_SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "init": ("profiles",),
+        "render": ("job-file", "templates"),
+        "submit": ("job-file", "any-script", "sweeps", "environments", "stop-and-requeue", "trackers"),
+        "checkpoints": ("checkpoints",),
+        "plan": ("batch",),
+        "doctor": ("questions",),
+        "doctor loss": ("questions",),
+        "doctor ddp": ("questions",),
+        "schema": ("job-file",),
+        "sandbox": ("sandbox",),
+        "sandbox up": ("sandbox",),
+        "sandbox down": ("sandbox",),
+        "sandbox status": ("sandbox",),
+    }
+)
+
+
+def walk(app: typer.Typer) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command and group with the words that call it: none for ``hpcddp`` itself."""
+    yield from _below((), typer.main.get_command(app))
+
+
+def _below(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:  # noqa: ANN401
+    yield words, command
+    for name, below in getattr(command, "commands", {}).items():
+        if not below.hidden:
+            yield from _below((*words, name), below)
+
+
+def command_pages(app: typer.Typer) -> dict[str, str]:
+    """Return the pages by file name: one for each command, and the index."""
+    found = list(walk(app))
+    pages = {_file(words): _page(words, command) for words, command in found if words}
+    rows = [f"| [hpcddp {' '.join(words)}]({_file(words)}) | {_first(command)} |" for words, command in found if words]
+    root = "\n".join(_examples(found[0][1]))
+    table = "\n".join(["| command | what it does |", "|---|---|", *rows])
+    return {INDEX: f"{_INTRODUCTION}{table}\n\n{root}\n{_EXIT_CODES}\n{_ENVIRONMENT}"} | pages
+
+
+def _file(words: tuple[str, ...]) -> str:
+    return f"{'-'.join(words)}.md"
+
+
+def _first(command: Any) -> str:  # noqa: ANN401
+    return str(command.get_short_help_str(1000))
+
+
+def _page(words: tuple[str, ...], command: Any) -> str:  # noqa: ANN401
+    context = typer.Context(command, info_name=" ".join(words))
+    usage = " ".join(["hpcddp", *words, *command.collect_usage_pieces(context)])
+    paragraphs = [" ".join(paragraph.split()) for paragraph in str(command.help).split("\n\n")]
+    description = "\n\n".join(textwrap.fill(paragraph, _WIDTH, break_on_hyphens=False) for paragraph in paragraphs)
+    return "\n".join(
+        [
+            f"# hpcddp {context.info_name}\n\n{_WRITTEN}\n\n```\n{usage}\n```\n\n{description}\n",
+            *_parameters(command, context),
+            *_examples(command),
+            f"## Exit codes\n\n{_SHORT_EXIT_CODES}\n",
+            *_files(command),
+            *_see_also(words, command),
+        ]
+    )
+
+
+def _parameters(command: Any, context: Any) -> Iterator[str]:  # noqa: ANN401
+    shown = [parameter for parameter in command.get_params(context) if parameter.name != "help"]
+    arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
+    options = [parameter for parameter in shown if parameter.param_type_name == "option"]
+    if arguments:
+        yield "## Arguments\n\n| argument | meaning |\n|---|---|"
+        for argument in arguments:
+            yield f"| `{str(argument.metavar or argument.name).strip('[]')}` | {_text(argument)} |"
+        yield ""
+    if options:
+        yield "## Options\n\n| option | default | meaning |\n|---|---|---|"
+        for option in options:
+            yield f"| {_names(option, context)} | {_default(option)} | {_text(option)} |"
+        yield ""
+
+
+def _names(option: Any, context: Any) -> str:  # noqa: ANN401
+    record = option.get_help_record(context)
+    if record is None:
+        # The help hides the option.
+        return f"`{option.opts[0]}{'' if option.is_flag else ' VALUE'}`"
+    return _cell(f"`{record[0].strip()}`")
+
+
+def _default(option: Any) -> str:  # noqa: ANN401
+    said = _SAID_DEFAULT.search(option.help or "")
+    if said is not None:
+        return _cell(said[1])
+    value = option.default.value if isinstance(option.default, Enum) else option.default
+    return "" if value is None or value is False or not option.show_default else f"`{value}`"
+
+
+def _text(parameter: Any) -> str:  # noqa: ANN401
+    return _cell(_SAID_DEFAULT.sub("", parameter.help or _FIELD_OF.get(parameter.opts[0], "")))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+_FIELD_OF: Final = {field.option: f"`{field.path}` of the job file." for field in FIELDS}
+
+
+def _examples(command: Any) -> list[str]:  # noqa: ANN401
+    examples = examples_of(command)
+    return ["## Examples", "", "```sh", *examples, "```", ""] if examples else []
+
+
+def _files(command: Any) -> Iterator[str]:  # noqa: ANN401
+    found = [text for name, text in _FILES.items() if any(parameter.name == name for parameter in command.params)]
+    if found:
+        yield "\n".join(["## Files\n\n| file | what it is |\n|---|---|", *found, ""])
+
+
+def _see_also(words: tuple[str, ...], command: Any) -> Iterator[str]:  # noqa: ANN401
+    below = [
+        f"[hpcddp {' '.join((*words, name))}]({_file((*words, name))})" for name in getattr(command, "commands", ())
+    ]
+    above = [f"[hpcddp {words[0]}]({_file(words[:1])})"] if len(words) > 1 else []
+    pages = [f"[{page}](../{page}.md)" for page in _SEE_ALSO.get(" ".join(words), ())]
+    yield f"## See also\n\n{', '.join([*below, *above, *pages, f'[all commands]({INDEX})'])}\n"

@@ -1,0 +1,102 @@
+"""MLflow: one run over all attempts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
+from typing import Any, Final
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+
+from hpcddp.train.tracking.protocol import Ending, Point, Subject
+
+# Limits of one request (mlflow/utils/validation.py).
+_MOST_METRICS: Final = 1000
+_MOST_PARAMS: Final = 100
+_LONGEST_VALUE: Final = 500
+_STATUS: Final[Mapping[Ending, str]] = MappingProxyType(
+    {Ending.FINISHED: "FINISHED", Ending.FAILED: "FAILED", Ending.CANCELLED: "KILLED"}
+)
+
+
+class Mlflow:
+    """A run of MLflow.
+
+    Args:
+        client: the connection.
+        run_id: MLflow's id of the run.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
+        self._client, self._run_id = client, run_id
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Send the points, and return when the server has them."""
+        metrics = iter([metric for point in points for metric in _metrics(point)])
+        while block := list(islice(metrics, _MOST_METRICS)):
+            self._client.log_batch(self._run_id, metrics=block)
+
+    def close(self, ending: Ending) -> None:
+        """Say how the attempt ended; one that may go on waits to be scheduled."""
+        if ending is Ending.STOPPED:
+            self._client.update_run(self._run_id, status="SCHEDULED")
+        else:
+            self._client.set_terminated(self._run_id, status=_STATUS[ending])
+
+
+def connect(subject: Subject, first_step: int | None) -> Mlflow:  # noqa: ARG001  a step told before stays
+    """Make the run of MLflow, or go on with the one that an earlier attempt made."""
+    uri = subject.settings.tracking_uri
+    if (uri or os.environ.get("MLFLOW_TRACKING_URI", "")).startswith("file:"):
+        # A folder is what a cluster without a network has, and MLflow wants to hear that it is meant.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = MlflowClient(tracking_uri=uri)
+    run_id = subject.memory.run_id
+    if run_id is None:
+        run_id = _create_run(client, subject)
+        subject.memory.name(run_id)
+    else:
+        client.update_run(run_id, status="RUNNING")
+    return Mlflow(client, run_id)
+
+
+def _create_run(client: MlflowClient, subject: Subject) -> str:
+    tags = {"hpcddp.run_id": subject.run.run_id, "hpcddp.run_directory": str(subject.run.path)}
+    experiment = _experiment(client, subject.settings.project or subject.job)
+    run_id: str = client.create_run(experiment, run_name=subject.run.run_id, tags=tags).info.run_id
+    params = iter([Param(key, str(value)[:_LONGEST_VALUE]) for key, value in _flat(subject.config, "")])
+    while block := list(islice(params, _MOST_PARAMS)):
+        client.log_batch(run_id, params=block)
+    return run_id
+
+
+def _experiment(client: MlflowClient, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name))
+        except MlflowException:
+            # Another run has made it in the same moment.
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    return str(found.experiment_id)
+
+
+def _flat(values: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _metrics(point: Point) -> Iterator[Metric]:
+    milliseconds = round(1000 * (point.time or time.time()))
+    for name, value in point.values.items():
+        yield Metric(name, value, milliseconds, point.step)

@@ -1,0 +1,141 @@
+"""The trackers of a run, from the beginning of an attempt to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from hpcddp.run.decision import read_decision
+from hpcddp.run.trackers import PACKAGES, chosen, is_installed
+from hpcddp.spec.job import JobSpec
+from hpcddp.stop.cause import Cause
+from hpcddp.stop.reasons import StopReason
+from hpcddp.train.context import TrainContext
+from hpcddp.train.data.workers import signals_held
+from hpcddp.train.errors import StoppedError
+from hpcddp.train.tracking.order import Order
+from hpcddp.train.tracking.protocol import Ending
+
+# How long an attempt waits for its trackers at the end. A job that must leave has seconds left, and has saved already.
+_WAIT_S: Final[Mapping[Ending, float]] = MappingProxyType(
+    {Ending.FINISHED: 30.0, Ending.FAILED: 2.0, Ending.STOPPED: 3.0, Ending.CANCELLED: 3.0}
+)
+_COMMAND: Final = (sys.executable, "-P", "-m", "hpcddp.train.tracking")
+# The password of scheme://user:password@host.
+_PASSWORD: Final = re.compile(r"(?<=://)[^/@]*@")
+
+
+class Tracking:
+    """The trackers of one attempt.
+
+    Args:
+        context: the run and this rank.
+        process: the trackers' own; None without trackers.
+    """
+
+    def __init__(self, context: TrainContext, process: subprocess.Popen[bytes] | None) -> None:
+        self._context, self._process = context, process
+
+    def stop(self) -> None:
+        """Let the trackers finish, since the ranks have stopped; the decision says why."""
+        self.end(_how_it_stopped(self._context))
+
+    def end(self, ending: Ending) -> None:
+        """Let the trackers finish, and end them if they take too long. Later calls do nothing."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            process.communicate(f"{ending.name}\n".encode(), timeout=_WAIT_S[ending])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            self._context.tell("warning: the trackers have not taken everything in time")
+        else:
+            if process.returncode:
+                self._context.tell(f"warning: the process of the trackers ended with exit code {process.returncode}")
+
+
+@contextlib.contextmanager
+def tracked(context: TrainContext, *, first_step: int | None) -> Iterator[Tracking]:
+    """Show what rank 0 writes to ``metrics.jsonl`` while the block runs, and how it ended.
+
+    Args:
+        context: the run, which this attempt owns, and this rank.
+        first_step: optimizer steps done, where the file holds nothing later when the block begins; None where it may.
+    """
+    tracking = Tracking(context, _start(context, first_step))
+    try:
+        yield tracking
+    except StoppedError:
+        tracking.stop()
+        raise
+    except BaseException:
+        tracking.end(Ending.FAILED)
+        raise
+    tracking.end(Ending.FINISHED)
+
+
+def _start(context: TrainContext, first_step: int | None) -> subprocess.Popen[bytes] | None:
+    spec = context.spec
+    names = chosen(spec.trackers) if context.is_main else ()
+    order = Order(
+        names=tuple(name for name in names if _usable(name, context.tell)),
+        run=str(context.run.path),
+        attempt=context.attempt,
+        first_step=first_step,
+        config=config_of(spec),
+        settings=spec.trackers.model_dump(mode="json"),
+    )
+    if not order.names:
+        return None
+    try:
+        # What asks the job for a save ends none of its processes: they inherit the mask.
+        with signals_held():
+            process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, bufsize=0)
+    except OSError as error:
+        context.tell(f"warning: the trackers cannot be started ({error}); the training goes on without")
+        return None
+    with contextlib.suppress(BrokenPipeError):
+        _send(process, order)
+    return process
+
+
+def _send(process: subprocess.Popen[bytes], order: Order) -> None:
+    line = memoryview(f"{order.as_json()}\n".encode())
+    while process.stdin is not None and line:
+        line = line[process.stdin.write(line) :]
+
+
+def _usable(name: str, tell: Callable[[str], None]) -> bool:
+    if is_installed(name):
+        return True
+    tell(f"warning: {name} is not installed here, and the training goes on without; run: pip install {PACKAGES[name]}")
+    return False
+
+
+def config_of(spec: JobSpec) -> dict[str, Any]:
+    """Return the resolved job as JSON, without what may be or hold a secret: variables, shell lines, passwords."""
+    config = spec.model_dump(mode="json")
+    for name in ("env", "setup"):
+        config["environment"].pop(name)
+    uri = config["trackers"]["tracking_uri"]
+    if uri is not None:
+        config["trackers"]["tracking_uri"] = _PASSWORD.sub("", uri)
+    return config
+
+
+def _how_it_stopped(context: TrainContext) -> Ending:
+    try:
+        decision = read_decision(context.run.attempt(context.attempt))
+    except (OSError, ValueError):
+        decision = None
+    by_its_user = decision is not None and (
+        decision.cause == Cause.CANCELLED or decision.reason == StopReason.INTERRUPTED.word
+    )
+    return Ending.CANCELLED if by_its_user else Ending.STOPPED

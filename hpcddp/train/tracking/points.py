@@ -1,0 +1,68 @@
+"""From the lines of ``metrics.jsonl`` to points of curves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+from hpcddp.train.tracking.protocol import Point
+
+_VAL: Final = "val_"
+# They say where a point stands, or never change: no curve.
+_NO_CURVES: Final = frozenset({"step", "time", "val_samples"})
+
+
+class MetricsReader:
+    """Reads the lines of a metrics file as they are written.
+
+    It keeps the file that it opened: a later attempt puts another one in its place.
+
+    Args:
+        path: the file; it may come later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stream: IO[bytes] | None = None
+        self._torn = b""
+        self._time = 0.0
+
+    def read(self, most: int) -> list[Point]:
+        """Return the next points, ``most`` at most; none where nothing new has been written."""
+        if self._stream is None:
+            try:
+                self._stream = self._path.open("rb")
+            except FileNotFoundError:
+                return []
+        return list(self._points(self._stream, most))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._stream is not None:
+            self._stream.close()
+
+    def _points(self, stream: IO[bytes], most: int) -> Iterator[Point]:
+        for _ in range(most):
+            line = self._torn + stream.readline()
+            if not line.endswith(b"\n"):
+                self._torn = line
+                return
+            self._torn = b""
+            record = json.loads(line)
+            # An evaluation has no time of its own.
+            self._time = record.get("time", self._time)
+            evaluated = any(name.startswith(_VAL) for name in record)
+            values = dict(_values(record, evaluated=evaluated))
+            yield Point(record["step"], self._time, values, evaluated)
+
+
+def _values(record: dict[str, Any], *, evaluated: bool) -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        if name in _NO_CURVES or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if name.startswith(_VAL):
+            yield f"val/{name.removeprefix(_VAL)}", value
+        elif not (evaluated and name == "epoch"):
+            yield f"train/{name}", value

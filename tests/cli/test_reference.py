@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from hpcddp.cli.main import app
+from hpcddp.cli.reference import INDEX, command_pages, walk
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "commands"
+
+
+def test_the_pages_are_what_the_commands_say_now() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "generate-docs"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_command_has_a_page_with_its_options_and_examples() -> None:
+    pages = command_pages(app)
+    for words, command in walk(app):
+        if not words:
+            continue
+        page = pages[f"{'-'.join(words)}.md"]
+        assert page.startswith(f"# hpcddp {' '.join(words)}\n")
+        names = [parameter.opts[0] for parameter in command.params if parameter.param_type_name == "option"]
+        assert [name for name in names if name not in page] == []
+        assert "\n## Examples\n\n```sh\n" in page
+        assert f"]({'-'.join(words)}.md)" in pages[INDEX]
+
+
+def test_every_link_of_the_pages_leads_somewhere() -> None:
+    for page in FOLDER.glob("*.md"):
+        links = re.findall(r"\]\(([^)#:]+)[)#]", page.read_text(encoding="utf-8"))
+        assert links
+        assert [link for link in links if not (FOLDER / link).exists()] == []
