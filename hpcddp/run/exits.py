@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.tail import tail_text
 
 # srun: error: n2: task 1: Killed      srun: error: n[1-2]: tasks 0-1,3: Exited with exit code 3   (srun 22.05.8)
 _SRUN: Final = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[0-9,-]+): (?P<how>.+)", re.ASCII)
 _FATAL: Final = "Fatal Python error: "
-_TAIL_BYTES: Final = 64 * 1024
 _HINTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Killed": "by SIGKILL, most often because memory ran out",
@@ -52,7 +50,7 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
         attempt: the attempt.
         rank: a rank without a record.
     """
-    log = _tail(attempt.rank_log(rank))
+    log = tail_text(attempt.rank_log(rank))
     if _FATAL in log:
         # faulthandler, below the last line that Python could still print.
         return log.rpartition(_FATAL)[2].partition("\n")[0].strip()
@@ -69,15 +67,4 @@ def beginning(attempt: AttemptDirectory) -> str:
 
 
 def _since_start(attempt: AttemptDirectory) -> str:
-    return _tail(attempt.run.batch_log).rpartition(beginning(attempt))[2]
-
-
-def _tail(path: Path) -> str:
-    """Return the end of a log, or nothing if it cannot be read: it only adds to what is known."""
-    try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - _TAIL_BYTES))
-            return stream.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
+    return tail_text(attempt.run.batch_log).rpartition(beginning(attempt))[2]

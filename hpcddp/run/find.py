@@ -1,7 +1,9 @@
-"""Which run a person means: a path, a run id, or the beginning of one."""
+"""Which run a person means: a path, a run id, the beginning of one, or none for the last."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +48,37 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     return RunDirectory(found[0].absolute())
 
 
+def all_runs(run_root: Path) -> list[RunDirectory]:
+    """Return the runs under a root, the one that was submitted last first; the root need not exist."""
+    runs = (RunDirectory(path.absolute()) for path in _runs(run_root))
+    return sorted(runs, key=lambda run: (_submitted(run), run.run_id), reverse=True)
+
+
+def last_run(run_root: Path) -> RunDirectory:
+    """Return the run that was submitted last.
+
+    Raises:
+        NoRunError: there is none.
+    """
+    runs = all_runs(run_root)
+    if not runs:
+        raise NoRunError(f"there is no run under {run_root}; submit one, or say with --run-root where runs are")
+    return runs[0]
+
+
+def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
+    """Return the run that ``text`` means, as ``find_run`` does; the last one without a text."""
+    return last_run(run_root) if text is None else find_run(text, run_root)
+
+
+def _submitted(run: RunDirectory) -> int:
+    """Return when a run was submitted last, or when it began if that was by hand, in nanoseconds."""
+    for path in (run.submission, run.attempt(0).start, run.path):
+        with contextlib.suppress(OSError):
+            return path.stat().st_mtime_ns
+    return 0
+
+
 def _runs(run_root: Path) -> Iterator[Path]:
     """Yield the run directories under a root."""
     for folder in _directories(run_root):
@@ -53,11 +86,19 @@ def _runs(run_root: Path) -> Iterator[Path]:
 
 
 def _directories(path: Path) -> Iterator[Path]:
-    if path.is_dir():
-        yield from (entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    # Others' directories may be closed to us.
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        yield from (Path(entry) for entry in entries if not entry.name.startswith(".") and entry.is_dir())
 
 
 def _is_run(path: Path) -> bool:
     """Return whether a run has begun or been submitted there."""
     run = RunDirectory(path)
-    return any(part.exists() for part in (run.job_file, run.attempts, run.script, run.checkpoints))
+    return any(_exists(part) for part in (run.job_file, run.attempts, run.script, run.checkpoints))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
