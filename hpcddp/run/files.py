@@ -45,9 +45,18 @@ def create_json(path: Path, document: Any) -> bool:  # noqa: ANN401
     Returns:
         Whether this call created the file.
     """
+    return create_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def create_text(path: Path, text: str) -> bool:
+    """Write ``text`` to ``path`` unless the file exists: the first writer wins, whole or not at all.
+
+    Returns:
+        Whether this call created the file.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        write_json(temporary, document)
+        write_text(temporary, text)
         # A hard link fails if the name exists, which rename does not.
         os.link(temporary, path)
     except FileExistsError:

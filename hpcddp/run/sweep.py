@@ -1,0 +1,118 @@
+"""A sweep on disk: one submission of many runs, its manifest, and where each of its elements is.
+
+A sweep has a directory like a run's, ``<run_root>/<name>/<sweep_id>/``, with the manifest ``sweep.json``. Element i is
+a run of its own, ``<run_root>/<name>/<sweep_id>_<i>/``, whose directory is made when it first starts: an element
+without one waits, or was cancelled before it began.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import create_text, read_json, write_text
+
+MANIFEST = "sweep.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Elements that Slurm got as one job array: array index k is element ``first + k``.
+
+    Args:
+        job_id: the array's job id.
+        first: the first of its elements.
+        count: how many they are.
+    """
+
+    job_id: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """A sweep that was submitted.
+
+    Args:
+        sweep_id: its id, of the form of a run's id.
+        path: its directory.
+        elements: each element's values by key path, in order.
+        chunks: the job arrays, in order; usually one.
+    """
+
+    sweep_id: str
+    path: Path
+    elements: tuple[Mapping[str, Any], ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The sweep's own directory, with its job file, its script and its submission."""
+        return RunDirectory(self.path)
+
+    def run_id(self, index: int) -> str:
+        """Return the run id of an element."""
+        return element_id(self.sweep_id, index)
+
+    def run(self, index: int) -> RunDirectory:
+        """Return the run directory of an element; it exists once the element has started."""
+        return RunDirectory(self.path.with_name(self.run_id(index)))
+
+    def job_id(self, index: int) -> str | None:
+        """Return what Slurm called an element when the sweep was submitted, ``123_4``; None if that is not known.
+
+        An element that was resumed has another job since; its own ``submission.json`` says which.
+        """
+        for chunk in self.chunks:
+            if 0 <= index - chunk.first < chunk.count:
+                return f"{chunk.job_id}_{index - chunk.first}"
+        return None
+
+
+def element_id(sweep_id: str, index: int) -> str:
+    """Return the run id of an element of a sweep."""
+    return f"{sweep_id}_{index}"
+
+
+def write_sweep(sweep: Sweep) -> None:
+    """Write the manifest into the sweep's directory, in place of one that is there."""
+    write_text(sweep.path / MANIFEST, _manifest(sweep))
+
+
+def create_sweep(sweep: Sweep) -> bool:
+    """Write the manifest unless there is one, and return whether this call did."""
+    return create_text(sweep.path / MANIFEST, _manifest(sweep))
+
+
+def read_sweep(directory: Path) -> Sweep | None:
+    """Return the sweep of a directory, or None if it holds none."""
+    document = read_json(directory / MANIFEST)
+    if document is None:
+        return None
+    return Sweep(
+        sweep_id=document["sweep_id"],
+        path=directory,
+        elements=tuple(document["elements"]),
+        chunks=tuple(Chunk(**chunk) for chunk in document["chunks"]),
+    )
+
+
+def sweep_of(run: RunDirectory) -> Sweep | None:
+    """Return the sweep that a run is an element of, or None if it is a run of its own."""
+    submission = read_json(run.submission)
+    if submission is None or submission.get("sweep") is None:
+        return None
+    return read_sweep(run.path.with_name(submission["sweep"]))
+
+
+def _manifest(sweep: Sweep) -> str:
+    """Return the manifest's text: JSON, with a line for each element."""
+    lines = ",\n".join(f"  {json.dumps(element, ensure_ascii=False)}" for element in sweep.elements)
+    chunks = ",\n".join(f"  {json.dumps(asdict(chunk))}" for chunk in sweep.chunks)
+    name = json.dumps(sweep.sweep_id)
+    return f'{{\n"sweep_id": {name},\n"elements": [\n{lines}\n],\n"chunks": [\n{chunks}\n]\n}}\n'

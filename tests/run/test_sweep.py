@@ -1,0 +1,53 @@
+"""A sweep's manifest, and where its elements are."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import write_json
+from hpcddp.run.sweep import Chunk, Sweep, create_sweep, read_sweep, sweep_of, write_sweep
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    elements = tuple({"train.seed": seed, "environment.env.WORD": "a\n\"ü'"} for seed in range(5))
+    path = tmp_path / "20260101-120000-abcd"
+    path.mkdir()
+    chunks = (Chunk(job_id="7", first=0, count=3), Chunk(job_id="9", first=3, count=2))
+    return Sweep(sweep_id=path.name, path=path, elements=elements, chunks=chunks)
+
+
+def test_a_manifest_reads_back_as_it_was(sweep: Sweep) -> None:
+    write_sweep(sweep)
+    assert read_sweep(sweep.path) == sweep
+
+
+def test_a_directory_without_a_manifest_is_no_sweep(tmp_path: Path) -> None:
+    assert read_sweep(tmp_path) is None
+
+
+def test_the_first_manifest_stays_when_elements_write_it(sweep: Sweep) -> None:
+    assert create_sweep(sweep)
+    assert not create_sweep(Sweep(sweep_id=sweep.sweep_id, path=sweep.path, elements=(), chunks=()))
+    assert read_sweep(sweep.path) == sweep
+
+
+def test_an_element_is_a_run_beside_its_sweep(sweep: Sweep) -> None:
+    assert sweep.run_id(4) == "20260101-120000-abcd_4"
+    assert sweep.run(4).path == sweep.path.parent / "20260101-120000-abcd_4"
+
+
+def test_a_job_id_counts_from_the_start_of_its_array(sweep: Sweep) -> None:
+    assert [sweep.job_id(index) for index in range(6)] == ["7_0", "7_1", "7_2", "9_0", "9_1", None]
+
+
+def test_a_run_knows_its_sweep_by_its_submission(sweep: Sweep) -> None:
+    write_sweep(sweep)
+    element = sweep.run(1)
+    element.path.mkdir()
+    assert sweep_of(element) is None
+    write_json(element.submission, {"cluster": "slurm", "job_id": "7_1", "sweep": sweep.sweep_id, "index": 1})
+    assert sweep_of(element) == sweep
+    write_json(element.submission, {"cluster": "slurm", "job_id": "7"})
+    assert sweep_of(RunDirectory(element.path)) is None
