@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcddp.errors import HpcddpError
+from hpcddp.slurm.job_fields import parse_job
+from hpcddp.slurm.queue import FORMAT, QueuedJob, parse_queue
 
 # A call waits 9 to 18 s for a controller that is away (measured); a busy one may take longer.
 _TIMEOUT_S = 60.0
@@ -23,12 +25,6 @@ _AWAY = (
     "in standby mode",
 )
 _UNKNOWN_JOB = "Invalid job id specified"
-_KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:]*)=")
-# What a user writes freely stands last on its line, so it may hold anything but a line break.
-_TO_THE_END_OF_THE_LINE = frozenset(
-    {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
-)
-
 _SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
 
 _DROPPED_PREFIXES = ("SBATCH_", "SLURM_", "SLURMD_", "SUBMITIT_", "TORCHELASTIC_", "HPCDDP_")
@@ -192,28 +188,6 @@ def _is_away(done: subprocess.CompletedProcess[str]) -> bool:
     return any(words in done.stderr for words in _AWAY)
 
 
-def parse_job(output: str) -> dict[str, str]:
-    """Return the fields of the first record in what ``scontrol show job`` printed."""
-    fields: dict[str, str] = {}
-    record, _, _ = output.strip("\n").partition("\n\n")
-    for line in record.splitlines():
-        for key, value in _fields_of(line.strip()):
-            fields.setdefault(key, value)
-    return fields
-
-
-def _fields_of(line: str) -> list[tuple[str, str]]:
-    """Return the (key, value) pairs of one line."""
-    found: list[tuple[str, str]] = []
-    position = 0
-    while match := _KEY.search(line, position):
-        following = _KEY.search(line, match.end())
-        whole = following is None or match[1] in _TO_THE_END_OF_THE_LINE
-        position = len(line) if following is None or whole else following.start()
-        found.append((match[1], line[match.end() : position]))
-    return found
-
-
 def controller_answers(environment: Mapping[str, str]) -> bool:
     """Return whether a controller of the configured cluster is up.
 
@@ -236,12 +210,62 @@ def node_states(environment: Mapping[str, str]) -> dict[str, str]:
         SlurmUnavailableError: there is no sinfo, or no answer.
         SlurmCommandError: the controller refused the question.
     """
-    done = _run(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment)
-    if done.returncode != 0:
-        error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-        raise error(f"sinfo failed: {_reason(done)}", returncode=done.returncode)
+    answer = _answer(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment)
     # A node has a line for each of its partitions.
-    return dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    return dict(line.split(maxsplit=1) for line in answer.splitlines())
+
+
+def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
+    """Return the user's jobs that the controller knows, each element of an array by itself, in one question.
+
+    Args:
+        environment: the command's environment. ``SQUEUE_*`` in it would choose other jobs, and is left out.
+
+    Raises:
+        SlurmUnavailableError: there is no squeue, or no answer.
+        SlurmCommandError: the controller refused the question.
+    """
+    plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
+    words = ["squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
+    return parse_queue(_answer(words, {**plain, "SLURM_TIME_FORMAT": "standard"}))
+
+
+def priority(job_id: str, environment: Mapping[str, str]) -> str | None:
+    """Return what a waiting job's priority is made of, as ``sprio`` prints it; None where it does not.
+
+    Args:
+        job_id: the job's id.
+        environment: the command's environment.
+    """
+    try:
+        table = _answer(["sprio", "--long", "--jobs", job_id], environment)
+    except SlurmCommandError:
+        return None
+    return table if len(table.splitlines()) > 1 else None
+
+
+def cancel(job_ids: Sequence[str], environment: Mapping[str, str], *, signal: str | None = None) -> None:
+    """End jobs, or send a signal to their tasks but not to their batch scripts.
+
+    Args:
+        job_ids: the jobs; a bare array id means all of its elements.
+        environment: the command's environment.
+        signal: the signal's name; None ends the jobs.
+
+    Raises:
+        SlurmUnavailableError: there is no scancel, or no answer.
+        SlurmCommandError: the controller refused.
+    """
+    _answer(["scancel", *([] if signal is None else [f"--signal={signal}"]), *job_ids], environment)
+
+
+def _answer(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run a command and return what it printed."""
+    done = _run(words, environment)
+    if done.returncode == 0:
+        return done.stdout
+    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
+    raise error(f"{words[0]} failed: {_reason(done)}", returncode=done.returncode)
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.slurm import commands
+from hpcddp.slurm.job_fields import parse_job
 
 # As printed by Slurm 22.05.8; the free texts hold what a user may write.
 SHOWN = """\
@@ -41,7 +42,7 @@ def program(folder: Path, name: str, body: str) -> dict[str, str]:
 
 
 def test_fields_of_a_job_are_read_whatever_its_user_wrote_into_it() -> None:
-    job = commands.parse_job(SHOWN)
+    job = parse_job(SHOWN)
     assert job["JobId"] == "7"
     assert job["JobName"] == "a Reason=forged"
     assert job["JobState"] == "PENDING"
