@@ -65,7 +65,7 @@ class RunStatus:
         if start is None or self.state is State.PENDING:
             return None
         ended = self.now if self.state.has_nodes else self.traces.ended
-        return None if ended is None else max(0.0, ended - start["time"])
+        return None if ended is None else max(0.0, ended - float(start["time"]))
 
     @property
     def limit_s(self) -> float | None:
@@ -76,7 +76,7 @@ class RunStatus:
         if start is None or start.get("end_time") is None:
             return None
         # Slurm counts limits in minutes, and the attempt began a moment after its job.
-        return round((start["end_time"] - start["time"]) / 60) * 60.0
+        return round((float(start["end_time"]) - float(start["time"])) / 60) * 60.0
 
     @property
     def hosts(self) -> Sequence[str] | None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.exits import exit_of
+from hpcddp.run.exits import exit_of, first_to_end
 from hpcddp.run.files import create_json, read_json
 
 _LONGEST_HEADLINE = 300
@@ -87,6 +87,15 @@ def silent_ranks(attempt: AttemptDirectory) -> list[int]:
     return sorted(rank for rank in started if not attempt.rank_error(rank).exists())
 
 
+def first_silent(attempt: AttemptDirectory) -> list[int]:
+    """Return the ranks that ended first of those that left no record; all of these if nobody saw which.
+
+    When one task has gone, srun ends the others, by force if they do not answer: they leave no record either.
+    """
+    silent = silent_ranks(attempt)
+    return first_to_end(attempt, silent) or silent
+
+
 def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str:
     """Return one line that says who failed first, and how.
 
@@ -100,7 +109,7 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     silent = silent_ranks(attempt)
     if records and records[0].waiting:
         return _hang_sentence(attempt, records[0], silent)
-    if silent:
+    if silent := first_silent(attempt):
         return f"{_places(attempt, silent)} ended without a word{_step_of(records)}: {_how(attempt, silent)}"
     return "the tasks ended without a result and without naming a cause"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,16 @@ def last_run(run_root: Path) -> RunDirectory:
 def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
     """Return the run that ``text`` means, as ``find_run`` does; the last one without a text."""
     return last_run(run_root) if text is None else find_run(text, run_root)
+
+
+def brief(run: RunDirectory) -> str:
+    """Return a run's name, and what came of it as far as its files tell."""
+    number = run.newest_attempt()
+    try:
+        state = str(json.loads(run.result.read_text(encoding="utf-8"))["status"])
+    except (OSError, ValueError, KeyError):
+        state = "submitted" if number is None else f"attempt {number}"
+    return f"{run.path.parent.name}, {state}"
 
 
 def _submitted(run: RunDirectory) -> int:

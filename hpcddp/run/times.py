@@ -67,7 +67,8 @@ def read_times(log: Path) -> Times:
         log: the log; it exists.
     """
     status = log.stat()
-    sizes, times = [], []
+    sizes: list[int] = []
+    times: list[float] = []
     for line in _lines(times_of(log)):
         size, _, time = line.partition(" ")
         # What is torn or stale would not rise.

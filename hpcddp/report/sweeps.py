@@ -1,0 +1,97 @@
+"""Sweeps among runs: one entry for all elements of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.errors import UserError
+from hpcddp.report.states import State
+from hpcddp.report.status import RunStatus
+from hpcddp.report.traces import Traces, read_traces
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.sweep import Sweep, read_sweep
+
+Entry = RunDirectory | Sweep
+
+
+def entry_of(run: RunDirectory) -> Entry:
+    """Return the sweep that a directory holds, or the run itself."""
+    return read_sweep(run.path) or run
+
+
+def entries_of(runs: Sequence[RunDirectory]) -> list[Entry]:
+    """Return runs in their order, with each sweep in place of its elements."""
+    entries = [entry_of(run) for run in runs]
+    sweeps = {entry.path for entry in entries if isinstance(entry, Sweep)}
+    return [entry for entry in entries if isinstance(entry, Sweep) or _sweep_path(entry) not in sweeps]
+
+
+def _sweep_path(run: RunDirectory) -> object:
+    sweep_id, _, index = run.run_id.rpartition("_")
+    return run.path.with_name(sweep_id) if sweep_id and index.isdecimal() else None
+
+
+def traces_of(entry: Entry) -> list[Traces]:
+    """Return what the files of a run, or of each element of a sweep, say."""
+    if isinstance(entry, Sweep):
+        return [read_traces(entry.run(index), job_id=entry.job_id(index)) for index, _ in enumerate(entry.elements)]
+    return [read_traces(entry)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepStatus:
+    """A sweep at one moment.
+
+    Args:
+        sweep: the sweep.
+        elements: each of its elements.
+    """
+
+    sweep: Sweep
+    elements: tuple[RunStatus, ...]
+
+    @property
+    def counts(self) -> dict[State, int]:
+        """How many elements are in which state, the liveliest first."""
+        counted = Counter(element.state for element in self.elements)
+        return {state: counted[state] for state in sorted(counted, key=list(State).index)}
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether any element waits or runs."""
+        return any(state.is_alive for state in self.counts)
+
+    @property
+    def sentence(self) -> str:
+        """The counts in words."""
+        return ", ".join(f"{count} {state}" for state, count in self.counts.items())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that ``--json`` prints."""
+        return {
+            "sweep_id": self.sweep.sweep_id,
+            "name": self.sweep.path.parent.name,
+            "run_dir": str(self.sweep.path),
+            "counts": {str(state): count for state, count in self.counts.items()},
+            "elements": [
+                {**element.as_json(), "values": dict(values)}
+                for element, values in zip(self.elements, self.sweep.elements, strict=True)
+            ],
+        }
+
+
+def one_run(run: RunDirectory) -> RunDirectory:
+    """Return the run if it is one.
+
+    Raises:
+        UserError: it is a sweep of many.
+    """
+    sweep = read_sweep(run.path)
+    if sweep is not None:
+        raise UserError(
+            f"{sweep.sweep_id} is a sweep of {len(sweep.elements)} runs; name one of them, such as {sweep.run_id(0)}"
+        )
+    return run
