@@ -8,6 +8,7 @@ from typing import Any
 
 from hpcddp.batch.noise_scale import MeasuredNoise, larger_batch_pays, noise_note
 from hpcddp.batch.notes import split_notes
+from hpcddp.batch.numbers import per_device_batch_size
 from hpcddp.batch.plan import BatchPlan, plan_batch
 from hpcddp.batch.refusals import count, refuse_accumulated_global_loss, refuse_below_one
 from hpcddp.batch.scaling import Scaling, scaling_of
@@ -101,11 +102,11 @@ def plan_job(
         notes: what is known already, for instance why ``samples`` is not; they come first.
 
     Raises:
-        PlanError: the batch cannot be split as asked, the learning-rate rule does not hold, or a loss over the global
-            batch would not see all of it at once.
+        PlanError: the batch cannot be split as asked, or evenly for a command; the learning-rate rule does not hold;
+            or a loss over the global batch would not see all of it at once.
     """
     batch = plan_batch(
-        global_batch_size=spec.batch.global_batch_size,
+        global_batch_size=spec.global_batch_size,
         world_size=spec.world_size,
         samples=samples,
         max_per_device_batch_size=spec.batch.max_per_device_batch_size,
@@ -116,6 +117,8 @@ def plan_job(
         unit=spec.batch.unit,
         smallest_group=smallest_group,
     )
+    if spec.command is not None:
+        per_device_batch_size(batch)
     unknown = f"The number of {batch.unit}s is unknown; give it with --samples."
     train = spec.train
     if train is not None and train.loss_reduction == "global":

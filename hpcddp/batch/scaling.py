@@ -74,7 +74,7 @@ def scaled_hyperparameters(spec: JobSpec) -> ScaledRule:
         spec.learning_rate,
         None if train is None else train.optimizer,
         ema_decay=None if train is None else train.ema_decay,
-        global_batch_size=spec.batch.global_batch_size,
+        global_batch_size=spec.global_batch_size,
     )
 
 

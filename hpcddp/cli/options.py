@@ -9,6 +9,9 @@ from typing import Annotated
 import typer
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
+JobFileOrNone = Annotated[
+    Path | None, typer.Argument(metavar="JOB", help="The job file (YAML); not needed with a command.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a field of the job file; may be repeated."),

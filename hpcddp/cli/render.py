@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from hpcddp.cli.options import AsJson, JobFile, Overrides, profiles_directory
+from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
+from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides, profiles_directory
 from hpcddp.errors import UserError
 
 
@@ -22,11 +23,11 @@ class OutputFileError(UserError):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(render)
+    app.command(cls=JobCommand)(takes_job_words(render))
 
 
 def render(
-    job_file: JobFile,
+    job_file: JobFileOrNone = None,
     *,
     overrides: Overrides = None,
     run_id: Annotated[
@@ -37,6 +38,7 @@ def render(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the script to a file.")
     ] = None,
     as_json: AsJson = False,
+    words: JobWords,
 ) -> None:
     """Print the sbatch script of a job. Submits nothing, and needs neither Slurm nor torch.
 
@@ -45,9 +47,8 @@ def render(
     Example: hpcddp render jobs/resnet50_imagenet.yaml -o job.sh && sbatch job.sh
     """
     from hpcddp.launch.render import render_script
-    from hpcddp.spec.read import load_job
 
-    job = load_job(job_file, overrides=overrides or (), profiles=profiles_directory(os.environ))
+    job = words.load(job_file, overrides=overrides, profiles=profiles_directory(os.environ))
     python = job.spec.environment.python or sys.executable
     script = render_script(job, python=python, run_id=run_id, template=template)
     if output is not None:

@@ -17,11 +17,12 @@ import typer
 
 from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.following import follow_run
-from hpcddp.cli.options import AsJson, Overrides, profiles_directory
+from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
+from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides, profiles_directory
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from hpcddp.launch.follow import Outcome
     from hpcddp.launch.submission import Cluster, Submission
@@ -55,13 +56,11 @@ class _Order:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(submit)
+    app.command(cls=JobCommand)(takes_job_words(submit))
 
 
 def submit(
-    job_file: Annotated[
-        Path | None, typer.Argument(metavar="JOB", help="The job file (YAML); with --resume only to change the job.")
-    ] = None,
+    job_file: JobFileOrNone = None,
     *,
     cluster: Annotated[
         ClusterChoice,
@@ -79,6 +78,7 @@ def submit(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; submit nothing.")] = False,
     as_json: AsJson = False,
+    words: JobWords,
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
@@ -89,13 +89,16 @@ def submit(
     Example: hpcddp submit jobs/quickstart.yaml --cluster local --follow
     """
     environment = dict(os.environ)
-    if job_file is None:
-        only_resume = resume is not None and not (overrides or template or dry_run) and cluster is ClusterChoice.AUTO
-        if resume is None or not only_resume:
-            raise UserError("no JOB is given; write a job file, or --resume RUN alone to continue a run as it is")
+    unchanged = job_file is None and words.is_empty and not (overrides or template or dry_run)
+    if resume is not None and unchanged and cluster is ClusterChoice.AUTO:
         submission = _resume(resume, run_root, environment)
+    elif job_file is None and words.command is None:
+        raise UserError(
+            "no JOB is given; write a job file, a command after --, or --resume RUN alone to go on as it was"
+        )
     else:
-        order = _order(job_file, overrides or (), cluster, template, environment)
+        job = words.load(job_file, overrides=overrides, profiles=profiles_directory(environment))
+        order = _order(job, cluster, template, environment)
         if dry_run:
             _print_preview(order, resume, run_root, environment, as_json=as_json)
             return
@@ -109,17 +112,9 @@ def submit(
     raise typer.Exit(_exit_code(outcome))
 
 
-def _order(
-    job_file: Path,
-    overrides: Sequence[str],
-    cluster: ClusterChoice,
-    template: str | None,
-    environment: Mapping[str, str],
-) -> _Order:
+def _order(job: ResolvedJob, cluster: ClusterChoice, template: str | None, environment: Mapping[str, str]) -> _Order:
     from hpcddp.launch.submit import choose_cluster
-    from hpcddp.spec.read import load_job
 
-    job = load_job(job_file, overrides=overrides, profiles=profiles_directory(environment))
     where = choose_cluster(cluster.value, environment)
     return _Order(job=job, cluster=where, python=job.spec.environment.python or sys.executable, template=template)
 
@@ -217,6 +212,15 @@ def _exit_code(outcome: Outcome) -> int:
     return {"finished": 0, "cancelled": INTERRUPTED}.get(outcome.status, 1)
 
 
+def _facts(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a result says in a line; a program of the user's own says less."""
+    if "steps" in result:
+        yield f"{result['steps']} steps"
+    if result.get("val_accuracy") is not None:
+        yield f"val_accuracy {result['val_accuracy']:.2%}"
+    yield f"{result['wall_s']:.1f} s on {result['world_size']} ranks"
+
+
 def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:
     if as_json:
         document = {"status": outcome.status, "exit_code": outcome.exit_code, "result": outcome.result}
@@ -224,10 +228,7 @@ def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -
         return
     result = outcome.result or {}
     if outcome.status == "finished":
-        typer.echo(
-            f"finished: {result['steps']} steps, val_accuracy {result['val_accuracy']:.2%}, "
-            f"{result['wall_s']:.1f} s on {result['world_size']} ranks"
-        )
+        typer.echo(f"finished: {', '.join(_facts(result))}")
         typer.echo(f"result {submission.run.result}")
         return
     if outcome.status == "failed":

@@ -95,7 +95,7 @@ def comparison_of(job: JobSpec, *, world_size: int | None) -> Comparison:
             f"--world-size is {world_size}, and one process is what the ranks are compared with; write 2 or more"
         )
     ranks = world_size or min(max(job.world_size, _LEAST_RANKS), _MOST_RANKS)
-    batch = min(job.batch.global_batch_size, max(MOST_IN_A_BATCH, _LEAST_RANKS * ranks))
+    batch = min(job.global_batch_size, max(MOST_IN_A_BATCH, _LEAST_RANKS * ranks))
     if batch < _LEAST_RANKS * ranks:
         raise ComparisonError(
             f"batch.global_batch_size is {batch}, which leaves {ranks} ranks fewer than two samples each; "
@@ -110,7 +110,7 @@ def comparison_of(job: JobSpec, *, world_size: int | None) -> Comparison:
 def _accumulates(job: JobSpec) -> bool:
     batch = job.batch
     plan = plan_batch(
-        global_batch_size=batch.global_batch_size,
+        global_batch_size=job.global_batch_size,
         world_size=job.world_size,
         samples=None,
         max_per_device_batch_size=batch.max_per_device_batch_size,

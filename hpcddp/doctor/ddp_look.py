@@ -111,7 +111,7 @@ def _steps(setting: Setting, replica: Replica, record: Path, steps: int) -> Iter
 def _batches(setting: Setting, steps: int) -> Batches:
     spec, data, train = setting.context.spec, setting.data, setting.context.train
     keys = MicroBatchKeys(
-        GlobalBatches(data.units, spec.batch.global_batch_size, spec.batch.tail, spec.batch.order, train.seed),
+        GlobalBatches(data.units, spec.global_batch_size, spec.batch.tail, spec.batch.order, train.seed),
         setting.plan.batch,
         setting.context.rank,
         groups=data.groups,

@@ -27,6 +27,7 @@ from hpcddp.launch.claim import (
     refuse_another_training,
 )
 from hpcddp.launch.paragraph import resume_command
+from hpcddp.launch.progress import tell_progress
 from hpcddp.launch.requeue import expedite
 from hpcddp.launch.situation import limits_of
 from hpcddp.launch.supervisor import end
@@ -140,6 +141,8 @@ def _settle(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> 
     number = run.newest_attempt() or 0
     if previous.job_id == start.job_id and start.restart_count:
         if not any(event["event"] == "requeue" and event["attempt"] == number for event in events):
+            if spec.command is not None:
+                tell_progress(run.attempt(number), now=start.time, asked=False)
             _tell_requeue(run, start, number, events)
             events = read_events(run.events)
         if not spec.requeue.left_to_slurm:

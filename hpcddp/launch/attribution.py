@@ -48,7 +48,12 @@ def is_peer_loss(error: BaseException) -> bool:
 
 def _says_peer_loss(error: BaseException) -> bool:
     # An OSError is one of Python's own sockets, and those are the user's.
-    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _PEER_LOSS)
+    return isinstance(error, RuntimeError) and says_peer_loss(str(error))
+
+
+def says_peer_loss(text: str) -> bool:
+    """Return whether a text says what gloo, NCCL or the store say when another rank has gone."""
+    return any(phrase in text.lower() for phrase in _PEER_LOSS)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -25,7 +25,7 @@ def describe(job: ResolvedJob, script: RenderedScript) -> dict[str, Any]:
     return {
         "script": script.text,
         "directives": [{"flag": directive.flag, "value": directive.value} for directive in script.directives],
-        "plan": plan_job(job.spec, samples=None).as_json(),
+        "plan": None if job.spec.batch.global_batch_size is None else plan_job(job.spec, samples=None).as_json(),
         "fields": {dotted(path): {"value": value, "origin": job.origins[dotted(path)]} for path, value in _fields(job)},
     }
 

@@ -15,6 +15,7 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.run.files import read_json
+from hpcddp.run.programs import ProgramEnd, read_program_end
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.write import parse_resolved
 from hpcddp.stop.budgets import Limits, spent_of, stuck, used_up
@@ -85,6 +86,18 @@ class Situation:
         """The job."""
         return parse_resolved(self.attempt.run.job_file.read_text(encoding="utf-8"))
 
+    @cached_property
+    def program(self) -> ProgramEnd | None:
+        """How the programs of a command ended; None where the job runs something else."""
+        if self.spec.command is None:
+            return None
+        return read_program_end(self.attempt, world_size=self.spec.world_size)
+
+    @property
+    def first_failure(self) -> FailureRecord | None:
+        """The first error that names a cause of its own."""
+        return self.failures[0] if self.failures and not self.failures[0].secondary else None
+
     @property
     def signalled(self) -> bool:
         """Whether a task of this attempt has seen a signal."""
@@ -109,6 +122,8 @@ class Situation:
     def _local_cause(self) -> Cause:
         if self.cancelled:
             return Cause.CANCELLED
+        if self.decision is None and self.program is not None:
+            return self._program_cause(self.program)
         if self.decision is None:
             return Cause.CRASH
         if self.decision.reason in _WARNINGS:
@@ -117,17 +132,22 @@ class Situation:
 
     def _slurm_cause(self) -> Cause:
         decision = self.decision
-        warned = decision is not None and decision.reason in _WARNINGS
+        program = None if decision is not None else self.program
+        warned = program.out_of_time if program else decision is not None and decision.reason in _WARNINGS
+        # Of the programs of a command, some may only have lost their peers, which were told to end.
+        errors = self.failures if program is None else [self.first_failure] if self.first_failure else []
         now = cause_of(
             facts_of(
                 self.job_fields,
                 restarts_at_start=self.restarts,
                 warned=warned,
-                error_seen=decision is None and bool(self.failures),
+                error_seen=decision is None and bool(errors),
             )
         )
         if now in _CERTAIN or (now is Cause.TIME_LIMIT and not warned):
             return now
+        if program is not None and (known := self._program_cause(program)) is not Cause.CRASH:
+            return known
         if decision is None and self.job_fields is None and self.signalled:
             return Cause.UNKNOWN
         if decision is None:
@@ -137,10 +157,18 @@ class Situation:
         seen = Cause(decision.cause) if decision.cause else now
         return now if seen in {Cause.UNKNOWN, Cause.CRASH} else seen
 
+    def _program_cause(self, program: ProgramEnd) -> Cause:
+        """Return what the programs themselves know of why they ended."""
+        if self.first_failure is not None:
+            return Cause.CRASH
+        if program.out_of_time:
+            return Cause.TIME_LIMIT
+        return Cause.UNKNOWN if program.was_told or program.wants_to_go_on else Cause.CRASH
+
     @cached_property
     def lost_nodes(self) -> list[str]:
         """The nodes that have gone without a word."""
-        if self.job_id is None or (self.failures and not self.failures[0].secondary):
+        if self.job_id is None or self.first_failure is not None:
             return []
         heard = [record.rank for record in self.failures]
         return lost_nodes(self.environment, tasks_per_node=self.spec.tasks_per_node, heard=heard)
@@ -160,7 +188,7 @@ class Situation:
             return EndFacts(cause=Cause.UNKNOWN, finished=finished, fenced=fenced)
         requeue, spent = self.spec.requeue, spent_of(self.events)
         limits = limits_of(self.spec)
-        first = self.failures[0] if self.failures and not self.failures[0].secondary else None
+        first = self.first_failure
         return EndFacts(
             cause=self.cause,
             error_code=first.exit_code if first else None,

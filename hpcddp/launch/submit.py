@@ -179,7 +179,8 @@ def run_directory(job: ResolvedJob, run_id: str) -> RunDirectory:
 def write_run(run: RunDirectory, job: ResolvedJob, script: str) -> None:
     """Write what a run is made from: the resolved job, its plan as far as it is known, the script."""
     write_text(run.job_file, dump_job(job.spec, environment_values=False))
-    write_json(run.plan, _first_plan(job).as_json())
+    if job.spec.batch.global_batch_size is not None:
+        write_json(run.plan, _first_plan(job).as_json())
     write_text(run.script, script)
 
 
@@ -189,6 +190,8 @@ def _first_plan(job: ResolvedJob) -> JobPlan:
     from hpcddp.batch.samples import TABLED_DATASETS, count_samples
 
     train = job.spec.train
+    if job.spec.command is not None:
+        return plan_job(job.spec, samples=None)
     if train is None or train.dataset not in TABLED_DATASETS or job.spec.batch.unit == "group":
         return plan_job(job.spec, samples=None, notes=["The task counts the training data and completes this plan."])
     counted = count_samples(train, directory=Path(), python="")

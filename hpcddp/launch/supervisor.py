@@ -13,12 +13,14 @@ from types import MappingProxyType
 from hpcddp.errors import HpcddpError
 from hpcddp.launch import requeue as requeuing
 from hpcddp.launch.paragraph import newest_saved_step, resume_command, what_is_saved, why_it_stopped
+from hpcddp.launch.progress import tell_progress
 from hpcddp.launch.requeue import Outcome
 from hpcddp.launch.situation import Situation
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import EventKind, append_event
 from hpcddp.run.failure import describe_failure, failure_sentence
-from hpcddp.run.files import write_json
+from hpcddp.run.files import read_json, write_json
+from hpcddp.run.programs import ProgramEnd
 from hpcddp.stop.cause import Cause
 from hpcddp.stop.decision import Action, Deed, decide
 from hpcddp.stop.exit_codes import ExitCode
@@ -51,11 +53,33 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str],
         cancelled: whether the user ended the job on this machine.
     """
     situation = Situation(attempt=attempt, environment=environment, cancelled=cancelled)
+    if situation.program is not None:
+        _conclude_program(situation, situation.program)
     action = decide(situation.facts())
     if situation.is_overtaken:
         # Slurm may have been asked for a minute.
         action = _OVERTAKEN
     return _DEEDS[action.deed](situation, action, code)
+
+
+def _conclude_program(situation: Situation, program: ProgramEnd) -> None:
+    """Write down what the ranks of a training write themselves: that the run has finished, or came further."""
+    if situation.is_overtaken:
+        return
+    attempt = situation.attempt
+    with _told(attempt.run.path):
+        if program.finished:
+            document = {"status": "finished", "exit_code": 0, "attempts": attempt.number + 1}
+            write_json(attempt.run.result, {**document, "world_size": program.world_size, "wall_s": _wall_s(attempt)})
+            append_event(attempt.run.events, kind="finish", time=time.time(), attempt=attempt.number)
+        else:
+            tell_progress(attempt, now=time.time(), asked=program.wants_to_go_on and not program.was_told)
+
+
+def _wall_s(attempt: AttemptDirectory) -> float:
+    """Return how long the attempts of a run took, from the first start until now, in seconds."""
+    first = read_json(attempt.run.attempt(0).start) or {}
+    return round(time.time() - float(first.get("time", time.time())), 3)
 
 
 def _finish(situation: Situation, action: Action, _: int) -> Ending:
@@ -167,6 +191,11 @@ _DEEDS: Mapping[Deed, Callable[[Situation, Action, int], Ending]] = MappingProxy
 def _why(situation: Situation) -> str:
     if situation.cause is Cause.NODE_FAILURE:
         return f"node {', '.join(situation.lost_nodes)} was lost" if situation.lost_nodes else "a node was lost"
+    program = situation.program
+    if program is not None and program.wants_to_go_on and situation.cause is Cause.UNKNOWN:
+        return (
+            f"the command asked to be run again (exit code {int(ExitCode.STOPPED)}, or a file at HPCDDP_REQUEUE_FILE)"
+        )
     if situation.cause is Cause.CRASH:
         return failure_sentence(situation.attempt, situation.failures)
     return why_it_stopped(situation.cause, situation.decision, job=situation.job)
@@ -181,8 +210,11 @@ def _paragraph(situation: Situation, next_step: str, *, cause: Cause | None = No
     """Return why the attempt stopped, what was saved, and what happens next."""
     attempt = situation.attempt
     why = _why(situation) if cause is None else why_it_stopped(cause, situation.decision, job=situation.job)
-    saved = what_is_saved(situation.decision, newest_saved_step(situation.events))
-    return f"attempt {attempt.number} of run {attempt.run.run_id} has ended: {why}; {saved}. {next_step}"
+    newest = newest_saved_step(situation.events)
+    # A program of the user's own has checkpoints of its own.
+    known = situation.program is None or newest
+    saved = f"; {what_is_saved(situation.decision, newest)}" if known else ""
+    return f"attempt {attempt.number} of run {attempt.run.run_id} has ended: {why}{saved}. {next_step}"
 
 
 def _conclude(situation: Situation, status: str, reason: str, exit_code: int) -> None:

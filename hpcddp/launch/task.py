@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hpcddp.launch.attribution import failure_of, last_words, leave_record
 from hpcddp.launch.claim import RunDirectoryError
@@ -32,6 +32,9 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop import faults
 from hpcddp.stop.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from hpcddp.spec.job import JobSpec
 
 PICKLE_DIGEST = "HPCDDP_PICKLE_SHA256"
 """The environment variable that carries the pickle's sha256 from the submission to the task."""
@@ -57,7 +60,12 @@ def main() -> int:
         faulthandler.enable()
         LIFELINE.cause = attend(attempt, environment).answer
         faults.arm(environment.get(faults.VARIABLE), rank=env.rank, attempt=attempt.number)
-        environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(attempt)))
+        from hpcddp.spec.write import parse_resolved
+
+        spec = parse_resolved(attempt.run.job_file.read_text(encoding="utf-8"))
+        if spec.command is not None:
+            LISTENER.meaning = "it is passed on to the program"
+        environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(spec)))
         # Relative imports of the user's own modules mean the directory of submission; -P keeps it from coming first.
         sys.path.append(str(Path.cwd()))
         _work(env, attempt, environment)
@@ -112,11 +120,8 @@ def _redirect_output(log: Path) -> None:
     os.close(descriptor)
 
 
-def _cpus_of_this_task(attempt: AttemptDirectory) -> int:
+def _cpus_of_this_task(spec: JobSpec) -> int:
     """Return how many CPUs this task may use: what it asked for, unless the kernel allows it fewer."""
-    from hpcddp.spec.write import parse_resolved
-
-    spec = parse_resolved(attempt.run.job_file.read_text(encoding="utf-8"))
     return max(1, min(spec.resources.cpus_per_task, len(os.sched_getaffinity(0))))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -16,11 +17,15 @@ from typing import TYPE_CHECKING, Any
 from hpcddp import __version__
 from hpcddp.launch.claim import RunDirectoryError
 from hpcddp.launch.lifeline import LIFELINE, leave, own_host
+from hpcddp.launch.program import run_program
+from hpcddp.launch.program_environment import program_environment
 from hpcddp.launch.rendezvous import Rendezvous, meet, raise_if_a_rank_failed
+from hpcddp.launch.roll_call import report, wait_for_all
 from hpcddp.launch.watchdog import watch
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import read_json, write_json
 from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.spec.job import JobSpec
 from hpcddp.spec.write import parse_resolved
 from hpcddp.stop.deadline import Deadline
 from hpcddp.stop.exit_codes import ExitCode
@@ -49,14 +54,41 @@ def run(run_directory: str) -> dict[str, Any] | None:
             f"this task was started for {attempt.run.path}, but the job was submitted for {run_directory}"
         )
     text = attempt.run.job_file.read_text(encoding="utf-8")
-    timeout = parse_resolved(text).launch.rendezvous_timeout
+    spec = parse_resolved(text)
+    timeout = spec.launch.rendezvous_timeout
     host = own_host()
+    if spec.command is not None:
+        report(env, attempt, host=host)
     meeting = meet(env, attempt, own_host=host, timeout=timeout)
-    os.environ.update(env.exports(meeting.address, meeting.port))
     _choose_interfaces(meeting, single_host=env.nodes == 1)
-    left = max(1.0, timeout.total_seconds() - (time.monotonic() - began))
-    _train(env, attempt, meeting, job_text=text, host=host, rendezvous_timeout=timedelta(seconds=left))
+    left = timedelta(seconds=max(1.0, timeout.total_seconds() - (time.monotonic() - began)))
+    if spec.command is not None:
+        _run_command(spec, env, attempt, meeting, timeout=left)
+        return None
+    os.environ.update(env.exports(meeting.address, meeting.port))
+    _train(env, attempt, meeting, job_text=text, host=host, rendezvous_timeout=left)
     return read_json(attempt.run.result) if env.rank == 0 else None
+
+
+def _run_command(
+    spec: JobSpec, env: RankEnv, attempt: AttemptDirectory, meeting: Rendezvous, *, timeout: timedelta
+) -> None:
+    if meeting.listener is not None:
+        wait_for_all(env, attempt, timeout=timeout)
+        # The program of rank 0 binds it again, in a moment; its peers try until it does.
+        meeting.listener.close()
+    end_time = _deadline(attempt).end_time
+    variables = program_environment(
+        spec,
+        env,
+        attempt,
+        address=meeting.address,
+        port=meeting.port,
+        end_time=end_time,
+        inherited=os.environ,
+        python=Path(sys.executable),
+    )
+    run_program(spec, env, attempt, variables=variables, end_time=end_time)
 
 
 def _choose_interfaces(meeting: Rendezvous, *, single_host: bool) -> None:

@@ -13,10 +13,10 @@ from hpcddp.report.wording import ranks_text
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.failure import FailureRecord, failure_sentence, first_silent, read_failures, silent_ranks
-from hpcddp.run.files import read_json
-from hpcddp.run.tail import tail_text
+from hpcddp.run.files import read_json, read_tail
 
 _LAST_LINES: Final = 20
+_TAIL_BYTES: Final = 64 * 1024
 _LONGEST_TEXT: Final = 60
 _CRASHES: Final = frozenset({"crash", "node_failure"})
 _LOSSES: Final = ("connection closed by peer", "connection reset by peer", "broken pipe", "timed out", "socket closed")
@@ -123,7 +123,7 @@ def _host(attempt: AttemptDirectory, ranks: Sequence[int]) -> str | None:
 
 
 def _last_lines(log: Path) -> list[str]:
-    return list(deque(tail_text(log).splitlines(), maxlen=_LAST_LINES))
+    return list(deque(read_tail(log, _TAIL_BYTES).splitlines(), maxlen=_LAST_LINES))
 
 
 def _followers(attempt: AttemptDirectory, records: Sequence[FailureRecord], firsts: set[int]) -> str:

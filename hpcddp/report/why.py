@@ -17,11 +17,12 @@ from hpcddp.report.status import RunStatus
 from hpcddp.report.wording import duration_text
 from hpcddp.run.events import read_events
 from hpcddp.run.failure import failure_sentence, read_failures
-from hpcddp.run.tail import tail_text
+from hpcddp.run.files import read_tail
 from hpcddp.stop.exit_codes import ExitCode
 
 _WAITS: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})
 _TOLD: Final = 6
+_TAIL_BYTES: Final = 4096
 # After these the same run would end in the same way again.
 _LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.NO_PROGRESS, ExitCode.HANG})
 _CAUSES: Final[Mapping[str, str]] = MappingProxyType(
@@ -198,7 +199,7 @@ def _failure(status: RunStatus) -> Iterator[str]:
 
 
 def _last_words(status: RunStatus) -> Iterator[str]:
-    lines = tail_text(status.run.batch_log).rstrip().splitlines()[-1:]
+    lines = read_tail(status.run.batch_log, _TAIL_BYTES).rstrip().splitlines()[-1:]
     yield from (f"the batch script's last words: {line}" for line in lines)
 
 

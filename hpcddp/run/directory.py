@@ -73,6 +73,11 @@ class RunDirectory:
         return self.path / "result.json"
 
     @property
+    def progress(self) -> Path:
+        """What a program of the user's own touches when it has come further."""
+        return self.path / "progress"
+
+    @property
     def attempts(self) -> Path:
         """The folder of attempts."""
         return self.path / "attempts"
@@ -128,6 +133,19 @@ class AttemptDirectory:
     def ranks(self) -> Path:
         """Where each rank of this attempt runs, once all have met."""
         return self.path / "ranks.json"
+
+    @property
+    def requeue_file(self) -> Path:
+        """What a program of the user's own makes when it wants to be run again."""
+        return self.path / "requeue"
+
+    def rank_here(self, rank: int) -> Path:
+        """Return where one rank of a command says that it is there."""
+        return self.path / f"here-rank-{rank}.json"
+
+    def rank_exit(self, rank: int) -> Path:
+        """Return the record of how one rank's program ended."""
+        return self.path / f"exit-rank-{rank}.json"
 
     def rank_log(self, rank: int) -> Path:
         """Return the log of one rank."""

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from hpcddp.run.files import append_line
 
-EventKind = Literal["start", "train", "signal", "stop", "save", "requeue", "resume", "failure", "finish", "warning"]
+EventKind = Literal[
+    "start", "train", "signal", "stop", "save", "requeue", "resume", "failure", "finish", "warning", "progress"
+]
 
 
 def append_event(

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.tail import tail_text
+from hpcddp.run.files import read_tail
 
 # srun: error: n2: task 1: Killed      srun: error: n[1-2]: tasks 0-1,3: Exited with exit code 3   (srun 22.05.8)
 _SRUN: Final = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[0-9,-]+): (?P<how>.+)", re.ASCII)
@@ -50,7 +50,7 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
         attempt: the attempt.
         rank: a rank without a record.
     """
-    log = tail_text(attempt.rank_log(rank))
+    log = read_tail(attempt.rank_log(rank), _TAIL_BYTES)
     if _FATAL in log:
         # faulthandler, below the last line that Python could still print.
         return log.rpartition(_FATAL)[2].partition("\n")[0].strip()
@@ -82,4 +82,4 @@ def first_to_end(attempt: AttemptDirectory, ranks: Collection[int]) -> list[int]
 def _since_start(attempt: AttemptDirectory) -> str:
     """Return what the batch script has printed in an attempt."""
     following = attempt.run.attempt(attempt.number + 1)
-    return tail_text(attempt.run.batch_log).rpartition(beginning(attempt))[2].partition(beginning(following))[0]
+    return read_tail(attempt.run.batch_log, _TAIL_BYTES).rpartition(beginning(attempt))[2].partition(beginning(following))[0]

@@ -84,7 +84,9 @@ def read_failures(attempt: AttemptDirectory) -> list[FailureRecord]:
 def silent_ranks(attempt: AttemptDirectory) -> list[int]:
     """Return the ranks that started, as their logs show, and ended without a record."""
     started = {int(path.stem.removeprefix("rank-")) for path in attempt.path.glob("rank-*.log")}
-    return sorted(rank for rank in started if not attempt.rank_error(rank).exists())
+    return sorted(
+        rank for rank in started if not (attempt.rank_error(rank).exists() or attempt.rank_exit(rank).exists())
+    )
 
 
 def first_silent(attempt: AttemptDirectory) -> list[int]:

@@ -74,6 +74,17 @@ def read_json(path: Path) -> Any:  # noqa: ANN401
         return None
 
 
+def read_tail(path: Path, size: int) -> str:
+    """Return the last ``size`` bytes of a file as text; empty if it cannot be read, torn characters replaced."""
+    try:
+        with path.open("rb") as stream:
+            end = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, end - size))
+            return stream.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def append_line(path: Path, line: str) -> None:
     """Append one line in one write, so that lines of several processes do not mix.
 

@@ -1,30 +1,15 @@
-"""The end of a file that grows, without reading the rest."""
+"""The last records of a file of them, without reading the rest."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
+from hpcddp.run.files import read_tail
+
 TAIL_BYTES: Final = 64 * 1024
 """How much of a file's end is read."""
-
-
-def tail_text(path: Path, size: int = TAIL_BYTES) -> str:
-    """Return the end of a file, or nothing if it cannot be read: it only adds to what is known.
-
-    Args:
-        path: the file.
-        size: how many bytes at most. The first character may be torn.
-    """
-    try:
-        with path.open("rb") as stream:
-            end = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, end - size))
-            return stream.read(size).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def tail_records(path: Path, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
@@ -35,7 +20,7 @@ def tail_records(path: Path, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
         size: how many bytes are read at most.
     """
     records = []
-    for line in tail_text(path, size).splitlines():
+    for line in read_tail(path, size).splitlines():
         try:
             record = json.loads(line)
         except ValueError:

@@ -24,8 +24,13 @@ SAMPLES: JsonDict = {"unit": "samples"}
 class Batch(Section):
     """Who gets how many samples: the global batch, and how it is split."""
 
-    global_batch_size: int = Field(
-        ge=1, le=LARGEST_BATCH, description="Samples per optimizer step, over all ranks.", json_schema_extra=SAMPLES
+    global_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST_BATCH,
+        description="Samples per optimizer step, over all ranks. `train` needs it; a `command` or an `entrypoint` is "
+        "told what follows from it.",
+        json_schema_extra=SAMPLES,
     )
     max_per_device_batch_size: int | None = Field(
         None,

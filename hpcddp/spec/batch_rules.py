@@ -107,7 +107,7 @@ def _first_divisor(number: int, candidates: Iterable[int]) -> int | None:
 def batch_reaches_every_rank(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Refuse B < W."""
     batch, ranks = spec.batch.global_batch_size, spec.world_size
-    if batch < ranks:
+    if batch is not None and batch < ranks:
         yield (
             "batch.global_batch_size",
             (
@@ -120,12 +120,12 @@ def batch_reaches_every_rank(spec: JobSpec) -> Iterator[tuple[str, str]]:
 def fixed_micro_batch_divides(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Refuse a micro-batch held fixed beside what it decides, and one that does not fill the global batch."""
     key, size = "batch.per_device_batch_size", spec.batch.per_device_batch_size
-    if size is None:
+    batch, ranks = spec.batch.global_batch_size, spec.world_size
+    if size is None or batch is None:
         return
     for other in ("max_per_device_batch_size", "grad_accum_steps"):
         if getattr(spec.batch, other) is not None:
             yield key, f"is {size}, and batch.{other} is given too, which follows from it; keep one of them"
-    batch, ranks = spec.batch.global_batch_size, spec.world_size
     # Where the batch does not reach every rank, that is what is wrong.
     if batch >= ranks and batch % (ranks * size):
         yield (
@@ -155,5 +155,5 @@ def groups_are_named(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def rule_fits_optimizer(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Refuse a learning-rate rule that does not hold for the optimizer or for its constants."""
-    optimizer = None if spec.train is None else spec.train.optimizer
-    yield from scaling_findings(spec.learning_rate, optimizer, spec.batch.global_batch_size)
+    if spec.train is not None and spec.batch.global_batch_size is not None:
+        yield from scaling_findings(spec.learning_rate, spec.train.optimizer, spec.batch.global_batch_size)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from hpcddp.errors import UserError
 from hpcddp.spec.batch import Batch, LearningRate, Order, Rule, Schedule, Split, Tail, Unit
 from hpcddp.spec.fields import FunctionReference, Line, Name, ProfileName, Section, Text
 from hpcddp.spec.recovery import ALL_CAUSES, Cause, Checkpoint, Launch, Requeue
@@ -56,14 +57,14 @@ class JobSpec(Section):
     )
     resources: Resources = Field(default_factory=Resources, description="What the job asks Slurm for.")
     environment: Environment = Field(default_factory=Environment, description="What the tasks run in.")
-    batch: Batch = Field(description="Who gets how many samples.")
+    batch: Batch = Field(default_factory=Batch, description="Who gets how many samples.")
     learning_rate: LearningRate = Field(default_factory=LearningRate, description="The learning rate.")
     train: Train | None = Field(None, description="The built-in training.")
     entrypoint: FunctionReference | None = Field(
-        None, description="Your own function in place of `train`. Not in this version."
+        None, description="Your own function in place of `train`: every rank calls it with an `hpcddp.Context`."
     )
     command: Annotated[tuple[Text, ...], Field(strict=False)] | None = Field(
-        None, description="Your own command in place of `train`. Not in this version."
+        None, description="Your own program in place of `train`, word by word: every task runs it."
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When the training is saved.")
     requeue: Requeue = Field(default_factory=Requeue, description="When the same job runs again.")
@@ -71,6 +72,19 @@ class JobSpec(Section):
     sweep: Mapping[str, Any] | None = Field(
         None, description="Values of fields to run one job each for. Not in this version."
     )
+
+    @property
+    def global_batch_size(self) -> int:
+        """The global batch, of a job that states one.
+
+        Raises:
+            UserError: it states none.
+        """
+        if self.batch.global_batch_size is None:
+            raise UserError(
+                f"batch.global_batch_size is missing in the job {self.name}; write how many samples a step has"
+            )
+        return self.batch.global_batch_size
 
     @property
     def tasks_per_node(self) -> int:

@@ -11,6 +11,7 @@ from hpcddp.spec.fieldtree import Kind, find_place
 
 JOB_FILE = "job file"
 OVERRIDE = "--set"
+COMMAND_LINE = "command line"
 DEFAULT = "default"
 
 
@@ -19,8 +20,8 @@ class Source:
     """Something that values came from.
 
     Args:
-        origin: its name for ``render --json``: "job file", "--set" or "profile NAME".
-        file: how an error names it: a path, or ``--set key.path``.
+        origin: its name for ``render --json``: "job file", "--set", an option's name, "command line" or "profile NAME".
+        file: how an error names it: a path, ``--set key.path``, or an option's name.
         lines: the line of each key path, where it has lines.
         written: scalars that were no text, as they were written.
     """

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpcddp.spec.document import DocumentError, Path, read_value
 from hpcddp.spec.fieldtree import find_place
-from hpcddp.spec.layers import OVERRIDE, Source
+from hpcddp.spec.layers import COMMAND_LINE, OVERRIDE, Source
 from hpcddp.spec.problems import Problem
 from hpcddp.spec.suggestions import unknown_key
 
+# Options whose value is a text whatever it looks like: a partition may be called 010.
+_TEXTS: frozenset[Path] = frozenset(
+    {("name",)}
+    | {
+        ("resources", name)
+        for name in (
+            "gpu_type", "partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "licenses",
+        )
+    }
+)  # fmt: skip
 _NULL = re.compile(r"null|Null|NULL|~|", re.ASCII)
 
 
@@ -54,7 +65,33 @@ def read_override(text: str) -> Override | Problem:
         return Problem(file=file, key=key, sentence=error.sentence)
 
 
-def _read(path: Path, text: str, file: str) -> Override:
+def read_options(options: Mapping[str, tuple[str, str]], command: Sequence[str] | None) -> list[Override | Problem]:
+    """Read what the command line says by options of its own.
+
+    Args:
+        options: by key path, the option's name and its value as it was written.
+        command: the words after ``--``; None = there are none.
+
+    Returns:
+        The overrides, or what is wrong with them. A job without a name is called after its command.
+    """
+    results = [_read_option(tuple(key.split(".")), option, text) for key, (option, text) in options.items()]
+    if command is not None:
+        source = Source(origin=COMMAND_LINE, file=f"the {COMMAND_LINE}")
+        results.append(Override(path=("command",), value=list(command), source=source))
+    return results
+
+
+def _read_option(path: Path, option: str, text: str) -> Override | Problem:
+    if path in _TEXTS:
+        return Override(path=path, value=text, source=Source(origin=option, file=option))
+    try:
+        return _read(path, text, option, origin=option)
+    except DocumentError as error:
+        return Problem(file=option, key=".".join(path), sentence=error.sentence)
+
+
+def _read(path: Path, text: str, file: str, *, origin: str = OVERRIDE) -> Override:
     if "\0" in text:
         raise DocumentError("holds a NUL character; remove it")
     document = read_value(text)
@@ -69,4 +106,4 @@ def _read(path: Path, text: str, file: str) -> Override:
     scalars = {(*path, *below): spelling for below, spelling in document.written.items()}
     if written is not None:
         scalars[path] = written
-    return Override(path=path, value=document.value, source=Source(origin=OVERRIDE, file=file, written=scalars))
+    return Override(path=path, value=document.value, source=Source(origin=origin, file=file, written=scalars))

@@ -50,7 +50,7 @@ class JobFileError(UserError):
     def of(cls, problems: Iterable[Problem]) -> Self:
         """Return the error that lists ``problems``."""
         ordered = tuple(
-            sorted(problems, key=lambda problem: (problem.file.startswith("--set"), problem.file, problem.line or 0))
+            sorted(problems, key=lambda problem: (problem.file.startswith("--"), problem.file, problem.line or 0))
         )
         return cls("\n".join(str(problem) for problem in ordered), problems=ordered)
 

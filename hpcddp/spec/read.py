@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
+from hpcddp.spec.command_name import name_of_command
 from hpcddp.spec.document import Document, DocumentError, Path, dotted, read_document
 from hpcddp.spec.fields import PROFILE_PATTERN
 from hpcddp.spec.fieldtree import leaf_paths
 from hpcddp.spec.job import JobSpec
-from hpcddp.spec.layers import DEFAULT, JOB_FILE, Layers, Source
+from hpcddp.spec.layers import COMMAND_LINE, DEFAULT, JOB_FILE, Layers, Source
 from hpcddp.spec.overrides import Override, read_override
 from hpcddp.spec.problems import JobFileError, Problem
 from hpcddp.spec.profiles import ProfileError, read_profile
@@ -26,30 +27,43 @@ class ResolvedJob:
 
     Args:
         spec: the job.
-        origins: where each field came from, by key path: "job file", "--set", "profile NAME" or "default".
+        origins: where each field came from, by key path: "job file", "--set", an option's name, "command line",
+            "profile NAME" or "default".
     """
 
     spec: JobSpec
     origins: Mapping[str, str]
 
 
-def load_job(path: FilePath, *, overrides: Sequence[str] = (), profiles: FilePath | None = None) -> ResolvedJob:
-    """Read a job file.
+def load_job(
+    path: FilePath | None,
+    *,
+    overrides: Sequence[str] = (),
+    options: Sequence[Override | Problem] = (),
+    profiles: FilePath | None = None,
+) -> ResolvedJob:
+    """Read a job file, or make a job of what the command line says.
 
     Args:
-        path: the YAML file.
+        path: the YAML file; None where the job has none.
         overrides: ``key.path=value`` each, the last of two for one key counts.
+        options: what options of their own say; ``overrides`` come after them.
         profiles: the directory of cluster profiles; None where there is none.
 
     Returns:
-        The job: job file and overrides over the profile over the defaults.
+        The job: options and overrides over the job file over the profile over the defaults.
 
     Raises:
         JobFileError: with every problem of the file, the profile and the overrides.
     """
-    file = _read_file(path)
-    source = Source(origin=JOB_FILE, file=str(path), lines=file.lines, written=file.written)
-    results = [read_override(text) for text in overrides]
+    file = Document(value={}, lines={}, written={}, faults=()) if path is None else _read_file(path)
+    source = Source(
+        origin=JOB_FILE,
+        file=f"the {COMMAND_LINE}" if path is None else str(path),
+        lines=file.lines,
+        written=file.written,
+    )
+    results = [*options, *(read_override(text) for text in overrides)]
     sets = [result for result in results if isinstance(result, Override)]
     problems = [result for result in results if isinstance(result, Problem)]
     problems += [_of_fault(fault, source) for fault in file.faults]
@@ -59,6 +73,8 @@ def load_job(path: FilePath, *, overrides: Sequence[str] = (), profiles: FilePat
     except ProfileError as error:
         problems += [_place_in(problem, sets, source) for problem in error.problems]
     layers.lay(file.value, source)
+    if path is None:
+        _name_after_command(layers, sets)
     wrong = [fault.path for fault in file.faults]
     wrong += [tuple(problem.key.split(".")) for problem in problems if problem.key]
     for override in sets:
@@ -68,6 +84,12 @@ def load_job(path: FilePath, *, overrides: Sequence[str] = (), profiles: FilePat
     if problems or found or spec is None:
         raise JobFileError.of([*problems, *found])
     return ResolvedJob(spec=spec, origins=dict(_origins(spec, layers)))
+
+
+def _name_after_command(layers: Layers, sets: Sequence[Override]) -> None:
+    command = next((override.value for override in sets if override.path == ("command",)), None)
+    if command:
+        layers.assign(("name",), name_of_command(command), Source(origin=COMMAND_LINE, file=f"the {COMMAND_LINE}"))
 
 
 def _read_file(path: FilePath) -> Document:

@@ -16,6 +16,7 @@ from hpcddp.spec.job import JobSpec, Requeue
 from hpcddp.spec.names import nearest
 from hpcddp.spec.units import format_duration
 from hpcddp.spec.unsupported import refuse_unsupported
+from hpcddp.spec.work_rules import batch_is_stated, one_kind_of_work
 
 Finding = tuple[str, str]
 """The key path at fault, and the sentence about it."""
@@ -77,11 +78,6 @@ def broken_rules(spec: JobSpec, wrong: Iterable[Path] = ()) -> Iterator[Finding]
 
 def _touches(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
-def _one_training(spec: JobSpec) -> Iterator[Finding]:
-    if spec.train is None and spec.entrypoint is None and spec.command is None:
-        yield "train", "is missing; write for example train: {model: resnet18, dataset: digits}"
 
 
 def _one_task_per_gpu(spec: JobSpec) -> Iterator[Finding]:
@@ -266,7 +262,8 @@ _RANKS = ("resources.nodes", "resources.tasks_per_node", "resources.gpus_per_nod
 _MEMORY = ("resources.mem", "resources.mem_per_cpu", "resources.mem_per_gpu")
 
 RULES = (
-    Rule(("train", "entrypoint", "command"), _one_training),
+    Rule(("train", "entrypoint", "command"), one_kind_of_work),
+    Rule(("train", "entrypoint", "command", "batch"), batch_is_stated),
     Rule(("batch.global_batch_size", *_RANKS), batch_reaches_every_rank),
     Rule(("batch", *_RANKS), fixed_micro_batch_divides),
     Rule(("batch.unit", "batch.group"), groups_are_named),

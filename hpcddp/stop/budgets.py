@@ -31,7 +31,7 @@ class Limits:
         preemptions: requeues after a preemption.
         time_limits: requeues after a time limit.
         failures: requeues after an infrastructure failure.
-        attempts_without_progress: attempts in a row that saved no newer step.
+        attempts_without_progress: attempts in a row that made no progress.
     """
 
     preemptions: int | None
@@ -48,7 +48,8 @@ class Spent:
         preemptions: requeues after a preemption.
         time_limits: requeues after a time limit.
         failures: requeues after an infrastructure failure.
-        attempts_without_progress: attempts in a row, up to the newest, that saved no newer step than all before them.
+        attempts_without_progress: attempts in a row, up to the newest, that saved no newer step than all before them,
+            and in which no program of the user's own came further.
     """
 
     preemptions: int = 0
@@ -75,6 +76,8 @@ def spent_of(events: Sequence[Mapping[str, Any]]) -> Spent:
             idle += 1
         elif kind == "save" and event["reason"] != "failed" and (event["step"] or 0) > newest_step:
             newest_step, idle = event["step"], 0
+        elif kind == "progress":
+            idle = 0
         elif kind == "requeue" and (counted := _COUNTED_AS.get(Cause(event["cause"]))) is not None:
             counts[counted] += 1
             # Preempted before it could train: that says nothing about the run.

@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, MappingProxyType
 from typing import Any, Final
@@ -66,11 +66,16 @@ class SignalListener:
 
     Args:
         say: writes a line that ends in a newline.
+
+    Attributes:
+        meaning: what a signal means, for the line that is said about it.
     """
 
     def __init__(self, say: Callable[[str], object] = _write_to_stderr) -> None:
         self._say = say
+        self.meaning = "the training will be saved and stop at the end of a step"
         self._seen: dict[signal.Signals, Seen] = {}
+        self._to: Callable[[signal.Signals], object] | None = None
         self._callbacks: list[Callable[[Seen], object]] = []
         self._lock = threading.Lock()
         self._previous: dict[int, Any] = {}
@@ -133,10 +138,23 @@ class SignalListener:
         for seen in earlier:
             _start(callback, seen)
 
+    def pass_on(self, to: Callable[[signal.Signals], object], *, more: Sequence[signal.Signals] = ()) -> None:
+        """Have every signal handed on as it comes, beside all else. Call it in the main thread.
+
+        Args:
+            to: gets each signal, in the thread that hears; it must not wait.
+            more: signals that are listened to from now on only to be handed on.
+        """
+        self._to = to
+        for signum in more:
+            signal.signal(signum, be_there)
+
     def _hear(self, hearing: socket.socket) -> None:
         with hearing:
             while numbers := hearing.recv(64):
                 for number in numbers:
+                    if self._to is not None:
+                        self._to(signal.Signals(number))
                     self._note(number)
 
     def _note(self, number: int) -> None:
@@ -150,7 +168,7 @@ class SignalListener:
             seen = self._seen[signum] = Seen(signum=signum, monotonic=time.monotonic(), time=time.time())
             callbacks = list(self._callbacks)
         clock = time.strftime("%H:%M:%S", time.localtime(seen.time))
-        self._say(f"hpcddp: {clock} {signum.name}: the training will be saved and stop at the end of a step\n")
+        self._say(f"hpcddp: {clock} {signum.name}: {self.meaning}\n")
         for callback in callbacks:
             _start(callback, seen)
 

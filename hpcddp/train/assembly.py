@@ -104,7 +104,7 @@ def settle(context: TrainContext) -> Setting:
 
 def _global_batches(spec: JobSpec, data: Data) -> GlobalBatches:
     seed = 0 if spec.train is None else spec.train.seed
-    return GlobalBatches(data.units, spec.batch.global_batch_size, spec.batch.tail, spec.batch.order, seed)
+    return GlobalBatches(data.units, spec.global_batch_size, spec.batch.tail, spec.batch.order, seed)
 
 
 def _sample_counter(spec: JobSpec, data: Data) -> Callable[[int, int], int] | None:

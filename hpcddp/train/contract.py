@@ -33,7 +33,7 @@ def contract_of(spec: JobSpec, data: Data, seed: int) -> dict[str, Any]:
         "samples": len(data.train),
         "unit": spec.batch.unit,
         "fingerprint": data.fingerprint,
-        "global_batch_size": spec.batch.global_batch_size,
+        "global_batch_size": spec.global_batch_size,
         "tail": spec.batch.tail,
         "order": spec.batch.order,
     }

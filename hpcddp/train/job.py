@@ -114,7 +114,7 @@ def _finish(context: TrainContext, replica: Replica, progress: Progress) -> None
     result = write_result(context, replica.models, progress)
     _event(context, "finish", progress.step, "all steps are done")
     if progress.noise is not None:
-        context.tell(progress.noise.advice(context.spec.batch.global_batch_size))
+        context.tell(progress.noise.advice(context.spec.global_batch_size))
     context.tell(f"finished: {progress.step} steps in {progress.wall_s:.1f} s, val_accuracy {result['val_accuracy']}")
 
 

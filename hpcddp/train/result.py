@@ -35,7 +35,7 @@ def write_result(context: TrainContext, models: Mapping[str, nn.Module], progres
         progress: where the training ended.
     """
     evaluation = progress.as_document()["evaluation"] or {}
-    noise, batch = None if progress.noise is None else progress.noise.samples, context.spec.batch.global_batch_size
+    noise, batch = None if progress.noise is None else progress.noise.samples, context.spec.global_batch_size
     document = {
         "status": "finished",
         "steps": progress.step,

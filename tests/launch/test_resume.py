@@ -175,5 +175,5 @@ def test_options_that_need_a_job_say_so(directory: Path, words: tuple[str, ...])
     assert submit(directory, *words) == (
         2,
         "",
-        "hpcddp: no JOB is given; write a job file, or --resume RUN alone to continue a run as it is\n",
+        "hpcddp: no JOB is given; write a job file, a command after --, or --resume RUN alone to go on as it was\n",
     )

@@ -104,7 +104,10 @@ def test_the_text_is_yaml_that_a_person_reads(load: Load) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("name: a\n", "the resolved job: batch: is missing; write for example batch: {global_batch_size: 256}"),
+        (
+            "name: a\n",
+            "the resolved job: train: is missing; write for example train: {model: resnet18, dataset: digits}",
+        ),
         ("- a\n", "the resolved job:1: holds no mapping at its top level; write keys with values, as in name: my-job"),
         ("name: a\nname: b\n", "the resolved job:2: name: stands here again after line 1; remove one of the two"),
     ],

@@ -1,0 +1,145 @@
+"""A job on the command line: resources as options, and the words after ``--`` as its command."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpcddp.spec.read import ResolvedJob
+
+_COMMAND = "hpcddp.command"
+
+
+class _Field(NamedTuple):
+    """A field of the job file that has an option of its own."""
+
+    path: str
+    option: str
+    help: str | None = None
+    """None for an option that the help only names."""
+    flag: bool = False
+
+
+FIELDS = (
+    _Field("name", "--name"),
+    _Field("batch.global_batch_size", "--global-batch-size"),
+    _Field("resources.nodes", "--nodes", "Hosts of the allocation."),
+    _Field("resources.gpus_per_node", "--gpus-per-node", "GPUs on each node, one task each; 0 is a CPU job."),
+    _Field("resources.gpu_type", "--gpu-type"),
+    _Field("resources.tasks_per_node", "--tasks-per-node", "Ranks on each node of a CPU job."),
+    _Field("resources.cpus_per_task", "--cpus-per-task", "CPUs of each task."),
+    _Field("resources.mem", "--mem", "Memory of each node, such as 64G."),
+    _Field("resources.mem_per_cpu", "--mem-per-cpu"),
+    _Field("resources.mem_per_gpu", "--mem-per-gpu"),
+    _Field("resources.time_limit", "--time", "Time limit: 2h, 90min, 1:30:00, or minutes."),
+    _Field("resources.partition", "--partition", "Slurm partition."),
+    _Field("resources.account", "--account"),
+    _Field("resources.qos", "--qos"),
+    _Field("resources.constraint", "--constraint"),
+    _Field("resources.reservation", "--reservation"),
+    _Field("resources.nodelist", "--nodelist"),
+    _Field("resources.exclude", "--exclude"),
+    _Field("resources.exclusive", "--exclusive", flag=True),
+    _Field("resources.licenses", "--licenses"),
+)
+"""The options, in the order of the help. ``resources.sbatch`` is set with ``--set resources.sbatch.FLAG=VALUE``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWords:
+    """What the command line says about the job beside its file.
+
+    Args:
+        options: the value of each option that was given, as it was written, by the field's key path.
+        command: the words after ``--``; None if there is no ``--``.
+    """
+
+    options: Mapping[str, str]
+    command: tuple[str, ...] | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is said."""
+        return not self.options and self.command is None
+
+    def load(self, job_file: Path | None, *, overrides: list[str] | None, profiles: Path) -> ResolvedJob:
+        """Return the job that file and command line describe together.
+
+        Args:
+            job_file: the job file; None where there is none.
+            overrides: what ``--set`` gives.
+            profiles: the directory of cluster profiles.
+
+        Raises:
+            UserError: there is neither a file nor a command, or something is wrong with what they say.
+        """
+        from hpcddp.errors import UserError
+        from hpcddp.spec.overrides import read_options
+        from hpcddp.spec.read import load_job
+
+        if job_file is None and self.command is None:
+            raise UserError("no JOB is given; write a job file, or a command after --, as in: -- python train.py")
+        names = {field.path: field.option for field in FIELDS}
+        options = read_options({path: (names[path], text) for path, text in self.options.items()}, self.command)
+        return load_job(job_file, overrides=overrides or (), options=options, profiles=profiles)
+
+
+class JobCommand(TyperCommand):
+    """A command that takes the words after ``--`` as they are."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002
+        """Return what stands behind the command's name in the first line of the help."""
+        return ["[JOB]", "[OPTIONS]", "[-- COMMAND...]"]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  typer's own copy of click's Context
+        """Keep what stands behind the first ``--``, and parse the rest."""
+        words = list(args)
+        if "--" in words:
+            cut = words.index("--")
+            ctx.meta[_COMMAND] = tuple(words[cut + 1 :])
+            words = words[:cut]
+        return super().parse_args(ctx, words)
+
+
+def takes_job_words(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of ``FIELDS``; it gets them as one argument ``words``."""
+
+    @functools.wraps(function)
+    def command(ctx: typer.Context, **arguments: Any) -> None:  # noqa: ANN401  typer has checked them
+        given = {field.path: arguments.pop(_parameter(field)) for field in FIELDS}
+        options = {path: str(value).lower() if value is True else value for path, value in given.items() if value}
+        function(**arguments, words=JobWords(options=options, command=ctx.meta.get(_COMMAND)))
+
+    own = inspect.signature(function, eval_str=True).parameters
+    kept = [parameter for name, parameter in own.items() if name != "words"]
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters = [context, *kept, *(_as_parameter(field) for field in FIELDS)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _parameter(field: _Field) -> str:
+    return field.option.removeprefix("--").replace("-", "_")
+
+
+def _as_parameter(field: _Field) -> inspect.Parameter:
+    kind = bool if field.flag else str | None
+    # The metavar is what the help shows in place of the type.
+    shown = {} if field.flag else {"metavar": "N" if field.option.endswith(("nodes", "node", "task")) else "VALUE"}
+    option: Any = typer.Option(field.option, help=field.help, hidden=field.help is None, show_default=False, **shown)  # type: ignore[arg-type]
+    return inspect.Parameter(
+        _parameter(field),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if field.flag else None,
+        annotation=Annotated[kind, option],
+    )

@@ -1,0 +1,199 @@
+"""One rank of a ``command``: it starts the program, passes signals on to it, and writes down how it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from hpcddp.errors import UserError
+from hpcddp.launch.lifeline import LIFELINE
+from hpcddp.launch.program_failure import failure_of_program
+from hpcddp.launch.siblings import fail
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.failure import read_failures, write_failure
+from hpcddp.run.files import read_json
+from hpcddp.run.programs import ProgramExit, Told, write_exit
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.spec.job import JobSpec
+from hpcddp.stop.exit_codes import ExitCode
+from hpcddp.stop.signals import LISTENER
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG: Final = 1
+_ENDING: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+_ONLY_PASSED_ON: Final = (signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON: Final = frozenset({*_ENDING, *_ONLY_PASSED_ON, signal.SIGKILL})
+_POLL_S: Final = 0.5
+# A program that does not listen to the warning is told by SIGTERM: a part of the lead before the end, and so much at
+# most. What is left then is for the requeue.
+_LONGEST_NOTICE_S: Final = 60.0
+_SHORTEST_NOTICE_S: Final = 5.0
+_PART_OF_THE_LIMIT: Final = 0.1
+_FOR_THE_REQUEUE_S: Final = 8.0
+
+
+class CommandError(UserError):
+    """The program of a command cannot be started."""
+
+    kind = "command"
+
+
+def run_program(
+    spec: JobSpec, env: RankEnv, attempt: AttemptDirectory, *, variables: Mapping[str, str], end_time: float | None
+) -> None:
+    """Run the job's command as this rank; returns when it has ended well, or as it was told to.
+
+    Args:
+        spec: the job.
+        env: who this rank is.
+        attempt: its attempt.
+        variables: what the program finds in its environment beside this process's own.
+        end_time: when the job's time is over, in seconds since the epoch; None without a limit.
+
+    Raises:
+        CommandError: there is no such program.
+    """
+    command = spec.command or ()
+    # Does not return in a process that is leaving already.
+    LIFELINE.train()
+    program = Program(command, {**os.environ, **variables}, notice=_notice(spec, attempt, end_time))
+    code = program.wait()
+    told = program.told
+    record = ProgramExit(rank=env.rank, host=LIFELINE.host, time=time.time(), code=code, told=told)
+    others = [failure for failure in read_failures(attempt) if failure.rank != env.rank]
+    failure = failure_of_program(command, code, attempt.rank_log(env.rank), told=told is not None, others=bool(others))
+    if failure is None:
+        write_exit(attempt, record)
+        return
+    write_failure(attempt, failure)
+    write_exit(attempt, record)
+    sys.stderr.write(f"hpcddp: {failure.place} failed: {failure.message}\n")
+    fail(failure.exit_code, attempt)
+
+
+class _Notice:
+    """When a program is told that its time is over.
+
+    Args:
+        end_time: when the job's time is over, in seconds since the epoch; None without a limit.
+        notice_s: how long before that it is told, in seconds.
+    """
+
+    def __init__(self, end_time: float | None, notice_s: float) -> None:
+        self._end_time, self._notice_s = end_time, notice_s
+
+    def is_due(self, now: float) -> bool:
+        return self._end_time is not None and now >= self._end_time - self._notice_s
+
+    def is_over(self, now: float) -> bool:
+        return self._end_time is not None and now >= self._end_time - min(_FOR_THE_REQUEUE_S, self._notice_s / 2)
+
+
+def _notice(spec: JobSpec, attempt: AttemptDirectory, end_time: float | None) -> _Notice:
+    lead = spec.signal_lead
+    if lead is not None:
+        notice_s = lead.total_seconds() / 2
+    else:
+        start = float((read_json(attempt.start) or {}).get("time", 0.0))
+        notice_s = 0.0 if end_time is None else (end_time - start) * _PART_OF_THE_LIMIT
+    return _Notice(end_time, min(_LONGEST_NOTICE_S, max(_SHORTEST_NOTICE_S, notice_s)))
+
+
+class Program:
+    """A running program.
+
+    Args:
+        command: its words.
+        environment: all of its environment.
+        notice: when it is told that its time is over.
+
+    Attributes:
+        told: why it was told to end; None as long as it was not.
+
+    Raises:
+        CommandError: there is no such program.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, notice: _Notice) -> None:
+        self.told: Told | None = None
+        self._notice = notice
+        self._process = _start(command, environment)
+        LISTENER.pass_on(self._send, more=_ONLY_PASSED_ON)
+        # What came before there was a program; twice does no harm, Slurm does so too.
+        for signum in _ENDING:
+            if LISTENER.first(signum) is not None:
+                self._send(signum)
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit code, or minus the signal that killed it."""
+        while True:
+            try:
+                return self._process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                self._look_at_the_clock()
+
+    def _look_at_the_clock(self) -> None:
+        now = time.time()
+        if self._notice.is_over(now):
+            self._say("the time limit is here, and the program still runs: SIGKILL")
+            self._send(signal.SIGKILL)
+        elif self.told is None and self._notice.is_due(now):
+            self._say("the time limit is near, and the program does not listen to SIGUSR2: SIGTERM")
+            self.told = "deadline"
+            self._send(signal.SIGTERM)
+
+    def _send(self, signum: signal.Signals) -> None:
+        process = self._process
+        if process.poll() is not None or signum not in _PASSED_ON:
+            # What ended by itself before was not told.
+            return
+        if signum == signal.SIGTERM:
+            self.told = self.told or "terminated"
+        elif signum == signal.SIGUSR2 and _listens(process.pid, signum):
+            self.told = self.told or "warned"
+        process.send_signal(signum)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        os.write(2, f"hpcddp: {text}\n".encode())
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def prepare() -> None:
+        # The warning must not kill a program that has no handler for it, or not yet; exec keeps what is ignored.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        # The kernel ends the program when this process ends, however it ends (prctl(2)).
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(ExitCode.INFRASTRUCTURE)
+
+    shown = shlex.join(command)
+    try:
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=prepare)  # noqa: PLW1509
+    except FileNotFoundError:
+        raise CommandError(
+            f"command is {shown}, and {LIFELINE.host} has no program {command[0]!r} (searched in PATH, and in "
+            f"{Path.cwd()} for a path); write a program that is there"
+        ) from None
+    except OSError as error:
+        raise CommandError(f"command is {shown}, which cannot be started: {error.strerror}; correct it") from None
+
+
+def _listens(pid: int, signum: int) -> bool:
+    """Return whether a process has a handler for a signal (proc(5), SigCgt)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(mask, 16) >> (signum - 1) & 1)
