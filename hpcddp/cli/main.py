@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from hpcddp import __version__
-from hpcddp.cli import boundary, checkpoints, doctor, logs, plan, render, sandbox, schema, status, submit, why
+from hpcddp.cli import (
+    boundary,
+    cancel,
+    checkpoints,
+    doctor,
+    logs,
+    plan,
+    render,
+    requeue,
+    sandbox,
+    schema,
+    status,
+    submit,
+    why,
+)
 
 app = typer.Typer(
     name="hpcddp",
@@ -38,7 +52,7 @@ def hpcddp(
 
 
 # The order of the help.
-for group in (render, submit, status, logs, why, checkpoints, plan, doctor, schema, sandbox):
+for group in (render, submit, status, logs, why, cancel, requeue, checkpoints, plan, doctor, schema, sandbox):
     group.register(app)
 
 

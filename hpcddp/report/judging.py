@@ -131,7 +131,8 @@ def _at_work(traces: Traces) -> State:
 
 def _trains(traces: Traces) -> bool:
     """Return whether the newest attempt has begun its work."""
-    if traces.of_attempt("train"):
+    # A program of the user's own has no number of steps, and says no word when it begins.
+    if traces.of_attempt("train") or (traces.met and traces.total_steps is None):
         return True
     # A long run's first events may be out of sight.
     began = float((traces.start or {"time": 0.0})["time"])

@@ -13,7 +13,7 @@ class Waiting:
 
     Args:
         why: in words that follow "because".
-        advice: what to do, without a full stop, for it may end with a command; ``{job}`` is the job's id, ``{run}`` the run's.
+        advice: what to do, without a full stop, for it may end with a command.
     """
 
     why: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcddp.errors import UserError
@@ -13,6 +13,7 @@ from hpcddp.report.status import RunStatus
 from hpcddp.report.traces import Traces, read_traces
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.sweep import Sweep, read_sweep
+from hpcddp.run.tail import tail_records
 
 Entry = RunDirectory | Sweep
 
@@ -36,9 +37,12 @@ def _sweep_path(run: RunDirectory) -> object:
 
 def traces_of(entry: Entry) -> list[Traces]:
     """Return what the files of a run, or of each element of a sweep, say."""
-    if isinstance(entry, Sweep):
-        return [read_traces(entry.run(index), job_id=entry.job_id(index)) for index, _ in enumerate(entry.elements)]
-    return [read_traces(entry)]
+    if not isinstance(entry, Sweep):
+        return [read_traces(entry)]
+    # What was said of all elements is said of those that have no directory of their own yet.
+    told = tuple(tail_records(entry.directory.events))
+    found = [read_traces(entry.run(index), job_id=entry.job_id(index)) for index, _ in enumerate(entry.elements)]
+    return [traces if traces.attempt is not None or traces.events else replace(traces, events=told) for traces in found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ class Traces:
         events: the last of its events.
         total_steps: of the whole run; None if not known.
         progress: how far it is; None before the first step, or if it writes no metrics.
+        met: whether all ranks of the newest attempt have met.
     """
 
     run: RunDirectory
@@ -54,6 +55,7 @@ class Traces:
     events: tuple[Mapping[str, Any], ...] = ()
     total_steps: int | None = None
     progress: Progress | None = None
+    met: bool = False
 
     @property
     def start(self) -> Mapping[str, Any] | None:
@@ -95,6 +97,7 @@ def read_traces(run: RunDirectory, *, job_id: str | None = None) -> Traces:
         events=tuple(record for record in tail_records(run.events) if "event" in record),
         total_steps=plan.get("total_steps"),
         progress=read_progress(run.metrics, since=began),
+        met=attempt is not None and run.attempt(attempt).ranks.exists(),
     )
 
 

@@ -13,6 +13,7 @@ from hpcddp.run.files import read_tail
 # srun: error: n2: task 1: Killed      srun: error: n[1-2]: tasks 0-1,3: Exited with exit code 3   (srun 22.05.8)
 _SRUN: Final = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[0-9,-]+): (?P<how>.+)", re.ASCII)
 _FATAL: Final = "Fatal Python error: "
+_TAIL_BYTES: Final = 64 * 1024
 _HINTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Killed": "by SIGKILL, most often because memory ran out",
@@ -82,4 +83,5 @@ def first_to_end(attempt: AttemptDirectory, ranks: Collection[int]) -> list[int]
 def _since_start(attempt: AttemptDirectory) -> str:
     """Return what the batch script has printed in an attempt."""
     following = attempt.run.attempt(attempt.number + 1)
-    return read_tail(attempt.run.batch_log, _TAIL_BYTES).rpartition(beginning(attempt))[2].partition(beginning(following))[0]
+    printed = read_tail(attempt.run.batch_log, _TAIL_BYTES).rpartition(beginning(attempt))[2]
+    return printed.partition(beginning(following))[0]
