@@ -29,13 +29,15 @@ def complete_runs(context: typer.Context, incomplete: str) -> list[tuple[str, st
 RUN_ROOT = Path("runs")
 """Where runs live unless somebody says otherwise."""
 
-_RUN_HELP = "A run: its id, the beginning of its id, or its directory."
 RunRoot = Annotated[Path, typer.Option("--run-root", metavar="DIR", help="Where runs live, to look for an id.")]
 Run = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help=f"{_RUN_HELP} The last one if left out.", autocompletion=complete_runs),
+    typer.Argument(
+        metavar="[RUN]",
+        help="Its id, the beginning of it, or its directory; the last run if left out.",
+        autocompletion=complete_runs,
+    ),
 ]
-ThisRun = Annotated[str, typer.Argument(metavar="RUN", help=_RUN_HELP, autocompletion=complete_runs)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 
 

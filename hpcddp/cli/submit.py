@@ -18,7 +18,15 @@ import typer
 from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.following import follow_run
 from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
-from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides, profiles_directory
+from hpcddp.cli.options import (
+    RUN_ROOT,
+    AsJson,
+    JobFileOrNone,
+    Overrides,
+    RunRoot,
+    complete_runs,
+    profiles_directory,
+)
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,9 +78,13 @@ def submit(
     template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.")] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Continue this run: its directory, its id, or the beginning of its id."),
+        typer.Option(
+            metavar="RUN",
+            help="Continue this run: its directory, its id, or the beginning of its id.",
+            autocompletion=complete_runs,
+        ),
     ] = None,
-    run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live, to look for an id.")] = Path("runs"),
+    run_root: RunRoot = RUN_ROOT,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Stay and show progress until the run has ended.")
     ] = False,
@@ -190,8 +202,7 @@ def _print_submission(submission: Submission, *, as_json: bool) -> None:
     typer.echo(f"run id         {submission.run.run_id}")
     typer.echo(f"job id         {submission.job_id}  ({kind} on {submission.cluster})")
     typer.echo(f"run directory  {submission.run.path}")
-    logs = shlex.join([str(submission.run.batch_log), str(submission.run.metrics)])
-    typer.echo(f"next           tail -F {logs}")
+    typer.echo(f"next           {shlex.join(['hpcddp', 'logs', str(submission.run.path), '--follow'])}")
 
 
 def _print_notes(submission: Submission) -> None:

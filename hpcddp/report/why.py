@@ -166,7 +166,9 @@ def _ended(status: RunStatus, result: Mapping[str, Any]) -> Answer:
     look = result.get("exit_code") in _LOOK_FIRST
     command = shlex.join(["hpcddp", "logs", run.run_id, "--first-error"]) if look else resume
     advice = f"When its cause is removed, go on with: {resume}" if look else None
-    why = f"it {_ENDED.get(status.state, 'has ended')}: {result.get('reason')}"
+    reason = str(result.get("reason"))
+    said = reason.startswith(str(State.CANCELLED))
+    why = f"it was {reason}" if said else f"it {_ENDED.get(status.state, 'has ended')}: {reason}"
     return Answer(status=status, why=why, facts=facts, history=_history(status), advice=advice, command=command)
 
 
@@ -219,7 +221,8 @@ def _told(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         elif event["event"] == "resume":
             yield f"{moment}  {event['reason']}"
         elif event["event"] == "requeue":
-            cause = _CAUSES.get(str(event.get("cause")), str(event.get("cause")))
+            asked = event.get("by") == "user"
+            cause = "its user asked for it" if asked else _CAUSES.get(str(event.get("cause")), str(event.get("cause")))
             yield f"{moment}  attempt {event['attempt']} stopped{step}, to go on: {cause}"
         elif event["event"] in {"failure", "finish"}:
             ended = "failed" if event["event"] == "failure" else "finished"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.sweep import MANIFEST, read_sweep
 
 _NAMED_AT_MOST = 5
 
@@ -24,8 +25,8 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     """Return the run that ``text`` means.
 
     Args:
-        text: the path of a run directory; or the id of a run under ``run_root``, or the beginning of one that no other
-            run's id has.
+        text: the path of a run directory; or the id of a run or a sweep under ``run_root``, or the beginning of one
+            that no other's id has.
         run_root: where runs live, ``<run_root>/<name>/<run_id>/``; need not exist.
 
     Raises:
@@ -35,8 +36,8 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     if _is_run(path):
         return RunDirectory(path.absolute())
     runs = sorted(_runs(run_root))
-    exact = [run for run in runs if run.name == text]
-    found = exact or [run for run in runs if text and run.name.startswith(text)]
+    exact = [run for run in runs if run.name == text] or _elements(runs, text)
+    found = exact or _without_elements([run for run in runs if text and run.name.startswith(text)])
     if not found:
         raise NoRunError(
             f"{text!r} is no run: it is no run directory, and no run under {run_root} has an id that begins so; write "
@@ -47,6 +48,21 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
         more = f" and {len(found) - _NAMED_AT_MOST} more" if len(found) > _NAMED_AT_MOST else ""
         raise NoRunError(f"{text!r} means {len(found)} runs, {shown}{more}; write more of the id, or a path")
     return RunDirectory(found[0].absolute())
+
+
+def _elements(runs: Sequence[Path], text: str) -> list[Path]:
+    """Return the directory that an element of a sweep will have, where the text is the id of one that has not begun."""
+    sweep_id, _, index = text.rpartition("_")
+    if not index.isdecimal():
+        return []
+    sweeps = [sweep for run in runs if run.name == sweep_id and (sweep := read_sweep(run)) is not None]
+    return [sweep.run(int(index)).path for sweep in sweeps if int(index) < len(sweep.elements)]
+
+
+def _without_elements(runs: Sequence[Path]) -> list[Path]:
+    """Leave out the elements of sweeps that are there too: the beginning of a sweep's id means the sweep."""
+    sweeps = {run for run in runs if (run / MANIFEST).exists()}
+    return [run for run in runs if run.with_name(run.name.rpartition("_")[0] or "-") not in sweeps]
 
 
 def all_runs(run_root: Path) -> list[RunDirectory]:
