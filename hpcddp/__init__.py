@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcddp.train.checkpointer import Checkpointer
+    from hpcddp.train.entry import Context
     from hpcddp.train.losses import (
         DeclaredLoss,
         LossError,
@@ -44,6 +45,7 @@ __all__ = [
     "AdditiveMetric",
     "AreaUnderRocCurve",
     "Checkpointer",
+    "Context",
     "CrossEntropy",
     "DeclaredLoss",
     "GatheredMetric",
@@ -79,7 +81,11 @@ _SCORING = {
     "ValidationShare",
     "evaluate",
 }
-_LOOP = {"Checkpointer": "hpcddp.train.checkpointer", "Stopper": "hpcddp.train.stopper"}
+_LOOP = {
+    "Checkpointer": "hpcddp.train.checkpointer",
+    "Context": "hpcddp.train.entry",
+    "Stopper": "hpcddp.train.stopper",
+}
 _ROOMS = {
     name: _LOOP.get(name) or ("hpcddp.train.scoring" if name in _SCORING else "hpcddp.train.losses")
     for name in __all__

@@ -31,7 +31,8 @@ def follow_run(submission: Submission) -> Outcome:
     from hpcddp.cli.progress import BarDisplay, PlainDisplay
     from hpcddp.run.files import read_json
 
-    steps = read_json(submission.run.plan)["steps_per_epoch"]
+    # A command may have no batch, and so no plan.
+    steps = (read_json(submission.run.plan) or {}).get("steps_per_epoch")
     if sys.stderr.isatty():
         with BarDisplay(steps, submission.epochs) as bars:
             return _stay(submission, bars)

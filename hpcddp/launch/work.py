@@ -29,6 +29,7 @@ from hpcddp.spec.job import JobSpec
 from hpcddp.spec.write import parse_resolved
 from hpcddp.stop.deadline import Deadline
 from hpcddp.stop.exit_codes import ExitCode
+from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.reasons import StopReason
 from hpcddp.stop.signals import LISTENER
 
@@ -116,6 +117,7 @@ def _train(
     import torch
 
     from hpcddp.train import distributed
+    from hpcddp.train.entry import run_entrypoint
     from hpcddp.train.errors import StoppedError
     from hpcddp.train.job import TrainContext, run_training
 
@@ -151,13 +153,23 @@ def _train(
             should_stop=_why_to_stop,
             cause=LIFELINE.cause,
             deadline=_deadline(attempt),
-            heartbeat=watch(attempt, spec.launch.hang_timeout, world_size=env.world_size),
+            heartbeat=_heartbeat(spec, attempt, world_size=env.world_size),
         )
+        if spec.entrypoint is not None:
+            run_entrypoint(context, env)
+            return
         try:
             run_training(context)
         except StoppedError:
             # Neither a result nor a failure. submitit, which may have called this, must not make one of it.
             leave(ExitCode.STOPPED)
+
+
+def _heartbeat(spec: JobSpec, attempt: AttemptDirectory, *, world_size: int) -> Heartbeat:
+    """Return what takes the signs of life; a function of the user's own gives none between its steps."""
+    if spec.entrypoint is not None:
+        return Heartbeat()
+    return watch(attempt, spec.launch.hang_timeout, world_size=world_size)
 
 
 def _why_to_stop() -> StopReason:

@@ -19,7 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import UserError
-from hpcddp.run.directory import RunDirectory
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import write_json
 from hpcddp.run.manifest import Manifest
@@ -32,6 +32,9 @@ from hpcddp.train.starting import agree_on_start
 from hpcddp.train.writing import CheckpointWriter
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+# What the batch script of hpcddp exports: inside such a run its directory is claimed already.
+_ATTEMPT = "HPCDDP_ATTEMPT_DIR"
+_PROGRESS = "HPCDDP_PROGRESS_FILE"
 _NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 
 
@@ -191,6 +194,8 @@ class Checkpointer:
             try:
                 self._writer.wait()
                 saved = self._writer.saved
+                if saved and (told := os.environ.get(_PROGRESS)):
+                    Path(told).touch()
                 if not even_if_failing:
                     self._writer.raise_if_failing()
             except Exception as caught:  # noqa: BLE001  raised below, when the other ranks know
@@ -203,7 +208,10 @@ class Checkpointer:
         return bool(all_saved)
 
     def _claim(self) -> int:
-        """Create the next attempt's directory, which fences those before it, and say who owns it."""
+        """Return the attempt that this is part of; else create the next one, which fences those before it."""
+        ours = os.environ.get(_ATTEMPT)
+        if ours and AttemptDirectory.from_text(ours).run.path == self._run.path:
+            return AttemptDirectory.from_text(ours).number
         for folder in (self._run.path, self._run.attempts):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:

@@ -25,7 +25,8 @@ from hpcddp.train.data.workers import start_worker
 REQUEUE_FILE: Final = "HPCDDP_REQUEUE_FILE"
 """The environment variable that names a file whose presence says that the command wants to go on."""
 
-_END_TIME: Final = "SLURM_JOB_END_TIME"
+# The first is what hpcddp tells a command.
+_END_TIMES: Final = ("HPCDDP_END_TIME", "SLURM_JOB_END_TIME")
 _START_TIME: Final = "SLURM_JOB_START_TIME"
 
 
@@ -169,7 +170,8 @@ class Stopper:
 
 
 def _deadline_in(environment: Mapping[str, str]) -> Deadline:
-    end, start = environment.get(_END_TIME, ""), environment.get(_START_TIME, "")
+    end = next((environment[name] for name in _END_TIMES if name in environment), "")
+    start = environment.get(_START_TIME, "")
     return Deadline(
         end_time=float(end) if end.isdecimal() else None, start_time=float(start) if start.isdecimal() else time.time()
     )

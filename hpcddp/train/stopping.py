@@ -76,7 +76,7 @@ class Stopping:
         if sentence is not None:
             self._warned = True
             context.tell(f"warning: {sentence}")
-            with self._warned_of_the_disk(context.run.events):
+            with _warned_of_the_disk(context, context.run.events):
                 append_event(
                     context.run.events, kind="warning", time=context.now(), attempt=context.attempt, reason=sentence
                 )
@@ -106,27 +106,6 @@ class Stopping:
             outcome=outcome,
         )
 
-    @contextlib.contextmanager
-    def _warned_of_the_disk(self, path: Path) -> Iterator[None]:
-        """Go on where a file cannot be written: a full disk is no reason to end in any other way."""
-        try:
-            yield
-        except OSError as error:
-            self._context.tell(f"warning: {path} cannot be written ({error})")
-
-    def _append_stop(self, decision: Decision) -> None:
-        append_event(
-            self._context.run.events,
-            kind="stop",
-            time=decision.time,
-            attempt=decision.attempt,
-            step=decision.step,
-            reason=decision.reason,
-            cause=decision.cause,
-            saved=decision.saved,
-            save_s=decision.save_s,
-        )
-
     def _write(self, reason: StopReason, *, step: int, saved: bool, save_s: float) -> None:
         context = self._context
         cause = Cause.TIME_LIMIT.value if reason is StopReason.DEADLINE else context.cause()
@@ -140,10 +119,39 @@ class Stopping:
             save_s=round(save_s, 3),
             time=context.now(),
         )
-        with self._warned_of_the_disk(context.run.events):
-            self._append_stop(decision)
-        attempt = context.run.attempt(context.attempt)
-        with self._warned_of_the_disk(attempt.decision):
-            write_decision(attempt, decision)
+        write_down(context, decision)
         how = f"saved in {save_s:.1f} s" if saved else "not saved"
         context.tell(f"all ranks stopped after step {step} ({reason.word}, cause {cause or 'unknown'}), {how}")
+
+
+def write_down(context: TrainContext, decision: Decision) -> None:
+    """Write a decision to the event log and into the attempt's directory, as far as the disk lets it.
+
+    Args:
+        context: the run, on rank 0.
+        decision: where the ranks have stopped.
+    """
+    with _warned_of_the_disk(context, context.run.events):
+        append_event(
+            context.run.events,
+            kind="stop",
+            time=decision.time,
+            attempt=decision.attempt,
+            step=decision.step,
+            reason=decision.reason,
+            cause=decision.cause,
+            saved=decision.saved,
+            save_s=decision.save_s,
+        )
+    attempt = context.run.attempt(context.attempt)
+    with _warned_of_the_disk(context, attempt.decision):
+        write_decision(attempt, decision)
+
+
+@contextlib.contextmanager
+def _warned_of_the_disk(context: TrainContext, path: Path) -> Iterator[None]:
+    """Go on where a file cannot be written: a full disk is no reason to end in any other way."""
+    try:
+        yield
+    except OSError as error:
+        context.tell(f"warning: {path} cannot be written ({error})")

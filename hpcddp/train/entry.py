@@ -1,0 +1,236 @@
+"""Calling a function of the user's own as the work of a run: ``entrypoint: pkg.module:function``."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import torch
+import torch.distributed as dist
+
+from hpcddp.batch.job import JobPlan, plan_job
+from hpcddp.run.decision import Decision
+from hpcddp.run.events import append_event, read_events
+from hpcddp.run.files import write_json
+from hpcddp.run.lease import raise_if_fenced
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.spec.job import JobSpec
+from hpcddp.stop.cause import Cause
+from hpcddp.stop.reasons import StopReason
+from hpcddp.train.checkpointer import Checkpointer, Stateful
+from hpcddp.train.context import TrainContext
+from hpcddp.train.errors import UserCodeError
+from hpcddp.train.metrics import MetricsFile
+from hpcddp.train.stopper import Stopper
+from hpcddp.train.stopping import write_down
+from hpcddp.train.user_code import load_function
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+class RunStopper(Stopper):
+    """The stopper of a run's own function: it knows the job's end, and says where the ranks have stopped.
+
+    Args:
+        context: the run and this rank.
+        metrics: what is still to be written when the process ends; None on other ranks than 0.
+    """
+
+    def __init__(self, context: TrainContext, metrics: MetricsFile | None) -> None:
+        super().__init__(environment=_NOTHING)
+        self._context, self._metrics = context, metrics
+        self._deadline = context.deadline
+
+    def should_stop(self) -> bool:
+        """Return whether to stop now: the same answer on every rank. A collective, called once after every step."""
+        # From the first step on the ranks stop together; before it, a process that is told to leaves at once.
+        self._context.should_stop()
+        return super().should_stop()
+
+    def exit(self) -> NoReturn:
+        """End the process on every rank together, with exit code 75: it has saved, and wants to go on.
+
+        Nothing runs after it, neither ``finally`` nor ``atexit``. Save before, and wait until it is written.
+        """
+        if self._metrics is not None:
+            self._metrics.flush()
+            self._write()
+        super().exit()
+
+    def _write(self) -> None:
+        context = self._context
+        saves = [event for event in read_events(context.run.events) if event["event"] == "save" and event["step"]]
+        cause = Cause.TIME_LIMIT.value if self._reason is StopReason.DEADLINE else context.cause()
+        raise_if_fenced(context.run, context.attempt)
+        write_down(
+            context,
+            Decision(
+                attempt=context.attempt,
+                step=max((event["step"] for event in saves), default=0),
+                reason=(self._reason or StopReason.REQUESTED).word,
+                cause=cause,
+                saved=any(event["attempt"] == context.attempt for event in saves),
+                save_s=0.0,
+                time=context.now(),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What an ``entrypoint`` is called with, on every rank.
+
+    Args:
+        rank_env: who this rank is: ``rank``, ``local_rank``, ``world_size``, ``node_rank``, ``hosts`` and more.
+        process_group: the default process group, open: NCCL on GPUs, gloo on CPUs.
+        device: the device of this rank.
+        plan: who gets how many samples; None where the job states no global batch.
+        spec: the whole job file.
+        run_dir: the run's directory, the same over all attempts.
+        attempt: the number of this attempt; 0 is the first.
+        stopper: says after every step whether to stop; see ``hpcddp.Stopper``.
+        logger: writes to this rank's log, with its rank in front.
+    """
+
+    rank_env: RankEnv
+    process_group: dist.ProcessGroup
+    device: torch.device
+    plan: JobPlan | None
+    spec: JobSpec
+    run_dir: Path
+    attempt: int
+    stopper: Stopper
+    logger: logging.Logger
+    _metrics: MetricsFile | None = field(repr=False)
+
+    @property
+    def rank(self) -> int:
+        """0..world_size-1."""
+        return self.rank_env.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the job."""
+        return self.rank_env.world_size
+
+    def checkpointer(self, objects: Mapping[str, Stateful], *, contract: Mapping[str, Any] = _NOTHING) -> Checkpointer:
+        """Return the checkpointer of this run; ``hpcddp checkpoints`` lists what it saves.
+
+        Args:
+            objects: what to save, by name: anything with ``state_dict`` and ``load_state_dict``.
+            contract: what must be the same when the run goes on, beside the global batch.
+
+        Raises:
+            CheckpointerError: a name cannot be used.
+        """
+        batch = self.spec.batch
+        stated = {"global batch": batch.global_batch_size, "tail": batch.tail, "order": batch.order, **contract}
+        return Checkpointer(self.run_dir, objects, keep=self.spec.checkpoint.keep, contract=stated)
+
+    def log(self, step: int, **numbers: float) -> None:
+        """Add a line to ``metrics.jsonl``, which ``hpcddp status`` reads; on rank 0, the others do nothing.
+
+        Args:
+            step: optimizer steps done.
+            numbers: by name, such as ``loss``, ``lr``, ``samples_per_s``. A number that must be fetched from a device
+                makes the loop wait for it: give one every now and then.
+        """
+        if self._metrics is not None:
+            self._metrics.add({"step": step, **numbers, "time": time.time()})
+
+
+def run_entrypoint(context: TrainContext, env: RankEnv) -> None:
+    """Call the job's ``entrypoint`` on this rank; the run has finished when it returns on all ranks.
+
+    What it returns on rank 0 stands in ``result.json`` as ``returned``, if JSON can hold it.
+
+    Args:
+        context: the job and this rank; the default process group is open.
+        env: who this rank is.
+
+    Raises:
+        UserCodeError: there is no such function.
+        PlanError: the batch cannot be split as asked.
+        Exception: whatever the function raises.
+    """
+    name = context.spec.entrypoint
+    if name is None:
+        raise UserCodeError("the job has no entrypoint; write entrypoint: pkg.module:function")
+    began = context.monotonic()
+    function = load_function("entrypoint", name)
+    metrics = _metrics_of(context) if context.is_main else None
+    if context.is_main:
+        append_event(context.run.events, kind="train", time=context.now(), attempt=context.attempt, reason=name)
+    returned = function(_context_for(context, env, metrics))
+    # Freeing DDP after its process group has gone can deadlock, so all of it goes first.
+    gc.collect()
+    dist.barrier()
+    if metrics is not None:
+        metrics.flush()
+        _finish(context, returned, wall_s=context.monotonic() - began)
+    dist.barrier()
+
+
+def _metrics_of(context: TrainContext) -> MetricsFile:
+    return MetricsFile(
+        context.run.metrics,
+        monotonic=context.monotonic,
+        before_write=lambda: raise_if_fenced(context.run, context.attempt),
+        warn=context.tell,
+    )
+
+
+def _context_for(context: TrainContext, env: RankEnv, metrics: MetricsFile | None) -> Context:
+    spec = context.spec
+    return Context(
+        rank_env=env,
+        process_group=cast("dist.ProcessGroup", dist.group.WORLD),
+        device=context.device,
+        plan=None if spec.batch.global_batch_size is None else plan_job(spec, samples=None),
+        spec=spec,
+        run_dir=context.run.path,
+        attempt=context.attempt,
+        stopper=RunStopper(context, metrics),
+        logger=_logger(env.rank),
+        _metrics=metrics,
+    )
+
+
+def _logger(rank: int) -> logging.Logger:
+    logger = logging.getLogger("hpcddp.entrypoint")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    return logger
+
+
+def _finish(context: TrainContext, returned: object, *, wall_s: float) -> None:
+    raise_if_fenced(context.run, context.attempt)
+    write_json(
+        context.run.result,
+        {
+            "status": "finished",
+            "returned": _as_json(returned, context),
+            "attempts": context.attempt + 1,
+            "world_size": context.world_size,
+            "wall_s": round(wall_s, 3),
+        },
+    )
+    append_event(context.run.events, kind="finish", time=context.now(), attempt=context.attempt)
+
+
+def _as_json(returned: object, context: TrainContext) -> Any:  # noqa: ANN401
+    try:
+        return json.loads(json.dumps(returned, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        context.tell(f"warning: what the entrypoint returned is not kept in result.json: {error}")
+        return None
