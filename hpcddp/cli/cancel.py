@@ -27,9 +27,9 @@ def cancel(
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """End a run, or all elements of a sweep; a training is saved if that fits into the time that Slurm leaves it.
+    """End a run, or all elements of a sweep.
 
-    A cancelled run does not come back by itself; hpcddp submit --resume RUN continues it. Without RUN it asks before it
+    A training is saved if that fits into the time that Slurm leaves it. A cancelled run does not come back by itself; hpcddp submit --resume RUN continues it. Without RUN it asks before it
     ends the last one. A run that has ended already is no error.
 
     Example: hpcddp cancel 20261121-1545

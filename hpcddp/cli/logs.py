@@ -41,9 +41,9 @@ def logs(
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Print what all ranks of a run printed, in the order of time, with time, rank and host in front.
+    """Print what the ranks of a run printed, in the order of time.
 
-    With --first-error it names the rank that failed first and how. With --follow it goes on, through requeues, until
+    Each line has its time, rank and host in front. With --first-error it names the rank that failed first and how. With --follow it goes on, through requeues, until
     the run has ended.
 
     Example: hpcddp logs --first-error

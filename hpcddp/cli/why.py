@@ -25,9 +25,9 @@ def register(app: typer.Typer) -> None:
 
 
 def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = False) -> None:
-    """Say why a run waits, how far it is, or why it ended, and what to do next.
+    """Say why a run waits, how far it is, or why it ended.
 
-    For a waiting run Slurm's reason comes in plain words, with when Slurm expects it to start.
+    And what to do next. For a waiting run Slurm's reason comes in plain words, with when Slurm expects it to start.
 
     Example: hpcddp why
     """
