@@ -29,8 +29,9 @@ def cancel(
 ) -> None:
     """End a run, or all elements of a sweep.
 
-    A training is saved if that fits into the time that Slurm leaves it. A cancelled run does not come back by itself; hpcddp submit --resume RUN continues it. Without RUN it asks before it
-    ends the last one. A run that has ended already is no error.
+    A training is saved if that fits into the time that Slurm leaves it. A cancelled run does not come back by itself;
+    hpcddp submit --resume RUN continues it. Without RUN it asks before it ends the last one. A run that has ended
+    already is no error.
 
     Example: hpcddp cancel 20261121-1545
     """

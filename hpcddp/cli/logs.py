@@ -43,8 +43,8 @@ def logs(
 ) -> None:
     """Print what the ranks of a run printed, in the order of time.
 
-    Each line has its time, rank and host in front. With --first-error it names the rank that failed first and how. With --follow it goes on, through requeues, until
-    the run has ended.
+    Each line has its time, rank and host in front. With --first-error it names the rank that failed first and how. With
+    --follow it goes on, through requeues, until the run has ended.
 
     Example: hpcddp logs --first-error
     """
@@ -52,9 +52,7 @@ def logs(
     from hpcddp.run.find import chosen_run
 
     if follow and (as_json or first_error or attempt is not None):
-        raise UserError(
-            "--follow stays with the newest attempt and prints lines; leave out --json, --first-error, --attempt"
-        )
+        raise UserError("--follow prints the newest attempt as it goes; leave out --json, --first-error and --attempt")
     directory = one_run(chosen_run(run, run_root))
     if first_error:
         _print_first_error(directory, attempt, as_json=as_json)

@@ -26,8 +26,9 @@ def register(app: typer.Typer) -> None:
 def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = False) -> None:
     """Have a live run saved and started again.
 
-    On other nodes, with new code, with its whole time limit before it. It stops at the end of a step, saves, and goes on under the same job id when Slurm runs it again. Of a sweep, every
-    element that runs. A run that has ended is continued by hpcddp submit --resume RUN.
+    On other nodes, with new code, with its whole time limit before it. It stops at the end of a step, saves, and goes
+    on under the same job id when Slurm runs it again. Of a sweep, every element that runs. A run that has ended is
+    continued by hpcddp submit --resume RUN.
 
     Example: hpcddp requeue 20261121-1545
     """

@@ -67,7 +67,9 @@ def test_a_run_that_runs_is_told_to_end_and_writes_its_result_itself(tmp_path: P
     made, slurm = running(tmp_path), Slurm()
     said = cancel(look(made, queued()), end=slurm.end)
     assert slurm.calls == ["end ['7']"]
-    assert said.startswith("run run-1 is being cancelled (job 7): its tasks are told to end, and it is saved if that fits")
+    assert said.startswith(
+        "run run-1 is being cancelled (job 7): its tasks are told to end, and it is saved if that fits"
+    )
     assert said.endswith(f"To go on later: hpcddp submit --resume {made.run.path}")
     assert not made.run.result.exists()
 
@@ -147,7 +149,9 @@ def test_a_live_training_is_asked_to_save_and_the_wish_is_written_down(tmp_path:
     slurm = Slurm(made)
     said = requeue(look(made, queued()), slurm.doors, sleep=lambda _: None)
     assert slurm.calls == ["warn 7"]
-    assert said.startswith("run run-1 stops at the end of a step and saves, however long that takes; then Slurm runs job 7")
+    assert said.startswith(
+        "run run-1 stops at the end of a step and saves, however long that takes; then Slurm runs job 7"
+    )
     assert json.loads(made.attempt().requeue_request.read_text())["time"] == NOON + 100
 
 
@@ -174,7 +178,9 @@ def test_a_program_is_requeued_by_slurm_itself(tmp_path: Path) -> None:
 
 def test_where_slurm_may_not_requeue_nothing_is_stopped(tmp_path: Path) -> None:
     made, slurm = running(tmp_path), Slurm(allowed=False)
-    with pytest.raises(RequeueError, match="Slurm is not allowed to requeue job 7; end the run with hpcddp cancel run-1"):
+    with pytest.raises(
+        RequeueError, match="Slurm is not allowed to requeue job 7; end the run with hpcddp cancel run-1"
+    ):
         requeue(look(made, queued()), slurm.doors)
     assert slurm.calls == []
 

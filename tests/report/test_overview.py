@@ -35,7 +35,9 @@ def ids(found: Overview) -> list[str]:
 def sweep(tmp_path: Path) -> Sweep:
     made = make(tmp_path, "sweep").submitted("50")
     elements = tuple({"train.seed": seed} for seed in range(5))
-    sweep = Sweep(sweep_id="sweep", path=made.run.path, elements=elements, chunks=(Chunk(job_id="50", first=0, count=5),))
+    sweep = Sweep(
+        sweep_id="sweep", path=made.run.path, elements=elements, chunks=(Chunk(job_id="50", first=0, count=5),)
+    )
     write_sweep(sweep)
     make(tmp_path, "sweep_0").submitted("50_0").started("50_0").ended("finished", steps=400)
     make(tmp_path, "sweep_1").submitted("50_1").started("50_1").event("train")

@@ -60,9 +60,7 @@ def made(tmp_path: Path) -> Made:
         ("A_WORD_OF_TOMORROW", "None", State.UNKNOWN),
     ],
 )
-def test_before_its_first_attempt_a_run_is_what_its_job_is(
-    made: Made, word: str, reason: str, expected: State
-) -> None:
+def test_before_its_first_attempt_a_run_is_what_its_job_is(made: Made, word: str, reason: str, expected: State) -> None:
     assert state(made.submitted(), queued(state=word, reason=reason)) is expected
 
 

@@ -197,4 +197,3 @@ def test_a_sweep_gives_each_answer_once_and_trouble_first(tmp_path: Path) -> Non
     assert lines[3] == "  elements 2, 4-5: it waits to start, because jobs of higher priority come first"
     assert lines[5] == "  element 0: it has finished after 400 steps"
     assert lines[-1] == "next: hpcddp why sweep_1"
-

@@ -71,9 +71,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 def _start(scene: Scene, name: str, *, steps_s: float = 0.05, epochs: int = 400, **changes: Any) -> Life:
     resources = {"nodes": 1, "tasks_per_node": 1, "partition": "low", **changes.pop("resources", {})}
     train = {"model": "traced:build", "epochs": epochs, "model_args": {"seconds": steps_s, **changes.pop("model", {})}}
-    job = write_job(
-        scene.directory, name=f"{name}.yaml", sections={"resources": resources, "train": train, **changes}
-    )
+    job = write_job(scene.directory, name=f"{name}.yaml", sections={"resources": resources, "train": train, **changes})
     document = submit(scene.sandbox, job)
     run = RunDirectory(Path(document["run_dir"]))
     scene.runs[name] = Life(sandbox=scene.sandbox, job=job, run=run, job_id=document["job_id"])
@@ -98,7 +96,9 @@ def _play(scene: Scene) -> None:
     _kill(scene, scene.runs["forgotten"])
     scene.hpcddp("cancel", scene.runs["cancelled"].run.run_id)
     for number in range(ALL - len(scene.runs)):
-        made = make(scene.directory / "runs", f"older-{number}").submitted(f"{9000 + number}").started(f"{9000 + number}")
+        made = (
+            make(scene.directory / "runs", f"older-{number}").submitted(f"{9000 + number}").started(f"{9000 + number}")
+        )
         made.steps(1, 400).ended("finished", steps=400)
     for name, state in {**_ENDS, "running 1": "running", "running 2": "running", "requeued": "requeued"}.items():
         scene.wait_for(name, state)
@@ -153,7 +153,9 @@ def test_only_the_newest_and_those_that_live_are_shown_unless_all_are_wanted(sce
 
 def test_a_run_that_waits_is_explained(scene: Scene) -> None:
     why = {name: scene.hpcddp("why", scene.runs[name].run.run_id) for name in _WAITING}
-    assert "it waits to start, because it asks for more nodes than its partition allows" in why["larger than the cluster"]
+    assert (
+        "it waits to start, because it asks for more nodes than its partition allows" in why["larger than the cluster"]
+    )
     assert "its earliest start time has not come" in why["not yet"]
     assert "Slurm expects it to start at" in why["not yet"]
     requeued = scene.hpcddp("why", scene.runs["requeued"].run.run_id)

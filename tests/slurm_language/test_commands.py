@@ -6,6 +6,7 @@ import pytest
 
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_fields import parse_job
+from tests.slurm_language.programs import program
 
 # As printed by Slurm 22.05.8; the free texts hold what a user may write.
 SHOWN = """\
@@ -31,14 +32,6 @@ def programs(tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     return folder
-
-
-def program(folder: Path, name: str, body: str) -> dict[str, str]:
-    """Put a small program on a PATH of its own and return an environment with that PATH."""
-    path = folder / name
-    path.write_text(f"#!/bin/bash\n{body}\n")
-    path.chmod(0o700)
-    return {"PATH": f"{folder}:/usr/bin:/bin"}
 
 
 def test_fields_of_a_job_are_read_whatever_its_user_wrote_into_it() -> None:
