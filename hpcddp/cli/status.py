@@ -78,7 +78,7 @@ def _looker(run: str | None, run_root: Path, *, everything: bool) -> Callable[[]
 def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> None:
     from hpcddp.report.status import RunStatus
     from hpcddp.report.sweeps import SweepStatus
-    from hpcddp.report.table import details, table
+    from hpcddp.report.table import details, elements_table, table
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
@@ -88,7 +88,7 @@ def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> N
         if isinstance(only, RunStatus):
             lines = details(only, paint=paint)
         elif isinstance(only, SweepStatus):
-            lines = [f"sweep {only.sweep.sweep_id}: {only.sentence}", *table(only.elements, width=width, paint=paint)]
+            lines = [f"sweep {only.sweep.sweep_id}: {only.sentence}", *elements_table(only, width=width, paint=paint)]
     if found.left_out:
         lines.append(f"{found.left_out} older runs have ended; --all shows them too")
     head = _CLEAR if again and terminal else ""

@@ -40,7 +40,7 @@ _TABLE: Final[tuple[tuple[str, str, str], ...]] = (
     ("JobHoldMaxRequeue|job requeued in held state", "it was requeued too often for this cluster, and Slurm holds it",
      "Release it: scontrol release {job}"),
     ("JobArrayTaskLimit", "as many elements of its array run as may run at once",
-     "Wait, or allow more at once: scontrol update JobId={job} ArrayTaskThrottle=N"),
+     "Wait, or allow more at once: scontrol update JobId={array} ArrayTaskThrottle=N"),
     ("PartitionTimeLimit", "its time limit is longer than its partition allows",
      "Cancel it, and submit it with a shorter resources.time_limit; `sinfo --format='%P %l'` shows what is allowed"),
     ("PartitionNodeLimit", "it asks for more nodes than its partition allows, or some of them are down",
@@ -86,5 +86,5 @@ def waiting(reason: str, *, job_id: str, run_id: str) -> Waiting:
     plain = reason.strip("()").replace("_", " ")
     for pattern, why, advice in _KNOWN:
         if pattern.match(plain):
-            return Waiting(why=why, advice=advice.format(job=job_id, run=run_id))
+            return Waiting(why=why, advice=advice.format(job=job_id, array=job_id.partition("_")[0], run=run_id))
     return Waiting(why=f"Slurm says {reason}", advice="See https://slurm.schedmd.com/job_reason_codes.html")

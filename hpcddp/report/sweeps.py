@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -72,6 +73,17 @@ class SweepStatus:
     def sentence(self) -> str:
         """The counts in words."""
         return ", ".join(f"{count} {state}" for state, count in self.counts.items())
+
+    @property
+    def values(self) -> list[str]:
+        """What tells each element from the others, ``base=0.1 seed=0``: a key is its last word where that is enough."""
+        keys = {key for values in self.sweep.elements for key in values}
+        words = Counter(key.rpartition(".")[2] for key in keys)
+        short = {key: last if words[last := key.rpartition(".")[2]] == 1 else key for key in keys}
+        return [
+            " ".join(f"{short[key]}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
+            for values in self.sweep.elements
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints."""

@@ -16,9 +16,16 @@ Paint = Callable[[str, State], str]
 
 _BETWEEN: Final = "  "
 _COLUMNS: Final = ("run", "name", "state", "attempt", "step", "loss", "samples/s", "eta", "nodes", "time")
+_HEADER: Final = {name: name for name in _COLUMNS}
 _RIGHT: Final = frozenset({"attempt", "step", "loss", "samples/s", "eta", "nodes"})
 # What a narrow terminal goes without, the first first.
 _SPARED: Final = ("nodes", "samples/s", "attempt", "loss", "name", "time", "eta")
+
+
+def elements_table(sweep: SweepStatus, *, width: int | None, paint: Paint) -> list[str]:
+    """Return the elements of a sweep as a table, with their values in place of their name; arguments as ``table``."""
+    rows = [{**_cells(element), "name": values} for element, values in zip(sweep.elements, sweep.values, strict=True)]
+    return _table(sweep.elements, rows, {**_HEADER, "name": "values"}, width=width, paint=paint)
 
 
 def table(lines: Sequence[Line], *, width: int | None, paint: Paint) -> list[str]:
@@ -29,16 +36,23 @@ def table(lines: Sequence[Line], *, width: int | None, paint: Paint) -> list[str
         width: columns of the terminal; None prints everything.
         paint: gives the state its colour.
     """
-    rows = [_cells(line) for line in lines if isinstance(line, RunStatus)]
-    names = [line.sweep.path.parent.name for line in lines if isinstance(line, SweepStatus)]
-    widths = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in _COLUMNS}
-    # What a sweep has in its first two columns lines up with theirs.
-    widths["name"] = max([widths["name"], *map(len, names)])
-    widths["run"] = max([widths["run"], *(len(line.sweep.sweep_id) for line in lines if isinstance(line, SweepStatus))])
+    rows = [_cells(line) if isinstance(line, RunStatus) else _front(line) for line in lines]
+    return _table(lines, rows, _HEADER, width=width, paint=paint)
+
+
+def _table(
+    lines: Sequence[Line],
+    rows: Sequence[Mapping[str, str]],
+    header: Mapping[str, str],
+    *,
+    width: int | None,
+    paint: Paint,
+) -> list[str]:
+    widths = {name: max(len(row.get(name, "")) for row in [header, *rows]) for name in _COLUMNS}
     columns = _that_fit(widths, width)
-    header = _row({name: name for name in _COLUMNS}, columns, widths, _plain)
-    shown = [header, *(_line(line, columns, widths, paint) for line in lines)]
-    spared = [name for name in _COLUMNS if name not in columns]
+    shown = [_row(header, columns, widths, _plain)]
+    shown += [_line(line, row, columns, widths, paint) for line, row in zip(lines, rows, strict=True)]
+    spared = [header[name] for name in _COLUMNS if name not in columns]
     return [*shown, f"(no room here for {', '.join(spared)})"] if spared else shown
 
 
@@ -55,12 +69,15 @@ def _that_fit(widths: Mapping[str, int], width: int | None) -> tuple[str, ...]:
     return columns
 
 
-def _line(line: Line, columns: Sequence[str], widths: Mapping[str, int], paint: Paint) -> str:
+def _line(line: Line, cells: Mapping[str, str], columns: Sequence[str], widths: Mapping[str, int], paint: Paint) -> str:
     if isinstance(line, RunStatus):
-        return _row(_cells(line), columns, widths, lambda text, _: paint(text, line.state))
-    cells = {"run": line.sweep.sweep_id, "name": line.sweep.path.parent.name}
+        return _row(cells, columns, widths, lambda text, _: paint(text, line.state))
     front = [f"{cells[name]:<{widths[name]}}" for name in columns if name in cells]
     return _BETWEEN.join([*front, f"sweep of {len(line.elements)}: {line.sentence}"])
+
+
+def _front(sweep: SweepStatus) -> dict[str, str]:
+    return {"run": sweep.sweep.sweep_id, "name": sweep.sweep.path.parent.name}
 
 
 def _row(cells: Mapping[str, str], columns: Sequence[str], widths: Mapping[str, int], paint: Paint) -> str:

@@ -14,7 +14,7 @@ from hpcddp.report.first_error import failed_attempt
 from hpcddp.report.reasons import waiting
 from hpcddp.report.states import State
 from hpcddp.report.status import RunStatus
-from hpcddp.report.wording import duration_text
+from hpcddp.report.wording import duration_text, limit_text
 from hpcddp.run.events import read_events
 from hpcddp.run.failure import failure_sentence, read_failures
 from hpcddp.run.files import read_tail
@@ -146,7 +146,7 @@ def _signs(status: RunStatus) -> Iterator[str]:
         eta = "" if status.eta_s is None else f", about {duration_text(status.eta_s)} to go"
         yield f"step {status.step}{total}{eta}"
     if status.state.has_nodes and status.used_s is not None:
-        limit = "" if status.limit_s is None else f" of its {duration_text(status.limit_s)}"
+        limit = "" if status.limit_s is None else f" of its {limit_text(status.limit_s)}"
         yield f"it has used {duration_text(status.used_s)}{limit}"
     if not status.state.has_nodes and traces.ended is not None:
         yield f"the last sign of life was {duration_text(status.now - traces.ended)} ago"

@@ -37,7 +37,9 @@ class SweepAnswer:
         sweep = self.status.sweep
         yield f"{sweep.sweep_id} ({sweep.path.parent.name}), a sweep of {len(sweep.elements)}: {self.status.sentence}"
         for indices, answer in self.groups[:_ANSWERS_SHOWN]:
-            yield f"  element{'s' if len(indices) > 1 else ''} {ranks_text(list(indices))}: {answer.why}"
+            state = answer.status.state
+            why = str(state) if state.has_nodes or state is State.FINISHED else f"{state}: {answer.why}"
+            yield f"  element{'s' if len(indices) > 1 else ''} {ranks_text(list(indices))} {why}"
             if answer.advice is not None:
                 yield f"    {answer.advice}"
         if len(self.groups) > _ANSWERS_SHOWN:

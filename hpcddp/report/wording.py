@@ -32,10 +32,10 @@ def used_text(used_s: float | None, limit_s: float | None) -> str:
     if limit_s is None:
         return duration_text(used_s)
     used = "0s" if used_s is None else duration_text(used_s)
-    return f"{used} of {_round(limit_s)}"
+    return f"{used} of {limit_text(limit_s)}"
 
 
-def _round(seconds: float) -> str:
+def limit_text(seconds: float) -> str:
     """Return a limit, which is most often a round number: ``2h`` and not ``2h00m``."""
     text = duration_text(seconds)
     for zero in ("00s", "00m", "00h"):

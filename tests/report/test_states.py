@@ -85,7 +85,7 @@ def test_a_program_without_steps_is_running_once_its_ranks_have_met(made: Made) 
 
 def test_a_requeued_job_waits_to_run_again_under_the_same_id(made: Made) -> None:
     made.submitted().started(submit_time=slurm_time(0)).event("requeue", cause="preemption")
-    again = {"restarts": 1, "submit_time": slurm_time(60)}
+    again: dict[str, Any] = {"restarts": 1, "submit_time": slurm_time(60)}
     assert state(made, queued(state="PENDING", **again)) is State.REQUEUED
     assert state(made, queued(state="COMPLETING", **again)) is State.REQUEUED
     assert state(made, queued(state="RUNNING", **again)) is State.STARTING

@@ -98,7 +98,7 @@ def test_a_running_run_says_where_and_how_far_it_is(made: Made) -> None:
     made.submitted().started().event("train").steps(1, 80, at=20)
     answer = why(made, queued(node_list="n[1-2]", used_s=90, limit_s=7200))
     assert answer.why == "it is running on n[1-2], as job 7"
-    assert answer.facts == ("step 80 of 400, about 5m19s to go", "it has used 1m30s of its 2h00m")
+    assert answer.facts == ("step 80 of 400, about 5m19s to go", "it has used 1m30s of its 2h")
     assert answer.command == "hpcddp logs run-1 --follow"
 
 
@@ -193,7 +193,7 @@ def test_a_sweep_gives_each_answer_once_and_trouble_first(tmp_path: Path) -> Non
     assert isinstance(status, SweepStatus)
     lines = list(explain_sweep(status, unanswered=False).lines())
     assert lines[0] == "sweep (digits), a sweep of 6: 3 pending, 1 finished, 2 failed"
-    assert lines[1] == "  elements 1, 3: it has failed: no such file"
-    assert lines[3] == "  elements 2, 4-5: it waits to start, because jobs of higher priority come first"
-    assert lines[5] == "  element 0: it has finished after 400 steps"
+    assert lines[1] == "  elements 1, 3 failed: it has failed: no such file"
+    assert lines[3] == "  elements 2, 4-5 pending: it waits to start, because jobs of higher priority come first"
+    assert lines[5] == "  element 0 finished"
     assert lines[-1] == "next: hpcddp why sweep_1"

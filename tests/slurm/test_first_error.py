@@ -13,9 +13,7 @@ from tests.slurm.jobs import HPCDDP, submit, write_job
 from tests.slurm.live import ENDED, Sandbox
 
 
-@pytest.mark.parametrize(
-    "seed", [2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20) if seed != 2)]
-)
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20) if seed != 2)])
 def test_the_rank_that_failed_first_is_named_and_all_others_followed(
     sandbox: Sandbox, tmp_path: Path, seed: int
 ) -> None:

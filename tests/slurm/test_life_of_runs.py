@@ -79,7 +79,7 @@ def _start(scene: Scene, name: str, *, steps_s: float = 0.05, epochs: int = 400,
 
 
 def _play(scene: Scene) -> None:
-    timed_out = {"resources": {"time_limit": 1}, "requeue": {"causes": ["preemption"], "signal_lead": "40s"}}
+    timed_out: dict[str, Any] = {"resources": {"time_limit": 1}, "requeue": {"causes": ["preemption"], "signal_lead": "40s"}}
     _start(scene, "timed out", **timed_out)
     preempted = _start(scene, "requeued", resources={"nodelist": "n4"})
     for name in ("running 1", "running 2", "cancelled", "forgotten"):
