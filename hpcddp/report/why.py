@@ -133,7 +133,11 @@ def _runs(status: RunStatus) -> Answer:
     where = status.job.node_list if status.job is not None else ", ".join(status.hosts or ())
     what = {State.REQUEUED: "has stopped, and its job is about to run again", State.STOPPING: "is being stopped"}
     doing = what.get(status.state, f"is {status.state}")
-    why = f"it {doing}" + (f" on {where}" if where else "") + (f", as job {job.job_id}" if job else "")
+    why = (
+        f"it {doing}"
+        + (f" on {where}" if where else "")
+        + (f", as {'process' if job.local else 'job'} {job.job_id}" if job else "")
+    )
     command = shlex.join(["hpcddp", "logs", run_id, "--follow"])
     return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status), command=command)
 
@@ -224,6 +228,9 @@ def _told(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             asked = event.get("by") == "user"
             cause = "its user asked for it" if asked else _CAUSES.get(str(event.get("cause")), str(event.get("cause")))
             yield f"{moment}  attempt {event['attempt']} stopped{step}, to go on: {cause}"
+        elif event["event"] == "stop" and "saved" not in event:
+            # What the ranks write of the same stop says how, not why.
+            yield f"{moment}  attempt {event['attempt']} stopped{step}: {event['reason']}"
         elif event["event"] in {"failure", "finish"}:
             ended = "failed" if event["event"] == "failure" else "finished"
             yield f"{moment}  attempt {event['attempt']} {ended}{step}"

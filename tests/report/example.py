@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.run.times import times_of
@@ -57,8 +58,8 @@ def _sweep(root: Path) -> list[QueuedJob]:
             element.steps(1, 400, seconds=3).event("finish", at=1230).ended("finished", steps=400)
         else:
             element.event("train").steps(1, 150 + 5 * index, at=890, seconds=6)
-    running = {"used_s": 900 + 10, "limit_s": 3600, "nodes": 1, "node_list": "n7"}
-    waiting = {"reason": "JobArrayTaskLimit", "limit_s": 3600, "nodes": 1}
+    running: dict[str, Any] = {"used_s": 900 + 10, "limit_s": 3600, "nodes": 1, "node_list": "n7"}
+    waiting: dict[str, Any] = {"reason": "JobArrayTaskLimit", "limit_s": 3600, "nodes": 1}
     alive = [queued(f"1240_{index}", **running) for index in range(4, 12)]
     return [*alive, *(queued(f"1240_{index}", "PENDING", **waiting) for index in range(12, 16))]
 

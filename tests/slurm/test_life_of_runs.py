@@ -79,8 +79,8 @@ def _start(scene: Scene, name: str, *, steps_s: float = 0.05, epochs: int = 400,
 
 
 def _play(scene: Scene) -> None:
-    timed_out: dict[str, Any] = {"resources": {"time_limit": 1}, "requeue": {"causes": ["preemption"], "signal_lead": "40s"}}
-    _start(scene, "timed out", **timed_out)
+    causes = {"causes": ["preemption"], "signal_lead": "40s"}
+    _start(scene, "timed out", resources={"time_limit": 1}, requeue=causes)
     preempted = _start(scene, "requeued", resources={"nodelist": "n4"})
     for name in ("running 1", "running 2", "cancelled", "forgotten"):
         _start(scene, name, resources={"nodelist": "n1"} if name == "forgotten" else {})
