@@ -18,6 +18,7 @@ from hpcddp.launch.lifeline import LIFELINE
 from hpcddp.launch.program_failure import failure_of_program
 from hpcddp.launch.siblings import fail
 from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import append_event
 from hpcddp.run.failure import read_failures, write_failure
 from hpcddp.run.files import read_json
 from hpcddp.run.programs import ProgramExit, Told, write_exit
@@ -64,6 +65,9 @@ def run_program(
     command = spec.command or ()
     # Does not return in a process that is leaving already.
     LIFELINE.train()
+    if env.rank == 0:
+        reason = shlex.join(command[:2])
+        append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
     program = Program(command, {**os.environ, **variables}, notice=_notice(spec, attempt, end_time))
     code = program.wait()
     told = program.told
@@ -125,6 +129,7 @@ class Program:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, notice: _Notice) -> None:
         self.told: Told | None = None
         self._notice = notice
+        self._listened: frozenset[int] = frozenset()
         self._process = _start(command, environment)
         LISTENER.pass_on(self._send, more=_ONLY_PASSED_ON)
         # What came before there was a program; twice does no harm, Slurm does so too.
@@ -138,6 +143,7 @@ class Program:
             try:
                 return self._process.wait(_POLL_S)
             except subprocess.TimeoutExpired:
+                self._listened |= _caught_by(self._process.pid)
                 self._look_at_the_clock()
 
     def _look_at_the_clock(self) -> None:
@@ -155,11 +161,14 @@ class Program:
         if process.poll() is not None or signum not in _PASSED_ON:
             # What ended by itself before was not told.
             return
+        listens = signum in _caught_by(process.pid)
         if signum == signal.SIGTERM:
             self.told = self.told or "terminated"
-        elif signum == signal.SIGUSR2 and _listens(process.pid, signum):
+        elif signum == signal.SIGUSR2 and (listens or signum in self._listened):
             self.told = self.told or "warned"
-        process.send_signal(signum)
+        if listens or signum not in self._listened:
+            process.send_signal(signum)
+        # Else Slurm has told it as well, and it is on its way out: Python has given its handlers back, and would die.
 
     @staticmethod
     def _say(text: str) -> None:
@@ -189,11 +198,11 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
         raise CommandError(f"command is {shown}, which cannot be started: {error.strerror}; correct it") from None
 
 
-def _listens(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler for a signal (proc(5), SigCgt)."""
+def _caught_by(pid: int) -> frozenset[int]:
+    """Return the signals that a process has handlers for (proc(5), SigCgt)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return False
-    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(mask, 16) >> (signum - 1) & 1)
+        return frozenset()
+    mask = int(next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0"), 16)
+    return frozenset(signum for signum in _PASSED_ON if mask >> (signum - 1) & 1)

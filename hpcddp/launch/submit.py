@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -81,7 +83,8 @@ def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str,
     """Find what would make the job fail although its file is right.
 
     Raises:
-        SubmissionError: more than one node on this machine, no interpreter, a secret that is not set, no data_dir.
+        SubmissionError: more than one node on this machine, no interpreter, no such program, a secret that is not set,
+            no data_dir.
     """
     if cluster == "local" and spec.resources.nodes > 1:
         raise SubmissionError(
@@ -92,6 +95,7 @@ def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str,
         raise SubmissionError(
             f"environment.python is {python!r}, and this machine has no such program; correct it, or leave it out"
         )
+    _refuse_missing_program(spec, environment)
     unset = [name for name in spec.environment.pass_env if name not in environment]
     if unset:
         raise SubmissionError(
@@ -101,6 +105,22 @@ def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str,
     if data_dir is not None and not Path(data_dir).is_dir():
         raise SubmissionError(
             f"train.data_dir is {data_dir!r}, and there is no such directory; give the directory that holds the data"
+        )
+
+
+def _refuse_missing_program(spec: JobSpec, environment: Mapping[str, str]) -> None:
+    """Refuse a command whose program is not here, where nothing in the job could bring it."""
+    prepared = spec.environment.modules or spec.environment.setup or spec.environment.container
+    if spec.command is None or prepared or "PATH" in spec.environment.env:
+        return
+    # The task looks beside the job's interpreter last.
+    beside = Path(spec.environment.python or sys.executable).parent
+    name = spec.command[0]
+    if shutil.which(name, path=f"{environment.get('PATH', os.defpath)}:{beside}") is None:
+        where = "on PATH here" if "/" not in name else "here that can be run"
+        raise SubmissionError(
+            f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; correct its name, or "
+            "write its path"
         )
 
 

@@ -58,12 +58,12 @@ def run(run_directory: str) -> dict[str, Any] | None:
     spec = parse_resolved(text)
     timeout = spec.launch.rendezvous_timeout
     host = own_host()
-    if spec.command is not None:
-        report(env, attempt, host=host)
     meeting = meet(env, attempt, own_host=host, timeout=timeout)
     _choose_interfaces(meeting, single_host=env.nodes == 1)
     left = timedelta(seconds=max(1.0, timeout.total_seconds() - (time.monotonic() - began)))
     if spec.command is not None:
+        # Whoever reports has found rank 0 and needs its port no more.
+        report(env, attempt, host=host)
         _run_command(spec, env, attempt, meeting, timeout=left)
         return None
     os.environ.update(env.exports(meeting.address, meeting.port))

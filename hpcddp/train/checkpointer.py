@@ -115,6 +115,7 @@ class Checkpointer:
         self._attempt = 0
         self._writer: CheckpointWriter | None = None
         self._restored = False
+        self._published = 0
 
     def restore(self) -> Restored:
         """Own the directory from now on, and load its newest valid checkpoint into the objects.
@@ -194,8 +195,7 @@ class Checkpointer:
             try:
                 self._writer.wait()
                 saved = self._writer.saved
-                if saved and (told := os.environ.get(_PROGRESS)):
-                    Path(told).touch()
+                self._tell_progress(len(self._writer.seconds))
                 if not even_if_failing:
                     self._writer.raise_if_failing()
             except Exception as caught:  # noqa: BLE001  raised below, when the other ranks know
@@ -206,6 +206,13 @@ class Checkpointer:
         if grave:
             raise SaveError("rank 0 cannot save any more, so that this rank ends too; its own error says why")
         return bool(all_saved)
+
+    def _tell_progress(self, published: int) -> None:
+        """Tell whoever started this program that it has come further, where it wants to be told."""
+        told = os.environ.get(_PROGRESS)
+        if told and published > self._published:
+            Path(told).touch()
+        self._published = published
 
     def _claim(self) -> int:
         """Return the attempt that this is part of; else create the next one, which fences those before it."""

@@ -41,9 +41,9 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 class Play:
     """An attempt, and what happens to it."""
 
-    def __init__(self, directory: Path, environment: dict[str, str], more: str = "") -> None:
+    def __init__(self, directory: Path, environment: dict[str, str], more: str = "", job: str = JOB) -> None:
         path = directory / "job.yaml"
-        path.write_text(JOB + more)
+        path.write_text(job + more)
         self.environment = environment
         self.directory = directory
         self.text = dump_job(load_job(path).spec, environment_values=False)

@@ -1,0 +1,41 @@
+"""The batch contract's numbers, as a program is told them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.batch.numbers import batch_variables
+from hpcddp.batch.plan import PlanError, plan_batch
+
+
+@given(size=st.integers(1, 50), world=st.integers(1, 50), steps=st.integers(1, 9))
+def test_what_every_rank_is_told_makes_exactly_the_global_batch(size: int, world: int, steps: int) -> None:
+    batch = plan_batch(global_batch_size=size * world * steps, world_size=world, samples=None, grad_accum_steps=steps)
+    told = batch_variables(batch, learning_rate=0.1)
+    assert told["HPCDDP_PER_DEVICE_BATCH_SIZE"] == str(size)
+    assert int(told["HPCDDP_RANK_BATCH_SIZE"]) * world == int(told["HPCDDP_GLOBAL_BATCH_SIZE"])
+    assert told["HPCDDP_GRAD_ACCUM_STEPS"] == str(steps)
+    assert told["HPCDDP_LEARNING_RATE"] == "0.1"
+
+
+def test_a_batch_that_one_number_cannot_say_is_refused_with_those_that_it_can() -> None:
+    batch = plan_batch(global_batch_size=33, world_size=2, samples=None, grad_accum_steps=2)
+    with pytest.raises(PlanError) as caught:
+        batch_variables(batch, learning_rate=None)
+    assert caught.value.message == (
+        "batch.global_batch_size is 33, which 2 ranks x 2 micro-steps do not divide, and a command is told one size "
+        "for all of them; write 32 or 36, or use train, which weighs uneven shares"
+    )
+
+
+def test_a_batch_below_one_round_names_the_smallest_that_works() -> None:
+    batch = plan_batch(global_batch_size=3, world_size=2, samples=None, grad_accum_steps=2)
+    with pytest.raises(PlanError, match=r"write 4, or use train"):
+        batch_variables(batch, learning_rate=None)
+
+
+def test_an_unknown_learning_rate_is_not_told() -> None:
+    batch = plan_batch(global_batch_size=4, world_size=2, samples=None)
+    assert "HPCDDP_LEARNING_RATE" not in batch_variables(batch, learning_rate=None)

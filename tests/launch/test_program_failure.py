@@ -1,0 +1,62 @@
+"""What the end of a user's program means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.launch.program_failure import failure_of_program
+
+COMMAND = ("python", "train.py", "--lr", "0.1")
+BOOM = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: boom\n'
+LOST = 'Traceback (most recent call last):\n  File "train.py"\nRuntimeError: [gloo] Connection closed by peer [::1]:7\n'
+
+
+def log(directory: Path, text: str) -> Path:
+    path = directory / "rank-0.log"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind", "message", "exit_code"),
+    [
+        (1, BOOM, "ValueError", "boom", 70),
+        (3, "just this\n", "exit", "python train.py ended with exit code 3", 70),
+        (-11, "", "killed", "python train.py was killed by SIGSEGV", 70),
+        # As bash says it of what it ran.
+        (139, "", "killed", "python train.py was killed by SIGSEGV", 70),
+        (-9, "", "killed", "python train.py was killed by SIGKILL, most often because memory ran out", 71),
+    ],
+)
+def test_a_program_that_fails_by_itself_is_the_users(
+    tmp_path: Path, code: int, text: str, kind: str, message: str, exit_code: int
+) -> None:
+    record = failure_of_program(COMMAND, code, log(tmp_path, text), told=False, others=False)
+    assert record is not None
+    assert (record.kind, record.message, record.exit_code, record.secondary) == (kind, message, exit_code, False)
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, False), (75, False), (0, True), (1, True), (-15, True), (143, True)])
+def test_an_end_as_it_was_told_is_no_failure(tmp_path: Path, code: int, *, told: bool) -> None:
+    assert failure_of_program(COMMAND, code, log(tmp_path, BOOM), told=told, others=False) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "told"),
+    [(1, LOST, False), (1, LOST, True), (-15, "", True), (-9, "", True), (143, "", True)],
+)
+def test_who_lost_a_peer_or_was_ended_with_the_others_only_followed(
+    tmp_path: Path, code: int, text: str, *, told: bool
+) -> None:
+    record = failure_of_program(COMMAND, code, log(tmp_path, text), told=told, others=True)
+    assert record is not None
+    assert (record.secondary, record.exit_code) == (True, 71)
+
+
+def test_a_failure_of_its_own_stays_one_though_the_others_were_told_meanwhile(tmp_path: Path) -> None:
+    """A peer may notice a crash before the task of the crashed program does, and be the first to say so."""
+    record = failure_of_program(COMMAND, 1, log(tmp_path, BOOM), told=True, others=True)
+    assert record is not None
+    assert not record.secondary

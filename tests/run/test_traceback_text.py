@@ -1,0 +1,62 @@
+"""The last traceback of a log."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from hpcddp.run.traceback_text import LastWords, last_words
+
+CHAINED = """
+def inner():
+    raise KeyError("first")
+def outer():
+    try:
+        inner()
+    except KeyError as error:
+        raise RuntimeError("second: with a colon") from error
+outer()
+"""
+
+
+def log_of(path: Path, program: str) -> Path:
+    log = path / "log"
+    with log.open("wb") as stream:
+        subprocess.run([sys.executable, "-c", program], stdout=stream, stderr=stream, timeout=60, check=False)
+    return log
+
+
+def test_the_whole_chain_is_the_traceback_and_its_last_exception_the_message(tmp_path: Path) -> None:
+    words = last_words(log_of(tmp_path, CHAINED))
+    assert words.message == "RuntimeError: second: with a colon"
+    assert words.traceback.startswith("Traceback (most recent call last):")
+    assert "KeyError: 'first'" in words.traceback
+    assert words.traceback.endswith(words.message)
+
+
+def test_an_earlier_traceback_that_was_caught_is_not_the_last(tmp_path: Path) -> None:
+    program = (
+        "import traceback\ntry:\n  1/0\nexcept ZeroDivisionError:\n  traceback.print_exc()\nraise ValueError('end')"
+    )
+    words = last_words(log_of(tmp_path, program))
+    assert words.message == "ValueError: end"
+    assert "ZeroDivisionError" not in words.traceback
+
+
+def test_ranks_that_torch_puts_in_front_of_lines_are_taken_away(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text('[rank3]: Traceback (most recent call last):\n[rank3]:   File "x"\n[rank3]: ValueError: boom\n')
+    assert last_words(log).message == "ValueError: boom"
+
+
+def test_a_log_without_a_traceback_gives_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {number}\n" for number in range(30)))
+    words = last_words(log)
+    assert (words.traceback, words.message) == ("", "")
+    assert words.tail.splitlines()[-1] == "line 29"
+
+
+def test_a_log_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+    assert last_words(tmp_path / "log") == LastWords()

@@ -1,0 +1,134 @@
+"""A function of the user's own as the work of a run: real ranks on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.run.checkpoints import list_checkpoints
+from hpcddp.run.decision import read_decision
+from hpcddp.run.directory import RunDirectory
+from tests.launch.test_commands_local import ended, result, wait_for
+
+MODULE = """
+import os, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import hpcddp
+
+def facts(context: hpcddp.Context):
+    context.logger.info("this is a word of mine")
+    total = torch.tensor(float(context.rank))
+    dist.all_reduce(total, group=context.process_group)
+    return {
+        "sum of ranks": total.item(),
+        "world": context.world_size,
+        "device": str(context.device),
+        "shares": context.plan and list(context.plan.batch.per_rank_samples),
+        "attempt": context.attempt,
+        "name": context.spec.name,
+        "directory": context.run_dir.name,
+    }
+
+def train(context: hpcddp.Context):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 1).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    checkpointer = context.checkpointer({"model": model, "optimizer": optimizer})
+    for step in range(checkpointer.restore().step, 60):
+        optimizer.zero_grad()
+        loss = model(torch.full((2, 4), float(step % 7)).double()).square().mean()
+        loss.backward()
+        optimizer.step()
+        context.log(step + 1, loss=loss.item())
+        time.sleep(float(os.environ.get("PAUSE", "0")))
+        if context.stopper.should_stop():
+            checkpointer.save(step + 1)
+            checkpointer.wait()
+            context.stopper.exit()
+    return {"loss": loss.item()}
+
+def fails(context: hpcddp.Context):
+    if context.rank == 1:
+        raise ValueError("my own mistake")
+    dist.barrier()
+
+def odd(context: hpcddp.Context):
+    return {"without a batch": context.plan, "a set": {1, 2}}
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MODULE)
+    return tmp_path
+
+
+def submit(directory: Path, function: str, *words: str, pause: float = 0.0, batch: str = "{}") -> dict[str, Any]:
+    job = directory / "job.yaml"
+    job.write_text(f"name: fn\nresources: {{tasks_per_node: 2}}\nbatch: {batch}\nentrypoint: mine:{function}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "submit", str(job), "--cluster", "local", "--json", *words],
+        cwd=directory,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PAUSE": str(pause)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_a_function_is_told_who_it_is_and_what_it_returns_is_kept(directory: Path) -> None:
+    run = ended(submit(directory, "facts", batch="{global_batch_size: 65}"))
+    assert result(run)["returned"] == {
+        "sum of ranks": 1.0,
+        "world": 2,
+        "device": "cpu",
+        "shares": [33, 32],
+        "attempt": 0,
+        "name": "fn",
+        "directory": run.run_id,
+    }
+    assert result(run)["status"] == "finished"
+    assert "rank 1 INFO this is a word of mine" in run.attempt(0).rank_log(1).read_text()
+
+
+def test_a_stopped_function_goes_on_and_comes_out_the_same(directory: Path) -> None:
+    reference = result(ended(submit(directory, "train")))["returned"]["loss"]
+    document = submit(directory, "train", pause=0.1)
+    run = RunDirectory(Path(document["run_dir"]))
+    wait_for(run.metrics, '"step"')
+    os.kill(int(document["job_id"]), signal.SIGTERM)
+    ended(document)
+    decision = read_decision(run.attempt(0))
+    assert decision is not None
+    assert 0 < decision.step < 60
+    assert decision.saved
+    assert [path.name for path in list_checkpoints(run.checkpoints)] == [f"step-{decision.step:06d}"]
+    again = ["--resume", str(run.path)]
+    assert result(ended(submit(directory, "train", *again)))["returned"]["loss"] == reference
+    steps = [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
+    assert steps == list(range(1, 61))
+
+
+def test_an_exception_of_a_function_is_named_with_its_rank(directory: Path) -> None:
+    run = ended(submit(directory, "fails"))
+    assert result(run)["exit_code"] == 70
+    assert result(run)["reason"].endswith("failed first: ValueError: my own mistake")
+
+
+def test_what_json_cannot_hold_is_not_kept_and_the_log_says_so(directory: Path) -> None:
+    run = ended(submit(directory, "odd"))
+    assert (result(run)["status"], result(run)["returned"]) == ("finished", None)
+    assert "what the entrypoint returned is not kept in result.json" in run.attempt(0).rank_log(0).read_text()
