@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpcddp.spec.overrides import Override
     from hpcddp.spec.read import ResolvedJob
 
 _COMMAND = "hpcddp.command"
@@ -71,13 +72,21 @@ class JobWords:
         """Whether nothing is said."""
         return not self.options and self.command is None
 
-    def load(self, job_file: Path | None, *, overrides: list[str] | None, profiles: Path) -> ResolvedJob:
+    def load(
+        self,
+        job_file: Path | None,
+        *,
+        overrides: list[str] | None,
+        profiles: Path,
+        sweep: Sequence[Override] = (),
+    ) -> ResolvedJob:
         """Return the job that file and command line describe together.
 
         Args:
             job_file: the job file; None where there is none.
             overrides: what ``--set`` gives.
             profiles: the directory of cluster profiles.
+            sweep: what the options about a sweep give.
 
         Raises:
             UserError: there is neither a file nor a command, or something is wrong with what they say.
@@ -90,7 +99,7 @@ class JobWords:
             raise UserError("no JOB is given; write a job file, or a command after --, as in: -- python train.py")
         names = {field.path: field.option for field in FIELDS}
         options = read_options({path: (names[path], text) for path, text in self.options.items()}, self.command)
-        return load_job(job_file, overrides=overrides or (), options=options, profiles=profiles)
+        return load_job(job_file, overrides=overrides or (), options=[*options, *sweep], profiles=profiles)
 
 
 class JobCommand(TyperCommand):

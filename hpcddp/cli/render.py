@@ -12,6 +12,7 @@ import typer
 
 from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
 from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides, profiles_directory
+from hpcddp.cli.sweeping import Axes, MaxParallel, SweepFile, read_sweep
 from hpcddp.errors import UserError
 
 
@@ -33,6 +34,9 @@ def render(
     run_id: Annotated[
         str | None, typer.Option("--run-id", metavar="ID", help="Render the script of this run, as submit would.")
     ] = None,
+    axes: Axes = None,
+    sweep_file: SweepFile = None,
+    max_parallel: MaxParallel = None,
     template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the script to a file.")
@@ -48,7 +52,8 @@ def render(
     """
     from hpcddp.launch.render import render_script
 
-    job = words.load(job_file, overrides=overrides, profiles=profiles_directory(os.environ))
+    sweep = read_sweep(axes, sweep_file, max_parallel)
+    job = words.load(job_file, overrides=overrides, sweep=sweep, profiles=profiles_directory(os.environ))
     python = job.spec.environment.python or sys.executable
     script = render_script(job, python=python, run_id=run_id, template=template)
     if output is not None:

@@ -27,6 +27,7 @@ from hpcddp.cli.options import (
     complete_runs,
     profiles_directory,
 )
+from hpcddp.cli.sweeping import After, AfterAny, Axes, MaxParallel, SweepFile, read_sweep, submit_sweep, wait_for
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class ClusterChoice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class Order:
     """What the command line asks for.
 
     Args:
@@ -67,7 +68,7 @@ def register(app: typer.Typer) -> None:
     app.command(cls=JobCommand)(takes_job_words(submit))
 
 
-def submit(
+def submit(  # noqa: PLR0913  each is an option
     job_file: JobFileOrNone = None,
     *,
     cluster: Annotated[
@@ -85,6 +86,11 @@ def submit(
         ),
     ] = None,
     run_root: RunRoot = RUN_ROOT,
+    axes: Axes = None,
+    sweep_file: SweepFile = None,
+    max_parallel: MaxParallel = None,
+    after: After = None,
+    after_any: AfterAny = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Stay and show progress until the run has ended.")
     ] = False,
@@ -101,20 +107,26 @@ def submit(
     Example: hpcddp submit jobs/quickstart.yaml --cluster local --follow
     """
     environment = dict(os.environ)
-    unchanged = job_file is None and words.is_empty and not (overrides or template or dry_run)
+    sweep = read_sweep(axes, sweep_file, max_parallel)
+    unchanged = job_file is None and words.is_empty and not (overrides or sweep or template or dry_run)
     if resume is not None and unchanged and cluster is ClusterChoice.AUTO:
-        submission = _resume(resume, run_root, environment)
+        waits = wait_for(after, after_any, run_root, environment)
+        submission = _resume(resume, run_root, environment, waits)
     elif job_file is None and words.command is None:
         raise UserError(
             "no JOB is given; write a job file, a command after --, or --resume RUN alone to go on as it was"
         )
     else:
-        job = words.load(job_file, overrides=overrides, profiles=profiles_directory(environment))
+        job = words.load(job_file, overrides=overrides, sweep=sweep, profiles=profiles_directory(environment))
         order = _order(job, cluster, template, environment)
+        waits = wait_for(after, after_any, run_root, environment, cluster=order.cluster)
         if dry_run:
             _print_preview(order, resume, run_root, environment, as_json=as_json)
             return
-        submission = _hand_over(order, resume, run_root, environment)
+        if order.job.spec.sweep is not None and resume is None:
+            submit_sweep(order, _run_id(None, run_root), environment, waits, follow=follow, as_json=as_json)
+            return
+        submission = _hand_over(order, resume, run_root, environment, waits)
     if not follow:
         _print_submission(submission, as_json=as_json)
         return
@@ -124,11 +136,11 @@ def submit(
     raise typer.Exit(_exit_code(outcome))
 
 
-def _order(job: ResolvedJob, cluster: ClusterChoice, template: str | None, environment: Mapping[str, str]) -> _Order:
+def _order(job: ResolvedJob, cluster: ClusterChoice, template: str | None, environment: Mapping[str, str]) -> Order:
     from hpcddp.launch.submit import choose_cluster
 
     where = choose_cluster(cluster.value, environment)
-    return _Order(job=job, cluster=where, python=job.spec.environment.python or sys.executable, template=template)
+    return Order(job=job, cluster=where, python=job.spec.environment.python or sys.executable, template=template)
 
 
 def _run_id(resume: str | None, run_root: Path) -> str:
@@ -141,11 +153,13 @@ def _run_id(resume: str | None, run_root: Path) -> str:
     return new_run_id(datetime.now().astimezone(), secrets.token_hex(2))
 
 
-def _hand_over(order: _Order, resume: str | None, run_root: Path, environment: Mapping[str, str]) -> Submission:
+def _hand_over(
+    order: Order, resume: str | None, run_root: Path, environment: Mapping[str, str], waits: str | None
+) -> Submission:
     """Submit a new run, or continue one with this job."""
+    from hpcddp.launch.element import find_to_resume
     from hpcddp.launch.resume import resume_anew
     from hpcddp.launch.submit import submit as submit_new
-    from hpcddp.run.find import find_run
 
     if resume is None:
         return submit_new(
@@ -155,31 +169,35 @@ def _hand_over(order: _Order, resume: str | None, run_root: Path, environment: M
             python=order.python,
             template=order.template,
             environment=environment,
+            dependency=waits,
         )
     return resume_anew(
-        find_run(resume, run_root),
+        find_to_resume(resume, run_root),
         order.job,
         cluster=order.cluster,
         python=order.python,
         template=order.template,
         environment=environment,
+        dependency=waits,
     )
 
 
-def _resume(resume: str, run_root: Path, environment: Mapping[str, str]) -> Submission:
+def _resume(resume: str, run_root: Path, environment: Mapping[str, str], waits: str | None) -> Submission:
     """Continue a run as it is."""
+    from hpcddp.launch.element import find_to_resume
     from hpcddp.launch.resume import resume as resume_run
-    from hpcddp.run.find import find_run
 
-    return resume_run(find_run(resume, run_root), environment=environment)
+    return resume_run(find_to_resume(resume, run_root), environment=environment, dependency=waits)
 
 
 def _print_preview(
-    order: _Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
+    order: Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
 ) -> None:
     from hpcddp.launch.submit import check_submittable, preview
+    from hpcddp.launch.sweep_checks import check_sweep_submittable
 
-    check_submittable(order.job.spec, order.cluster, environment)
+    check = check_submittable if order.job.spec.sweep is None else check_sweep_submittable
+    check(order.job.spec, order.cluster, environment)
     run_id = _run_id(resume, run_root)
     document = preview(order.job, cluster=order.cluster, run_id=run_id, python=order.python, template=order.template)
     _print_dry_run(document, as_json=as_json)
@@ -189,7 +207,8 @@ def _print_dry_run(preview: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(preview, indent=2))
         return
-    typer.echo(f"dry run: would go to {preview['cluster']}, run directory {preview['run_dir']}", err=True)
+    runs = f"{len(preview['elements'])} runs, their sweep" if "elements" in preview else "run"
+    typer.echo(f"dry run: would go to {preview['cluster']}, {runs} directory {preview['run_dir']}", err=True)
     typer.echo(preview["script"], nl=False)
 
 

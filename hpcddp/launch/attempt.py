@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hpcddp.errors import HpcddpError, UserError
+from hpcddp.launch.array import PICKLE_DIGEST
 from hpcddp.launch.cause import ask_slurm, slurm_job_id
 from hpcddp.launch.claim import (
     RunDirectoryError,
@@ -26,6 +27,7 @@ from hpcddp.launch.claim import (
     newest_start,
     refuse_another_training,
 )
+from hpcddp.launch.element import element_of, settle
 from hpcddp.launch.paragraph import resume_command
 from hpcddp.launch.progress import tell_progress
 from hpcddp.launch.requeue import expedite
@@ -55,7 +57,15 @@ class BudgetError(HpcddpError):
     exit_code: ClassVar[int] = ExitCode.NO_PROGRESS
 
 
-def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, environment: Mapping[str, str]) -> str:
+def begin(
+    *,
+    run_root: str,
+    name: str,
+    run_id: str | None,
+    job_text: str,
+    environment: Mapping[str, str],
+    element: int | None = None,
+) -> str:
     """Claim the run directory for one more attempt.
 
     Args:
@@ -64,6 +74,7 @@ def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, enviro
         run_id: the run's id; None derives ``<cluster name>-<job id>``.
         job_text: the resolved job file.
         environment: the batch script's environment.
+        element: which element of a sweep it is, whose id and job these are; None is a run of its own.
 
     Returns:
         The attempt's directory, or an empty text if the run has finished already and nothing is left to do.
@@ -73,7 +84,13 @@ def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, enviro
         BudgetError: the run was started often enough.
     """
     start = _observe(environment)
-    run = RunDirectory(Path(run_root).absolute() / name / (run_id or _derived_run_id(environment)))
+    directory, own_id = Path(run_root).absolute() / name, run_id or _derived_run_id(environment)
+    run = RunDirectory(directory / own_id)
+    of_sweep = None
+    if element is not None:
+        sweep_id = run_id or own_id.rpartition("_")[0]
+        of_sweep = element_of(directory, sweep_id, element, job_text, environment)
+        run, job_text = of_sweep.run, of_sweep.job_text
     make_private_directory(run.path)
     previous = newest_start(run)
     alive = previous is not None and previous.job_id != start.job_id and is_alive(previous)
@@ -86,6 +103,8 @@ def begin(*, run_root: str, name: str, run_id: str | None, job_text: str, enviro
     if has_finished(run):
         return ""
     _keep_job_file(run, job_text)
+    if of_sweep is not None:
+        settle(of_sweep, start.job_id or "", environment.get(PICKLE_DIGEST))
     if previous is not None:
         _settle(run, previous, start, parse_resolved(job_text))
     # A result is written when a run has ended for good; this one is being continued.
@@ -209,6 +228,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     begin_parser.add_argument("--run-root", required=True)
     begin_parser.add_argument("--name", required=True)
     begin_parser.add_argument("--run-id")
+    begin_parser.add_argument("--element", type=int)
     end_parser = commands_of.add_parser("end")
     end_parser.add_argument("--code", type=int, required=True)
     end_parser.add_argument("--cancelled", action="store_true")
@@ -227,6 +247,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             run_id=options.run_id,
             job_text=sys.stdin.read(),
             environment=environment,
+            element=options.element,
         )
     except HpcddpError as error:
         sys.stderr.write(f"hpcddp: {error.message}\n")

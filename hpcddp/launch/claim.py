@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import stat
 from collections.abc import Iterator
@@ -146,10 +147,11 @@ def make_private_directory(path: Path) -> None:
         raise RunDirectoryError(sentence)
 
 
-def group_writable_parents(path: Path) -> list[Path]:
-    """Return the directories above ``path`` in which a whole group could put something else in its place."""
+def group_writable_warnings(path: Path) -> list[str]:
+    """Return a sentence for each directory above ``path`` in which a group could put something else in its place."""
     return [
-        parent
+        f"{parent}, above the run directory, can be written by its group, who could put other files in its place; "
+        f"run: chmod g-w {shlex.quote(str(parent))}, or trust the group"
         for parent in path.resolve().parents
         if parent.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP
     ]

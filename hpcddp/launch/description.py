@@ -10,6 +10,7 @@ from hpcddp.launch.render import RenderedScript
 from hpcddp.spec.document import Path, dotted
 from hpcddp.spec.fieldtree import leaf_paths
 from hpcddp.spec.read import ResolvedJob
+from hpcddp.spec.sweep import tabulate
 
 SET = "<set>"
 """Stands for the value of an environment variable: the script needs it, a record of fields does not."""
@@ -26,6 +27,7 @@ def describe(job: ResolvedJob, script: RenderedScript) -> dict[str, Any]:
         "script": script.text,
         "directives": [{"flag": directive.flag, "value": directive.value} for directive in script.directives],
         "plan": None if job.spec.batch.global_batch_size is None else plan_job(job.spec, samples=None).as_json(),
+        "elements": None if job.spec.sweep is None else tabulate(job.spec.sweep).elements(),
         "fields": {dotted(path): {"value": value, "origin": job.origins[dotted(path)]} for path, value in _fields(job)},
     }
 

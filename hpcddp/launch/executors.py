@@ -10,7 +10,7 @@ import hashlib
 import os
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,23 @@ from submitit import LocalExecutor, LocalJob, SlurmExecutor, SlurmJob  # noqa: T
 from submitit.core.utils import DelayedSubmission  # noqa: TID253
 
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.array import PICKLE_DIGEST, ArrayPlace
 from hpcddp.launch.attempt import NO_LIMIT_S
-from hpcddp.launch.task import PICKLE_DIGEST
 from hpcddp.run.files import write_text
 from hpcddp.slurm import commands
 
 
-def _dump(folder: Path, submission: DelayedSubmission) -> tuple[Path, str]:
-    """Write the pickle under a temporary name and return the path and its sha256."""
-    path = folder / f"{uuid.uuid4().hex}.pkl"
+def dump_call(path: Path, function: Callable[..., Any], *arguments: str) -> str:
+    """Write the pickle of a call, as submitit's programs read it, and return its sha256."""
+    return _dump(path, DelayedSubmission(function, *arguments))
+
+
+def _dump(path: Path, submission: DelayedSubmission) -> str:
+    """Write a pickle that only its owner can read, and return its sha256."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     os.close(descriptor)
     submission.dump(path)
-    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _only(submissions: Sequence[DelayedSubmission]) -> DelayedSubmission:
@@ -49,7 +53,8 @@ class RenderedSlurmExecutor(SlurmExecutor):
         tasks: how many tasks it starts, over all nodes.
         environment: what sbatch gets and Slurm stores with the job.
         directory: where the job runs.
-        after: the job whose end it waits for; None waits for none.
+        dependency: what it waits for, in sbatch's words; None waits for nothing.
+        place: which element of a sweep it is; None is none.
     """
 
     def __init__(
@@ -60,11 +65,13 @@ class RenderedSlurmExecutor(SlurmExecutor):
         tasks: int,
         environment: Mapping[str, str],
         directory: Path,
-        after: str | None = None,
+        dependency: str | None = None,
+        place: ArrayPlace | None = None,
     ) -> None:
         super().__init__(folder)
         self._directory = directory
-        self._after = after
+        self._dependency = dependency
+        self._place = place
         self._script = script
         self._tasks = tasks
         self._environment = dict(environment)
@@ -76,16 +83,24 @@ class RenderedSlurmExecutor(SlurmExecutor):
         return self._script
 
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Any]:
-        pickle, digest = _dump(self.folder, _only(delayed_submissions))
+        pickle = self.folder / f"{uuid.uuid4().hex}.pkl"
+        digest = _dump(pickle, _only(delayed_submissions))
         script = self.folder / f".submission_file_{pickle.stem}.sh"
         write_text(script, self._make_submission_file_text("", pickle.stem))
-        environment = {**self._environment, PICKLE_DIGEST: digest}
+        environment = {**self._environment, **(self._place.environment if self._place else {}), PICKLE_DIGEST: digest}
         try:
-            job_id = commands.sbatch(script, environment=environment, directory=self._directory, after=self._after)
+            array = commands.sbatch(
+                script,
+                environment=environment,
+                directory=self._directory,
+                dependency=self._dependency,
+                options=self._place.options if self._place else (),
+            )
         except HpcddpError:
             pickle.unlink()
             script.unlink()
             raise
+        job_id = array if self._place is None else f"{array}_{self._place.index}"
         job: SlurmJob[Any] = SlurmJob(folder=self.folder, job_id=job_id, tasks=list(range(self._tasks)))
         job.paths.move_temporary_file(script, "submission_file")
         job.paths.move_temporary_file(pickle, "submitted_pickle")
@@ -144,7 +159,8 @@ class RenderedLocalExecutor(LocalExecutor):
         return self._tasks
 
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Any]:
-        pickle, digest = _dump(self.folder, _only(delayed_submissions))
+        pickle = self.folder / f"{uuid.uuid4().hex}.pkl"
+        digest = _dump(pickle, _only(delayed_submissions))
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             process = subprocess.Popen(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from hpcddp.errors import UserError
 from hpcddp.launch import templating
+from hpcddp.launch.variables import swept_variables
 from hpcddp.slurm.directives import Directive, directives_for
 from hpcddp.slurm.grammar import refuse_unwritable
 from hpcddp.spec.job import JobSpec
@@ -71,6 +72,7 @@ def render_script(
     spec = job.spec
     directives = directives_for(spec, run_id=run_id)
     _refuse_unwritable_words(spec, python)
+    variables = swept_variables(spec)
     document = dump_job(spec, environment_values=False).removesuffix("\n")
     values: dict[str, Any] = {
         "name": spec.name,
@@ -85,7 +87,9 @@ def render_script(
         "cpus_per_task": spec.resources.cpus_per_task,
         "modules": spec.environment.modules,
         "setup": spec.environment.setup,
-        "env": dict(spec.environment.env),
+        "env": {name: value for name, value in spec.environment.env.items() if name not in variables},
+        "is_sweep": spec.sweep is not None,
+        "variables": variables,
         "pass_env": spec.environment.pass_env,
         "python": python,
         "job_document": document,

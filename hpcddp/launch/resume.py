@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcddp.launch.array import ArrayPlace
 from hpcddp.launch.cause import ask_slurm, slurm_job_id
 from hpcddp.launch.claim import ENDED_STATES, has_finished, is_alive, newest_start, refuse_another_training
+from hpcddp.launch.element import place_of
 from hpcddp.launch.paragraph import resume_command
 from hpcddp.launch.render import render_script
 from hpcddp.launch.submission import Cluster, Submission, hand_over
@@ -17,6 +19,8 @@ from hpcddp.launch.submit import SubmissionError, check_submittable, run_directo
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import read_json
+from hpcddp.run.sweep import index_of, read_sweep, sweep_of
+from hpcddp.spec.element import element_spec
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.read import ResolvedJob
 from hpcddp.spec.write import parse_resolved
@@ -52,12 +56,13 @@ def _read_before(run: RunDirectory) -> Before | None:
     )
 
 
-def resume(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
+def resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: str | None = None) -> Submission:
     """Continue a run that has ended before its work was done, with the script that it has.
 
     Args:
         run: the run.
         environment: the submitter's environment.
+        dependency: what it waits for, in sbatch's words; None waits for nothing.
 
     Raises:
         SubmissionError: the run is alive, has finished, or has no script of its own.
@@ -67,7 +72,7 @@ def resume(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
     spec = _spec_of(run)
     check_submittable(spec, before.cluster, environment)
     _tell(run)
-    return _hand_over(run, spec, before, environment)
+    return _hand_over(run, spec, before, environment, dependency=dependency)
 
 
 def resume_anew(
@@ -78,6 +83,7 @@ def resume_anew(
     python: str,
     template: str | None,
     environment: Mapping[str, str],
+    dependency: str | None = None,
 ) -> Submission:
     """Continue a run that has ended before its work was done, with a job of other resources say.
 
@@ -88,11 +94,13 @@ def resume_anew(
         python: the interpreter that the tasks run.
         template: the sbatch template's name or path, None for the default one.
         environment: the submitter's environment.
+        dependency: what it waits for, in sbatch's words; None waits for nothing.
 
     Raises:
         HpcddpError: the run is alive or has finished, or the job is one of another run or another training.
     """
     _refuse_alive_or_finished(run, _read_before(run))
+    job = _of_element(run, job)
     check_submittable(job.spec, cluster, environment)
     meant = run_directory(job, run.run_id).path
     if meant.resolve() != run.path.resolve():
@@ -103,10 +111,9 @@ def resume_anew(
     refuse_another_training(run, job.spec)
     script = render_script(job, python=python, run_id=run.run_id, launcher=cluster, template=template).text
     _tell(run)
-    run.submitit.mkdir(mode=0o700, exist_ok=True)
     write_run(run, job, script)
     here = Before(cluster=cluster, job_id="", directory=Path.cwd(), python=python)
-    return _hand_over(run, job.spec, here, environment)
+    return _hand_over(run, job.spec, here, environment, dependency=dependency)
 
 
 def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
@@ -120,28 +127,52 @@ def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> 
         HpcddpError: the run has no script of its own, or Slurm refused it.
     """
     # The run still belongs to this job until it has ended.
-    return _hand_over(run, _spec_of(run), _own_script(run), environment, after=slurm_job_id(environment))
+    return _hand_over(
+        run, _spec_of(run), _own_script(run), environment, dependency=f"afterany:{slurm_job_id(environment)}"
+    )
 
 
 def _hand_over(
-    run: RunDirectory, spec: JobSpec, before: Before, environment: Mapping[str, str], *, after: str | None = None
+    run: RunDirectory, spec: JobSpec, before: Before, environment: Mapping[str, str], *, dependency: str | None = None
 ) -> Submission:
     # What is there is the result of a run that had ended; it goes on.
     run.result.unlink(missing_ok=True)
+    run.submitit.mkdir(mode=0o700, exist_ok=True)
+    script, place = _script_of(run)
     return hand_over(
         run,
         spec,
         cluster=before.cluster,
-        script=run.script.read_text(encoding="utf-8"),
+        script=script.read_text(encoding="utf-8"),
         python=before.python,
         directory=before.directory,
         environment=environment,
-        after=after,
+        dependency=dependency,
+        place=place,
     )
+
+
+def _script_of(run: RunDirectory) -> tuple[Path, ArrayPlace | None]:
+    """Return a run's script: an element has that of its sweep, until it was resumed with a job of its own."""
+    sweep = None if run.script.exists() else sweep_of(run)
+    return (run.script, None) if sweep is None else (sweep.directory.script, place_of(sweep, index_of(run)))
+
+
+def _of_element(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
+    """Return the job for a run: an element of a sweep keeps its values, whatever the job says."""
+    sweep = sweep_of(run)
+    if sweep is None and job.spec.sweep is None:
+        return job
+    if sweep is None:
+        raise SubmissionError(
+            f"the job has a sweep, and the run {run.run_id} is no element of one; leave the sweep out: --set sweep=null"
+        )
+    return ResolvedJob(spec=element_spec(job.spec, sweep.elements[index_of(run)]), origins=job.origins)
 
 
 def _own_script(run: RunDirectory) -> Before:
     """Return where the run's own script went."""
+    _refuse_whole_sweep(run)
     before = _read_before(run)
     if before is None:
         raise SubmissionError(
@@ -149,6 +180,15 @@ def _own_script(run: RunDirectory) -> Before:
             f"{resume_command(run)}"
         )
     return before
+
+
+def _refuse_whole_sweep(run: RunDirectory) -> None:
+    sweep = read_sweep(run.path)
+    if sweep is not None:
+        raise SubmissionError(
+            f"{run.run_id} is a sweep of {len(sweep.elements)} runs; resume one of them: hpcddp submit --resume "
+            f"{sweep.run_id(0)}"
+        )
 
 
 def _spec_of(run: RunDirectory) -> JobSpec:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpcddp.launch.claim import group_writable_parents
+from hpcddp.launch.claim import group_writable_warnings
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_json
+from hpcddp.run.files import read_json, write_json
 from hpcddp.slurm import commands
 
 if TYPE_CHECKING:
     from submitit import Job
 
+    from hpcddp.launch.array import ArrayPlace
     from hpcddp.spec.job import JobSpec
 
 Cluster = Literal["slurm", "local"]
@@ -50,11 +51,7 @@ class Submission:
     @property
     def warnings(self) -> list[str]:
         """What the user should know, a sentence each."""
-        return [
-            f"{parent}, above the run directory, can be written by its group, who could put other files in its place; "
-            f"run: chmod g-w {shlex.quote(str(parent))}, or trust the group"
-            for parent in group_writable_parents(self.run.path)
-        ]
+        return group_writable_warnings(self.run.path)
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``submit --json`` prints."""
@@ -77,7 +74,8 @@ def hand_over(
     python: str,
     directory: Path,
     environment: Mapping[str, str],
-    after: str | None = None,
+    dependency: str | None = None,
+    place: ArrayPlace | None = None,
 ) -> Submission:
     """Give a script to Slurm, or start it here, and write down where it went.
 
@@ -89,7 +87,8 @@ def hand_over(
         python: the interpreter that the tasks run.
         directory: the directory of submission, which the script's relative paths mean.
         environment: the submitter's environment.
-        after: the job of Slurm's whose end it waits for; None waits for none.
+        dependency: what it waits for, in sbatch's words; None waits for nothing.
+        place: which element of a sweep it is, whose script this is; None is none.
 
     Raises:
         HpcddpError: the job could not be handed over.
@@ -100,7 +99,13 @@ def hand_over(
     executor: executors.RenderedSlurmExecutor | executors.RenderedLocalExecutor
     if cluster == "slurm":
         executor = executors.RenderedSlurmExecutor(
-            run.submitit, script=script, tasks=spec.world_size, environment=clean, directory=directory, after=after
+            run.submitit,
+            script=script,
+            tasks=spec.world_size,
+            environment=clean,
+            directory=directory,
+            dependency=dependency,
+            place=place,
         )
     else:
         limit, lead = spec.resources.time_limit, spec.signal_lead
@@ -117,7 +122,9 @@ def hand_over(
         )
     job = executor.submit(work.run, str(run.path))
     document = {"cluster": cluster, "job_id": str(job.job_id), "directory": str(directory), "python": python}
-    write_json(run.submission, {**document, "time": time.time()})
+    before = read_json(run.submission) or {}
+    origin = {name: before[name] for name in ("sweep", "index") if name in before}
+    write_json(run.submission, {**document, "time": time.time(), **origin})
     return Submission(
         run=run,
         cluster=cluster,

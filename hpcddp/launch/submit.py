@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.launch.claim import make_private_directory
+from hpcddp.launch.first_plan import write_first_plan
 from hpcddp.launch.render import render_script
 from hpcddp.launch.submission import Cluster, Submission, hand_over
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_json, write_text
+from hpcddp.run.files import write_text
 from hpcddp.slurm import commands
 from hpcddp.spec.read import ResolvedJob
+from hpcddp.spec.sweep import tabulate
 from hpcddp.spec.write import dump_job
 
 if TYPE_CHECKING:
-    from hpcddp.batch.job import JobPlan
     from hpcddp.spec.job import JobSpec
 
 # Where Slurm's packages and its configless mode keep the configuration (slurm.conf(5)).
@@ -128,7 +129,8 @@ def preview(job: ResolvedJob, *, cluster: Cluster, run_id: str, python: str, tem
     """Return what ``submit`` would do: where the job would go, its run directory, its script."""
     run = run_directory(job, run_id)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
-    return {"cluster": cluster, "run_id": run_id, "run_dir": str(run.path), "script": script}
+    document = {"cluster": cluster, "run_id": run_id, "run_dir": str(run.path), "script": script}
+    return document if job.spec.sweep is None else {**document, "elements": tabulate(job.spec.sweep).elements()}
 
 
 def submit(
@@ -139,6 +141,7 @@ def submit(
     python: str,
     template: str | None,
     environment: Mapping[str, str],
+    dependency: str | None = None,
 ) -> Submission:
     """Write the run directory and hand the job over.
 
@@ -149,6 +152,7 @@ def submit(
         python: the interpreter that the tasks run.
         template: the sbatch template's name or path, None for the default one.
         environment: the submitter's environment.
+        dependency: what it waits for, in sbatch's words; None waits for nothing.
 
     Raises:
         HpcddpError: the job could not be handed over; nothing is left behind.
@@ -156,12 +160,7 @@ def submit(
     check_submittable(job.spec, cluster, environment)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = run_directory(job, run_id)
-    _check_path(run.path, cluster)
-    make_private_directory(run.path.parent)
-    try:
-        run.path.mkdir(mode=0o700)
-    except FileExistsError:
-        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root") from None
+    make_run_directory(run, cluster)
     try:
         run.submitit.mkdir(mode=0o700)
         write_run(run, job, script)
@@ -175,10 +174,25 @@ def submit(
             python=python,
             directory=Path.cwd(),
             environment=environment,
+            dependency=dependency,
         )
     except (HpcddpError, OSError):
         shutil.rmtree(run.path)
         raise
+
+
+def make_run_directory(run: RunDirectory, cluster: Cluster) -> None:
+    """Make the directory of a new run.
+
+    Raises:
+        SubmissionError: it is there already, or its path means something else to somebody who reads it.
+    """
+    _check_path(run.path, cluster)
+    make_private_directory(run.path.parent)
+    try:
+        run.path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root") from None
 
 
 def _check_path(path: Path, cluster: Cluster) -> None:
@@ -199,20 +213,5 @@ def run_directory(job: ResolvedJob, run_id: str) -> RunDirectory:
 def write_run(run: RunDirectory, job: ResolvedJob, script: str) -> None:
     """Write what a run is made from: the resolved job, its plan as far as it is known, the script."""
     write_text(run.job_file, dump_job(job.spec, environment_values=False))
-    if job.spec.batch.global_batch_size is not None:
-        write_json(run.plan, _first_plan(job).as_json())
+    write_first_plan(run, job.spec)
     write_text(run.script, script)
-
-
-def _first_plan(job: ResolvedJob) -> JobPlan:
-    """Return the plan as far as it is known without reading data; the task completes it."""
-    from hpcddp.batch.job import plan_job
-    from hpcddp.batch.samples import TABLED_DATASETS, count_samples
-
-    train = job.spec.train
-    if job.spec.command is not None:
-        return plan_job(job.spec, samples=None)
-    if train is None or train.dataset not in TABLED_DATASETS or job.spec.batch.unit == "group":
-        return plan_job(job.spec, samples=None, notes=["The task counts the training data and completes this plan."])
-    counted = count_samples(train, directory=Path(), python="")
-    return plan_job(job.spec, samples=counted.samples)

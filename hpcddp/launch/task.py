@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from hpcddp.launch.array import PICKLE_DIGEST
 from hpcddp.launch.attribution import failure_of, last_words, leave_record
 from hpcddp.launch.claim import RunDirectoryError
 from hpcddp.launch.hearing import attend
@@ -35,9 +36,6 @@ from hpcddp.stop.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from hpcddp.spec.job import JobSpec
-
-PICKLE_DIGEST = "HPCDDP_PICKLE_SHA256"
-"""The environment variable that carries the pickle's sha256 from the submission to the task."""
 
 _PICKLE_TIMEOUT_S = 60.0
 

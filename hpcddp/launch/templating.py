@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import traceback
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -124,7 +125,9 @@ def templates_directory() -> Path:
     return installed if installed.is_dir() else package.parent / "templates"
 
 
+@cache
 def _environment(folder: Path) -> SandboxedEnvironment:
+    """Return the environment of a folder's templates; it compiles one again that has changed."""
     environment = SandboxedEnvironment(
         loader=FileSystemLoader(folder),
         undefined=StrictUndefined,

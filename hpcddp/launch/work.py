@@ -24,6 +24,7 @@ from hpcddp.launch.roll_call import report, wait_for_all
 from hpcddp.launch.watchdog import watch
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import read_json, write_json
+from hpcddp.run.sweep import is_element
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.write import parse_resolved
@@ -41,7 +42,8 @@ def run(run_directory: str) -> dict[str, Any] | None:
     """Be one rank of the run's current attempt from the first meeting to the last barrier.
 
     Args:
-        run_directory: the run's directory, the same over all attempts; the batch script says which attempt this is.
+        run_directory: the run's directory, or that of the sweep that it is an element of, the same over all attempts;
+            the batch script says which attempt this is.
 
     Returns:
         The run's result on rank 0, None on the others.
@@ -50,7 +52,8 @@ def run(run_directory: str) -> dict[str, Any] | None:
     LISTENER.reinstall()
     env = RankEnv.from_env(os.environ)
     attempt = AttemptDirectory.from_text(os.environ["HPCDDP_ATTEMPT_DIR"])
-    if attempt.run.path != Path(run_directory):
+    submitted = Path(run_directory)
+    if attempt.run.path != submitted and not is_element(attempt.run.path, submitted):
         raise RunDirectoryError(
             f"this task was started for {attempt.run.path}, but the job was submitted for {run_directory}"
         )

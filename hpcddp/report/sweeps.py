@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import UserError
@@ -13,7 +14,7 @@ from hpcddp.report.states import State
 from hpcddp.report.status import RunStatus
 from hpcddp.report.traces import Traces, read_traces
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.sweep import Sweep, read_sweep
+from hpcddp.run.sweep import Sweep, is_element, read_sweep
 from hpcddp.run.tail import tail_records
 
 Entry = RunDirectory | Sweep
@@ -28,12 +29,13 @@ def entries_of(runs: Sequence[RunDirectory]) -> list[Entry]:
     """Return runs in their order, with each sweep in place of its elements."""
     entries = [entry_of(run) for run in runs]
     sweeps = {entry.path for entry in entries if isinstance(entry, Sweep)}
-    return [entry for entry in entries if isinstance(entry, Sweep) or _sweep_path(entry) not in sweeps]
+    return [entry for entry in entries if isinstance(entry, Sweep) or _of(entry, sweeps) is None]
 
 
-def _sweep_path(run: RunDirectory) -> object:
-    sweep_id, _, index = run.run_id.rpartition("_")
-    return run.path.with_name(sweep_id) if sweep_id and index.isdecimal() else None
+def _of(run: RunDirectory, sweeps: set[Path]) -> Path | None:
+    """Return which of these sweeps a run is an element of."""
+    path = run.path.with_name(run.run_id.rpartition("_")[0] or run.run_id)
+    return path if path in sweeps and is_element(run.path, path) else None
 
 
 def traces_of(entry: Entry) -> list[Traces]:

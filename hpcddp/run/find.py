@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.sweep import MANIFEST, read_sweep
+from hpcddp.run.sweep import MANIFEST, find_element, is_element
 
 _NAMED_AT_MOST = 5
 
@@ -26,7 +26,7 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
 
     Args:
         text: the path of a run directory; or the id of a run or a sweep under ``run_root``, or the beginning of one
-            that no other's id has.
+            that no other's id has. The directory of an element of a sweep that has not begun does not exist yet.
         run_root: where runs live, ``<run_root>/<name>/<run_id>/``; need not exist.
 
     Raises:
@@ -36,7 +36,9 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     if _is_run(path):
         return RunDirectory(path.absolute())
     runs = sorted(_runs(run_root))
-    exact = [run for run in runs if run.name == text] or _elements(runs, text)
+    exact = [run for run in runs if run.name == text]
+    if not exact and (element := find_element(text, run_root)) is not None:
+        return element
     found = exact or _without_elements([run for run in runs if text and run.name.startswith(text)])
     if not found:
         raise NoRunError(
@@ -50,19 +52,10 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     return RunDirectory(found[0].absolute())
 
 
-def _elements(runs: Sequence[Path], text: str) -> list[Path]:
-    """Return the directory that an element of a sweep will have, where the text is the id of one that has not begun."""
-    sweep_id, _, index = text.rpartition("_")
-    if not index.isdecimal():
-        return []
-    sweeps = [sweep for run in runs if run.name == sweep_id and (sweep := read_sweep(run)) is not None]
-    return [sweep.run(int(index)).path for sweep in sweeps if int(index) < len(sweep.elements)]
-
-
 def _without_elements(runs: Sequence[Path]) -> list[Path]:
     """Leave out the elements of sweeps that are there too: the beginning of a sweep's id means the sweep."""
-    sweeps = {run for run in runs if (run / MANIFEST).exists()}
-    return [run for run in runs if run.with_name(run.name.rpartition("_")[0] or "-") not in sweeps]
+    sweeps = [run for run in runs if (run / MANIFEST).exists()]
+    return [run for run in runs if not any(is_element(run, sweep) for sweep in sweeps)]
 
 
 def all_runs(run_root: Path) -> list[RunDirectory]:

@@ -55,6 +55,20 @@ class Sweep:
         """The sweep's own directory, with its job file, its script and its submission."""
         return RunDirectory(self.path)
 
+    @property
+    def manifest(self) -> Path:
+        """The file that holds all of this."""
+        return self.path / MANIFEST
+
+    @property
+    def logs(self) -> Path:
+        """Where the batch scripts of the elements write, a file for each; a run's ``batch.log`` is a link to it."""
+        return self.path / "logs"
+
+    def batch_log(self, job_id: str) -> Path:
+        """Return the log of the batch script of an element, by what Slurm calls it, ``123_4``."""
+        return self.logs / f"{job_id}.log"
+
     def run_id(self, index: int) -> str:
         """Return the run id of an element."""
         return element_id(self.sweep_id, index)
@@ -79,14 +93,20 @@ def element_id(sweep_id: str, index: int) -> str:
     return f"{sweep_id}_{index}"
 
 
+def is_element(run: Path, sweep: Path) -> bool:
+    """Return whether a run directory is that of an element of the sweep in another directory."""
+    sweep_id, _, number = run.name.rpartition("_")
+    return run.parent == sweep.parent and sweep_id == sweep.name and number.isdecimal()
+
+
 def write_sweep(sweep: Sweep) -> None:
     """Write the manifest into the sweep's directory, in place of one that is there."""
-    write_text(sweep.path / MANIFEST, _manifest(sweep))
+    write_text(sweep.manifest, _manifest(sweep))
 
 
 def create_sweep(sweep: Sweep) -> bool:
     """Write the manifest unless there is one, and return whether this call did."""
-    return create_text(sweep.path / MANIFEST, _manifest(sweep))
+    return create_text(sweep.manifest, _manifest(sweep))
 
 
 def read_sweep(directory: Path) -> Sweep | None:
@@ -104,15 +124,36 @@ def read_sweep(directory: Path) -> Sweep | None:
 
 def sweep_of(run: RunDirectory) -> Sweep | None:
     """Return the sweep that a run is an element of, or None if it is a run of its own."""
-    submission = read_json(run.submission)
-    if submission is None or submission.get("sweep") is None:
+    sweep_id, _, number = run.run_id.rpartition("_")
+    if not (sweep_id and number.isascii() and number.isdecimal()):
         return None
-    return read_sweep(run.path.with_name(submission["sweep"]))
+    sweep = read_sweep(run.path.with_name(sweep_id))
+    named = sweep is not None and int(number) < len(sweep.elements) and sweep.run_id(int(number)) == run.run_id
+    return sweep if named else None
+
+
+def find_element(text: str, run_root: Path) -> RunDirectory | None:
+    """Return the run of an element, which need not have begun, by its whole id or its path; None if it is none.
+
+    Args:
+        text: the id or the path.
+        run_root: where runs live.
+    """
+    path = Path(text)
+    folders = sorted(run_root.glob("*")) if path.parent == Path() else [path.parent]
+    runs = (RunDirectory((folder / path.name).absolute()) for folder in folders if folder.is_dir())
+    return next((run for run in runs if sweep_of(run) is not None), None)
+
+
+def index_of(run: RunDirectory) -> int:
+    """Return which element of its sweep a run is."""
+    return int(run.run_id.rpartition("_")[2])
 
 
 def _manifest(sweep: Sweep) -> str:
     """Return the manifest's text: JSON, with a line for each element."""
-    lines = ",\n".join(f"  {json.dumps(element, ensure_ascii=False)}" for element in sweep.elements)
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    lines = ",\n".join(f"  {encode(element)}" for element in sweep.elements)
     chunks = ",\n".join(f"  {json.dumps(asdict(chunk))}" for chunk in sweep.chunks)
     name = json.dumps(sweep.sweep_id)
     return f'{{\n"sweep_id": {name},\n"elements": [\n{lines}\n],\n"chunks": [\n{chunks}\n]\n}}\n'

@@ -4,47 +4,50 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcddp.errors import HpcddpError
+from hpcddp.slurm.calling import (
+    SlurmCommandError,
+    SlurmMissingError,
+    SlurmUnavailableError,
+    answer,
+    failure,
+    reason,
+    run,
+)
 from hpcddp.slurm.job_fields import parse_job
 from hpcddp.slurm.queue import FORMAT, QueuedJob, parse_queue
 
-# A call waits 9 to 18 s for a controller that is away (measured); a busy one may take longer.
-_TIMEOUT_S = 60.0
+__all__ = [
+    "DEFAULT_LARGEST_ARRAY",
+    "SlurmCommandError",
+    "SlurmMissingError",
+    "SlurmUnavailableError",
+    "cancel",
+    "controller_answers",
+    "largest_array",
+    "node_states",
+    "parse_job_id",
+    "priority",
+    "queue",
+    "requeue",
+    "sbatch",
+    "show_array",
+    "show_job",
+    "slurmd_address",
+    "submission_environment",
+    "update_job",
+]
 
-# What a command says when nobody answered it, or too late; a request that is answered too late may have been done.
-_AWAY = (
-    "Unable to contact",
-    "timed out",
-    "Connection refused",
-    "Zero Bytes were transmitted",
-    "Unexpected message received",
-    "in standby mode",
-)
 _UNKNOWN_JOB = "Invalid job id specified"
+DEFAULT_LARGEST_ARRAY = 1001
+"""What ``MaxArraySize`` is where nobody has set it (slurm.conf(5))."""
+
 _SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
 
 _DROPPED_PREFIXES = ("SBATCH_", "SLURM_", "SLURMD_", "SUBMITIT_", "TORCHELASTIC_", "HPCDDP_")
 _KEPT = frozenset({"SLURM_CONF"})
-
-
-class SlurmCommandError(HpcddpError):
-    """One of Slurm's commands refused, and said why."""
-
-    kind = "slurm"
-
-
-class SlurmUnavailableError(SlurmCommandError):
-    """A command of Slurm is not here, or its controller does not answer: asking again later may help."""
-
-    kind = "slurm_unavailable"
-
-
-class SlurmMissingError(SlurmUnavailableError):
-    """A command of Slurm is not on this machine."""
 
 
 def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -64,7 +67,12 @@ def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, st
 
 
 def sbatch(
-    script: Path, *, environment: Mapping[str, str], directory: Path | None = None, after: str | None = None
+    script: Path,
+    *,
+    environment: Mapping[str, str],
+    directory: Path | None = None,
+    dependency: str | None = None,
+    options: Sequence[str] = (),
 ) -> str:
     """Submit a script.
 
@@ -72,7 +80,8 @@ def sbatch(
         script: the file; Slurm copies it.
         environment: what sbatch sees and, by default, what the job inherits.
         directory: where the job runs; None is this process's own directory.
-        after: the job whose end, however it ends, this one waits for; None waits for none.
+        dependency: what it waits for, in sbatch's words such as ``afterany:12``; None waits for nothing.
+        options: further words for sbatch, which win over the script's directives.
 
     Returns:
         The job id.
@@ -81,11 +90,11 @@ def sbatch(
         SlurmUnavailableError: there is no sbatch, or no answer.
         SlurmCommandError: Slurm refused the job; the message holds its reason.
     """
-    options = [f"--chdir={directory}"] if directory else []
-    options += [f"--dependency=afterany:{after}"] if after else []
-    done = _run(["sbatch", "--parsable", *options, str(script)], environment)
+    words = [f"--chdir={directory}"] if directory else []
+    words += [f"--dependency={dependency}"] if dependency else []
+    done = run(["sbatch", "--parsable", *words, *options, str(script)], environment)
     if done.returncode != 0:
-        raise SlurmCommandError(f"sbatch refused the job: {_reason(done)}", returncode=done.returncode)
+        raise SlurmCommandError(f"sbatch refused the job: {reason(done)}", returncode=done.returncode)
     return parse_job_id(done.stdout)
 
 
@@ -117,15 +126,8 @@ def show_job(job_id: str, *, environment: Mapping[str, str] | None = None) -> di
         SlurmUnavailableError: there is no scontrol, or no answer.
         SlurmCommandError: the controller refused the question.
     """
-    # Submit times are compared, so they must not follow the user's taste (scontrol(1), SLURM_TIME_FORMAT).
-    environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
-    done = _run(["scontrol", "show", "job", job_id], environment)
-    if done.returncode == 0:
-        return parse_job(done.stdout)
-    if _UNKNOWN_JOB in done.stderr:
-        return None
-    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-    raise error(f"scontrol show job {job_id} failed: {_reason(done)}", returncode=done.returncode)
+    records = show_array(job_id, environment=environment)
+    return records[0] if records else None
 
 
 def requeue(job_id: str) -> None:
@@ -158,6 +160,48 @@ def update_job(job_id: str, **fields: str) -> None:
     _control("update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items()))
 
 
+def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> list[dict[str, str]]:
+    """Return what the controller knows about a job, a record for each element that it has split off an array.
+
+    Args:
+        job_id: the job's id; the bare id of an array names all of it.
+        environment: the command's environment; None is this process's own.
+
+    Returns:
+        The fields of each record of ``scontrol show job``; none if the controller does not know the job.
+
+    Raises:
+        SlurmUnavailableError: there is no scontrol, or no answer.
+        SlurmCommandError: the controller refused the question.
+    """
+    # Submit times are compared, so they must not follow the user's taste (scontrol(1), SLURM_TIME_FORMAT).
+    environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
+    done = run(["scontrol", "show", "job", job_id], environment)
+    if done.returncode == 0:
+        return [parse_job(record) for record in done.stdout.strip("\n").split("\n\n") if record.strip()]
+    if _UNKNOWN_JOB in done.stderr:
+        return []
+    raise failure(["scontrol", "show", "job", job_id], done)
+
+
+def largest_array(environment: Mapping[str, str]) -> int:
+    """Return how many elements a job array may have; 0 where the site allows no arrays.
+
+    Args:
+        environment: the command's environment; ``SLURM_CONF`` in it says which cluster.
+
+    Raises:
+        SlurmUnavailableError: there is no scontrol, or no answer.
+        SlurmCommandError: the controller refused the question.
+    """
+    done = run(["scontrol", "show", "config"], environment)
+    if done.returncode != 0:
+        raise failure(["scontrol", "show", "config"], done)
+    # slurm.conf(5): the largest index is one less, and the scheduler may have a limit of its own.
+    limits = re.findall(r"^MaxArraySize\s*=\s*([0-9]+)|\bmax_array_tasks=([0-9]+)", done.stdout, re.MULTILINE)
+    return min((int(size or tasks) for size, tasks in limits), default=DEFAULT_LARGEST_ARRAY)
+
+
 def slurmd_address(node: str) -> tuple[str, int]:
     """Return the host and the port at which a node's slurmd listens.
 
@@ -176,16 +220,10 @@ def slurmd_address(node: str) -> tuple[str, int]:
 
 def _control(*words: str) -> str:
     """Run scontrol and return what it printed."""
-    done = _run(["scontrol", *words], os.environ)
+    done = run(["scontrol", *words], os.environ)
     if done.returncode == 0:
         return done.stdout
-    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-    raise error(f"scontrol {' '.join(words)} failed: {_reason(done)}", returncode=done.returncode)
-
-
-def _is_away(done: subprocess.CompletedProcess[str]) -> bool:
-    """Return whether a command failed only because no controller answered."""
-    return any(words in done.stderr for words in _AWAY)
+    raise failure(["scontrol", *words], done)
 
 
 def controller_answers(environment: Mapping[str, str]) -> bool:
@@ -195,7 +233,7 @@ def controller_answers(environment: Mapping[str, str]) -> bool:
         environment: the command's environment; ``SLURM_CONF`` in it says which cluster.
     """
     try:
-        return _run(["scontrol", "ping"], environment).returncode == 0
+        return run(["scontrol", "ping"], environment).returncode == 0
     except SlurmUnavailableError:
         return False
 
@@ -210,9 +248,9 @@ def node_states(environment: Mapping[str, str]) -> dict[str, str]:
         SlurmUnavailableError: there is no sinfo, or no answer.
         SlurmCommandError: the controller refused the question.
     """
-    answer = _answer(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment)
+    printed = answer(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment)
     # A node has a line for each of its partitions.
-    return dict(line.split(maxsplit=1) for line in answer.splitlines())
+    return dict(line.split(maxsplit=1) for line in printed.splitlines())
 
 
 def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
@@ -227,7 +265,7 @@ def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
     """
     plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
     words = ["squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
-    return parse_queue(_answer(words, {**plain, "SLURM_TIME_FORMAT": "standard"}))
+    return parse_queue(answer(words, {**plain, "SLURM_TIME_FORMAT": "standard"}))
 
 
 def priority(job_id: str, environment: Mapping[str, str]) -> str | None:
@@ -238,7 +276,7 @@ def priority(job_id: str, environment: Mapping[str, str]) -> str | None:
         environment: the command's environment.
     """
     try:
-        table = _answer(["sprio", "--long", "--jobs", job_id], environment)
+        table = answer(["sprio", "--long", "--jobs", job_id], environment)
     except SlurmCommandError:
         return None
     return table if len(table.splitlines()) > 1 else None
@@ -256,39 +294,4 @@ def cancel(job_ids: Sequence[str], environment: Mapping[str, str], *, signal: st
         SlurmUnavailableError: there is no scancel, or no answer.
         SlurmCommandError: the controller refused.
     """
-    _answer(["scancel", *([] if signal is None else [f"--signal={signal}"]), *job_ids], environment)
-
-
-def _answer(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Run a command and return what it printed."""
-    done = _run(words, environment)
-    if done.returncode == 0:
-        return done.stdout
-    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-    raise error(f"{words[0]} failed: {_reason(done)}", returncode=done.returncode)
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return what it printed."""
-    try:
-        # Names written by others need not be UTF-8; they must not stop us from reading the rest.
-        return subprocess.run(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise SlurmMissingError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
-    except subprocess.TimeoutExpired:
-        raise SlurmUnavailableError(f"{command[0]} did not answer within {_TIMEOUT_S:g} s; try again later") from None
-
-
-def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the command's own words, on one line."""
-    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return "; ".join(lines) or f"it exited with {done.returncode} and said nothing"
+    answer(["scancel", *([] if signal is None else [f"--signal={signal}"]), *job_ids], environment)

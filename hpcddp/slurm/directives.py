@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hpcddp.errors import UserError
 from hpcddp.slurm.grammar import UnwritableValueError, quote_value
 from hpcddp.spec.job import JobSpec, Resources
+from hpcddp.spec.sweep import count_elements
 
 _FLAG = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
 
@@ -57,6 +58,7 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
     """
     directives = (
         Directive("job-name", spec.name, "name"),
+        *_array(spec),
         *_size(spec),
         *_given(spec.resources, _MEMORY),
         *_limit(spec.resources),
@@ -70,6 +72,12 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
         # Writing finds what cannot be written, here where the field is known.
         str(directive)
     return directives
+
+
+def _array(spec: JobSpec) -> Iterator[Directive]:
+    if spec.sweep is not None:
+        at_once = "" if spec.max_parallel is None else f"%{spec.max_parallel}"
+        yield Directive("array", f"0-{count_elements(spec.sweep) - 1}{at_once}", "sweep")
 
 
 def _size(spec: JobSpec) -> Iterator[Directive]:
@@ -110,7 +118,8 @@ def _extras(resources: Resources) -> Iterator[Directive]:
 
 def _output(spec: JobSpec, run_id: str | None) -> Iterator[Directive]:
     # By hand: patterns, so that jobs of one directory do not share a log.
-    log = "%x-%j.out" if run_id is None else _batch_log(spec, run_id)
+    by_hand = "%x-%j.out" if spec.sweep is None else "%x-%A_%a.out"
+    log = by_hand if run_id is None else _batch_log(spec, run_id)
     yield Directive("output", log, "run_root")
     yield Directive("error", log, "run_root")
     yield Directive("open-mode", "append")
@@ -123,7 +132,9 @@ def _batch_log(spec: JobSpec, run_id: str) -> str:
         raise UnwritableValueError(
             f"run_root is {spec.run_root!r}, which holds a backslash; Slurm cannot write logs there: rename it"
         )
-    return f"{spec.run_root.rstrip('/')}/{spec.name}/{run_id}/batch.log".replace("%", "%%")
+    directory = f"{spec.run_root.rstrip('/')}/{spec.name}/{run_id}".replace("%", "%%")
+    # Slurm makes no directories, and those of elements are not there yet.
+    return f"{directory}/batch.log" if spec.sweep is None else f"{directory}/logs/%A_%a.log"
 
 
 def _recovery(spec: JobSpec) -> Iterator[Directive]:

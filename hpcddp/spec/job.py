@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,6 +12,7 @@ from hpcddp.spec.batch import Batch, LearningRate, Order, Rule, Schedule, Split,
 from hpcddp.spec.fields import FunctionReference, Line, Name, ProfileName, Section, Text
 from hpcddp.spec.recovery import ALL_CAUSES, Cause, Checkpoint, Launch, Requeue
 from hpcddp.spec.resources import Container, Environment, Resources
+from hpcddp.spec.sweep import SweepField
 from hpcddp.spec.timefields import Every
 from hpcddp.spec.training import Device, Optimizer, Precision, Train
 from hpcddp.spec.units import TimeLimit
@@ -69,9 +69,14 @@ class JobSpec(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When the training is saved.")
     requeue: Requeue = Field(default_factory=Requeue, description="When the same job runs again.")
     launch: Launch = Field(default_factory=Launch, description="How long ranks wait for each other.")
-    sweep: Mapping[str, Any] | None = Field(
-        None, description="Values of fields to run one job each for. Not in this version."
+    sweep: SweepField = Field(
+        None,
+        description=(
+            "Values of fields, `{train.seed: 0..4, learning_rate.base: [0.1, 0.2]}`: one run for each combination, all "
+            "in one job array. Or a list of mappings, one run each."
+        ),
     )
+    max_parallel: int | None = Field(None, ge=1, description="How many elements of the sweep run at once. null is all.")
 
     @property
     def global_batch_size(self) -> int:

@@ -11,6 +11,7 @@ from hpcddp.spec.fieldtree import Kind, find_place
 
 JOB_FILE = "job file"
 OVERRIDE = "--set"
+SWEEP_OPTION = "--sweep"
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from hpcddp.spec.batch_rules import (
@@ -12,6 +12,7 @@ from hpcddp.spec.batch_rules import (
     rule_fits_optimizer,
 )
 from hpcddp.spec.document import Path
+from hpcddp.spec.fieldtree import find_place
 from hpcddp.spec.job import JobSpec, Requeue
 from hpcddp.spec.names import nearest
 from hpcddp.spec.units import format_duration
@@ -52,31 +53,48 @@ class Rule:
     """One rule between fields.
 
     Args:
-        reads: the key paths that it reads; it does not apply where one of them is wrong already.
+        reads: the key paths that it reads; it does not apply where one of them is wrong already. A section that may
+            be null, such as ``train``, stands for whether it is there.
         find: yields what is wrong.
     """
 
     reads: tuple[str, ...]
     find: Callable[[JobSpec], Iterator[Finding]]
 
+    def depends_on(self, key: str) -> bool:
+        """Return whether another value of a field can change what the rule finds."""
+        return any(_decides(key, read) for read in self.reads)
 
-def broken_rules(spec: JobSpec, wrong: Iterable[Path] = ()) -> Iterator[Finding]:
+
+def broken_rules(spec: JobSpec, wrong: Iterable[Path] = (), swept: Collection[str] = ()) -> Iterator[Finding]:
     """Yield what the rules find.
 
     Args:
         spec: a job whose fields fit their types.
         wrong: key paths whose values were replaced because they are wrong already.
+        swept: key paths whose own values count for nothing, because every element of a sweep has another one.
     """
     faulty = {".".join(path) for path in wrong}
     for rule in RULES:
-        if not any(_touches(read, fault) for read in rule.reads for fault in faulty):
+        if not any(touches(read, fault) for read in rule.reads for fault in faulty) and not any(
+            rule.depends_on(key) for key in swept
+        ):
             yield from rule.find(spec)
     for key, sentence in refuse_unsupported(spec):
-        if not any(_touches(key, fault) for fault in faulty):
+        if not any(touches(key, fault) for fault in faulty):
             yield key, sentence
 
 
-def _touches(one: str, other: str) -> bool:
+def _decides(key: str, read: str) -> bool:
+    """Return whether a field is what a rule reads, or a part of it that matters to the rule."""
+    if not key.startswith(f"{read}."):
+        return touches(read, key)
+    place = find_place(tuple(read.split(".")))
+    return place is None or place.section is None or not place.nullable
+
+
+def touches(one: str, other: str) -> bool:
+    """Return whether two key paths are the same, or one is a part of the other."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 

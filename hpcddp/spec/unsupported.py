@@ -14,7 +14,6 @@ from hpcddp.spec.job import JobSpec
 # Every field that has to keep its default, with what helps until it does not.
 UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {
-        "sweep": "write a job file for each, or submit with --set",
         "environment.container": "load what the job needs in environment.modules or environment.setup",
     }
 )

@@ -12,10 +12,13 @@ from pydantic_core import ErrorDetails
 from hpcddp.spec.document import Path, dotted
 from hpcddp.spec.fieldtree import Kind, find_place
 from hpcddp.spec.job import JobSpec
-from hpcddp.spec.layers import Layers, Source
+from hpcddp.spec.layers import SWEEP_OPTION, Layers, Source
 from hpcddp.spec.problems import Problem
 from hpcddp.spec.rules import broken_rules
 from hpcddp.spec.sentences import is_secret, sentence_of
+from hpcddp.spec.sweep import tabulate
+from hpcddp.spec.sweep_fields import path_of
+from hpcddp.spec.sweep_rules import shape_findings, sweep_findings
 
 # What stands in for a required field that is missing or wrong, so that the rules on all other fields can be asked.
 _STAND_INS: dict[Path, Any] = {
@@ -61,8 +64,13 @@ def _of_types(error: ValidationError, layers: Layers, fallback: Source, known: s
 
 
 def _of_rules(spec: JobSpec, wrong: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    for key, sentence in broken_rules(spec, wrong):
-        yield tuple(key.split(".")), sentence
+    known = list(wrong)
+    faults = list(shape_findings(spec))
+    swept = () if faults or spec.sweep is None else tabulate(spec.sweep).keys
+    # A swept field has other values than the job's own; the rules on it are asked about those.
+    for key, sentence in broken_rules(spec, known, swept):
+        yield path_of(key), sentence
+    yield from faults or sweep_findings(spec, swept, known)
 
 
 def _with_stand_ins(layers: Layers, wrong: set[Path]) -> JobSpec | None:
@@ -97,7 +105,8 @@ def _problem(path: Path, sentence: str, layers: Layers, fallback: Source) -> Pro
     return Problem(
         file=place.file,
         line=place.line_of(path),
-        key=dotted(path),
+        # The option has the name of the key in it.
+        key=dotted(path[1:] if place.origin == SWEEP_OPTION else path),
         value=_value_at(path, layers),
         sentence=sentence,
     )

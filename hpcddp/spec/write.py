@@ -81,6 +81,8 @@ def _flow(value: Any) -> str:  # noqa: ANN401
 
 
 def _scalar(value: str | float | bool | None) -> str:  # noqa: FBT001
+    if isinstance(value, int):
+        return str(value).lower()
     if not isinstance(value, str):
         return json.dumps(value, allow_nan=False)
     if _PLAIN.fullmatch(value) and isinstance(read_scalar(value), str):

@@ -131,6 +131,7 @@ launch:
   rendezvous_timeout: "5min"
   hang_timeout: "5min"
 sweep: null
+max_parallel: null
 HPCDDP_JOB
 ) || exit
 [[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from hpcddp.launch.submit import _first_plan
+from hpcddp.launch.first_plan import first_plan
 from hpcddp.spec.job import JobSpec
-from hpcddp.spec.read import ResolvedJob
 
 
 @pytest.mark.parametrize(
@@ -20,6 +19,6 @@ def test_samples_of_a_known_dataset_are_no_groups(batch: dict[str, Any], steps: 
         "batch": {"global_batch_size": 100, **batch},
         "train": {"model": "resnet18", "dataset": "digits"},
     }
-    plan = _first_plan(ResolvedJob(spec=JobSpec.model_validate(document), origins={}))
+    plan = first_plan(JobSpec.model_validate(document))
     assert plan.batch.steps_per_epoch == steps
     assert ("The task counts the training data and completes this plan." in plan.notes) == (steps is None)

@@ -25,6 +25,7 @@ CASES = (
     Case("quickstart-here", ROOT / "jobs" / "quickstart.yaml", run_id="r1", launcher="local"),
     Case("imagenet", ROOT / "jobs" / "resnet50_imagenet.yaml", run_id="20260401-120000-ab12"),
     Case("cifar10", ROOT / "jobs" / "resnet18_cifar10.yaml", run_id="r1"),
+    Case("sweep", GOLDEN / "sweep.yaml", run_id="20260401-120000-ab12"),
     Case("everything", GOLDEN / "everything.yaml", run_id="r1"),
 )
 

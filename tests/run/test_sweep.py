@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_json
-from hpcddp.run.sweep import Chunk, Sweep, create_sweep, read_sweep, sweep_of, write_sweep
+from hpcddp.run.sweep import Chunk, Sweep, create_sweep, index_of, is_element, read_sweep, sweep_of, write_sweep
 
 
 @pytest.fixture
@@ -42,12 +41,15 @@ def test_a_job_id_counts_from_the_start_of_its_array(sweep: Sweep) -> None:
     assert [sweep.job_id(index) for index in range(6)] == ["7_0", "7_1", "7_2", "9_0", "9_1", None]
 
 
-def test_a_run_knows_its_sweep_by_its_submission(sweep: Sweep) -> None:
+def test_a_run_knows_its_sweep_and_its_place_in_it(sweep: Sweep) -> None:
     write_sweep(sweep)
-    element = sweep.run(1)
-    element.path.mkdir()
-    assert sweep_of(element) is None
-    write_json(element.submission, {"cluster": "slurm", "job_id": "7_1", "sweep": sweep.sweep_id, "index": 1})
-    assert sweep_of(element) == sweep
-    write_json(element.submission, {"cluster": "slurm", "job_id": "7"})
-    assert sweep_of(RunDirectory(element.path)) is None
+    assert sweep_of(sweep.run(1)) == sweep
+    assert index_of(sweep.run(1)) == 1
+    for name in (sweep.sweep_id, f"{sweep.sweep_id}_5", f"{sweep.sweep_id}_x", "other_1", "_1"):
+        assert sweep_of(RunDirectory(sweep.path.parent / name)) is None
+
+
+def test_an_element_is_told_by_its_directory(sweep: Sweep) -> None:
+    assert is_element(sweep.run(1).path, sweep.path)
+    assert not is_element(sweep.path, sweep.path)
+    assert not is_element(sweep.path / "run_1", sweep.path)

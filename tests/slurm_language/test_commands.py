@@ -108,7 +108,7 @@ def test_a_command_that_is_not_there_is_named(programs: Path, tmp_path: Path) ->
 def test_a_command_that_does_not_answer_is_given_up(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("hpcddp.slurm.calling.TIMEOUT_S", 0.2)
     env = program(programs, "sbatch", "exec sleep 30")
     with pytest.raises(commands.SlurmUnavailableError) as caught:
         commands.sbatch(tmp_path / "s", environment=env)
@@ -196,7 +196,7 @@ def test_a_slurmds_port_is_its_own_or_everybodys(
 
 def test_a_job_may_run_elsewhere_and_after_another(programs: Path, tmp_path: Path) -> None:
     env = program(programs, "sbatch", f'printf "%s\n" "$@" > {tmp_path}/argv; echo 42')
-    commands.sbatch(tmp_path / "s", environment=env, directory=Path("/data"), after="41")
+    commands.sbatch(tmp_path / "s", environment=env, directory=Path("/data"), dependency="afterany:41")
     assert (tmp_path / "argv").read_text().split() == [
         "--parsable",
         "--chdir=/data",

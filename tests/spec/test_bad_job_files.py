@@ -203,10 +203,10 @@ BAD = {
         ),
     ),
     "not in this version": (
-        f"{GOOD}sweep: {{train.seed: [0, 1]}}\n",
+        f"{GOOD}environment: {{container: {{image: x}}}}\n",
         (
-            "job.yaml:4: sweep: is given, and this version of hpcddp does not act on it yet; "
-            "write a job file for each, or submit with --set"
+            "job.yaml:4: environment.container: is given, and this version of hpcddp does not act on it yet; "
+            "load what the job needs in environment.modules or environment.setup"
         ),
     ),
     "duplicate key": (

@@ -209,6 +209,7 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
         },
         "launch": {"rendezvous_timeout": "5min", "hang_timeout": "5min"},
         "sweep": None,
+        "max_parallel": None,
     }
 
 

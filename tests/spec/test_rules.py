@@ -70,7 +70,6 @@ IN_TRAIN = {
     "ranks against that of all; ask for 2 ranks or more, or write false",
 }
 NOT_YET = {
-    "sweep: {train.seed: [0, 1]}": "sweep: is given, ",
     "environment: {container: {image: x}}": "environment.container: is given, ",
 }
 

@@ -1,0 +1,184 @@
+"""How long it takes to submit a thousand runs: a sweep, and submitit's ``map_array``, in turn in one process.
+
+    python benchmarks/sweep.py --output benchmarks/results/sweep.json
+
+starts a Slurm of its own whose jobs are held, so that nothing runs. Peers: ``map_array`` of a training that stands in
+the script that submits it, as in submitit's own examples (cloudpickle writes its code into each pickle), and of an
+importable function that does nothing, the least that it can cost. Beside them the floor: one call of ``sbatch`` for an
+array as long. Of each the first round is not counted: it compiles a template and fills caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import operator
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from submitit import SlurmExecutor
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hpcddp.launch.sweeping import submit_sweep
+from hpcddp.slurm import commands
+from hpcddp.spec.read import load_job
+from hpcddp.spec.sweep_options import sweep_overrides
+
+COUNT = 1000
+JOB = """\
+name: digits
+resources: {time_limit: 20, sbatch: {hold: true}}
+batch: {global_batch_size: 64}
+learning_rate: {base: 0.1}
+train: {model: resnet18, dataset: digits, epochs: 2}
+"""
+# A job stays in Slurm's memory for a while after its end, and a thousand are added each time.
+SETTINGS = ("MaxJobCount=200000", "MinJobAge=2")
+
+
+def accuracy(model: nn.Module, loader: DataLoader[Any]) -> float:
+    """Return the share of samples that a model is right about; a part of the peer's training."""
+    model.eval()
+    right = total = 0
+    with torch.no_grad():
+        for images, labels in loader:
+            right += int((model(images).argmax(1) == labels).sum())
+            total += len(labels)
+    return right / total
+
+
+def train(learning_rate: float, seed: int) -> float:
+    """Train on the digits, as one writes it for ``map_array``."""
+    from sklearn.datasets import load_digits
+
+    torch.manual_seed(seed)
+    digits = load_digits()
+    images, labels = torch.tensor(digits.images)[:, None], torch.tensor(digits.target)
+    data, held = TensorDataset(images[:1437], labels[:1437]), TensorDataset(images[1437:], labels[1437:])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    for _ in range(2):
+        for batch, target in DataLoader(data, batch_size=64, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(batch), target).backward()
+            optimizer.step()
+    return accuracy(model, DataLoader(held, batch_size=64))
+
+
+@contextmanager
+def slurm() -> Iterator[Path]:
+    """Start a Slurm, and take it away."""
+    parent = Path(tempfile.mkdtemp(prefix="hpcddp-"))
+    words = (sys.executable, "-P", "-m", "hpcddp", "sandbox")
+    options = [word for setting in SETTINGS for word in ("--conf", setting)]
+    try:
+        up = (*words, "up", "--dir", str(parent / "s"), "--nodes", "2", "--json", *options)
+        started = subprocess.run(up, capture_output=True, check=True, text=True)
+        yield Path(json.loads(started.stdout)["slurm_conf"])
+    finally:
+        subprocess.run((*words, "down", "--dir", str(parent / "s")), capture_output=True, check=False)
+        shutil.rmtree(parent, ignore_errors=True)
+
+
+def ours(directory: Path) -> str:
+    """Submit a sweep as ``hpcddp submit`` does, and return its job id."""
+    (directory / "job.yaml").write_text(JOB)
+    options = sweep_overrides([f"train.seed=0..{COUNT - 1}"], None, None)
+    job = load_job(directory / "job.yaml", options=options)
+    submission = submit_sweep(job, sweep_id="s1", python=sys.executable, template=None, environment=dict(os.environ))
+    return submission.sweep.chunks[0].job_id
+
+
+def map_array(function: Callable[..., Any]) -> Callable[[Path], str]:
+    """Return the peer: submitit's ``map_array`` of a function of a learning rate and a seed."""
+
+    def submit(directory: Path) -> str:
+        executor = SlurmExecutor(directory / "runs")
+        executor.update_parameters(time=20, additional_parameters={"hold": True})
+        jobs = executor.map_array(function, [0.1] * COUNT, range(COUNT))
+        return str(jobs[0].job_id).partition("_")[0]
+
+    return submit
+
+
+def floor(directory: Path) -> str:
+    """Submit an array as long by nothing but sbatch."""
+    script = directory / "job.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH --hold\n#SBATCH --array=0-{COUNT - 1}\nsleep 1\n")
+    return commands.sbatch(script, environment=os.environ)
+
+
+def timed(submit: Callable[[Path], str]) -> tuple[float, int]:
+    """Return the seconds that a submission takes, in a new directory, and how many files are there then."""
+    directory = Path(tempfile.mkdtemp(prefix="hpcddp-"))
+    os.chdir(directory)
+    try:
+        began = time.perf_counter()
+        job_id = submit(directory)
+        took = time.perf_counter() - began
+        commands.cancel(job_id, environment=os.environ)
+        return took, sum(path.is_file() for path in directory.rglob("*"))
+    finally:
+        os.chdir("/")
+        shutil.rmtree(directory)
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Return the times of all, in milliseconds, and the ratios of their medians."""
+    cases = {"hpcddp": ours, "map_array": map_array(train), "map_array_least": map_array(operator.add), "sbatch": floor}
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    files: dict[str, int] = {}
+    for number in range(rounds + 1):
+        for name, submit in cases.items():
+            took, files[name] = timed(submit)
+            times[name] += [round(took * 1000, 2)] if number else []
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    ratios = {name: round(medians[name] / medians["hpcddp"], 1) for name in ("map_array", "map_array_least", "sbatch")}
+    return {"times_ms": times, "median_ms": medians, "times_as_long_as_hpcddp": ratios, "files": files}
+
+
+def main() -> None:
+    """Measure, print, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    output = options.output.absolute() if options.output else None
+    with slurm() as conf:
+        os.environ["SLURM_CONF"] = str(conf)
+        measured = measure(options.rounds)
+        slurm_version = subprocess.run(
+            ["sbatch", "--version"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    document = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "elements": COUNT,
+        **measured,
+        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
+        "versions": {
+            "python": platform.python_version(), "slurm": slurm_version,
+            **{name: version(name) for name in ("hpcddp", "submitit", "cloudpickle", "torch")},
+        },
+    }  # fmt: skip
+    text = json.dumps(document, indent=2) + "\n"
+    sys.stdout.write(text)
+    if output is not None:
+        output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
