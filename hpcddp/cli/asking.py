@@ -6,35 +6,12 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-import typer
-
 if TYPE_CHECKING:
     from hpcddp.report.states import State
-    from hpcddp.report.status import RunStatus
     from hpcddp.run.directory import RunDirectory
 
 # Files say most of it; Slurm is asked for those that end without a word.
 _ASK_EVERY_S = 10.0
-
-
-def status_of(run: RunDirectory, *, job_id: str | None = None, quiet: bool = False) -> RunStatus:
-    """Return what a run is doing now; say on stderr if Slurm could not be asked.
-
-    Args:
-        run: the run.
-        job_id: what Slurm was told to call it, where none of its files says so yet.
-        quiet: whether nothing is said.
-    """
-    from hpcddp.report.status import statuses
-    from hpcddp.report.traces import read_traces
-    from hpcddp.slurm.commands import queue
-
-    environment = dict(os.environ)
-    traces = read_traces(run, job_id=job_id)
-    answer = statuses([traces], ask=lambda: queue(environment), now=time.time())
-    if answer.unanswered is not None and not quiet:
-        typer.echo(f"Slurm could not be asked: {answer.unanswered}", err=True)
-    return answer.runs[0]
 
 
 class Watch:
@@ -53,5 +30,13 @@ class Watch:
         """Return whether it waits or runs, as far as anybody can tell."""
         if self._run.result.exists() or time.monotonic() - self._asked > _ASK_EVERY_S:
             self._asked = time.monotonic()
-            self.state = status_of(self._run, quiet=True).state
+            self.state = self._ask()
         return self.state is None or self.state.is_alive or self.state == "unknown"
+
+    def _ask(self) -> State:
+        from hpcddp.report.status import statuses
+        from hpcddp.report.sweeps import traces_of
+        from hpcddp.slurm.commands import queue
+
+        environment = dict(os.environ)
+        return statuses(traces_of(self._run), ask=lambda: queue(environment), now=time.time()).runs[0].state

@@ -156,7 +156,7 @@ def _plan_job(
     noise = noise or _measured_noise(Path(spec.run_root) / spec.name)
     if samples is not None or spec.train is None:
         return _answer(plan_job(spec, samples=samples, noise=noise))
-    python = spec.environment.python or sys.executable
+    python = spec.environment.interpreter or sys.executable
     count = count_units(spec.train, spec.batch, directory=Path.cwd(), python=python)
     notes = () if count.note is None else (count.note,)
     return _answer(plan_job(spec, samples=count.samples, smallest_group=count.smallest_group, noise=noise, notes=notes))

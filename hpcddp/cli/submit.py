@@ -193,11 +193,13 @@ def _resume(resume: str, run_root: Path, environment: Mapping[str, str], waits: 
 def _print_preview(
     order: Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
 ) -> None:
-    from hpcddp.launch.submit import check_submittable, preview
+    from hpcddp.launch.submit import preview
+    from hpcddp.launch.submittable import check_submittable
     from hpcddp.launch.sweep_checks import check_sweep_submittable
 
     check = check_submittable if order.job.spec.sweep is None else check_sweep_submittable
-    check(order.job.spec, order.cluster, environment)
+    for warning in check(order.job.spec, order.cluster, environment):
+        typer.echo(f"warning: {warning}", err=True)
     run_id = _run_id(resume, run_root)
     document = preview(order.job, cluster=order.cluster, run_id=run_id, python=order.python, template=order.template)
     _print_dry_run(document, as_json=as_json)

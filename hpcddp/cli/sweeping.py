@@ -104,14 +104,13 @@ def submit_sweep(
     Raises:
         HpcddpError: the sweep cannot be submitted, or not be followed.
     """
-    from hpcddp.launch.sweep_checks import check_sweep_submittable
     from hpcddp.launch.sweeping import submit_sweep as submit_all
 
-    check_sweep_submittable(order.job.spec, order.cluster, environment)
     if follow:
         raise UserError("--follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP")
     submission = submit_all(
         order.job,
+        cluster=order.cluster,
         sweep_id=sweep_id,
         python=order.python,
         template=order.template,

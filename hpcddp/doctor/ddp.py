@@ -110,7 +110,7 @@ def examine_job(
     variables = {"GLOO_SOCKET_IFNAME": "lo", **environment, **job.environment.env, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="hpcddp-doctor-") as scratch:
         place = Place(
-            python=job.environment.python or sys.executable,
+            python=job.environment.interpreter or sys.executable,
             directory=directory,
             environment=variables,
             scratch=Path(scratch),

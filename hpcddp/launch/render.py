@@ -12,6 +12,8 @@ from hpcddp.launch import templating
 from hpcddp.launch.variables import swept_variables
 from hpcddp.slurm.directives import Directive, directives_for
 from hpcddp.slurm.grammar import refuse_unwritable
+from hpcddp.spec.environment import Mount
+from hpcddp.spec.environment_rules import data_mount_of
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.read import ResolvedJob
 from hpcddp.spec.write import dump_job
@@ -86,6 +88,10 @@ def render_script(
         "gpus_per_node": spec.resources.gpus_per_node,
         "cpus_per_task": spec.resources.cpus_per_task,
         "modules": spec.environment.modules,
+        "conda": spec.environment.conda,
+        "venv": spec.environment.venv,
+        "uv": spec.environment.uv,
+        "container": _container(spec),
         "setup": spec.environment.setup,
         "env": {name: value for name, value in spec.environment.env.items() if name not in variables},
         "is_sweep": spec.sweep is not None,
@@ -96,6 +102,24 @@ def render_script(
         "job_delimiter": _delimiter(document),
     }
     return RenderedScript(text=templating.render(template, values), directives=directives)
+
+
+def _container(spec: JobSpec) -> dict[str, Any] | None:
+    """Return what a template needs to know about the container, None for none."""
+    environment, container = spec.environment, spec.environment.container
+    if container is None:
+        return None
+    data = data_mount_of(spec, container)
+    mounts = (*container.mounted, *([] if data is None else [Mount(source=data, target=data)]))
+    return {
+        "image": container.image,
+        "image_file": container.image_file,
+        "runtime": container.runtime,
+        "python": container.python,
+        "workdir": container.workdir,
+        "mounts": [str(mount) for mount in mounts],
+        "variables": list(dict.fromkeys([*environment.env, *swept_variables(spec), *environment.pass_env])),
+    }
 
 
 def _refuse_unwritable_words(spec: JobSpec, python: str) -> None:

@@ -15,7 +15,8 @@ from hpcddp.launch.element import place_of
 from hpcddp.launch.paragraph import resume_command
 from hpcddp.launch.render import render_script
 from hpcddp.launch.submission import Cluster, Submission, hand_over
-from hpcddp.launch.submit import SubmissionError, check_submittable, run_directory, write_run
+from hpcddp.launch.submit import run_directory, write_run
+from hpcddp.launch.submittable import SubmissionError, check_submittable
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import read_json
@@ -70,9 +71,9 @@ def resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: str
     before = _own_script(run)
     _refuse_alive_or_finished(run, before)
     spec = _spec_of(run)
-    check_submittable(spec, before.cluster, environment)
+    notes = check_submittable(spec, before.cluster, environment)
     _tell(run)
-    return _hand_over(run, spec, before, environment, dependency=dependency)
+    return _hand_over(run, spec, before, environment, dependency=dependency, notes=notes)
 
 
 def resume_anew(
@@ -101,7 +102,7 @@ def resume_anew(
     """
     _refuse_alive_or_finished(run, _read_before(run))
     job = _of_element(run, job)
-    check_submittable(job.spec, cluster, environment)
+    notes = check_submittable(job.spec, cluster, environment)
     meant = run_directory(job, run.run_id).path
     if meant.resolve() != run.path.resolve():
         raise SubmissionError(
@@ -113,7 +114,7 @@ def resume_anew(
     _tell(run)
     write_run(run, job, script)
     here = Before(cluster=cluster, job_id="", directory=Path.cwd(), python=python)
-    return _hand_over(run, job.spec, here, environment, dependency=dependency)
+    return _hand_over(run, job.spec, here, environment, dependency=dependency, notes=notes)
 
 
 def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
@@ -133,7 +134,13 @@ def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> 
 
 
 def _hand_over(
-    run: RunDirectory, spec: JobSpec, before: Before, environment: Mapping[str, str], *, dependency: str | None = None
+    run: RunDirectory,
+    spec: JobSpec,
+    before: Before,
+    environment: Mapping[str, str],
+    *,
+    dependency: str | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Submission:
     # What is there is the result of a run that had ended; it goes on.
     run.result.unlink(missing_ok=True)
@@ -149,6 +156,7 @@ def _hand_over(
         environment=environment,
         dependency=dependency,
         place=place,
+        notes=notes,
     )
 
 

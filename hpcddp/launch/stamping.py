@@ -12,13 +12,18 @@ from hpcddp.run.times import Stamper
 _LOOK_EVERY_S: Final = 0.5
 
 
-def stamp(log: Path) -> None:
+def stamp(log: Path) -> threading.Thread:
     """Begin to look at a log, in a thread that ends with the process or with the disk.
 
     Args:
         log: the log that this process writes to.
+
+    Returns:
+        The thread.
     """
-    threading.Thread(target=_look, args=(Stamper(log),), name="hpcddp-times", daemon=True).start()
+    thread = threading.Thread(target=_look, args=(Stamper(log),), name="hpcddp-times", daemon=True)
+    thread.start()
+    return thread
 
 
 def _look(stamper: Stamper) -> None:

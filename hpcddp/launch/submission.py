@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpcddp.launch.claim import group_writable_warnings
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import read_json, write_json
-from hpcddp.slurm import commands
+from hpcddp.slurm.inheritance import submission_environment
 
 if TYPE_CHECKING:
     from submitit import Job
@@ -35,6 +35,7 @@ class Submission:
         job: submitit's job.
         dropped: inherited variables that sbatch did not get, because they would have overridden directives.
         epochs: how many epochs the run has.
+        notes: what may be in the job's way, a sentence each.
     """
 
     run: RunDirectory
@@ -42,6 +43,7 @@ class Submission:
     job: Job[Any]
     dropped: tuple[str, ...]
     epochs: int
+    notes: tuple[str, ...] = ()
 
     @property
     def job_id(self) -> str:
@@ -51,7 +53,7 @@ class Submission:
     @property
     def warnings(self) -> list[str]:
         """What the user should know, a sentence each."""
-        return group_writable_warnings(self.run.path)
+        return [*self.notes, *group_writable_warnings(self.run.path)]
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``submit --json`` prints."""
@@ -76,6 +78,7 @@ def hand_over(
     environment: Mapping[str, str],
     dependency: str | None = None,
     place: ArrayPlace | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Submission:
     """Give a script to Slurm, or start it here, and write down where it went.
 
@@ -89,13 +92,14 @@ def hand_over(
         environment: the submitter's environment.
         dependency: what it waits for, in sbatch's words; None waits for nothing.
         place: which element of a sweep it is, whose script this is; None is none.
+        notes: what may be in the job's way, a sentence each.
 
     Raises:
         HpcddpError: the job could not be handed over.
     """
     from hpcddp.launch import executors, work
 
-    clean, dropped = commands.submission_environment(environment)
+    clean, dropped = submission_environment(environment)
     executor: executors.RenderedSlurmExecutor | executors.RenderedLocalExecutor
     if cluster == "slurm":
         executor = executors.RenderedSlurmExecutor(
@@ -131,4 +135,5 @@ def hand_over(
         job=job,
         dropped=dropped if cluster == "slurm" else (),
         epochs=spec.train.epochs if spec.train else 1,
+        notes=notes,
     )

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import shutil
-import sys
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from hpcddp.errors import HpcddpError, UserError
+from hpcddp.errors import HpcddpError
 from hpcddp.launch.claim import make_private_directory
 from hpcddp.launch.first_plan import write_first_plan
 from hpcddp.launch.render import render_script
 from hpcddp.launch.submission import Cluster, Submission, hand_over
+from hpcddp.launch.submittable import SubmissionError, check_submittable
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_text
 from hpcddp.slurm import commands
@@ -23,19 +21,10 @@ from hpcddp.spec.read import ResolvedJob
 from hpcddp.spec.sweep import tabulate
 from hpcddp.spec.write import dump_job
 
-if TYPE_CHECKING:
-    from hpcddp.spec.job import JobSpec
-
 # Where Slurm's packages and its configless mode keep the configuration (slurm.conf(5)).
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 # submitit.core.utils.JobPaths replaces these anywhere in a path.
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
-
-
-class SubmissionError(UserError):
-    """The job cannot be submitted as it stands."""
-
-    kind = "submission"
 
 
 def new_run_id(now: datetime, token: str) -> str:
@@ -80,51 +69,6 @@ def choose_cluster(requested: Literal["auto", "slurm", "local"], environment: Ma
     return "slurm"
 
 
-def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> None:
-    """Find what would make the job fail although its file is right.
-
-    Raises:
-        SubmissionError: more than one node on this machine, no interpreter, no such program, a secret that is not set,
-            no data_dir.
-    """
-    if cluster == "local" and spec.resources.nodes > 1:
-        raise SubmissionError(
-            f"resources.nodes is {spec.resources.nodes}, but this machine is one node; add --set resources.nodes=1"
-        )
-    python = spec.environment.python
-    if cluster == "local" and python and "/" in python and not os.access(python, os.X_OK):
-        raise SubmissionError(
-            f"environment.python is {python!r}, and this machine has no such program; correct it, or leave it out"
-        )
-    _refuse_missing_program(spec, environment)
-    unset = [name for name in spec.environment.pass_env if name not in environment]
-    if unset:
-        raise SubmissionError(
-            f"environment.pass_env names {', '.join(unset)}, not set here; export it, or remove the name"
-        )
-    data_dir = spec.train.data_dir if spec.train else None
-    if data_dir is not None and not Path(data_dir).is_dir():
-        raise SubmissionError(
-            f"train.data_dir is {data_dir!r}, and there is no such directory; give the directory that holds the data"
-        )
-
-
-def _refuse_missing_program(spec: JobSpec, environment: Mapping[str, str]) -> None:
-    """Refuse a command whose program is not here, where nothing in the job could bring it."""
-    prepared = spec.environment.modules or spec.environment.setup or spec.environment.container
-    if spec.command is None or prepared or "PATH" in spec.environment.env:
-        return
-    # The task looks beside the job's interpreter last.
-    beside = Path(spec.environment.python or sys.executable).parent
-    name = spec.command[0]
-    if shutil.which(name, path=f"{environment.get('PATH', os.defpath)}:{beside}") is None:
-        where = "on PATH here" if "/" not in name else "here that can be run"
-        raise SubmissionError(
-            f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; correct its name, or "
-            "write its path"
-        )
-
-
 def preview(job: ResolvedJob, *, cluster: Cluster, run_id: str, python: str, template: str | None) -> dict[str, Any]:
     """Return what ``submit`` would do: where the job would go, its run directory, its script."""
     run = run_directory(job, run_id)
@@ -157,7 +101,7 @@ def submit(
     Raises:
         HpcddpError: the job could not be handed over; nothing is left behind.
     """
-    check_submittable(job.spec, cluster, environment)
+    warnings = check_submittable(job.spec, cluster, environment)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = run_directory(job, run_id)
     make_run_directory(run, cluster)
@@ -175,6 +119,7 @@ def submit(
             directory=Path.cwd(),
             environment=environment,
             dependency=dependency,
+            notes=warnings,
         )
     except (HpcddpError, OSError):
         shutil.rmtree(run.path)

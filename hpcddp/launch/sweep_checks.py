@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from hpcddp.errors import UserError
 from hpcddp.launch.first_plan import first_plan
 from hpcddp.launch.submission import Cluster
-from hpcddp.launch.submit import SubmissionError, check_submittable
+from hpcddp.launch.submittable import SubmissionError, check_submittable
 from hpcddp.spec.element import element_spec
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.sweep import Combination, as_text, assignment, tabulate
@@ -18,7 +18,7 @@ _PLANNED = ("batch", "learning_rate", "train", "entrypoint", "command")
 _UNPLANNED = frozenset({"train.seed"})
 
 
-def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> None:
+def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Check a sweep as ``check_submittable`` checks a job, and plan the batch of each element.
 
     Elements that differ in nothing that matters here are checked once.
@@ -27,6 +27,9 @@ def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mappin
         spec: a valid job with a sweep.
         cluster: where it goes.
         environment: the submitter's environment.
+
+    Returns:
+        What the user should know although the elements may run, a sentence each.
 
     Raises:
         SubmissionError: it is to run on this machine, or an element cannot run; its values are named.
@@ -38,10 +41,11 @@ def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mappin
             "a sweep is a job array of Slurm, and --cluster local runs one job on this machine; to try one element "
             f"here, write: --set sweep=null {shlex.join(words)}"
         )
+    notes: dict[str, None] = {}
     for combination in _kinds(spec):
         element = element_spec(spec, combination.values)
         try:
-            check_submittable(element, cluster, environment)
+            notes |= dict.fromkeys(check_submittable(element, cluster, environment))
             if element.batch.global_batch_size is not None:
                 first_plan(element)
         except UserError as error:
@@ -52,6 +56,7 @@ def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mappin
                 f"element {combination.elements[0]}{more} of the sweep, with {assignment(combination.values)}: "
                 f"{error.message}"
             ) from error
+    return tuple(notes)
 
 
 def _kinds(spec: JobSpec) -> Iterator[Combination]:

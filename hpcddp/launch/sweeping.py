@@ -19,11 +19,14 @@ from hpcddp.launch.array import FIRST, PICKLE_DIGEST
 from hpcddp.launch.claim import group_writable_warnings
 from hpcddp.launch.element import PICKLE
 from hpcddp.launch.render import render_script
-from hpcddp.launch.submit import SubmissionError, make_run_directory, run_directory
+from hpcddp.launch.submission import Cluster
+from hpcddp.launch.submit import make_run_directory, run_directory
+from hpcddp.launch.submittable import SubmissionError
 from hpcddp.launch.sweep_checks import check_sweep_submittable
 from hpcddp.run.files import write_json, write_text
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
+from hpcddp.slurm.inheritance import submission_environment
 from hpcddp.spec.read import ResolvedJob
 from hpcddp.spec.sweep import tabulate
 from hpcddp.spec.write import dump_job
@@ -38,15 +41,17 @@ class SweepSubmission:
     Args:
         sweep: the sweep.
         dropped: inherited variables that sbatch did not get, because they would have overridden directives.
+        notes: what may be in the way of its jobs, a sentence each.
     """
 
     sweep: Sweep
     dropped: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
         """What the user should know, a sentence each."""
-        return group_writable_warnings(self.sweep.path)
+        return [*self.notes, *group_writable_warnings(self.sweep.path)]
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``submit --json`` prints."""
@@ -74,6 +79,7 @@ class SweepSubmission:
 def submit_sweep(
     job: ResolvedJob,
     *,
+    cluster: Cluster,
     sweep_id: str,
     python: str,
     template: str | None,
@@ -84,6 +90,7 @@ def submit_sweep(
 
     Args:
         job: the resolved job, with its sweep.
+        cluster: where it is to go; a sweep goes to Slurm alone.
         sweep_id: the id of the sweep.
         python: the interpreter that the tasks run.
         template: the sbatch template's name or path, None for the default one.
@@ -93,7 +100,7 @@ def submit_sweep(
     Raises:
         HpcddpError: the sweep could not be handed over; nothing is left behind.
     """
-    check_sweep_submittable(job.spec, "slurm", environment)
+    notes = check_sweep_submittable(job.spec, cluster, environment)
     script = render_script(job, python=python, run_id=sweep_id, template=template).text
     directory = run_directory(job, sweep_id)
     sweep = Sweep(sweep_id=sweep_id, path=directory.path, elements=tabulate(job.spec.sweep).elements(), chunks=())
@@ -103,7 +110,7 @@ def submit_sweep(
             folder.mkdir(mode=0o700)
         write_text(directory.job_file, dump_job(job.spec, environment_values=False))
         write_text(directory.script, script)
-        clean, dropped = commands.submission_environment(environment)
+        clean, dropped = submission_environment(environment)
         clean[PICKLE_DIGEST] = _dump(sweep)
         chunks = _Arrays(directory.script, clean, dependency, job.spec.max_parallel).submit(len(sweep.elements))
     except (HpcddpError, OSError):
@@ -113,7 +120,7 @@ def submit_sweep(
     write_sweep(sweep)
     place = {"cluster": "slurm", "job_id": chunks[0].job_id, "directory": str(Path.cwd()), "python": python}
     write_json(directory.submission, {**place, "time": time.time()})
-    return SweepSubmission(sweep=sweep, dropped=dropped)
+    return SweepSubmission(sweep=sweep, dropped=dropped, notes=notes)
 
 
 def _dump(sweep: Sweep) -> str:

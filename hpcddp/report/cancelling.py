@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.element import begin_element
 from hpcddp.launch.paragraph import newest_saved_step, resume_command
 from hpcddp.report.states import State
 from hpcddp.report.status import RunStatus
@@ -15,6 +16,7 @@ from hpcddp.report.wording import ranks_text
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import write_json
+from hpcddp.run.sweep import index_of, sweep_of
 from hpcddp.stop.cause import Cause
 from hpcddp.stop.exit_codes import ExitCode
 
@@ -66,6 +68,8 @@ def cancel(status: RunStatus, *, end: End) -> str:
 def _conclude(run: RunDirectory, status: RunStatus) -> int | None:
     """Write the result of a run that nothing of runs that could write it; return the step that it would go on from."""
     attempt = status.traces.attempt
+    if (sweep := None if run.path.exists() else sweep_of(run)) is not None:
+        begin_element(sweep, index_of(run))
     saved = newest_saved_step(read_events(run.events)) or None
     reason = _NEVER_RAN if attempt is None else _REASON
     document = {"status": "cancelled", "reason": reason, "exit_code": int(ExitCode.INTERRUPTED)}

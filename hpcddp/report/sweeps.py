@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hpcddp.report.states import State
 from hpcddp.report.status import RunStatus
 from hpcddp.report.traces import Traces, read_traces
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.sweep import Sweep, is_element, read_sweep
+from hpcddp.run.sweep import Sweep, index_of, is_element, read_sweep, sweep_of
 from hpcddp.run.tail import tail_records
 
 Entry = RunDirectory | Sweep
@@ -40,12 +40,19 @@ def _of(run: RunDirectory, sweeps: set[Path]) -> Path | None:
 
 def traces_of(entry: Entry) -> list[Traces]:
     """Return what the files of a run, or of each element of a sweep, say."""
-    if not isinstance(entry, Sweep):
+    if isinstance(entry, Sweep):
+        told = tuple(tail_records(entry.directory.events))
+        return [_element(entry, index, told) for index, _ in enumerate(entry.elements)]
+    sweep = None if entry.path.exists() else sweep_of(entry)
+    if sweep is None:
         return [read_traces(entry)]
-    # What was said of all elements is said of those that have no directory of their own yet.
-    told = tuple(tail_records(entry.directory.events))
-    found = [read_traces(entry.run(index), job_id=entry.job_id(index)) for index, _ in enumerate(entry.elements)]
-    return [traces if traces.attempt is not None or traces.events else replace(traces, events=told) for traces in found]
+    return [_element(sweep, index_of(entry), tuple(tail_records(sweep.directory.events)))]
+
+
+def _element(sweep: Sweep, index: int, told: tuple[Mapping[str, Any], ...]) -> Traces:
+    """Return what is known of an element; one that has left no word yet has what is said of all of them."""
+    traces = read_traces(sweep.run(index), job_id=sweep.job_id(index))
+    return traces if traces.attempt is not None or traces.events else replace(traces, events=told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

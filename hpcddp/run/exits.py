@@ -12,7 +12,10 @@ from hpcddp.run.files import read_tail
 
 # srun: error: n2: task 1: Killed      srun: error: n[1-2]: tasks 0-1,3: Exited with exit code 3   (srun 22.05.8)
 _SRUN: Final = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[0-9,-]+): (?P<how>.+)", re.ASCII)
+_PYXIS: Final = re.compile(r"error: pyxis: (?P<why>.+)")
 _FATAL: Final = "Fatal Python error: "
+# What the shell in a container says (the sbatch template), and what apptainer says before it starts a container.
+_LAST_WORDS: Final = ("hpcddp: this task cannot start: ", "FATAL: ")
 _TAIL_BYTES: Final = 64 * 1024
 _HINTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -60,6 +63,24 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
         return None
     hint = next((hint for word, hint in _HINTS.items() if how.startswith(word)), None)
     return f"{how} ({hint})" if hint else how
+
+
+def container_error(attempt: AttemptDirectory) -> str | None:
+    """Return what pyxis said first when it did not start the containers of an attempt, or None."""
+    # slurmstepd: error: pyxis: failed to import docker image
+    found = _PYXIS.search(_since_start(attempt))
+    return found["why"].strip() if found else None
+
+
+def never_started(attempt: AttemptDirectory, rank: int) -> str | None:
+    """Return why a rank's container or interpreter did not start, or None if it did.
+
+    Args:
+        attempt: the attempt.
+        rank: a rank without a record.
+    """
+    last = read_tail(attempt.rank_log(rank), _TAIL_BYTES).rstrip().rpartition("\n")[2]
+    return next((last.removeprefix(start).strip() for start in _LAST_WORDS if last.startswith(start)), None)
 
 
 def beginning(attempt: AttemptDirectory) -> str:

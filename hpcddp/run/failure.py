@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.exits import exit_of, first_to_end
+from hpcddp.run.exits import container_error, exit_of, first_to_end, never_started
 from hpcddp.run.files import create_json, read_json
 
 _LONGEST_HEADLINE = 300
@@ -111,8 +111,12 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     silent = silent_ranks(attempt)
     if records and records[0].waiting:
         return _hang_sentence(attempt, records[0], silent)
+    if not_started := {why for rank in silent if (why := never_started(attempt, rank)) is not None}:
+        return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(not_started))}"
     if silent := first_silent(attempt):
         return f"{_places(attempt, silent)} ended without a word{_step_of(records)}: {_how(attempt, silent)}"
+    if (why := container_error(attempt)) is not None:
+        return f"the containers did not start: pyxis: {why}"
     return "the tasks ended without a result and without naming a cause"
 
 

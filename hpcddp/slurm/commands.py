@@ -36,7 +36,7 @@ __all__ = [
     "show_array",
     "show_job",
     "slurmd_address",
-    "submission_environment",
+    "srun_knows",
     "update_job",
 ]
 
@@ -45,25 +45,6 @@ DEFAULT_LARGEST_ARRAY = 1001
 """What ``MaxArraySize`` is where nobody has set it (slurm.conf(5))."""
 
 _SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
-
-_DROPPED_PREFIXES = ("SBATCH_", "SLURM_", "SLURMD_", "SUBMITIT_", "TORCHELASTIC_", "HPCDDP_")
-_KEPT = frozenset({"SLURM_CONF"})
-
-
-def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the environment that a new job may inherit.
-
-    sbatch reads ``SBATCH_*`` and some ``SLURM_*`` variables as flags that win over the script's directives (sbatch(1),
-    INPUT ENVIRONMENT VARIABLES). What an outer job's launcher said about its own ranks would mislead the new ones.
-
-    Args:
-        environment: the submitter's environment.
-
-    Returns:
-        The environment without them, but with ``SLURM_CONF``; and the names that were dropped, sorted.
-    """
-    dropped = tuple(sorted(name for name in environment if name.startswith(_DROPPED_PREFIXES) and name not in _KEPT))
-    return {name: value for name, value in environment.items() if name not in dropped}, dropped
 
 
 def sbatch(
@@ -295,3 +276,17 @@ def cancel(job_ids: Sequence[str], environment: Mapping[str, str], *, signal: st
         SlurmCommandError: the controller refused.
     """
     answer(["scancel", *([] if signal is None else [f"--signal={signal}"]), *job_ids], environment)
+
+
+def srun_knows(option: str, environment: Mapping[str, str]) -> bool:
+    """Return whether srun has an option here: one of its own, or one that a plugin of the site adds.
+
+    Args:
+        option: the option, with its dashes.
+        environment: the command's environment.
+    """
+    try:
+        done = run(["srun", "--help"], environment)
+    except SlurmUnavailableError:
+        return False
+    return option in done.stdout

@@ -9,9 +9,10 @@ from pydantic import Field
 
 from hpcddp.errors import UserError
 from hpcddp.spec.batch import Batch, LearningRate, Order, Rule, Schedule, Split, Tail, Unit
+from hpcddp.spec.environment import Container, Environment
 from hpcddp.spec.fields import FunctionReference, Line, Name, ProfileName, Section, Text
 from hpcddp.spec.recovery import ALL_CAUSES, Cause, Checkpoint, Launch, Requeue
-from hpcddp.spec.resources import Container, Environment, Resources
+from hpcddp.spec.resources import Resources
 from hpcddp.spec.sweep import SweepField
 from hpcddp.spec.timefields import Every
 from hpcddp.spec.training import Device, Optimizer, Precision, Train

@@ -15,7 +15,6 @@ from hpcddp.spec.fields import Section
 from hpcddp.spec.fieldtree import place_of
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.schema import default_text, job_schema
-from hpcddp.spec.unsupported import UNSUPPORTED
 
 _HEAD = """\
 # The job file
@@ -55,7 +54,7 @@ def _sections(section: type[Section], path: Path) -> Iterator[str]:
         if inner is not None:
             below.append((inner, (*path, name)))
         else:
-            rows.append(_row(name, field, schemas[name], path))
+            rows.append(_row(name, field, schemas[name]))
     title = f"## `{dotted(path)}`" if path else "## At the top level"
     yield f"{title}\n\n{inspect.getdoc(section)}\n\n{_TABLE}" + "\n".join(rows) + "\n"
     for inner, inner_path in below:
@@ -68,11 +67,8 @@ def _properties(section: type[Section]) -> dict[str, Any]:
     return properties
 
 
-def _row(name: str, field: FieldInfo, schema: dict[str, Any], path: Path) -> str:
-    meaning = str(field.description)
-    if dotted((*path, name)) in UNSUPPORTED and "not in this version" not in meaning.lower():
-        meaning += " This version takes the default alone."
-    cells = (f"`{name}`", _type(schema), _unit(schema), _default(field), meaning)
+def _row(name: str, field: FieldInfo, schema: dict[str, Any]) -> str:
+    cells = (f"`{name}`", _type(schema), _unit(schema), _default(field), str(field.description))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -1,13 +1,13 @@
-"""What a job asks Slurm for, and the environment that its tasks run in."""
+"""What a job asks Slurm for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
 
-from hpcddp.spec.fields import GpuType, Line, Memory, Section, Text, VariableName, refusal
+from hpcddp.spec.fields import GpuType, Line, Memory, Section, refusal
 from hpcddp.spec.sbatch_flags import FLAG_PATTERN, refused_because
 from hpcddp.spec.timefields import TimeLimitField
 
@@ -94,30 +94,3 @@ class Resources(Section):
         description="Any other sbatch flag, by its long name; `true` writes the flag without a value.",
         json_schema_extra={"additionalProperties": False},
     )
-
-
-class Container(Section):
-    """The container that the tasks run in."""
-
-    image: Line = Field(description="Image of the container.")
-    mounts: Annotated[tuple[Line, ...], Field(strict=False)] = Field((), description="Directories to mount.")
-    runtime: Literal["pyxis", "apptainer"] = Field("pyxis", description="What starts the container.")
-
-
-class Environment(Section):
-    """The environment that the tasks run in."""
-
-    modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field((), description="Modules to load, in order.")
-    setup: Annotated[tuple[Text, ...], Field(strict=False)] = Field(
-        (), description="Shell lines that run once, before srun."
-    )
-    env: Mapping[VariableName, Text] = Field(
-        default_factory=dict,
-        description="Plain values of environment variables; they are quoted for you.",
-        json_schema_extra={"additionalProperties": False},
-    )
-    pass_env: Annotated[tuple[VariableName, ...], Field(strict=False)] = Field(
-        (), description="Secrets, by name only: set when the job is submitted, never written into the script."
-    )
-    python: Line | None = Field(None, description="Interpreter of the tasks. null is the one that submits.")
-    container: Container | None = Field(None, description="Container to run in. Not in this version.")

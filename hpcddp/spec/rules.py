@@ -12,11 +12,17 @@ from hpcddp.spec.batch_rules import (
     rule_fits_optimizer,
 )
 from hpcddp.spec.document import Path
+from hpcddp.spec.environment_rules import (
+    container_shows_the_run,
+    image_is_found,
+    one_environment,
+    paths_are_usable,
+    variable_names,
+)
 from hpcddp.spec.fieldtree import find_place
 from hpcddp.spec.job import JobSpec, Requeue
 from hpcddp.spec.names import nearest
 from hpcddp.spec.units import format_duration
-from hpcddp.spec.unsupported import refuse_unsupported
 from hpcddp.spec.work_rules import batch_is_stated, one_kind_of_work
 
 Finding = tuple[str, str]
@@ -33,19 +39,6 @@ DATASET_ARGUMENTS = {
     "synthetic": ("samples", "val_samples", "image_size", "num_classes"),
 }
 FROM_FILES = ("cifar10", "imagefolder")
-
-# Names that bash keeps read-only or changes itself (man bash, Shell Variables).
-SHELL_VARIABLES = frozenset(
-    {
-        "_", "BASHOPTS", "BASHPID", "BASH_ALIASES", "BASH_ARGC", "BASH_ARGV", "BASH_CMDS", "BASH_COMMAND",
-        "BASH_LINENO", "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO", "DIRSTACK", "EPOCHREALTIME",
-        "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "LINENO", "OPTIND", "PPID", "RANDOM",
-        "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
-    }
-)  # fmt: skip
-OWN_PREFIX = "HPCDDP_"
-# The one of our own variables that a job file sets: faults on purpose, for tests of a job.
-FAULTS_VARIABLE = "HPCDDP_FAULTS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +73,6 @@ def broken_rules(spec: JobSpec, wrong: Iterable[Path] = (), swept: Collection[st
             rule.depends_on(key) for key in swept
         ):
             yield from rule.find(spec)
-    for key, sentence in refuse_unsupported(spec):
-        if not any(touches(key, fault) for fault in faulty):
-            yield key, sentence
 
 
 def _decides(key: str, read: str) -> bool:
@@ -260,20 +250,6 @@ def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
         )
 
 
-def _variable_names(spec: JobSpec) -> Iterator[Finding]:
-    environment = spec.environment
-    named = [(f"environment.env.{name}", name) for name in environment.env]
-    named += [("environment.pass_env", name) for name in environment.pass_env]
-    for key, name in named:
-        if name in SHELL_VARIABLES:
-            yield key, f"names {name}, which bash keeps for itself; remove it"
-        elif name.startswith(OWN_PREFIX) and name != FAULTS_VARIABLE:
-            yield key, f"names {name}, and hpcddp keeps {OWN_PREFIX}* for itself; rename it"
-    for name in environment.pass_env:
-        if name in environment.env:
-            yield "environment.pass_env", f"names {name}, which environment.env sets too; keep one of the two"
-
-
 _DATA = ("train.dataset", "train.data_dir", "train.dataset_args")
 _DEVICE = ("resources.gpus_per_node", "train.device")
 _RANKS = ("resources.nodes", "resources.tasks_per_node", "resources.gpus_per_node")
@@ -298,5 +274,9 @@ RULES = (
     Rule(("learning_rate",), _schedule_constants),
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
-    Rule(("environment.env", "environment.pass_env"), _variable_names),
+    Rule(("environment.env", "environment.pass_env"), variable_names),
+    Rule(("environment",), one_environment),
+    Rule(("environment",), paths_are_usable),
+    Rule(("environment.container", "run_root"), container_shows_the_run),
+    Rule(("environment.container.image",), image_is_found),
 )

@@ -26,8 +26,8 @@
 
 # The job everything.1_x-y, run r1, written by hpcddp: to change it, change the job file.
 # sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
-# means itself, dollar signs too.
-# shellcheck disable=SC2016
+# means itself, dollar signs too; a list may have one item.
+# shellcheck disable=SC2016,SC2043
 
 # The run directory is nobody else's business.
 umask 077
@@ -43,18 +43,30 @@ trap interrupted=yes TERM USR2
 hpcddp_not_ready() {
   local code=$?
   [[ -v hpcddp_ready ]] && exit "$code"
-  echo "hpcddp: environment.modules or environment.setup ended the script with exit code $code; no task was started" >&2
+  echo "hpcddp: a module, an activation or environment.setup ended the script with exit code $code; no task was started" >&2
   exit $((code == 0 ? 70 : code))
 }
 trap hpcddp_not_ready EXIT
 
+# Says what is not as it has to be, and what to do about it.
+hpcddp_missing() {
+  hpcddp_ready=no
+  echo "hpcddp: $1 on $HOSTNAME; $2" >&2
+  exit 2
+}
+
 # environment.modules. A batch shell reads no profile, so the module command may have to be made first.
-if ! command -v module >/dev/null; then
+for hpcddp_file in "$MODULESHOME/init/bash" /etc/profile.d/{z00_lmod,lmod,modules}.sh; do
+  command -v module >/dev/null && break
   # shellcheck source=/dev/null
-  source "${MODULESHOME:?environment.modules needs the module command, and it is not here}/init/bash"
-fi
-module load cuda/12.4 || exit
-module load 'gcc 13' || exit
+  [[ -r $hpcddp_file ]] && source "$hpcddp_file"
+done
+command -v module >/dev/null || hpcddp_missing 'environment.modules needs the module command, which was not found' \
+  'submit from a shell in which module works, or source its init file in environment.setup and load the modules there'
+module load cuda/12.4 || hpcddp_missing 'environment.modules names cuda/12.4, which cannot be loaded' \
+  'correct it (module avail shows all)'
+module load 'gcc 13' || hpcddp_missing 'environment.modules names gcc 13, which cannot be loaded' \
+  'correct it (module avail shows all)'
 
 # environment.setup, as it stands in the job file.
 hpcddp_directory=$PWD
@@ -117,6 +129,9 @@ resources:
     overcommit: true
 environment:
   modules: [cuda/12.4, "gcc 13"]
+  conda: null
+  venv: null
+  uv: null
   setup: ["source /opt/site/env.sh", "if [[ -n $TMPDIR ]]; then\n  export CACHE=$TMPDIR/cache\nfi"]
   env: {}
   pass_env: [WANDB_API_KEY, HF_TOKEN]
@@ -194,7 +209,13 @@ launch:
 sweep: null
 max_parallel: null
 HPCDDP_JOB
-) || exit
+) || {
+  code=$?
+  "$hpcddp_python" -P -c 'import hpcddp.launch.attempt' 2>/dev/null ||
+    echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
+      "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
+  exit "$code"
+}
 [[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
 export HPCDDP_ATTEMPT_DIR
 

@@ -13,8 +13,8 @@
 
 # The job digits-rates, sweep 20260401-120000-ab12, written by hpcddp: to change it, change the job file.
 # sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
-# means itself, dollar signs too.
-# shellcheck disable=SC2016
+# means itself, dollar signs too; a list may have one item.
+# shellcheck disable=SC2016,SC2043
 
 # The run directory is nobody else's business.
 umask 077
@@ -71,6 +71,9 @@ resources:
   sbatch: {}
 environment:
   modules: []
+  conda: null
+  venv: null
+  uv: null
   setup: []
   env: {}
   pass_env: []
@@ -150,7 +153,13 @@ sweep:
   train.seed: [0, 1, 2, 3, 4]
 max_parallel: 4
 HPCDDP_JOB
-) || exit
+) || {
+  code=$?
+  "$hpcddp_python" -P -c 'import hpcddp.launch.attempt' 2>/dev/null ||
+    echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
+      "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
+  exit "$code"
+}
 [[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
 export HPCDDP_ATTEMPT_DIR
 

@@ -15,3 +15,12 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     yield made
     # A test that failed must not leave a task waiting.
     (made.record / "hold").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a directory beside ``bin``, the first place where programs are looked for."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path

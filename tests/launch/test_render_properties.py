@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hpcddp.launch.render import render_script
 from hpcddp.launch.templating import quote_word
 from hpcddp.slurm.grammar import read_directives
+from hpcddp.spec.environment_rules import SHELL_VARIABLES
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.read import ResolvedJob
-from hpcddp.spec.rules import SHELL_VARIABLES
 from hpcddp.spec.write import dump_job, parse_resolved
 from tests.launch.stage import Stage
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +15,7 @@ import pytest
 from hpcddp.launch.render import render_script
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.read import ResolvedJob
-from tests.launch.stage import Stage
+from tests.launch.stage import MODULE, Stage
 
 LAUNCHERS: tuple[Literal["slurm", "local"], ...] = ("slurm", "local")
 
@@ -192,7 +194,9 @@ def test_a_secret_reaches_the_tasks_and_stands_nowhere_in_the_script(stage: Stag
 
 def test_a_module_that_does_not_load_ends_the_job(stage: Stage) -> None:
     script = script_of(stage, environment={"modules": ("cuda",)})
-    assert stage.run(script, MODULE_CODE="3")[0] == 3
+    sentence = f"environment.modules names cuda, which cannot be loaded on {socket.gethostname()}"
+    advice = "correct it (module avail shows all)"
+    assert stage.run(script, MODULE_CODE="3") == (2, f"hpcddp: {sentence}; {advice}\n")
     assert stage.words("begin") == []
 
 
@@ -200,7 +204,31 @@ def test_a_missing_module_command_is_said_in_one_sentence(stage: Stage) -> None:
     script = script_of(stage, environment={"modules": ("cuda",)})
     environment = stage.environment()
     del environment["MODULESHOME"]
-    code, errors = stage.run_with(script, environment)
-    assert code != 0
-    assert "MODULESHOME: environment.modules needs the module command, and it is not here\n" in errors
+    # The machine that runs this may have modules.
+    code, errors = stage.run_with(script.replace("/etc/profile.d", str(stage.directory)), environment)
+    assert code == 2
+    assert errors == (
+        f"hpcddp: environment.modules needs the module command, which was not found on {socket.gethostname()}; submit "
+        "from a shell in which module works, or source its init file in environment.setup and load the modules there\n"
+    )
     assert stage.words("begin") == []
+
+
+def test_where_the_shell_brings_no_module_command_that_of_the_machine_is_made(stage: Stage) -> None:
+    environment = stage.environment()
+    (stage.directory / "lmod.sh").write_text(MODULE)
+    del environment["MODULESHOME"]
+    script = script_of(stage, environment={"modules": ("cuda", "nccl")})
+    assert stage.run_with(script.replace("/etc/profile.d", str(stage.directory)), environment) == (0, "")
+    assert stage.words("module") == ["load", "cuda", "load", "nccl"]
+
+
+def test_an_interpreter_without_hpcddp_is_named_when_nothing_has_started(stage: Stage) -> None:
+    stage.python.write_text(f'#!/bin/bash\nexec {sys.executable} -S -E "$@"\n')
+    code, errors = stage.run(script_of(stage))
+    assert code == 1
+    assert errors.splitlines()[-1] == (
+        f"hpcddp: {stage.python} cannot run hpcddp on {socket.gethostname()}; install hpcddp for it "
+        f"({stage.python} -m pip install hpcddp), or choose another interpreter in environment"
+    )
+    assert stage.words("srun") == []

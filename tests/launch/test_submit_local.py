@@ -17,7 +17,8 @@ from typing import Any, Literal
 import pytest
 
 from hpcddp.launch.claim import RunDirectoryError
-from hpcddp.launch.submit import SubmissionError, choose_cluster
+from hpcddp.launch.submit import choose_cluster
+from hpcddp.launch.submittable import SubmissionError
 from hpcddp.launch.task import check_pickle
 
 MODEL = """

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from hpcddp.report.cancelling import CancelError, cancel, cancel_sweep
-from hpcddp.report.overview import overview
+from hpcddp.report.overview import overview, overview_of
 from hpcddp.report.requeueing import Doors, RequeueError, requeue
 from hpcddp.report.status import RunStatus, statuses
 from hpcddp.report.sweeps import SweepStatus
 from hpcddp.report.traces import read_traces
 from hpcddp.run.events import read_events
+from hpcddp.run.find import find_run
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import SlurmUnavailableError
 from hpcddp.slurm.queue import QueuedJob
@@ -142,6 +143,22 @@ def test_a_sweep_is_cancelled_in_one_go_but_for_what_has_ended(tmp_path: Path) -
     jobs[:] = []
     again = cancel_sweep(status(), end=slurm.end, now=NOON)
     assert again.startswith("sweep sweep has ended already (1 finished, 4 cancelled, 1 lost)")
+
+
+def test_one_element_that_has_not_begun_is_cancelled_and_can_be_resumed(tmp_path: Path) -> None:
+    made, slurm = running(tmp_path), Slurm()
+    sweep = Sweep(sweep_id="run-1", path=made.run.path, elements=({"train.seed": 1},), chunks=(ARRAY,))
+    write_sweep(sweep)
+    jobs = [queued("50_0", "PENDING")]
+    (line,) = overview_of([find_run("run-1_0", tmp_path)], ask=lambda: jobs, now=NOON).lines
+    assert isinstance(line, RunStatus)
+    cancel(line, end=slurm.end)
+    assert slurm.calls == ["end ['50_0']"]
+    assert json.loads(sweep.run(0).result.read_text())["status"] == "cancelled"
+    assert "seed: 1" in sweep.run(0).job_file.read_text()
+
+
+ARRAY = Chunk(job_id="50", first=0, count=1)
 
 
 def test_a_live_training_is_asked_to_save_and_the_wish_is_written_down(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import UserError
-from hpcddp.report.overview import Overview, overview
+from hpcddp.report.overview import Overview, overview, overview_of
 from hpcddp.report.states import State
 from hpcddp.report.status import RunStatus
-from hpcddp.report.sweeps import SweepStatus, one_run
+from hpcddp.report.sweeps import SweepStatus, entry_of, one_run
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
+from hpcddp.run.find import find_run
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.queue import QueuedJob
 from tests.report.runs import NOON, make, queued
@@ -94,3 +95,18 @@ def test_a_sweep_is_no_run(sweep: Sweep) -> None:
     assert one_run(sweep.run(1)) == sweep.run(1)
     with pytest.raises(UserError, match="sweep is a sweep of 5 runs; name one of them, such as sweep_0"):
         one_run(sweep.directory)
+
+
+def test_an_element_that_has_not_begun_is_known_by_its_own_id(tmp_path: Path, sweep: Sweep) -> None:
+    found = overview_of([entry_of(find_run("sweep_3", tmp_path))], ask=lambda: [queued("50_3", "PENDING")], now=NOON)
+    (line,) = found.lines
+    assert isinstance(line, RunStatus)
+    assert (line.run, line.state) == (sweep.run(3), State.PENDING)
+
+
+def test_the_values_of_elements_are_told_by_the_last_words_of_their_keys(sweep: Sweep) -> None:
+    status = SweepStatus(sweep=sweep, elements=())
+    assert status.values[3] == "seed=3"
+    both = ({"train.optimizer.name": "sgd", "train.name": "x"},)
+    status = SweepStatus(sweep=Sweep(sweep_id="s", path=sweep.path, elements=both, chunks=()), elements=())
+    assert status.values == ['train.optimizer.name="sgd" train.name="x"']

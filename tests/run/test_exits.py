@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.exits import beginning, exit_of, exits_in
+from hpcddp.run.exits import beginning, exit_of, exits_in, never_started
+from hpcddp.run.failure import failure_sentence
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,30 @@ def test_a_crash_below_python_is_read_from_the_ranks_own_log(tmp_path: Path) -> 
     attempt = attempt_in(tmp_path)
     attempt.rank_log(2).write_text("step 3\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1\n")
     assert exit_of(attempt, 2) == "Segmentation fault"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("hpcddp: this task cannot start: python3 in the container cannot run hpcddp; install it", None),
+        ("FATAL:   could not open image /i.sif: no such file", "could not open image /i.sif: no such file"),
+    ],
+)
+def test_a_task_that_its_container_did_not_start_is_no_riddle(line: str, why: str | None, tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    attempt.rank_log(0).write_text(f"Traceback\n{line}\n")
+    why = why or "python3 in the container cannot run hpcddp; install it"
+    assert never_started(attempt, 0) == why
+    assert failure_sentence(attempt, []) == f"rank 0 did not start: {why}"
+
+
+def test_what_pyxis_says_is_why_no_task_has_a_log(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    earlier = "slurmstepd: error: pyxis: of an earlier attempt\n"
+    said = "slurmstepd-n1: error: pyxis: failed to import docker image\nslurmstepd-n1: error: pyxis: its log:\n"
+    attempt.run.batch_log.write_text(f"{earlier}{beginning(attempt)}pyxis: importing docker image: x\n{said}")
+    sentence = "the containers did not start: pyxis: failed to import docker image"
+    assert failure_sentence(attempt, []) == sentence
 
 
 def test_without_any_log_nothing_is_said(tmp_path: Path) -> None:

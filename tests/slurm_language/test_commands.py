@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.slurm import commands
+from hpcddp.slurm.inheritance import submission_environment
 from hpcddp.slurm.job_fields import parse_job
 from tests.slurm_language.programs import program
 
@@ -70,7 +71,7 @@ def test_what_would_override_the_script_or_mislead_its_ranks_is_dropped() -> Non
         "TORCHELASTIC_RUN_ID": "x",
         "HPCDDP_ATTEMPT_DIR": "/runs/a",
     }
-    clean, names = commands.submission_environment({**kept, **dropped})
+    clean, names = submission_environment({**kept, **dropped})
     assert clean == kept
     assert names == tuple(sorted(dropped))
 

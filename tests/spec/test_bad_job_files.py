@@ -202,13 +202,6 @@ BAD = {
             "letters, digits and '_', and begins with no digit; rename it, for example MY_VARIABLE"
         ),
     ),
-    "not in this version": (
-        f"{GOOD}environment: {{container: {{image: x}}}}\n",
-        (
-            "job.yaml:4: environment.container: is given, and this version of hpcddp does not act on it yet; "
-            "load what the job needs in environment.modules or environment.setup"
-        ),
-    ),
     "duplicate key": (
         f"{GOOD}name: other\n",
         "job.yaml:4: name: stands here again after line 1; remove one of the two",

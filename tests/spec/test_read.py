@@ -133,6 +133,9 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
         },
         "environment": {
             "modules": [],
+            "conda": None,
+            "venv": None,
+            "uv": None,
             "setup": [],
             "env": {},
             "pass_env": [],

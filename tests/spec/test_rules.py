@@ -69,9 +69,6 @@ IN_TRAIN = {
     "noise_scale: true": "train.noise_scale: is true, and the job has one rank: the noise is told by the gradients of "
     "ranks against that of all; ask for 2 ranks or more, or write false",
 }
-NOT_YET = {
-    "environment: {container: {image: x}}": "environment.container: is given, ",
-}
 
 
 @pytest.mark.parametrize(("more", "line"), BETWEEN.items())
@@ -83,13 +80,6 @@ def test_fields_that_do_not_fit_together_are_refused(more: str, line: str, refus
 @pytest.mark.parametrize(("more", "line"), IN_TRAIN.items())
 def test_a_training_that_cannot_be_is_refused(more: str, line: str, refuse: Refuse) -> None:
     assert refuse(good=train(more)) == [f"job.yaml:3: {line}"]
-
-
-@pytest.mark.parametrize(("more", "line"), NOT_YET.items())
-def test_what_this_version_does_not_act_on_is_refused(more: str, line: str, refuse: Refuse) -> None:
-    good = "name: a\n" + ("" if more.startswith("batch") else "batch: {global_batch_size: 8}\n")
-    (found,) = refuse(f"{more}\n", good=f"{good}train: {{model: resnet18, dataset: digits}}\n")
-    assert f": {line}and this version of hpcddp does not act on it yet; " in found
 
 
 def test_the_noise_of_groups_is_not_measured(refuse: Refuse) -> None:

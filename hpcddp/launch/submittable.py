@@ -1,0 +1,112 @@
+"""What would make a job fail although its file is right, as far as the machine that submits can know."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcddp.errors import UserError
+from hpcddp.launch.submission import Cluster
+
+if TYPE_CHECKING:
+    from hpcddp.spec.job import JobSpec
+
+
+class SubmissionError(UserError):
+    """The job cannot be submitted as it stands."""
+
+    kind = "submission"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """Something that is in the job's way.
+
+    Args:
+        sentence: what it is, and the way out.
+        certain: whether the job cannot run; False where only the nodes that it gets can know.
+    """
+
+    sentence: str
+    certain: bool = True
+
+
+Check = Callable[["JobSpec", Cluster, Mapping[str, str]], Iterator[Obstacle]]
+"""Looks for obstacles, given the job, where it goes and the submitter's environment."""
+
+
+def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Find everything that is in the job's way.
+
+    Returns:
+        What the user should know although the job may run, a sentence each.
+
+    Raises:
+        SubmissionError: the job cannot run; every reason is named.
+    """
+    found = [obstacle for check in _checks() for obstacle in check(spec, cluster, environment)]
+    errors = [obstacle.sentence for obstacle in found if obstacle.certain]
+    if errors:
+        raise SubmissionError("\n".join(errors))
+    return tuple(obstacle.sentence for obstacle in found)
+
+
+def _checks() -> tuple[Check, ...]:
+    from hpcddp.launch.container_here import container_obstacles
+    from hpcddp.launch.environment_here import environment_obstacles
+
+    return (_one_host, _secrets, environment_obstacles, container_obstacles, _program, _data)
+
+
+def _one_host(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
+    if cluster == "local" and spec.resources.nodes > 1:
+        yield Obstacle(
+            sentence=f"resources.nodes is {spec.resources.nodes}, but this machine is one node; "
+            "add --set resources.nodes=1"
+        )
+
+
+def _secrets(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    unset = [name for name in spec.environment.pass_env if name not in environment]
+    if unset:
+        yield Obstacle(
+            sentence=f"environment.pass_env names {', '.join(unset)}, not set here; export it, or remove the name"
+        )
+
+
+def _program(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield a command whose program is not here, where nothing in the job could bring it."""
+    asked = spec.environment
+    prepared = asked.modules or asked.setup or asked.container or asked.conda
+    if spec.command is None or prepared or "PATH" in asked.env:
+        return
+    # Where an activation puts it, or where the task looks last.
+    beside = Path(asked.interpreter or sys.executable).parent
+    name = spec.command[0]
+    if shutil.which(name, path=f"{environment.get('PATH', os.defpath)}:{beside}") is None:
+        where = "on PATH here" if "/" not in name else "here that can be run"
+        yield Obstacle(
+            sentence=f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; correct its "
+            "name, or write its path"
+        )
+
+
+def _data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
+    data_dir = spec.train.data_dir if spec.train else None
+    if data_dir is None:
+        return
+    container = spec.environment.container
+    mounts = container.mounted if container is not None else ()
+    here = next((path for mount in mounts if (path := mount.host_path(data_dir)) is not None), data_dir)
+    if not Path(here).is_dir():
+        shown = "" if here == data_dir else f", which is {here!r} here"
+        yield Obstacle(
+            sentence=f"train.data_dir is {data_dir!r}{shown}, and there is no such directory; "
+            "give the directory that holds the data"
+        )

@@ -1,0 +1,202 @@
+#!/bin/bash
+#SBATCH --job-name=example
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=1
+#SBATCH --output=runs/example/r1/batch.log
+#SBATCH --error=runs/example/r1/batch.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+
+# The job example, run r1, written by hpcddp: to change it, change the job file.
+# sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
+# means itself, dollar signs too; a list may have one item.
+# shellcheck disable=SC2016,SC2043
+
+# The run directory is nobody else's business.
+umask 077
+
+# Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks answer to them; this
+# shell stays, to do at the end what they have decided.
+interrupted=
+trap interrupted=yes TERM USR2
+
+# --- Environment ------------------------------------------------------------------------------------------------------
+
+# An exit in the lines below, exit 0 too, must not look like a job that has trained.
+hpcddp_not_ready() {
+  local code=$?
+  [[ -v hpcddp_ready ]] && exit "$code"
+  echo "hpcddp: a module, an activation or environment.setup ended the script with exit code $code; no task was started" >&2
+  exit $((code == 0 ? 70 : code))
+}
+trap hpcddp_not_ready EXIT
+
+# Says what is not as it has to be, and what to do about it.
+hpcddp_missing() {
+  hpcddp_ready=no
+  echo "hpcddp: $1 on $HOSTNAME; $2" >&2
+  exit 2
+}
+
+# environment.conda. A batch shell has not done what conda init adds to an interactive one.
+hpcddp_conda=$(type -P conda || echo "$CONDA_EXE")
+[[ -x $hpcddp_conda ]] || hpcddp_missing 'environment.conda needs conda, which was not found' \
+  'load its module in environment.modules, or submit from a shell in which conda works'
+eval "$("$hpcddp_conda" shell.bash hook)"
+conda activate train || hpcddp_missing 'environment.conda is train, which conda cannot activate' \
+  'create it, or correct the name (conda env list shows all)'
+hpcddp_python=$CONDA_PREFIX/bin/python
+hpcddp_ready=yes
+
+# --- This attempt -----------------------------------------------------------------------------------------------------
+
+# Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
+# run has finished already.
+HPCDDP_ATTEMPT_DIR=$(
+  trap '' INT TERM USR2
+  "$hpcddp_python" -P -m hpcddp.launch.attempt begin --run-root=runs --name=example --run-id=r1 <<'HPCDDP_JOB'
+name: example
+run_root: runs
+profile: null
+resources:
+  nodes: 1
+  gpus_per_node: 0
+  gpu_type: null
+  tasks_per_node: null
+  cpus_per_task: 1
+  mem: null
+  mem_per_cpu: null
+  mem_per_gpu: null
+  time_limit: null
+  partition: null
+  account: null
+  qos: null
+  constraint: null
+  reservation: null
+  nodelist: null
+  exclude: null
+  exclusive: false
+  licenses: null
+  sbatch: {}
+environment:
+  modules: []
+  conda: train
+  venv: null
+  uv: null
+  setup: []
+  env: {}
+  pass_env: []
+  python: null
+  container: null
+batch:
+  global_batch_size: 64
+  max_per_device_batch_size: null
+  grad_accum_steps: null
+  per_device_batch_size: null
+  tail: keep
+  split: exact
+  order: keyed
+  unit: sample
+  group: null
+learning_rate:
+  base: 0.1
+  base_global_batch_size: null
+  rule: none
+  warmup_epochs: 0.0
+  schedule: constant
+  milestones: []
+  gamma: 0.1
+  min: 0.0
+train:
+  model: resnet18
+  model_args: {}
+  dataset: imagefolder
+  dataset_args: {}
+  num_classes: null
+  data_dir: /data/train
+  epochs: 1
+  optimizer:
+    name: sgd
+    momentum: 0.0
+    weight_decay: 0.0
+    nesterov: false
+    betas: [0.9, 0.999]
+    eps: 1e-08
+  device: null
+  precision: fp32
+  batch_norm: local
+  compile: false
+  channels_last: false
+  loss: null
+  loss_reduction: mean
+  label_smoothing: 0.0
+  clip_grad_norm: null
+  ema_decay: null
+  num_workers: null
+  eval_every: 1
+  nonfinite_loss: stop
+  deterministic: false
+  noise_scale: false
+  replica_check_every: null
+  seed: 0
+entrypoint: null
+command: null
+checkpoint:
+  every: "10min"
+  keep: 3
+requeue:
+  causes: [preemption, time_limit, node_failure]
+  signal_lead: "2min"
+  max_preemptions: null
+  max_time_limits: 50
+  max_failures: 0
+  max_attempts_without_progress: 2
+  expedite: true
+  allow_continuation: false
+launch:
+  rendezvous_timeout: "5min"
+  hang_timeout: "5min"
+sweep: null
+max_parallel: null
+HPCDDP_JOB
+) || {
+  code=$?
+  "$hpcddp_python" -P -c 'import hpcddp.launch.attempt' 2>/dev/null ||
+    echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
+      "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
+  exit "$code"
+}
+[[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
+export HPCDDP_ATTEMPT_DIR
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+
+# Who was told to end before there is anything to end starts nothing; 143 stands for TERM.
+code=143
+if [[ -z $interrupted ]]; then
+  # One task is one rank. srun is a direct child of this shell. Each task ignores USR2 until it has a handler for it
+  # (importing takes seconds), and writes to a log of its own: srun's --output would change some paths with a percent
+  # sign.
+  srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
+    --distribution=block --kill-on-bad-exit=1 --unbuffered \
+    sh -c 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
+    "$hpcddp_python" -P -u -m hpcddp.launch.task &
+  tasks=$!
+
+  # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+  interrupted=yes
+  while [[ -n $interrupted ]]; do
+    interrupted=
+    wait "$tasks"
+    code=$?
+  done
+fi
+
+# --- The end ----------------------------------------------------------------------------------------------------------
+
+# Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
+# Slurm signals the whole job when it is requeued.
+trap '' INT TERM USR2
+"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code"

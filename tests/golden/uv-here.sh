@@ -1,0 +1,226 @@
+#!/bin/bash
+#SBATCH --job-name=example
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=1
+#SBATCH --output=runs/example/r1/batch.log
+#SBATCH --error=runs/example/r1/batch.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+
+# The job example, run r1, written by hpcddp: to change it, change the job file.
+# sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
+# means itself, dollar signs too; a list may have one item.
+# shellcheck disable=SC2016,SC2043
+
+# The run directory is nobody else's business.
+umask 077
+
+# On this machine the process id of this shell is the job id. Whoever ends this shell means the tasks, which save and
+# end. Whoever insists does not want to wait for that.
+export HPCDDP_LOCAL_JOB_ID=$$
+interrupted=
+cancelled=()
+hpcddp_stop() {
+  local children
+  interrupted=yes
+  if [[ ! -v hpcddp_stopped ]]; then
+    hpcddp_stopped=$SECONDS
+    cancelled=(--cancelled)
+    [[ -v tasks ]] && kill -TERM "$tasks"
+  elif [[ -v tasks ]] && ((SECONDS - hpcddp_stopped >= 5)); then
+    # (The list does not end with a newline, which read calls a failure.)
+    read -ra children <"/proc/$tasks/task/$tasks/children"
+    kill -KILL "${children[@]}"
+  fi
+} 2>/dev/null
+trap hpcddp_stop INT TERM
+
+# --- Environment ------------------------------------------------------------------------------------------------------
+
+# An exit in the lines below, exit 0 too, must not look like a job that has trained.
+hpcddp_not_ready() {
+  local code=$?
+  [[ -v hpcddp_ready ]] && exit "$code"
+  echo "hpcddp: a module, an activation or environment.setup ended the script with exit code $code; no task was started" >&2
+  exit $((code == 0 ? 70 : code))
+}
+trap hpcddp_not_ready EXIT
+
+# Says what is not as it has to be, and what to do about it.
+hpcddp_missing() {
+  hpcddp_ready=no
+  echo "hpcddp: $1 on $HOSTNAME; $2" >&2
+  exit 2
+}
+
+# environment.uv: the environment of the project, as uv sync has left it. Tasks that brought it up to date, all at once
+# and without a network, would get in each other's way, also where they say uv run.
+export UV_NO_SYNC=1
+hpcddp_venv=${UV_PROJECT_ENVIRONMENT:-.venv}
+[[ $hpcddp_venv == /* ]] || hpcddp_venv=/home/ada/project/$hpcddp_venv
+[[ -x $hpcddp_venv/bin/python ]] || hpcddp_missing 'environment.uv is /home/ada/project'", and there is no $hpcddp_venv/bin/python" \
+  'run uv sync in the project, on a file system that every node sees, or correct the path'
+# shellcheck source=/dev/null
+source "$hpcddp_venv/bin/activate" || exit
+hpcddp_python=$VIRTUAL_ENV/bin/python
+hpcddp_ready=yes
+
+# --- This attempt -----------------------------------------------------------------------------------------------------
+
+# Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
+# run has finished already.
+HPCDDP_ATTEMPT_DIR=$(
+  trap '' INT TERM USR2
+  "$hpcddp_python" -P -m hpcddp.launch.attempt begin --run-root=runs --name=example --run-id=r1 <<'HPCDDP_JOB'
+name: example
+run_root: runs
+profile: null
+resources:
+  nodes: 1
+  gpus_per_node: 0
+  gpu_type: null
+  tasks_per_node: null
+  cpus_per_task: 1
+  mem: null
+  mem_per_cpu: null
+  mem_per_gpu: null
+  time_limit: null
+  partition: null
+  account: null
+  qos: null
+  constraint: null
+  reservation: null
+  nodelist: null
+  exclude: null
+  exclusive: false
+  licenses: null
+  sbatch: {}
+environment:
+  modules: []
+  conda: null
+  venv: null
+  uv: /home/ada/project
+  setup: []
+  env: {}
+  pass_env: []
+  python: null
+  container: null
+batch:
+  global_batch_size: 64
+  max_per_device_batch_size: null
+  grad_accum_steps: null
+  per_device_batch_size: null
+  tail: keep
+  split: exact
+  order: keyed
+  unit: sample
+  group: null
+learning_rate:
+  base: 0.1
+  base_global_batch_size: null
+  rule: none
+  warmup_epochs: 0.0
+  schedule: constant
+  milestones: []
+  gamma: 0.1
+  min: 0.0
+train:
+  model: resnet18
+  model_args: {}
+  dataset: imagefolder
+  dataset_args: {}
+  num_classes: null
+  data_dir: /data/train
+  epochs: 1
+  optimizer:
+    name: sgd
+    momentum: 0.0
+    weight_decay: 0.0
+    nesterov: false
+    betas: [0.9, 0.999]
+    eps: 1e-08
+  device: null
+  precision: fp32
+  batch_norm: local
+  compile: false
+  channels_last: false
+  loss: null
+  loss_reduction: mean
+  label_smoothing: 0.0
+  clip_grad_norm: null
+  ema_decay: null
+  num_workers: null
+  eval_every: 1
+  nonfinite_loss: stop
+  deterministic: false
+  noise_scale: false
+  replica_check_every: null
+  seed: 0
+entrypoint: null
+command: null
+checkpoint:
+  every: "10min"
+  keep: 3
+requeue:
+  causes: [preemption, time_limit, node_failure]
+  signal_lead: "2min"
+  max_preemptions: null
+  max_time_limits: 50
+  max_failures: 0
+  max_attempts_without_progress: 2
+  expedite: true
+  allow_continuation: false
+launch:
+  rendezvous_timeout: "5min"
+  hang_timeout: "5min"
+sweep: null
+max_parallel: null
+HPCDDP_JOB
+) || {
+  code=$?
+  "$hpcddp_python" -P -c 'import hpcddp.launch.attempt' 2>/dev/null ||
+    echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
+      "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
+  exit "$code"
+}
+[[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
+export HPCDDP_ATTEMPT_DIR
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+
+hpcddp_task=("$hpcddp_python" -P -u -m hpcddp.launch.task)
+
+# Who was told to end before there is anything to end starts nothing; 143 stands for TERM.
+code=143
+if [[ -z $interrupted ]]; then
+  # submitit's controller starts one process for each rank, as srun does on a cluster. It warns them with USR2 before
+  # the time limit, which they inherit as ignored until they have a handler for it.
+  trap '' USR2
+  # It is told the words to start in a variable, each in single quotes.
+  hpcddp_log='exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SUBMITIT_LOCAL_GLOBALID.log" 2>&1'
+  hpcddp_task=(sh -c "$hpcddp_log" "${hpcddp_task[@]}")
+  hpcddp_quote="'\\''"
+  SUBMITIT_LOCAL_COMMAND=$(printf "'%s' " "${hpcddp_task[@]//\'/"$hpcddp_quote"}")
+  export SUBMITIT_LOCAL_COMMAND
+  "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
+  tasks=$!
+  # The signal may have come just before its process id was known.
+  [[ -n $interrupted ]] && kill -TERM "$tasks"
+
+  # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+  interrupted=yes
+  while [[ -n $interrupted ]]; do
+    interrupted=
+    wait "$tasks"
+    code=$?
+  done
+fi
+
+# --- The end ----------------------------------------------------------------------------------------------------------
+
+# Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
+# Slurm signals the whole job when it is requeued.
+trap '' INT TERM USR2
+"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code" "${cancelled[@]}"

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.launch.submitting import errors_of, program, warnings_of
+
+
+def test_everything_that_is_missing_is_said_at_once(here: Path) -> None:
+    environment = {"venv": "gone", "pass_env": ("TOKEN",)}
+    train = {"model": "resnet18", "dataset": "imagefolder", "data_dir": "nowhere"}
+    assert errors_of(here, environment, "local", resources={"nodes": 2}, train=train) == [
+        "resources.nodes is 2, but this machine is one node; add --set resources.nodes=1",
+        "environment.pass_env names TOKEN, not set here; export it, or remove the name",
+        (
+            "environment.venv is 'gone', and there is no directory gone; make it (python -m venv gone), or correct "
+            "the path"
+        ),
+        "train.data_dir is 'nowhere', and there is no such directory; give the directory that holds the data",
+    ]
+
+
+def test_the_data_are_looked_for_where_a_mount_takes_them_from(here: Path) -> None:
+    program(here, "apptainer")
+    Path("i.sif").touch()
+    scratch = here / "scratch"
+    (scratch / "train").mkdir(parents=True)
+    container = {"container": {"image": "i.sif", "runtime": "apptainer", "mounts": (f"{scratch}:/data",)}}
+    train = {"model": "resnet18", "dataset": "imagefolder", "data_dir": "/data/train"}
+    assert warnings_of(here, container, train=train) == []
+    shutil.rmtree(scratch / "train")
+    assert errors_of(here, container, train=train) == [
+        (
+            f"train.data_dir is '/data/train', which is '{scratch}/train' here, and there is no such directory; "
+            "give the directory that holds the data"
+        )
+    ]
