@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcddp.errors import UserError
+from hpcddp.launch.first_plan import first_plan
 from hpcddp.launch.submission import Cluster
 
 if TYPE_CHECKING:
@@ -49,11 +50,14 @@ def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str,
 
     Raises:
         SubmissionError: the job cannot run; every reason is named.
+        PlanError: its batch cannot be split as asked.
     """
     found = [obstacle for check in _checks() for obstacle in check(spec, cluster, environment)]
     errors = [obstacle.sentence for obstacle in found if obstacle.certain]
     if errors:
         raise SubmissionError("\n".join(errors))
+    if spec.batch.global_batch_size is not None:
+        first_plan(spec)
     return tuple(obstacle.sentence for obstacle in found)
 
 

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from hpcddp.errors import UserError
-from hpcddp.launch.first_plan import first_plan
 from hpcddp.launch.submission import Cluster
 from hpcddp.launch.submittable import SubmissionError, check_submittable
 from hpcddp.spec.element import element_spec
@@ -19,7 +18,7 @@ _UNPLANNED = frozenset({"train.seed"})
 
 
 def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Check a sweep as ``check_submittable`` checks a job, and plan the batch of each element.
+    """Check a sweep as ``check_submittable`` checks a job.
 
     Elements that differ in nothing that matters here are checked once.
 
@@ -46,8 +45,6 @@ def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mappin
         element = element_spec(spec, combination.values)
         try:
             notes |= dict.fromkeys(check_submittable(element, cluster, environment))
-            if element.batch.global_batch_size is not None:
-                first_plan(element)
         except UserError as error:
             if not combination.values:
                 raise

@@ -168,6 +168,7 @@ def test_a_program_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
 def test_a_batch_that_a_command_cannot_be_told_is_refused_at_once(tmp_path: Path) -> None:
     words = ("--global-batch-size", "33", "--tasks-per-node", "2", "--", "true")
     assert "write 32 or 34" in submit(tmp_path, *words, code=2)["error"]["message"]
+    assert not (tmp_path / "runs").exists()
 
 
 def test_bad_options_are_refused_together_each_by_its_own_name(tmp_path: Path) -> None:

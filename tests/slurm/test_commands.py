@@ -1,4 +1,4 @@
-"""A program of the user's own on the real Slurm: it sees the right world, hears signals, and comes back."""
+"""Programs and functions of the user's own on the real Slurm: they see the right world, hear signals, and come back."""
 
 from __future__ import annotations
 
@@ -269,3 +269,50 @@ def test_a_command_that_runs_out_of_time_is_run_again(sandbox: Sandbox, tmp_path
     life.finish(timeout_s=300)
     assert [event["cause"] for event in life.events("requeue")] == ["time_limit"]
     assert life.attempts == 2
+
+
+FUNCTION = """
+import time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import hpcddp
+
+def main(context: hpcddp.Context):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 1).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    checkpointer = context.checkpointer({"model": model, "optimizer": optimizer})
+    first = checkpointer.restore().step
+    for step in range(first, 80):
+        optimizer.zero_grad()
+        loss = model(torch.full((2, 4), float(step % 7)).double()).square().mean()
+        loss.backward()
+        optimizer.step()
+        context.log(step + 1, loss=loss.item())
+        time.sleep(0.1 if context.attempt == 0 else 0)
+        if context.stopper.should_stop():
+            checkpointer.save(step + 1)
+            checkpointer.wait()
+            context.stopper.exit()
+    return {"first": first, "hosts": context.rank_env.hosts, "world": dist.get_world_size()}
+"""
+
+
+def test_a_preempted_function_comes_back_and_computes_every_step_once(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    job = tmp_path / "job.yaml"
+    resources = {"nodes": 2, "tasks_per_node": 2, "time_limit": 10, "nodelist": "n1,n2", "partition": "low"}
+    job.write_text(json.dumps({"name": "fn", "resources": resources, "entrypoint": "mine:main"}))
+    life = start(sandbox, tmp_path, job)
+    wait_for(life.run.metrics, '"step"')
+    high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
+    sandbox.submit(*high, "--wrap=sleep 2")
+    life.finish(timeout_s=240)
+    returned = life.result["returned"]
+    assert (returned["hosts"], returned["world"]) == (["n1", "n2"], 4)
+    assert 0 < returned["first"] < 80
+    steps = [json.loads(line)["step"] for line in life.run.metrics.read_text().splitlines()]
+    assert steps == list(range(1, 81))
+    assert [event["cause"] for event in life.events("requeue")] == ["preemption"]
