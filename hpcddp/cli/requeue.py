@@ -62,5 +62,6 @@ def _doors(environment: Mapping[str, str]) -> Doors:
     return Doors(
         may_requeue=lambda job_id: (commands.show_job(job_id, environment=environment) or {}).get("Requeue") != "0",
         warn=lambda job_id: commands.cancel([job_id], environment, signal="USR2"),
+        allow=lambda job_id: commands.update_job(job_id, Requeue="1"),
         requeue=commands.requeue,
     )

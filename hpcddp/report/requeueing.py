@@ -36,11 +36,13 @@ class Doors:
     Args:
         may_requeue: whether Slurm may requeue the job.
         warn: sends USR2 to its tasks.
+        allow: allows Slurm to requeue the job, which hpcddp itself had kept it from.
         requeue: has Slurm requeue it at once.
     """
 
     may_requeue: Callable[[str], bool]
     warn: Callable[[str], None]
+    allow: Callable[[str], None]
     requeue: Callable[[str], None]
 
 
@@ -65,6 +67,8 @@ def requeue(status: RunStatus, doors: Doors, *, sleep: Callable[[float], None] =
             f"with {resume_command(run)}"
         )
     if spec.command is not None:
+        if not spec.requeue.left_to_slurm:
+            doors.allow(job_id)
         doors.requeue(job_id)
         return (
             f"job {job_id} is requeued: the program of run {run.run_id} is told to end (SIGTERM), and started again; "

@@ -44,12 +44,15 @@ class Slurm:
         if self.made is not None and len(self.calls) == self.hears:
             self.made.event("signal", reason="warned")
 
+    def allow(self, job_id: str) -> None:
+        self.calls.append(f"allow {job_id}")
+
     def requeue(self, job_id: str) -> None:
         self.calls.append(f"requeue {job_id}")
 
     @property
     def doors(self) -> Doors:
-        return Doors(may_requeue=lambda _: self.allowed, warn=self.warn, requeue=self.requeue)
+        return Doors(may_requeue=lambda _: self.allowed, warn=self.warn, allow=self.allow, requeue=self.requeue)
 
 
 def look(made: Made, *jobs: QueuedJob) -> RunStatus:
@@ -191,6 +194,12 @@ def test_a_program_is_requeued_by_slurm_itself(tmp_path: Path) -> None:
     said = requeue(look(made, queued()), slurm.doors)
     assert slurm.calls == ["requeue 7"]
     assert said.startswith("job 7 is requeued: the program of run run-1 is told to end (SIGTERM), and started again")
+
+
+def test_a_program_that_hpcddp_itself_keeps_from_being_requeued_is_let_go(tmp_path: Path) -> None:
+    made, slurm = running(tmp_path, PROGRAM + ONLY_TIME), Slurm()
+    requeue(look(made, queued()), slurm.doors)
+    assert slurm.calls == ["allow 7", "requeue 7"]
 
 
 def test_where_slurm_may_not_requeue_nothing_is_stopped(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,3 +202,35 @@ def test_a_run_that_waits_is_cancelled_for_good(scene: Scene) -> None:
     assert scene.state("unwanted") == "cancelled"
     again = scene.hpcddp("cancel", life.run.run_id)
     assert again == f"run {life.run.run_id} has ended already (cancelled); there is nothing to cancel\n"
+
+
+def test_a_sweep_is_shown_explained_and_cancelled_as_one(scene: Scene) -> None:
+    """Its elements are programs that only wait, on the one host that is left to nobody else."""
+    document = {
+        "name": "waits", "command": ["sleep", "600"], "resources": {"nodelist": "n3"},
+        "requeue": {"causes": ["time_limit"]}, "max_parallel": 2, "sweep": {"environment.env.NUMBER": ["1", "2", "3"]},
+    }  # fmt: skip
+    (scene.directory / "sweep.yaml").write_text(json.dumps(document))
+    sweep_id = json.loads(scene.hpcddp("submit", "sweep.yaml", "--json"))["sweep_id"]
+    _wait(lambda: "1 pending, 2 running" in scene.hpcddp("status", sweep_id))
+    assert "1 pending, 2 running" in scene.hpcddp("status")
+    assert "it waits to start, because as many elements of its array run as may" in scene.hpcddp("why", sweep_id)
+    assert scene.hpcddp("why", f"{sweep_id}_2").startswith(f"{sweep_id}_2 (waits): it waits to start")
+    assert scene.hpcddp("cancel", f"{sweep_id}_2").startswith(f"run {sweep_id}_2 is cancelled")
+    _wait(lambda: "2 running, 1 cancelled" in scene.hpcddp("status", sweep_id))
+    assert scene.hpcddp("requeue", sweep_id).count("is requeued: the program of run") == 2
+    _wait(lambda: all(attempts == [0, 1] for attempts in _attempts(scene, sweep_id)))
+    assert scene.hpcddp("cancel", sweep_id).startswith(f"2 elements of sweep {sweep_id} are being cancelled")
+    _wait(lambda: "3 cancelled" in scene.hpcddp("status", sweep_id))
+
+
+def _attempts(scene: Scene, sweep_id: str) -> list[list[int]]:
+    runs = [scene.directory / "runs" / "waits" / f"{sweep_id}_{index}" for index in (0, 1)]
+    return [sorted(int(path.name) for path in (run / "attempts").iterdir()) for run in runs]
+
+
+def _wait(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
