@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hpcddp.report.traceback_text import shortened
+from hpcddp.launch.attribution import PEER_LOSS
+from hpcddp.report.frames import shortened
 from hpcddp.report.wording import ranks_text
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import read_events
@@ -19,7 +20,6 @@ _LAST_LINES: Final = 20
 _TAIL_BYTES: Final = 64 * 1024
 _LONGEST_TEXT: Final = 60
 _CRASHES: Final = frozenset({"crash", "node_failure"})
-_LOSSES: Final = ("connection closed by peer", "connection reset by peer", "broken pipe", "timed out", "socket closed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,4 +144,4 @@ def _short(record: FailureRecord) -> str:
     message = record.message.lower()
     if "told to end" in message:
         return "told to end"
-    return next((loss for loss in _LOSSES if loss in message), record.headline)
+    return next((loss for loss in PEER_LOSS if loss in message), record.headline)

@@ -168,7 +168,7 @@ def _status(traces: Traces, answers: Answers, now: float) -> RunStatus:
     state = state_of(traces, answers)
     if traces.result is None and not state.is_alive:
         # It may have come to its end between the two looks.
-        again = read_traces(traces.run, job_id=None if traces.job is None else traces.job.job_id)
+        again = read_traces(traces.run, job=traces.job)
         traces = traces if again.attempt is None and again.result is None else again
         state = state_of(traces, answers)
     return RunStatus(traces=traces, state=state, job=queued(traces, answers), now=now)

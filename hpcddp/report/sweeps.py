@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hpcddp.errors import UserError
 from hpcddp.report.states import State
 from hpcddp.report.status import RunStatus
-from hpcddp.report.traces import Traces, read_traces
+from hpcddp.report.traces import Job, Traces, read_document, read_traces
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.sweep import Sweep, index_of, is_element, read_sweep, sweep_of
 from hpcddp.run.tail import tail_records
@@ -41,18 +41,31 @@ def _of(run: RunDirectory, sweeps: set[Path]) -> Path | None:
 def traces_of(entry: Entry) -> list[Traces]:
     """Return what the files of a run, or of each element of a sweep, say."""
     if isinstance(entry, Sweep):
-        told = tuple(tail_records(entry.directory.events))
-        return [_element(entry, index, told) for index, _ in enumerate(entry.elements)]
+        told = _Told.of(entry)
+        return [told.traces(index) for index, _ in enumerate(entry.elements)]
     sweep = None if entry.path.exists() else sweep_of(entry)
-    if sweep is None:
-        return [read_traces(entry)]
-    return [_element(sweep, index_of(entry), tuple(tail_records(sweep.directory.events)))]
+    return [read_traces(entry)] if sweep is None else [_Told.of(sweep).traces(index_of(entry))]
 
 
-def _element(sweep: Sweep, index: int, told: tuple[Mapping[str, Any], ...]) -> Traces:
-    """Return what is known of an element; one that has left no word yet has what is said of all of them."""
-    traces = read_traces(sweep.run(index), job_id=sweep.job_id(index))
-    return traces if traces.attempt is not None or traces.events else replace(traces, events=told)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a sweep's own directory says of all its elements; it holds for those that have left no word themselves."""
+
+    sweep: Sweep
+    events: tuple[Mapping[str, Any], ...]
+    submitted: float | None
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> Self:
+        submission = read_document(sweep.directory.submission) or {}
+        events = tuple(tail_records(sweep.directory.events))
+        return cls(sweep=sweep, events=events, submitted=submission.get("time"))
+
+    def traces(self, index: int) -> Traces:
+        job_id = self.sweep.job_id(index)
+        job = None if job_id is None else Job(job_id=job_id, submitted=self.submitted)
+        traces = read_traces(self.sweep.run(index), job=job)
+        return traces if traces.attempt is not None or traces.events else replace(traces, events=self.events)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,12 +78,12 @@ class Traces:
         return max([*times, *([self.progress.time] if self.progress else [])], default=None)
 
 
-def read_traces(run: RunDirectory, *, job_id: str | None = None) -> Traces:
+def read_traces(run: RunDirectory, *, job: Job | None = None) -> Traces:
     """Return what a run has left.
 
     Args:
         run: its directory; it need not exist.
-        job_id: what Slurm was told to call it, where no file of its own says so yet.
+        job: the job that it was given to, where no file of its own says so yet.
     """
     attempt = run.newest_attempt()
     start = None if attempt is None else read_document(run.attempt(attempt).start)
@@ -91,7 +91,7 @@ def read_traces(run: RunDirectory, *, job_id: str | None = None) -> Traces:
     began = 0.0 if start is None else float(start["time"])
     return Traces(
         run=run,
-        job=_job(read_document(run.submission), start, job_id),
+        job=_job(read_document(run.submission), start) or job,
         attempt=attempt,
         result=read_document(run.result),
         events=tuple(record for record in tail_records(run.events) if "event" in record),
@@ -110,10 +110,10 @@ def read_document(path: Path) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _job(submission: Mapping[str, Any] | None, start: Mapping[str, Any] | None, job_id: str | None) -> Job | None:
+def _job(submission: Mapping[str, Any] | None, start: Mapping[str, Any] | None) -> Job | None:
     """Return the newest job: the one that the run was handed to, or one whose script was submitted by hand later."""
     if submission is None:
-        return _by_hand(start) or (None if job_id is None else Job(job_id=job_id))
+        return _by_hand(start)
     submitted = submission.get("time")
     begun = start is not None and start["time"] >= (submitted or 0.0) - _SAME_SUBMISSION_S
     mine = begun and start is not None and start["job_id"] == submission["job_id"]

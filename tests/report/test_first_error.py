@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.report.first_error import failed_attempt, first_error
-from hpcddp.report.traceback_text import shortened
+from hpcddp.report.frames import shortened
 from hpcddp.run.exits import beginning
 from tests.report.runs import Made, make
 

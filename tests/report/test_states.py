@@ -13,14 +13,14 @@ from hpcddp.report.judging import Answers, state_of
 from hpcddp.report.processes import is_there
 from hpcddp.report.states import State
 from hpcddp.report.status import RunStatus, Statuses, statuses
-from hpcddp.report.traces import read_traces
+from hpcddp.report.traces import Job, read_traces
 from hpcddp.slurm.commands import SlurmUnavailableError
 from hpcddp.slurm.queue import QueuedJob
 from tests.report.runs import NOON, Made, make, queued
 
 
-def look(made: Made, *jobs: QueuedJob, job_id: str | None = None) -> RunStatus:
-    return statuses([read_traces(made.run, job_id=job_id)], ask=lambda: jobs, now=NOON + 100).runs[0]
+def look(made: Made, *jobs: QueuedJob, job: Job | None = None) -> RunStatus:
+    return statuses([read_traces(made.run, job=job)], ask=lambda: jobs, now=NOON + 100).runs[0]
 
 
 def state(made: Made, *jobs: QueuedJob) -> State:
@@ -147,7 +147,9 @@ def test_a_script_that_was_submitted_by_hand_is_known_by_its_attempt(made: Made)
 def test_an_element_that_has_not_begun_is_known_by_the_id_it_was_given(tmp_path: Path) -> None:
     made = Made(make(tmp_path).run)
     made.run.path.rmdir()
-    assert look(made, queued("7_3", "PENDING"), job_id="7_3").state is State.PENDING
+    job = Job(job_id="7_3", submitted=NOON)
+    assert look(made, queued("7_3", "PENDING"), job=job).state is State.PENDING
+    assert look(made, queued("7_3", "PENDING", submit_time=slurm_time(4711)), job=job).state is State.LOST
 
 
 def test_a_run_that_ends_between_the_two_looks_has_ended_by_its_result(made: Made) -> None:
