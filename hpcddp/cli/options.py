@@ -33,7 +33,7 @@ RunRoot = Annotated[Path, typer.Option("--run-root", metavar="DIR", help="Where 
 Run = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RUN]",
+        metavar="RUN",
         help="Its id, the beginning of it, or its directory; the last run if left out.",
         autocompletion=complete_runs,
     ),

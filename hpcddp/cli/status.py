@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
+from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
 from hpcddp.cli.painting import paint
 
 if TYPE_CHECKING:
@@ -29,7 +29,14 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    run: Run = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Its id, the beginning of it, or its directory; all runs if left out.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="Show all runs, also those that ended long ago.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
