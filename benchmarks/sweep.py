@@ -99,7 +99,9 @@ def ours(directory: Path) -> str:
     (directory / "job.yaml").write_text(JOB)
     options = sweep_overrides([f"train.seed=0..{COUNT - 1}"], None, None)
     job = load_job(directory / "job.yaml", options=options)
-    submission = submit_sweep(job, sweep_id="s1", python=sys.executable, template=None, environment=dict(os.environ))
+    submission = submit_sweep(
+        job, cluster="slurm", sweep_id="s1", python=sys.executable, template=None, environment=dict(os.environ)
+    )
     return submission.sweep.chunks[0].job_id
 
 

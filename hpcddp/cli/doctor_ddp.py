@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from hpcddp.cli.options import AsJson, JobFile, Overrides, profiles_directory
+from hpcddp.cli.jobs import read_job
+from hpcddp.cli.options import AsJson, JobFile, Overrides
 
 
 def ddp(
@@ -34,9 +35,8 @@ def ddp(
     Example: hpcddp doctor ddp job.yaml --world-size 4
     """
     from hpcddp.doctor.ddp import examine_job
-    from hpcddp.spec.read import load_job
 
-    spec = load_job(job_file, overrides=overrides or (), profiles=profiles_directory(os.environ)).spec
+    spec = read_job(job_file, overrides).spec
     found = examine_job(
         spec,
         world_size=world_size,

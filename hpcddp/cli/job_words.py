@@ -73,33 +73,27 @@ class JobWords:
         return not self.options and self.command is None
 
     def load(
-        self,
-        job_file: Path | None,
-        *,
-        overrides: list[str] | None,
-        profiles: Path,
-        sweep: Sequence[Override] = (),
+        self, job_file: Path | None, *, overrides: list[str] | None, sweep: Sequence[Override] = ()
     ) -> ResolvedJob:
         """Return the job that file and command line describe together.
 
         Args:
             job_file: the job file; None where there is none.
             overrides: what ``--set`` gives.
-            profiles: the directory of cluster profiles.
             sweep: what the options about a sweep give.
 
         Raises:
             UserError: there is neither a file nor a command, or something is wrong with what they say.
         """
+        from hpcddp.cli.jobs import read_job
         from hpcddp.errors import UserError
         from hpcddp.spec.overrides import read_options
-        from hpcddp.spec.read import load_job
 
         if job_file is None and self.command is None:
             raise UserError("no JOB is given; write a job file, or a command after --, as in: -- python train.py")
         names = {field.path: field.option for field in FIELDS}
         options = read_options({path: (names[path], text) for path, text in self.options.items()}, self.command)
-        return load_job(job_file, overrides=overrides or (), options=[*options, *sweep], profiles=profiles)
+        return read_job(job_file, overrides, options=[*options, *sweep])
 
 
 class JobCommand(TyperCommand):

@@ -13,6 +13,7 @@ from hpcddp.cli import (
     cancel,
     checkpoints,
     doctor,
+    init,
     logs,
     plan,
     render,
@@ -52,7 +53,7 @@ def hpcddp(
 
 
 # The order of the help.
-for group in (render, submit, status, logs, why, cancel, requeue, checkpoints, plan, doctor, schema, sandbox):
+for group in (init, render, submit, status, logs, why, cancel, requeue, checkpoints, plan, doctor, schema, sandbox):
     group.register(app)
 
 

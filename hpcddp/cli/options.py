@@ -43,5 +43,5 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 
 def profiles_directory(environment: Mapping[str, str]) -> Path:
     """Return where the user's cluster profiles are (XDG Base Directory Specification)."""
-    configuration = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "~")) / ".config"
+    configuration = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".config"
     return Path(configuration) / "hpcddp" / "profiles"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcddp.cli.options import AsJson, Overrides, profiles_directory
+from hpcddp.cli.jobs import read_job
+from hpcddp.cli.options import AsJson, Overrides
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -145,14 +145,13 @@ def _plan_job(
 ) -> _Answer:
     from hpcddp.batch.job import plan_job
     from hpcddp.batch.samples import count_units
-    from hpcddp.spec.read import load_job
 
     if given:
         raise UserError(
             f"{', '.join(given)} cannot be given together with the job file {job_file}, which states the same; "
             "leave the job file out, or change it with --set, for example --set batch.global_batch_size=256"
         )
-    spec = load_job(job_file, overrides=overrides or (), profiles=profiles_directory(os.environ)).spec
+    spec = read_job(job_file, overrides).spec
     noise = noise or _measured_noise(Path(spec.run_root) / spec.name)
     if samples is not None or spec.train is None:
         return _answer(plan_job(spec, samples=samples, noise=noise))

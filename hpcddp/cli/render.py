@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
-from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides, profiles_directory
+from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides
 from hpcddp.cli.sweeping import Axes, MaxParallel, SweepFile, read_sweep
 from hpcddp.errors import UserError
 
@@ -53,7 +52,7 @@ def render(
     from hpcddp.launch.render import render_script
 
     sweep = read_sweep(axes, sweep_file, max_parallel)
-    job = words.load(job_file, overrides=overrides, sweep=sweep, profiles=profiles_directory(os.environ))
+    job = words.load(job_file, overrides=overrides, sweep=sweep)
     python = job.spec.environment.python or sys.executable
     script = render_script(job, python=python, run_id=run_id, template=template)
     if output is not None:

@@ -18,15 +18,7 @@ import typer
 from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.following import follow_run
 from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
-from hpcddp.cli.options import (
-    RUN_ROOT,
-    AsJson,
-    JobFileOrNone,
-    Overrides,
-    RunRoot,
-    complete_runs,
-    profiles_directory,
-)
+from hpcddp.cli.options import RUN_ROOT, AsJson, JobFileOrNone, Overrides, RunRoot, complete_runs
 from hpcddp.cli.sweeping import After, AfterAny, Axes, MaxParallel, SweepFile, read_sweep, submit_sweep, wait_for
 from hpcddp.errors import UserError
 
@@ -117,7 +109,7 @@ def submit(  # noqa: PLR0913  each is an option
             "no JOB is given; write a job file, a command after --, or --resume RUN alone to go on as it was"
         )
     else:
-        job = words.load(job_file, overrides=overrides, sweep=sweep, profiles=profiles_directory(environment))
+        job = words.load(job_file, overrides=overrides, sweep=sweep)
         order = _order(job, cluster, template, environment)
         waits = wait_for(after, after_any, run_root, environment, cluster=order.cluster)
         if dry_run:
@@ -193,6 +185,7 @@ def _resume(resume: str, run_root: Path, environment: Mapping[str, str], waits: 
 def _print_preview(
     order: Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
 ) -> None:
+    from hpcddp.launch.site_rules import check_site
     from hpcddp.launch.submit import preview
     from hpcddp.launch.submittable import check_submittable
     from hpcddp.launch.sweep_checks import check_sweep_submittable
@@ -200,6 +193,7 @@ def _print_preview(
     check = check_submittable if order.job.spec.sweep is None else check_sweep_submittable
     for warning in check(order.job.spec, order.cluster, environment):
         typer.echo(f"warning: {warning}", err=True)
+    check_site(order.job, order.cluster, environment)
     run_id = _run_id(resume, run_root)
     document = preview(order.job, cluster=order.cluster, run_id=run_id, python=order.python, template=order.template)
     _print_dry_run(document, as_json=as_json)

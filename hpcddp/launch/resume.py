@@ -14,6 +14,7 @@ from hpcddp.launch.claim import ENDED_STATES, has_finished, is_alive, newest_sta
 from hpcddp.launch.element import place_of
 from hpcddp.launch.paragraph import resume_command
 from hpcddp.launch.render import render_script
+from hpcddp.launch.site_rules import check_site
 from hpcddp.launch.submission import Cluster, Submission, hand_over
 from hpcddp.launch.submit import run_directory, write_run
 from hpcddp.launch.submittable import SubmissionError, check_submittable
@@ -103,6 +104,7 @@ def resume_anew(
     _refuse_alive_or_finished(run, _read_before(run))
     job = _of_element(run, job)
     notes = check_submittable(job.spec, cluster, environment)
+    check_site(job, cluster, environment)
     meant = run_directory(job, run.run_id).path
     if meant.resolve() != run.path.resolve():
         raise SubmissionError(

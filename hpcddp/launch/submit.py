@@ -12,6 +12,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.launch.claim import make_private_directory
 from hpcddp.launch.first_plan import write_first_plan
 from hpcddp.launch.render import render_script
+from hpcddp.launch.site_rules import check_site
 from hpcddp.launch.submission import Cluster, Submission, hand_over
 from hpcddp.launch.submittable import SubmissionError, check_submittable
 from hpcddp.run.directory import RunDirectory
@@ -102,6 +103,7 @@ def submit(
         HpcddpError: the job could not be handed over; nothing is left behind.
     """
     warnings = check_submittable(job.spec, cluster, environment)
+    check_site(job, cluster, environment)
     script = render_script(job, python=python, run_id=run_id, launcher=cluster, template=template).text
     run = run_directory(job, run_id)
     make_run_directory(run, cluster)

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +52,21 @@ def check_submittable(spec: JobSpec, cluster: Cluster, environment: Mapping[str,
         SubmissionError: the job cannot run; every reason is named.
         PlanError: its batch cannot be split as asked.
     """
-    found = [obstacle for check in _checks() for obstacle in check(spec, cluster, environment)]
+    return _check(_checks(), spec, cluster, environment)
+
+
+def check_again(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Find what is in the way of an element of a sweep, where ``check_submittable`` was asked about another element.
+
+    Raises:
+        SubmissionError: the job cannot run; every reason is named.
+        PlanError: its batch cannot be split as asked.
+    """
+    return _check((_program, _data), spec, cluster, environment)
+
+
+def _check(checks: Iterable[Check], spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, ...]:
+    found = [obstacle for check in checks for obstacle in check(spec, cluster, environment)]
     errors = [obstacle.sentence for obstacle in found if obstacle.certain]
     if errors:
         raise SubmissionError("\n".join(errors))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from hpcddp.errors import UserError
 from hpcddp.launch.submission import Cluster
-from hpcddp.launch.submittable import SubmissionError, check_submittable
+from hpcddp.launch.submittable import SubmissionError, check_again, check_submittable
 from hpcddp.spec.element import element_spec
 from hpcddp.spec.job import JobSpec
 from hpcddp.spec.sweep import Combination, as_text, assignment, tabulate
@@ -41,10 +41,10 @@ def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mappin
             f"here, write: --set sweep=null {shlex.join(words)}"
         )
     notes: dict[str, None] = {}
+    check = check_submittable
     for combination in _kinds(spec):
-        element = element_spec(spec, combination.values)
         try:
-            notes |= dict.fromkeys(check_submittable(element, cluster, environment))
+            notes |= dict.fromkeys(check(element_spec(spec, combination.values), cluster, environment))
         except UserError as error:
             if not combination.values:
                 raise
@@ -53,6 +53,8 @@ def check_sweep_submittable(spec: JobSpec, cluster: Cluster, environment: Mappin
                 f"element {combination.elements[0]}{more} of the sweep, with {assignment(combination.values)}: "
                 f"{error.message}"
             ) from error
+        # All elements share an environment, and looking at it may take seconds.
+        check = check_again
     return tuple(notes)
 
 

@@ -19,6 +19,7 @@ from hpcddp.launch.array import FIRST, PICKLE_DIGEST
 from hpcddp.launch.claim import group_writable_warnings
 from hpcddp.launch.element import PICKLE
 from hpcddp.launch.render import render_script
+from hpcddp.launch.site_rules import check_site
 from hpcddp.launch.submission import Cluster
 from hpcddp.launch.submit import make_run_directory, run_directory
 from hpcddp.launch.submittable import SubmissionError
@@ -101,6 +102,7 @@ def submit_sweep(
         HpcddpError: the sweep could not be handed over; nothing is left behind.
     """
     notes = check_sweep_submittable(job.spec, cluster, environment)
+    check_site(job, cluster, environment)
     script = render_script(job, python=python, run_id=sweep_id, template=template).text
     directory = run_directory(job, sweep_id)
     sweep = Sweep(sweep_id=sweep_id, path=directory.path, elements=tabulate(job.spec.sweep).elements(), chunks=())

@@ -19,26 +19,8 @@ from hpcddp.slurm.calling import (
 from hpcddp.slurm.job_fields import parse_job
 from hpcddp.slurm.queue import FORMAT, QueuedJob, parse_queue
 
-__all__ = [
-    "DEFAULT_LARGEST_ARRAY",
-    "SlurmCommandError",
-    "SlurmMissingError",
-    "SlurmUnavailableError",
-    "cancel",
-    "controller_answers",
-    "largest_array",
-    "node_states",
-    "parse_job_id",
-    "priority",
-    "queue",
-    "requeue",
-    "sbatch",
-    "show_array",
-    "show_job",
-    "slurmd_address",
-    "srun_knows",
-    "update_job",
-]
+# Whoever calls these commands catches their errors here.
+__all__ = ["SlurmCommandError", "SlurmMissingError", "SlurmUnavailableError"]
 
 _UNKNOWN_JOB = "Invalid job id specified"
 DEFAULT_LARGEST_ARRAY = 1001
@@ -175,11 +157,9 @@ def largest_array(environment: Mapping[str, str]) -> int:
         SlurmUnavailableError: there is no scontrol, or no answer.
         SlurmCommandError: the controller refused the question.
     """
-    done = run(["scontrol", "show", "config"], environment)
-    if done.returncode != 0:
-        raise failure(["scontrol", "show", "config"], done)
+    config = ask("scontrol", "show", "config", environment=environment)
     # slurm.conf(5): the largest index is one less, and the scheduler may have a limit of its own.
-    limits = re.findall(r"^MaxArraySize\s*=\s*([0-9]+)|\bmax_array_tasks=([0-9]+)", done.stdout, re.MULTILINE)
+    limits = re.findall(r"^MaxArraySize\s*=\s*([0-9]+)|\bmax_array_tasks=([0-9]+)", config, re.MULTILINE)
     return min((int(size or tasks) for size, tasks in limits), default=DEFAULT_LARGEST_ARRAY)
 
 
@@ -199,12 +179,26 @@ def slurmd_address(node: str) -> tuple[str, int]:
     return fields["NodeAddr"], int(port)
 
 
-def _control(*words: str) -> str:
-    """Run scontrol and return what it printed."""
-    done = run(["scontrol", *words], os.environ)
+def ask(*command: str, environment: Mapping[str, str]) -> str:
+    """Run one of Slurm's commands that only tells, and return what it printed.
+
+    Args:
+        command: its name and its words, such as ``"scontrol", "show", "config"``.
+        environment: its environment; ``SLURM_CONF`` in it says which cluster.
+
+    Raises:
+        SlurmUnavailableError: there is no such command, or no answer.
+        SlurmCommandError: it failed; the message holds its reason.
+    """
+    done = run(command, environment)
     if done.returncode == 0:
         return done.stdout
-    raise failure(["scontrol", *words], done)
+    raise failure(command, done)
+
+
+def _control(*words: str) -> str:
+    """Run scontrol and return what it printed."""
+    return ask("scontrol", *words, environment=os.environ)
 
 
 def controller_answers(environment: Mapping[str, str]) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any
 
+from hpcddp.spec.cluster import ClusterFacts
 from hpcddp.spec.command_name import name_of_command
 from hpcddp.spec.document import Document, DocumentError, Path, dotted, read_document
 from hpcddp.spec.fields import PROFILE_PATTERN
@@ -16,7 +17,9 @@ from hpcddp.spec.job import JobSpec
 from hpcddp.spec.layers import COMMAND_LINE, DEFAULT, JOB_FILE, Layers, Source
 from hpcddp.spec.overrides import Override, read_override
 from hpcddp.spec.problems import JobFileError, Problem
-from hpcddp.spec.profiles import ProfileError, read_profile
+from hpcddp.spec.profiles import Profile, read_profile
+from hpcddp.spec.project import read_project
+from hpcddp.spec.settings import Settings, SettingsError
 from hpcddp.spec.textfile import read_text
 from hpcddp.spec.validation import check_values
 
@@ -28,11 +31,35 @@ class ResolvedJob:
     Args:
         spec: the job.
         origins: where each field came from, by key path: "job file", "--set", an option's name, "command line",
-            "profile NAME" or "default".
+            "project hpcddp.toml", "profile NAME" or "default".
+        profile: the name of the profile under it; None where there is none.
+        cluster: what that profile knows of its cluster.
     """
 
     spec: JobSpec
     origins: Mapping[str, str]
+    profile: str | None = None
+    cluster: ClusterFacts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Underlay:
+    """Where the values lie that a job takes where it gives none.
+
+    Args:
+        profiles: the directory of cluster profiles; None where there is none.
+        project: the project's ``hpcddp.toml``; None where there is none.
+        directory: the directory of submission.
+        user_id: whose job it is.
+    """
+
+    profiles: FilePath | None = None
+    project: FilePath | None = None
+    directory: FilePath = FilePath()
+    user_id: int = 0
+
+
+NOTHING = Underlay()
 
 
 def load_job(
@@ -40,7 +67,7 @@ def load_job(
     *,
     overrides: Sequence[str] = (),
     options: Sequence[Override | Problem] = (),
-    profiles: FilePath | None = None,
+    underlay: Underlay = NOTHING,
 ) -> ResolvedJob:
     """Read a job file, or make a job of what the command line says.
 
@@ -48,13 +75,13 @@ def load_job(
         path: the YAML file; None where the job has none.
         overrides: ``key.path=value`` each, the last of two for one key counts.
         options: what options of their own say; ``overrides`` come after them.
-        profiles: the directory of cluster profiles; None where there is none.
+        underlay: what lies under it.
 
     Returns:
-        The job: options and overrides over the job file over the profile over the defaults.
+        The job: options and overrides over the job file over ``hpcddp.toml`` over the profile over the defaults.
 
     Raises:
-        JobFileError: with every problem of the file, the profile and the overrides.
+        JobFileError: with every problem of the files and the overrides.
     """
     file = Document(value={}, lines={}, written={}, faults=()) if path is None else _read_file(path)
     source = Source(
@@ -68,10 +95,11 @@ def load_job(
     problems = [result for result in results if isinstance(result, Problem)]
     problems += [_of_fault(fault, source) for fault in file.faults]
     layers = Layers()
+    profile: Profile | None = None
     try:
-        _lay_profile(layers, file.value, sets, profiles)
-    except ProfileError as error:
-        problems += [_place_in(problem, sets, source) for problem in error.problems]
+        profile = _lay_under(layers, file.value, source, sets, underlay)
+    except SettingsError as error:
+        problems += error.problems
     layers.lay(file.value, source)
     if path is None:
         _name_after_command(layers, sets)
@@ -83,7 +111,12 @@ def load_job(
     spec, found = check_values(layers, source, wrong)
     if problems or found or spec is None:
         raise JobFileError.of([*problems, *found])
-    return ResolvedJob(spec=spec, origins=dict(_origins(spec, layers)))
+    return ResolvedJob(
+        spec=spec,
+        origins=dict(_origins(spec, layers)),
+        profile=None if profile is None else profile.name,
+        cluster=None if profile is None else profile.cluster,
+    )
 
 
 def _name_after_command(layers: Layers, sets: Sequence[Override]) -> None:
@@ -108,31 +141,35 @@ def _of_fault(fault: DocumentError, source: Source) -> Problem:
     return Problem(file=source.file, line=fault.line, key=dotted(fault.path), sentence=fault.sentence)
 
 
-def _lay_profile(layers: Layers, values: Mapping[str, Any], sets: list[Override], profiles: FilePath | None) -> None:
-    name = values.get("profile")
-    for override in sets:
-        if override.path == ("profile",):
-            name = override.value
-    if name is not None and not (isinstance(name, str) and re.fullmatch(PROFILE_PATTERN, name, re.ASCII)):
-        return  # A problem of the field, found with the others.
-    profile = read_profile(name, profiles)
-    if profile is not None:
-        layers.lay(*profile)
+def _lay_under(
+    layers: Layers, values: Mapping[str, Any], source: Source, sets: Sequence[Override], underlay: Underlay
+) -> Profile | None:
+    """Lay the profile, and over it the project's file, and return the profile."""
+    project: Settings | None = None
+    if underlay.project is not None:
+        project = read_project(underlay.project, directory=underlay.directory, user_id=underlay.user_id)
+    named = [(project.values.get("profile"), project.source)] if project is not None else []
+    named += [(values["profile"], source)] if "profile" in values else []
+    named += [(override.value, override.source) for override in sets if override.path == ("profile",)]
+    name, place = named[-1] if named else (None, source)
+    profile: Profile | None = None
+    # Another kind of name is a problem of the field, found with the others.
+    if name is None or (isinstance(name, str) and re.fullmatch(PROFILE_PATTERN, name, re.ASCII)):
+        profile = _read_profile(name, place, underlay)
+    for settings in (profile.settings if profile is not None else None, project):
+        if settings is not None:
+            layers.lay(settings.job, settings.source)
+    return profile
 
 
-def _place_in(problem: Problem, sets: list[Override], source: Source) -> Problem:
-    """Give the problem of a profile's name the place where the name stands."""
-    if problem.file:
-        return problem
-    named = [override.source for override in sets if override.path == ("profile",)]
-    place = named[-1] if named else source
-    return Problem(
-        file=place.file,
-        line=place.line_of(("profile",)),
-        key=problem.key,
-        value=problem.value,
-        sentence=problem.sentence,
-    )
+def _read_profile(name: str | None, place: Source, underlay: Underlay) -> Profile | None:
+    """Read a profile; a name that is wrong is a problem where it stands."""
+    try:
+        return read_profile(name, underlay.profiles)
+    except SettingsError as error:
+        line = place.line_of(("profile",))
+        problems = (one if one.file else replace(one, file=place.file, line=line) for one in error.problems)
+        raise SettingsError(*problems) from None
 
 
 def _origins(spec: JobSpec, layers: Layers) -> Iterator[tuple[str, str]]:

@@ -87,5 +87,14 @@ def _scalar(value: str | float | bool | None) -> str:  # noqa: FBT001
         return json.dumps(value, allow_nan=False)
     if _PLAIN.fullmatch(value) and isinstance(read_scalar(value), str):
         return value
-    quoted = json.dumps(value, ensure_ascii=False)
+    return quote(value)
+
+
+def quote(text: str) -> str:
+    """Return a text in double quotes, as YAML 1.2 and TOML both read it back.
+
+    Args:
+        text: any text without lone surrogates.
+    """
+    quoted = json.dumps(text, ensure_ascii=False)
     return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)

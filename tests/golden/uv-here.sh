@@ -190,8 +190,6 @@ export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-hpcddp_task=("$hpcddp_python" -P -u -m hpcddp.launch.task)
-
 # Who was told to end before there is anything to end starts nothing; 143 stands for TERM.
 code=143
 if [[ -z $interrupted ]]; then
@@ -200,7 +198,7 @@ if [[ -z $interrupted ]]; then
   trap '' USR2
   # It is told the words to start in a variable, each in single quotes.
   hpcddp_log='exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SUBMITIT_LOCAL_GLOBALID.log" 2>&1'
-  hpcddp_task=(sh -c "$hpcddp_log" "${hpcddp_task[@]}")
+  hpcddp_task=(sh -c "$hpcddp_log" "$hpcddp_python" -P -u -m hpcddp.launch.task)
   hpcddp_quote="'\\''"
   SUBMITIT_LOCAL_COMMAND=$(printf "'%s' " "${hpcddp_task[@]//\'/"$hpcddp_quote"}")
   export SUBMITIT_LOCAL_COMMAND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def virtual(stage: Stage, name: str) -> Path:
     """Make what a virtual environment consists of, with the stage's interpreter in it."""
     venv = stage.directory / name
     put(venv / "bin" / "python", PYTHON)
-    put(venv / "bin" / "activate", ACTIVATE.format(f"'{venv}'"))
+    put(venv / "bin" / "activate", ACTIVATE.format(shlex.quote(str(venv))))
     return venv
 
 

@@ -11,7 +11,7 @@ import pytest
 from hpcddp.launch.attempt import begin
 from hpcddp.launch.element import ElementError, find_to_resume, place_of
 from hpcddp.launch.resume import resume, resume_anew
-from hpcddp.launch.submit import SubmissionError
+from hpcddp.launch.submittable import SubmissionError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.files import write_json
 from hpcddp.run.find import NoRunError

@@ -106,6 +106,15 @@ def test_srun_starts_a_container_of_pyxis_that_sees_the_run(stage: Stage) -> Non
     assert "s" not in words
 
 
+def test_a_variable_that_a_sweep_varies_wins_over_the_images_too(stage: Stage) -> None:
+    install(stage, srun=PYXIS)
+    environment = {"container": {"image": "x"}, "env": {"A": "b"}}
+    script = script_of(stage, environment=environment, sweep={"environment.env.LR": ["1e-1", "1e-2"]})
+    assert stage.run(script, SLURM_ARRAY_TASK_ID="1") == (0, "")
+    assert "--container-env=A,LR" in stage.words("srun")
+    assert variables(stage)["LR"] == "1e-2"
+
+
 def test_a_directory_that_a_container_cannot_mount_is_named(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "a,b")
     stage.directory.mkdir()

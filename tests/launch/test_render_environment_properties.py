@@ -19,7 +19,7 @@ NAME = LINE.map(lambda text: f"x{text.replace('/', '_').replace(':', '_')[:30]}"
 MOUNTED = LINE.map(lambda text: "/" + "".join(sign for sign in text if sign not in ",:^ \t"))
 
 
-def run(stage: Stage, launcher: Literal["slurm", "local"] = "slurm", **environment: Any) -> None:
+def run(stage: Stage, environment: dict[str, Any], launcher: Literal["slurm", "local"] = "slurm") -> None:
     assert stage.run(script_of(stage, launcher=launcher, environment=environment)) == (0, "")
     assert stage.words("task") == ["-P", "-u", "-m", "hpcddp.launch.task"]
     assert not list(stage.directory.rglob(MARKER))
@@ -33,7 +33,7 @@ def test_an_environment_may_have_any_name(name: str, field: str) -> None:
         stage.set_up()
         install(stage, conda=CONDA)
         place = virtual(stage, f"{name}/.venv" if field == "uv" else name)
-        run(stage, **{field: str(stage.directory / name)})
+        run(stage, {field: str(stage.directory / name)})
         assert stage.words("program") == [str(place / "bin" / "python")]
 
 
@@ -48,7 +48,7 @@ def test_apptainer_is_told_what_the_user_wrote(
         install(stage, apptainer=APPTAINER)
         use_controller(stage)
         (stage.directory / f"{image}.sif").touch()
-        run(stage, launcher, **apptainer_job(image=f"{image}.sif", mounts=(mount,), workdir=workdir))
+        run(stage, apptainer_job(image=f"{image}.sif", mounts=(mount,), workdir=workdir), launcher)
         words = stage.words("apptainer")
         here = str(stage.directory)
         binds = ["--bind", here, "--bind", str(stage.record), "--bind", f"{mount}:{mount}"]
@@ -62,7 +62,7 @@ def test_pyxis_is_told_what_the_user_wrote(image: str, mount: str, workdir: str)
         stage = Stage(Path(directory))
         stage.set_up()
         install(stage, srun=PYXIS)
-        run(stage, container={"image": image, "mounts": (f"{mount}:/data:ro",), "workdir": workdir})
+        run(stage, {"container": {"image": image, "mounts": (f"{mount}:/data:ro",), "workdir": workdir}})
         here, there = stage.directory, stage.record
         assert stage.words("srun")[7:10] == [
             f"--container-image={image}",

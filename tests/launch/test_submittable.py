@@ -3,7 +3,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.launch.submitting import errors_of, program, warnings_of
+from hpcddp.launch.sweep_checks import check_sweep_submittable
+from tests.launch.submitting import errors_of, program, spec_of, virtual, warnings_of
 
 
 def test_everything_that_is_missing_is_said_at_once(here: Path) -> None:
@@ -35,3 +36,13 @@ def test_the_data_are_looked_for_where_a_mount_takes_them_from(here: Path) -> No
             "give the directory that holds the data"
         )
     ]
+
+
+def test_the_environment_of_a_sweep_is_looked_at_once(here: Path) -> None:
+    python = virtual(Path("venv")) / "bin" / "python"
+    python.unlink()
+    python.write_text(f'#!/bin/sh\necho look >> {here}/looks\nexec "$0"3 "$@"\n')
+    python.chmod(0o700)
+    sweep = {"learning_rate.base": [0.1, 0.2, 0.3, 0.4]}
+    check_sweep_submittable(spec_of({"venv": "venv"}, sweep=sweep), "slurm", {"PATH": "/usr/bin:/bin"})
+    assert (here / "looks").read_text() == "look\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.submit import SubmissionError
+from hpcddp.launch.submittable import SubmissionError
 from hpcddp.launch.sweep_checks import check_sweep_submittable
 from hpcddp.launch.sweeping import SweepSubmission, submit_sweep
 from hpcddp.run.sweep import Chunk, read_sweep
@@ -32,6 +32,7 @@ def submitted(
     sweep = sweep_overrides([f"train.seed=0..{count - 1}"], None, parallel)
     return submit_sweep(
         load_job(Path("job.yaml"), options=sweep),
+        cluster="slurm",
         sweep_id="s1",
         python="python3",
         template=None,

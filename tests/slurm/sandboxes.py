@@ -22,20 +22,20 @@ QUICK = ("AuthInfo=cred_expire=5", "KillWait=15", "SlurmdTimeout=15")
 
 
 @contextlib.contextmanager
-def sandbox_with(*settings: str) -> Iterator[Sandbox]:
-    """Start a Slurm of four hosts with settings of its own, and take it away."""
+def sandbox_with(*settings: str, options: Sequence[str] = ()) -> Iterator[Sandbox]:
+    """Start a Slurm of four hosts with settings, and options of ``up``, of its own, and take it away."""
     # Paths of sockets are short, pytest's temporary directories are not.
     directory = Path(tempfile.mkdtemp(prefix="hpcddp-"))
     try:
-        yield from _sandbox(directory, settings)
+        yield from _sandbox(directory, settings, options)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _sandbox(parent: Path, settings: Sequence[str]) -> Iterator[Sandbox]:
+def _sandbox(parent: Path, settings: Sequence[str], more: Sequence[str]) -> Iterator[Sandbox]:
     directory = parent / "sandbox"
     options = [word for setting in settings for word in ("--conf", setting)]
-    started = _sandbox_command("up", directory, "--nodes", "4", "--hosts", "namespaces", *options)
+    started = _sandbox_command("up", directory, "--nodes", "4", "--hosts", "namespaces", *options, *more)
     assert started.returncode == 0, started.stdout + started.stderr
     document = json.loads(started.stdout)
     known = state.read(directory)

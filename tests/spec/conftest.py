@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpcddp.spec.problems import JobFileError
-from hpcddp.spec.read import ResolvedJob, load_job
+from hpcddp.spec.read import ResolvedJob, Underlay, load_job
 
 GOOD = """\
 name: a-job
@@ -25,11 +27,17 @@ def load(tmp_path: Path) -> Load:
     """Load a good job file with more lines below it."""
 
     def run(
-        more: str = "", *, sets: tuple[str, ...] = (), profiles: Path | None = None, good: str = GOOD
+        more: str = "",
+        *,
+        sets: tuple[str, ...] = (),
+        profiles: Path | None = None,
+        project: Path | None = None,
+        good: str = GOOD,
     ) -> ResolvedJob:
         file = tmp_path / "job.yaml"
         file.write_text(good + more, encoding="utf-8")
-        return load_job(file, overrides=sets, profiles=profiles)
+        underlay = Underlay(profiles=profiles, project=project, directory=tmp_path, user_id=os.geteuid())
+        return load_job(file, overrides=sets, underlay=underlay)
 
     return run
 
@@ -38,9 +46,9 @@ def load(tmp_path: Path) -> Load:
 def refuse(load: Load, tmp_path: Path) -> Refuse:
     """Return the lines of the error that a job file gives, without the directory."""
 
-    def run(more: str = "", *, sets: tuple[str, ...] = (), profiles: Path | None = None, good: str = GOOD) -> list[str]:
+    def run(*arguments: Any, **options: Any) -> list[str]:
         with pytest.raises(JobFileError) as caught:
-            load(more, sets=sets, profiles=profiles, good=good)
+            load(*arguments, **options)
         return str(caught.value).replace(f"{tmp_path}/", "").splitlines()
 
     return run

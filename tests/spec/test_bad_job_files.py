@@ -202,6 +202,10 @@ BAD = {
             "letters, digits and '_', and begins with no digit; rename it, for example MY_VARIABLE"
         ),
     ),
+    "two environments": (
+        f"{GOOD}environment: {{conda: a, venv: b}}\n",
+        "job.yaml:4: environment.venv: is given, and environment.conda is given too; keep one of them",
+    ),
     "duplicate key": (
         f"{GOOD}name: other\n",
         "job.yaml:4: name: stands here again after line 1; remove one of the two",

@@ -75,7 +75,7 @@ def test_lists_are_replaced_and_open_mappings_merge(load: Load, profile: Write) 
             "[train]\nepochs = 3\n",
             (
                 "profiles/default.toml:1: train: is not for a profile, which holds run_root, resources, environment, "
-                "checkpoint, requeue, launch; write it in the job file"
+                "checkpoint, requeue, launch, cluster; write it in the job file"
             ),
         ),
         (
@@ -110,7 +110,10 @@ def test_a_profile_that_is_missing_is_named_where_it_is_asked_for(
         "--set profile: is 'x', and there is no such profile; there are cluster-a"
     ]
     assert refuse("profile: x\n", profiles=tmp_path / "none") == [
-        "job.yaml:4: profile: is 'x', and there is no such profile; make none/x.toml, or leave profile out"
+        (
+            "job.yaml:4: profile: is 'x', and there is no such profile; make none/x.toml with hpcddp init x, or leave "
+            "profile out"
+        )
     ]
     assert refuse("profile: x\n") == ["job.yaml:4: profile: is 'x', and there is no such profile; leave profile out"]
 
@@ -133,3 +136,31 @@ def test_a_directory_of_profiles_that_cannot_be_looked_into_holds_none(
 
     monkeypatch.setattr(Path, "exists", refuse)
     assert read_profile(None, tmp_path) is None
+
+
+CLUSTER = '[cluster]\nname = "hpc1"\n[cluster.partitions."gpu.v100"]\nmax_time = "1:00:00"\nkinds = [{nodes = 1}]\n'
+
+
+def test_facts_about_the_cluster_are_known_and_enter_no_job(load: Load, profile: Write) -> None:
+    job = load(profiles=profile("default", '[cluster]\nname = "hpc1"\nsomething_newer = 1\n'))
+    assert job.cluster is not None
+    assert (job.profile, job.cluster.name, job.cluster.default_partition) == ("default", "hpc1", None)
+    assert not [key for key in job.origins if key.startswith("cluster")]
+    bare = load(profiles=profile("default", "[resources]\nnodes = 1\n"))
+    assert (bare.profile, bare.cluster) == ("default", None)
+    without = load()
+    assert (without.profile, without.cluster) == (None, None)
+
+
+def test_a_fact_that_is_none_names_its_line(refuse: Refuse, profile: Write) -> None:
+    way_out = "; write the file anew with hpcddp init default --force, or remove the table [cluster]"
+    assert refuse(profiles=profile("default", CLUSTER)) == [
+        f"profiles/default.toml:5: cluster.partitions.gpu.v100.kinds.0.cpus: is missing{way_out}",
+        f"profiles/default.toml:5: cluster.partitions.gpu.v100.kinds.0.mem_mb: is missing{way_out}",
+    ]
+    assert refuse(profiles=profile("default", '[cluster]\nname = "x"\nmax_array_size = "many"\n')) == [
+        (
+            "profiles/default.toml:3: cluster.max_array_size: is 'many', which hpcddp init would not have written"
+            f"{way_out}"
+        )
+    ]

@@ -1,0 +1,272 @@
+"""``hpcddp init``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcddp.cli.options import AsJson, profiles_directory
+from hpcddp.errors import UserError
+
+if TYPE_CHECKING:
+    from hpcddp.launch.site_choice import Choice
+    from hpcddp.spec.cluster import ClusterFacts, Partition
+
+# What scontrol says where it is installed and finds no cluster.
+_NO_CONFIGURATION = "configuration source"
+_LISTED_PARTITIONS = 20
+
+
+class InitError(UserError):
+    """No profile can be written."""
+
+    kind = "init"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Texts:
+    """What is to be written.
+
+    Args:
+        profile_file: where the profile goes.
+        profile: its text.
+        job_file: where the first job goes.
+        job: its text.
+        writes_job: whether it is written; what is there is kept.
+        next_command: what to do then.
+    """
+
+    profile_file: Path
+    profile: str
+    job_file: Path
+    job: str
+    writes_job: bool
+    next_command: str
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(init)
+
+
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The profile's name.")] = "default",
+    *,
+    partition: Annotated[str | None, typer.Option(metavar="NAME", help="The partition of all jobs.")] = None,
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="The account of all jobs.")] = None,
+    qos: Annotated[str | None, typer.Option(metavar="NAME", help="The QOS of all jobs.")] = None,
+    job_file: Annotated[
+        Path, typer.Option("--job", metavar="FILE", help="The first job file; one that is there is kept.")
+    ] = Path("job.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a profile that is there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the profile; write nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look at this cluster, and write a profile for it and a first job file.
+
+    The profile, ~/.config/hpcddp/profiles/NAME.toml, gives every job what this site needs, and keeps what was found:
+    partitions, limits, GPUs, accounts, preemption. A job that cannot run here is then refused at once.
+
+    Example: hpcddp init && hpcddp submit job.yaml --follow
+    """
+    from hpcddp.launch.site_choice import choose
+    from hpcddp.spec.profiles import profile_file
+
+    file = profile_file(_checked(name), profiles_directory(os.environ))
+    if os.path.lexists(file) and not (force or dry_run):
+        raise InitError(f"the profile {file} is there already; add --force to write it anew, or give another NAME")
+    facts = _look()
+    choice = choose(facts, partition=partition, account=account, qos=qos)
+    texts = _write(name, file, job_file, facts, choice, dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps(_document(name, facts, choice, texts, dry_run=dry_run), indent=2))
+    elif dry_run:
+        typer.echo(texts.profile, nl=False)
+    else:
+        typer.echo("\n".join(_summary(facts, choice, texts)))
+
+
+def _checked(name: str) -> str:
+    from pydantic import TypeAdapter, ValidationError
+
+    from hpcddp.spec.fields import ProfileName
+
+    try:
+        return TypeAdapter[str](ProfileName).validate_python(name)
+    except ValidationError as error:
+        reason = error.errors()[0].get("ctx", {})
+        raise InitError(f"NAME is {name!r}, and {reason['why']}; write for example default") from None
+
+
+def _look() -> ClusterFacts:
+    """Return what this cluster says of itself.
+
+    Raises:
+        InitError: there is no Slurm here, or it does not answer.
+    """
+    from hpcddp.slurm import commands
+    from hpcddp.slurm.site import ask_site
+    from hpcddp.slurm.site_facts import read_site
+
+    user, groups = _who()
+    try:
+        answers = ask_site(os.environ, user=user)
+    except commands.SlurmMissingError as error:
+        raise InitError(_no_slurm(error.message.partition(" ")[0] + " was not found")) from None
+    except commands.SlurmUnavailableError:
+        raise InitError("Slurm's controller does not answer, and only it knows the cluster; try again later") from None
+    except commands.SlurmCommandError as error:
+        if _NO_CONFIGURATION in error.message:
+            raise InitError(_no_slurm("its commands find no slurm.conf")) from None
+        raise
+    if answers.silence is not None:
+        typer.echo(f"hpcddp: your accounts are not known: {answers.silence}", err=True)
+    return read_site(answers, user=user, groups=groups, today=f"{datetime.now().astimezone():%Y-%m-%d}")
+
+
+def _no_slurm(why: str) -> str:
+    return (
+        f"there is no Slurm here ({why}), so there is no cluster to look at; run hpcddp init on a login node, or run "
+        "jobs on this machine with hpcddp submit JOB --cluster local"
+    )
+
+
+def _who() -> tuple[str, list[str]]:
+    """Return this process's user and groups, by number where they have no name (a container may have neither)."""
+    import grp
+    import pwd
+
+    def group_name(number: int) -> str:
+        try:
+            return grp.getgrgid(number).gr_name
+        except KeyError:
+            return str(number)
+
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        user = str(os.geteuid())
+    return user, [group_name(number) for number in {os.getegid(), *os.getgroups()}]
+
+
+def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: Choice, *, dry_run: bool) -> _Texts:
+    """Write the profile, and the first job file if there is none."""
+    from hpcddp.launch.first_job import first_job
+    from hpcddp.launch.profile_text import profile_text
+    from hpcddp.spec.profiles import DEFAULT_PROFILE
+
+    new = not os.path.lexists(job_file)
+    takes_profile = new or name == DEFAULT_PROFILE
+    words = ["hpcddp", "submit", str(job_file), *([] if takes_profile else ["--set", f"profile={name}"]), "--follow"]
+    texts = _Texts(
+        profile_file=file,
+        profile=profile_text(name, facts, choice),
+        job_file=job_file,
+        job=first_job(str(job_file), name, facts, runs_in=choice.runs_in),
+        writes_job=new,
+        next_command=shlex.join(words),
+    )
+    if not dry_run:
+        _save(job_file, texts.job if new else None, "--job names another file")
+        _save(file, texts.profile, "XDG_CONFIG_HOME names another directory, and --dry-run prints it", below=True)
+    return texts
+
+
+def _save(file: Path, text: str | None, way_out: str, *, below: bool = False) -> None:
+    """Write a file, through a link where its user keeps it elsewhere.
+
+    Args:
+        file: the file.
+        text: its text; None writes nothing.
+        way_out: what to do if it cannot be written.
+        below: whether its directory is made if need be.
+    """
+    from hpcddp.run.files import write_text
+
+    if text is None:
+        return
+    try:
+        real = file.resolve()
+        if below:
+            real.parent.mkdir(parents=True, exist_ok=True)
+        write_text(real, text)
+    except OSError as error:
+        raise InitError(f"{file} cannot be written ({error.strerror}); {way_out}") from None
+
+
+def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str]:
+    """Yield what a person wants to know of what was found and written."""
+    yield f"cluster        {facts.name}, Slurm {facts.slurm}"
+    yield from _under("partitions", _partition_lines(facts))
+    yield f"accounts       {_accounts_line(facts)}"
+    if facts.submit_plugins:
+        yield f"site's rules   {', '.join(facts.submit_plugins)}: they may change or refuse any job"
+    if facts.disable_root_jobs and facts.user == "root":
+        yield "root           is not allowed to submit jobs here"
+    yield f"profile        {texts.profile_file}"
+    yield f"job file       {texts.job_file}{'' if texts.writes_job else ', which was there and is kept'}"
+    if choice.runs_in is None:
+        yield "next           no partition is open to you: ask your site, or name one with --partition"
+    else:
+        idle = _idle(facts.partitions[choice.runs_in])
+        yield f"next           {texts.next_command}{f', which waits while {choice.runs_in} is {idle}' if idle else ''}"
+
+
+def _idle(partition: Partition) -> str | None:
+    """Return why a partition starts no job now, in a word or two."""
+    if partition.state != "UP":
+        return partition.state
+    return None if any(kind.available for kind in partition.kinds) else "without a node that is up"
+
+
+def _partition_lines(facts: ClusterFacts) -> list[str]:
+    """Return a line for each partition, those that are open first; of many only the first ones."""
+    from hpcddp.launch.profile_text import describe_partition
+
+    lines = []
+    for name in sorted(facts.partitions, key=lambda one: facts.barred(one) is not None):
+        partition, barred = facts.partitions[name], facts.barred(name)
+        idle, role = _idle(partition), " (default)" if partition.default else ""
+        what = f"not for you, {barred}" if barred else describe_partition(partition)
+        lines.append(f"{name}{role}: {what}{f'; {idle}' if idle and not barred else ''}")
+    more = len(lines) - _LISTED_PARTITIONS
+    return lines if more <= 0 else [*lines[:_LISTED_PARTITIONS], f"and {more} more: the profile has them all"]
+
+
+def _under(label: str, lines: list[str]) -> Iterator[str]:
+    for number, line in enumerate(lines or ["none"]):
+        yield f"{'' if number else label:<15}{line}"
+
+
+def _accounts_line(facts: ClusterFacts) -> str:
+    accounts = facts.accounts
+    if not accounts.required:
+        return "none needed"
+    if not accounts.names:
+        return "needed, and none of yours is known"
+    names = [f"{name} (default)" if name == accounts.default else name for name in accounts.names]
+    return f"needed: {', '.join(names)}"
+
+
+def _document(name: str, facts: ClusterFacts, choice: Choice, texts: _Texts, *, dry_run: bool) -> dict[str, object]:
+    given = {"partition": choice.partition, "account": choice.account, "qos": choice.qos}
+    return {
+        "profile": name,
+        "profile_file": str(texts.profile_file),
+        "written": not dry_run,
+        "job_file": str(texts.job_file),
+        "job_file_written": texts.writes_job and not dry_run,
+        "given": {key: value[0] for key, value in given.items() if value is not None},
+        "runs_in": choice.runs_in,
+        "cluster": facts.model_dump(mode="json"),
+        "text": texts.profile,
+        "next": texts.next_command,
+    }
