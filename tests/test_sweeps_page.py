@@ -98,3 +98,15 @@ def test_json_lists_the_elements_before_and_without_a_submission(slurm: FakeSlur
     assert slurm.calls == []
     submitted = json.loads(run(slurm, "submit", *sweep))
     assert [element["run_id"] for element in submitted["elements"]] == ["ID_0", "ID_1"]
+
+
+def test_the_preview_of_a_resumed_element_is_a_script_of_its_own(slurm: FakeSlurm) -> None:
+    run(slurm, "submit", "grid.yaml")
+    (directory,) = (slurm.directory.parent / "runs" / "digits").iterdir()
+    element = directory.with_name(f"{directory.name}_7")
+    element.mkdir()
+    (element / "job.yaml").touch()
+    script = run(slurm, "submit", "grid.yaml", "--resume", element.name, "--dry-run")
+    assert "--array" not in script
+    assert "--run-id=ID_7 " in script
+    assert "\n  seed: 2\n" in script

@@ -185,17 +185,21 @@ def _resume(resume: str, run_root: Path, environment: Mapping[str, str], waits: 
 def _print_preview(
     order: Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
 ) -> None:
+    from hpcddp.launch.resume import job_of_run
     from hpcddp.launch.site_rules import check_site
     from hpcddp.launch.submit import preview
     from hpcddp.launch.submittable import check_submittable
     from hpcddp.launch.sweep_checks import check_sweep_submittable
+    from hpcddp.run.find import find_run
 
-    check = check_submittable if order.job.spec.sweep is None else check_sweep_submittable
-    for warning in check(order.job.spec, order.cluster, environment):
+    job, run_id = order.job, _run_id(resume, run_root)
+    if resume is not None:
+        job = job_of_run(find_run(resume, run_root), job)
+    check = check_submittable if job.spec.sweep is None else check_sweep_submittable
+    for warning in check(job.spec, order.cluster, environment):
         typer.echo(f"warning: {warning}", err=True)
-    check_site(order.job, order.cluster, environment)
-    run_id = _run_id(resume, run_root)
-    document = preview(order.job, cluster=order.cluster, run_id=run_id, python=order.python, template=order.template)
+    check_site(job, order.cluster, environment)
+    document = preview(job, cluster=order.cluster, run_id=run_id, python=order.python, template=order.template)
     _print_dry_run(document, as_json=as_json)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcddp.launch.array import ArrayPlace
@@ -102,7 +102,7 @@ def resume_anew(
         HpcddpError: the run is alive or has finished, or the job is one of another run or another training.
     """
     _refuse_alive_or_finished(run, _read_before(run))
-    job = _of_element(run, job)
+    job = job_of_run(run, job)
     notes = check_submittable(job.spec, cluster, environment)
     check_site(job, cluster, environment)
     meant = run_directory(job, run.run_id).path
@@ -168,8 +168,16 @@ def _script_of(run: RunDirectory) -> tuple[Path, ArrayPlace | None]:
     return (run.script, None) if sweep is None else (sweep.directory.script, place_of(sweep, index_of(run)))
 
 
-def _of_element(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
-    """Return the job for a run: an element of a sweep keeps its values, whatever the job says."""
+def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
+    """Return the job to continue a run with: an element of a sweep keeps its values, whatever the job says.
+
+    Args:
+        run: the run.
+        job: the job that was given.
+
+    Raises:
+        SubmissionError: the job has a sweep, and the run is no element of one.
+    """
     sweep = sweep_of(run)
     if sweep is None and job.spec.sweep is None:
         return job
@@ -177,7 +185,7 @@ def _of_element(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
         raise SubmissionError(
             f"the job has a sweep, and the run {run.run_id} is no element of one; leave the sweep out: --set sweep=null"
         )
-    return ResolvedJob(spec=element_spec(job.spec, sweep.elements[index_of(run)]), origins=job.origins)
+    return replace(job, spec=element_spec(job.spec, sweep.elements[index_of(run)]))
 
 
 def _own_script(run: RunDirectory) -> Before:
