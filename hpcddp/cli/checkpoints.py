@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from hpcddp.cli.options import AsJson
+from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,11 +26,9 @@ def register(app: typer.Typer) -> None:
 
 
 def checkpoints(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="The run: its directory, its id, or the beginning of its id.")
-    ],
+    run: Run = None,
     *,
-    run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live, to look for an id.")] = Path("runs"),
+    run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """List what a run can go on from.
@@ -42,10 +40,10 @@ def checkpoints(
 
     Example: hpcddp checkpoints runs/my-job/20260314-154412-ab12 --json
     """
-    from hpcddp.run.find import find_run
+    from hpcddp.run.find import chosen_run
     from hpcddp.run.survey import survey
 
-    found = find_run(run, run_root)
+    found = chosen_run(run, run_root)
     states = survey(found.checkpoints)
     if as_json:
         document = {"run": str(found.path), "checkpoints": [state.as_json() for state in states]}

@@ -8,7 +8,22 @@ from typing import Annotated
 import typer
 
 from hpcddp import __version__
-from hpcddp.cli import boundary, checkpoints, doctor, init, plan, render, sandbox, schema, submit
+from hpcddp.cli import (
+    boundary,
+    cancel,
+    checkpoints,
+    doctor,
+    init,
+    logs,
+    plan,
+    render,
+    requeue,
+    sandbox,
+    schema,
+    status,
+    submit,
+    why,
+)
 from hpcddp.cli.teaching import teach
 
 app = typer.Typer(
@@ -44,7 +59,7 @@ def hpcddp(
 
 
 # The order of the help.
-for group in (init, render, submit, checkpoints, plan, doctor, schema, sandbox):
+for group in (init, render, submit, status, logs, why, cancel, requeue, checkpoints, plan, doctor, schema, sandbox):
     group.register(app)
 teach(app)
 

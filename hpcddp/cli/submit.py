@@ -18,7 +18,7 @@ import typer
 from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.following import follow_run
 from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
-from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides
+from hpcddp.cli.options import RUN_ROOT, AsJson, JobFileOrNone, Overrides, complete_runs
 from hpcddp.cli.sweeping import After, AfterAny, Axes, MaxParallel, SweepFile, read_sweep, submit_sweep, wait_for
 from hpcddp.errors import UserError
 
@@ -71,9 +71,13 @@ def submit(  # noqa: PLR0913  each is an option
     template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.", hidden=True)] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Continue this run: its id, or the beginning."),
+        typer.Option(
+            metavar="RUN",
+            help="Continue this run: its id, or the beginning.",
+            autocompletion=complete_runs,
+        ),
     ] = None,
-    run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live.", hidden=True)] = Path("runs"),
+    run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live.", hidden=True)] = RUN_ROOT,
     axes: Axes = None,
     sweep_file: SweepFile = None,
     max_parallel: MaxParallel = None,
@@ -220,8 +224,7 @@ def _print_submission(submission: Submission, *, as_json: bool) -> None:
     typer.echo(f"run id         {submission.run.run_id}")
     typer.echo(f"job id         {submission.job_id}  ({kind} on {submission.cluster})")
     typer.echo(f"run directory  {submission.run.path}")
-    logs = shlex.join([str(submission.run.batch_log), str(submission.run.metrics)])
-    typer.echo(f"next           tail -F {logs}")
+    typer.echo(f"next           {shlex.join(['hpcddp', 'logs', str(submission.run.path), '--follow'])}")
 
 
 def _print_notes(submission: Submission) -> None:

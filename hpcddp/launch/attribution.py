@@ -16,7 +16,7 @@ from hpcddp.run.failure import FailureRecord, write_failure
 from hpcddp.stop.exit_codes import ExitCode
 
 # As gloo, NCCL and the store say it. All of them raise RuntimeError or a subclass (torch/csrc/Exceptions.h).
-_PEER_LOSS: Final = (
+PEER_LOSS: Final = (
     "connection closed by peer",
     "connection reset by peer",
     "connection refused",
@@ -53,7 +53,7 @@ def _says_peer_loss(error: BaseException) -> bool:
 
 def says_peer_loss(text: str) -> bool:
     """Return whether a text says what gloo, NCCL or the store say when another rank has gone."""
-    return any(phrase in text.lower() for phrase in _PEER_LOSS)
+    return any(phrase in text.lower() for phrase in PEER_LOSS)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -83,6 +83,9 @@ def ask_cause(attempt: AttemptDirectory, environment: Mapping[str, str], *, warn
         environment: the environment of the batch script or of a task.
         warned: whether the signal was the one that comes before the time limit.
     """
+    if warned and attempt.requeue_request.exists():
+        # The same signal, sent by the run's user.
+        return Cause.REQUEUED
     job_id = slurm_job_id(environment)
     job = ask_slurm(job_id) if job_id else None
     start = read_json(attempt.start) or {}

@@ -18,8 +18,8 @@ from hpcddp.launch.claim import make_private_directory
 from hpcddp.launch.first_plan import write_first_plan
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import read_json, write_json, write_text
-from hpcddp.run.find import NoRunError, find_run
-from hpcddp.run.sweep import Chunk, Sweep, create_sweep, find_element, index_of, sweep_of
+from hpcddp.run.find import find_run
+from hpcddp.run.sweep import Chunk, Sweep, create_sweep, index_of, sweep_of
 from hpcddp.spec.element import element_spec
 from hpcddp.spec.sweep import tabulate
 from hpcddp.spec.write import dump_job, parse_resolved
@@ -159,11 +159,6 @@ def find_to_resume(text: str, run_root: Path) -> RunDirectory:
     Raises:
         NoRunError: there is no such run, or there are several.
     """
-    try:
-        return find_run(text, run_root)
-    except NoRunError:
-        element = find_element(text, run_root)
-        sweep = None if element is None else sweep_of(element)
-        if element is None or sweep is None:
-            raise
-        return begin_element(sweep, index_of(element))
+    run = find_run(text, run_root)
+    sweep = None if run.path.exists() else sweep_of(run)
+    return run if sweep is None else begin_element(sweep, index_of(run))

@@ -33,6 +33,10 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _ONLY_PASSED_ON: Final = (signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON: Final = frozenset({*_ENDING, *_ONLY_PASSED_ON, signal.SIGKILL})
 _POLL_S: Final = 0.5
+# As subprocess has it, and as a shell does (bash(1), EXIT STATUS).
+_ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, 128 + signal.SIGTERM})
+_HEARD_WITHIN_S: Final = 1.0
+_HEARING_POLL_S: Final = 0.02
 # A program that does not listen to the warning is told by SIGTERM: a part of the lead before the end, and so much at
 # most. What is left then is for the requeue.
 _LONGEST_NOTICE_S: Final = 60.0
@@ -141,10 +145,24 @@ class Program:
         """Wait for its end; return its exit code, or minus the signal that killed it."""
         while True:
             try:
-                return self._process.wait(_POLL_S)
+                code = self._process.wait(_POLL_S)
             except subprocess.TimeoutExpired:
                 self._listened |= _caught_by(self._process.pid)
                 self._look_at_the_clock()
+            else:
+                self._look_for_a_shared_end(code)
+                return code
+
+    def _look_for_a_shared_end(self, code: int) -> None:
+        """Notice that Slurm has told the program itself: it may signal a whole tree of processes at once.
+
+        With proctrack/linuxproc it does; a program without a handler then ends before this process has heard anything.
+        """
+        deadline = time.monotonic() + _HEARD_WITHIN_S
+        while self.told is None and code in _ENDED_BY_TERM and time.monotonic() < deadline:
+            if LISTENER.first(signal.SIGTERM) is not None:
+                self.told = "terminated"
+            time.sleep(_HEARING_POLL_S)
 
     def _look_at_the_clock(self) -> None:
         now = time.time()

@@ -117,6 +117,8 @@ class Situation:
     @cached_property
     def cause(self) -> Cause:
         """Why the attempt ended, by all that is known."""
+        if self.requested:
+            return Cause.REQUEUED
         return self._local_cause() if self.job_id is None else self._slurm_cause()
 
     def _local_cause(self) -> Cause:
@@ -130,21 +132,46 @@ class Situation:
             return Cause.TIME_LIMIT
         return Cause.UNKNOWN if self.decision.reason == StopReason.REQUESTED.word else Cause.CANCELLED
 
-    def _slurm_cause(self) -> Cause:
-        decision = self.decision
-        program = None if decision is not None else self.program
-        warned = program.out_of_time if program else decision is not None and decision.reason in _WARNINGS
+    @property
+    def requested(self) -> bool:
+        """Whether the run's user has asked to have it saved and started again, and nothing else has happened to it."""
+        if self.job_id is None or not self.attempt.requeue_request.exists():
+            return False
+        stopped = self.decision is None or self.decision.reason in _WARNINGS
+        return stopped and not self._is_certain
+
+    @property
+    def _is_certain(self) -> bool:
+        """Whether what Slurm shows is all that there is to know."""
+        seen = self._seen_by_slurm
+        return seen in _CERTAIN or (seen is Cause.TIME_LIMIT and not self._warned)
+
+    @cached_property
+    def _seen_by_slurm(self) -> Cause:
+        """Why the job ended, as far as Slurm shows it."""
+        program = None if self.decision is not None else self.program
         # Of the programs of a command, some may only have lost their peers, which were told to end.
         errors = self.failures if program is None else [self.first_failure] if self.first_failure else []
-        now = cause_of(
+        return cause_of(
             facts_of(
                 self.job_fields,
                 restarts_at_start=self.restarts,
-                warned=warned,
-                error_seen=decision is None and bool(errors),
+                warned=self._warned,
+                error_seen=self.decision is None and bool(errors),
             )
         )
-        if now in _CERTAIN or (now is Cause.TIME_LIMIT and not warned):
+
+    @property
+    def _warned(self) -> bool:
+        """Whether the attempt ended because its time limit was near."""
+        if self.decision is not None:
+            return self.decision.reason in _WARNINGS
+        return self.program is not None and self.program.out_of_time
+
+    def _slurm_cause(self) -> Cause:
+        decision, now = self.decision, self._seen_by_slurm
+        program = None if decision is not None else self.program
+        if self._is_certain:
             return now
         if program is not None and (known := self._program_cause(program)) is not Cause.CRASH:
             return known
@@ -195,6 +222,7 @@ class Situation:
             on_slurm=self.job_id is not None,
             requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",
             causes=frozenset(Cause(cause) for cause in requeue.causes),
+            requested=self.requested,
             stuck=stuck(spent, limits),
             used_up=used_up(spent, limits, self.cause),
             allow_continuation=requeue.allow_continuation,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpcddp.launch.claim import group_writable_warnings
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import read_json, write_json
-from hpcddp.slurm import commands
+from hpcddp.slurm.inheritance import submission_environment
 
 if TYPE_CHECKING:
     from submitit import Job
@@ -99,7 +99,7 @@ def hand_over(
     """
     from hpcddp.launch import executors, work
 
-    clean, dropped = commands.submission_environment(environment)
+    clean, dropped = submission_environment(environment)
     executor: executors.RenderedSlurmExecutor | executors.RenderedLocalExecutor
     if cluster == "slurm":
         executor = executors.RenderedSlurmExecutor(

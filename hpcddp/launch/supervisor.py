@@ -136,7 +136,7 @@ def _requeue(situation: Situation, action: Action, code: int) -> Ending:
         # On a node that was cut off, Slurm does not answer: it has long run the job again elsewhere.
         return _be_fenced(situation, _OVERTAKEN, code)
     if done.outcome is Outcome.REQUEUED:
-        return _goes_on(situation, action, by="hpcddp")
+        return _goes_on(situation, action, by="user" if situation.requested else "hpcddp")
     if done.outcome is Outcome.CANCELLED:
         return _cancel(situation, Action(deed=Deed.CANCEL, exit_code=ExitCode.INTERRUPTED), code)
     if done.outcome is Outcome.REFUSED and situation.spec.requeue.allow_continuation:
@@ -191,6 +191,8 @@ _DEEDS: Mapping[Deed, Callable[[Situation, Action, int], Ending]] = MappingProxy
 def _why(situation: Situation) -> str:
     if situation.cause is Cause.NODE_FAILURE:
         return f"node {', '.join(situation.lost_nodes)} was lost" if situation.lost_nodes else "a node was lost"
+    if situation.requested:
+        return f"its user asked to have {situation.job} run again"
     program = situation.program
     if program is not None and program.wants_to_go_on and situation.cause is Cause.UNKNOWN:
         return (

@@ -27,6 +27,7 @@ from hpcddp.launch.sweep_checks import check_sweep_submittable
 from hpcddp.run.files import write_json, write_text
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
+from hpcddp.slurm.inheritance import submission_environment
 from hpcddp.spec.read import ResolvedJob
 from hpcddp.spec.sweep import tabulate
 from hpcddp.spec.write import dump_job
@@ -111,7 +112,7 @@ def submit_sweep(
             folder.mkdir(mode=0o700)
         write_text(directory.job_file, dump_job(job.spec, environment_values=False))
         write_text(directory.script, script)
-        clean, dropped = commands.submission_environment(environment)
+        clean, dropped = submission_environment(environment)
         clean[PICKLE_DIGEST] = _dump(sweep)
         chunks = _Arrays(directory.script, clean, dependency, job.spec.max_parallel).submit(len(sweep.elements))
     except (HpcddpError, OSError):
@@ -168,7 +169,7 @@ class _Arrays:
                 done.append(self._submit(first, min(largest, count - first), count, before))
         except HpcddpError:
             for chunk in done:
-                commands.cancel(chunk.job_id, environment=self.environment)
+                commands.cancel([chunk.job_id], self.environment)
             raise
         return done
 

@@ -28,6 +28,7 @@ from hpcddp.launch.claim import RunDirectoryError
 from hpcddp.launch.hearing import attend
 from hpcddp.launch.lifeline import LIFELINE, leave
 from hpcddp.launch.siblings import fail
+from hpcddp.launch.stamping import stamp
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop import faults
@@ -52,6 +53,7 @@ def main() -> int:
         env = RankEnv.from_env(environment)
         if env.source == "submitit":
             _redirect_output(attempt.rank_log(env.rank))
+        stamp(attempt.rank_log(env.rank))
         # A crash below Python leaves its stacks in the log.
         faulthandler.enable()
         LIFELINE.cause = attend(attempt, environment).answer

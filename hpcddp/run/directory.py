@@ -148,6 +148,11 @@ class AttemptDirectory:
         """What a program of the user's own makes when it wants to be run again."""
         return self.path / "requeue"
 
+    @property
+    def requeue_request(self) -> Path:
+        """Where the run's user has asked to have it saved and started again."""
+        return self.path / "requeue-requested.json"
+
     def rank_here(self, rank: int) -> Path:
         """Return where one rank of a command says that it is there."""
         return self.path / f"here-rank-{rank}.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -88,5 +88,21 @@ def beginning(attempt: AttemptDirectory) -> str:
     return f"hpcddp: attempt {attempt.number} of run {attempt.run.run_id} begins\n"
 
 
+def first_to_end(attempt: AttemptDirectory, ranks: Collection[int]) -> list[int]:
+    """Return those of some ranks that srun saw end first; none if it says nothing of them.
+
+    Args:
+        attempt: the attempt.
+        ranks: the ranks.
+    """
+    for match in _SRUN.finditer(_since_start(attempt)):
+        if named := [task for task in _numbers(match["tasks"]) if task in ranks]:
+            return named
+    return []
+
+
 def _since_start(attempt: AttemptDirectory) -> str:
-    return read_tail(attempt.run.batch_log, _TAIL_BYTES).rpartition(beginning(attempt))[2]
+    """Return what the batch script has printed in an attempt."""
+    following = attempt.run.attempt(attempt.number + 1)
+    printed = read_tail(attempt.run.batch_log, _TAIL_BYTES).rpartition(beginning(attempt))[2]
+    return printed.partition(beginning(following))[0]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.exits import container_error, exit_of, never_started
+from hpcddp.run.exits import container_error, exit_of, first_to_end, never_started
 from hpcddp.run.files import create_json, read_json
 
 _LONGEST_HEADLINE = 300
@@ -89,6 +89,15 @@ def silent_ranks(attempt: AttemptDirectory) -> list[int]:
     )
 
 
+def first_silent(attempt: AttemptDirectory) -> list[int]:
+    """Return the ranks that ended first of those that left no record; all of these if nobody saw which.
+
+    When one task has gone, srun ends the others, by force if they do not answer: they leave no record either.
+    """
+    silent = silent_ranks(attempt)
+    return first_to_end(attempt, silent) or silent
+
+
 def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str:
     """Return one line that says who failed first, and how.
 
@@ -104,7 +113,7 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         return _hang_sentence(attempt, records[0], silent)
     if not_started := {why for rank in silent if (why := never_started(attempt, rank)) is not None}:
         return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(not_started))}"
-    if silent:
+    if silent := first_silent(attempt):
         return f"{_places(attempt, silent)} ended without a word{_step_of(records)}: {_how(attempt, silent)}"
     if (why := container_error(attempt)) is not None:
         return f"the containers did not start: pyxis: {why}"

@@ -141,7 +141,7 @@ def find_element(text: str, run_root: Path) -> RunDirectory | None:
     """
     path = Path(text)
     folders = sorted(run_root.glob("*")) if path.parent == Path() else [path.parent]
-    runs = (RunDirectory((folder / path.name).absolute()) for folder in folders)
+    runs = (RunDirectory((folder / path.name).absolute()) for folder in folders if folder.is_dir())
     return next((run for run in runs if sweep_of(run) is not None), None)
 
 

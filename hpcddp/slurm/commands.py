@@ -4,70 +4,29 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcddp.errors import HpcddpError
-
-# A call waits 9 to 18 s for a controller that is away (measured); a busy one may take longer.
-_TIMEOUT_S = 60.0
-
-# What a command says when nobody answered it, or too late; a request that is answered too late may have been done.
-_AWAY = (
-    "Unable to contact",
-    "timed out",
-    "Connection refused",
-    "Zero Bytes were transmitted",
-    "Unexpected message received",
-    "in standby mode",
+from hpcddp.slurm.calling import (
+    SlurmCommandError,
+    SlurmMissingError,
+    SlurmUnavailableError,
+    answer,
+    failure,
+    reason,
+    run,
 )
+from hpcddp.slurm.job_fields import parse_job
+from hpcddp.slurm.queue import FORMAT, QueuedJob, parse_queue
+
+# Whoever calls these commands catches their errors here.
+__all__ = ["SlurmCommandError", "SlurmMissingError", "SlurmUnavailableError"]
+
 _UNKNOWN_JOB = "Invalid job id specified"
-_KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:]*)=")
-# What a user writes freely stands last on its line, so it may hold anything but a line break.
-_TO_THE_END_OF_THE_LINE = frozenset(
-    {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
-)
-
 DEFAULT_LARGEST_ARRAY = 1001
 """What ``MaxArraySize`` is where nobody has set it (slurm.conf(5))."""
 
 _SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
-
-_DROPPED_PREFIXES = ("SBATCH_", "SLURM_", "SLURMD_", "SUBMITIT_", "TORCHELASTIC_", "HPCDDP_")
-_KEPT = frozenset({"SLURM_CONF"})
-
-
-class SlurmCommandError(HpcddpError):
-    """One of Slurm's commands refused, and said why."""
-
-    kind = "slurm"
-
-
-class SlurmUnavailableError(SlurmCommandError):
-    """A command of Slurm is not here, or its controller does not answer: asking again later may help."""
-
-    kind = "slurm_unavailable"
-
-
-class SlurmMissingError(SlurmUnavailableError):
-    """A command of Slurm is not on this machine."""
-
-
-def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the environment that a new job may inherit.
-
-    sbatch reads ``SBATCH_*`` and some ``SLURM_*`` variables as flags that win over the script's directives (sbatch(1),
-    INPUT ENVIRONMENT VARIABLES). What an outer job's launcher said about its own ranks would mislead the new ones.
-
-    Args:
-        environment: the submitter's environment.
-
-    Returns:
-        The environment without them, but with ``SLURM_CONF``; and the names that were dropped, sorted.
-    """
-    dropped = tuple(sorted(name for name in environment if name.startswith(_DROPPED_PREFIXES) and name not in _KEPT))
-    return {name: value for name, value in environment.items() if name not in dropped}, dropped
 
 
 def sbatch(
@@ -96,9 +55,9 @@ def sbatch(
     """
     words = [f"--chdir={directory}"] if directory else []
     words += [f"--dependency={dependency}"] if dependency else []
-    done = _run(["sbatch", "--parsable", *words, *options, str(script)], environment)
+    done = run(["sbatch", "--parsable", *words, *options, str(script)], environment)
     if done.returncode != 0:
-        raise SlurmCommandError(f"sbatch refused the job: {_reason(done)}", returncode=done.returncode)
+        raise SlurmCommandError(f"sbatch refused the job: {reason(done)}", returncode=done.returncode)
     return parse_job_id(done.stdout)
 
 
@@ -130,15 +89,8 @@ def show_job(job_id: str, *, environment: Mapping[str, str] | None = None) -> di
         SlurmUnavailableError: there is no scontrol, or no answer.
         SlurmCommandError: the controller refused the question.
     """
-    # Submit times are compared, so they must not follow the user's taste (scontrol(1), SLURM_TIME_FORMAT).
-    environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
-    done = _run(["scontrol", "show", "job", job_id], environment)
-    if done.returncode == 0:
-        return parse_job(done.stdout)
-    if _UNKNOWN_JOB in done.stderr:
-        return None
-    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-    raise error(f"scontrol show job {job_id} failed: {_reason(done)}", returncode=done.returncode)
+    records = show_array(job_id, environment=environment)
+    return records[0] if records else None
 
 
 def requeue(job_id: str) -> None:
@@ -185,13 +137,14 @@ def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> 
         SlurmUnavailableError: there is no scontrol, or no answer.
         SlurmCommandError: the controller refused the question.
     """
-    done = _run(["scontrol", "show", "job", job_id], os.environ if environment is None else environment)
+    # Submit times are compared, so they must not follow the user's taste (scontrol(1), SLURM_TIME_FORMAT).
+    environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
+    done = run(["scontrol", "show", "job", job_id], environment)
     if done.returncode == 0:
         return [parse_job(record) for record in done.stdout.strip("\n").split("\n\n") if record.strip()]
     if _UNKNOWN_JOB in done.stderr:
         return []
-    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-    raise error(f"scontrol show job {job_id} failed: {_reason(done)}", returncode=done.returncode)
+    raise failure(["scontrol", "show", "job", job_id], done)
 
 
 def largest_array(environment: Mapping[str, str]) -> int:
@@ -204,30 +157,10 @@ def largest_array(environment: Mapping[str, str]) -> int:
         SlurmUnavailableError: there is no scontrol, or no answer.
         SlurmCommandError: the controller refused the question.
     """
-    done = _run(["scontrol", "show", "config"], environment)
-    if done.returncode != 0:
-        error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-        raise error(f"scontrol show config failed: {_reason(done)}", returncode=done.returncode)
+    config = ask("scontrol", "show", "config", environment=environment)
     # slurm.conf(5): the largest index is one less, and the scheduler may have a limit of its own.
-    limits = re.findall(r"^MaxArraySize\s*=\s*([0-9]+)|\bmax_array_tasks=([0-9]+)", done.stdout, re.MULTILINE)
+    limits = re.findall(r"^MaxArraySize\s*=\s*([0-9]+)|\bmax_array_tasks=([0-9]+)", config, re.MULTILINE)
     return min((int(size or tasks) for size, tasks in limits), default=DEFAULT_LARGEST_ARRAY)
-
-
-def cancel(job_id: str, *, environment: Mapping[str, str]) -> None:
-    """Cancel a job for good.
-
-    Args:
-        job_id: the job's id; the bare id of an array names all of it.
-        environment: the command's environment.
-
-    Raises:
-        SlurmUnavailableError: there is no scancel, or no answer.
-        SlurmCommandError: the controller refused.
-    """
-    done = _run(["scancel", job_id], environment)
-    if done.returncode != 0:
-        error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-        raise error(f"scancel {job_id} failed: {_reason(done)}", returncode=done.returncode)
 
 
 def slurmd_address(node: str) -> tuple[str, int]:
@@ -257,43 +190,15 @@ def ask(*command: str, environment: Mapping[str, str]) -> str:
         SlurmUnavailableError: there is no such command, or no answer.
         SlurmCommandError: it failed; the message holds its reason.
     """
-    done = _run(command, environment)
+    done = run(command, environment)
     if done.returncode == 0:
         return done.stdout
-    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-    raise error(f"{' '.join(command)} failed: {_reason(done)}", returncode=done.returncode)
+    raise failure(command, done)
 
 
 def _control(*words: str) -> str:
     """Run scontrol and return what it printed."""
     return ask("scontrol", *words, environment=os.environ)
-
-
-def _is_away(done: subprocess.CompletedProcess[str]) -> bool:
-    """Return whether a command failed only because no controller answered."""
-    return any(words in done.stderr for words in _AWAY)
-
-
-def parse_job(output: str) -> dict[str, str]:
-    """Return the fields of the first record in what ``scontrol show job`` printed."""
-    fields: dict[str, str] = {}
-    record, _, _ = output.strip("\n").partition("\n\n")
-    for line in record.splitlines():
-        for key, value in _fields_of(line.strip()):
-            fields.setdefault(key, value)
-    return fields
-
-
-def _fields_of(line: str) -> list[tuple[str, str]]:
-    """Return the (key, value) pairs of one line."""
-    found: list[tuple[str, str]] = []
-    position = 0
-    while match := _KEY.search(line, position):
-        following = _KEY.search(line, match.end())
-        whole = following is None or match[1] in _TO_THE_END_OF_THE_LINE
-        position = len(line) if following is None or whole else following.start()
-        found.append((match[1], line[match.end() : position]))
-    return found
 
 
 def controller_answers(environment: Mapping[str, str]) -> bool:
@@ -303,7 +208,7 @@ def controller_answers(environment: Mapping[str, str]) -> bool:
         environment: the command's environment; ``SLURM_CONF`` in it says which cluster.
     """
     try:
-        return _run(["scontrol", "ping"], environment).returncode == 0
+        return run(["scontrol", "ping"], environment).returncode == 0
     except SlurmUnavailableError:
         return False
 
@@ -318,12 +223,53 @@ def node_states(environment: Mapping[str, str]) -> dict[str, str]:
         SlurmUnavailableError: there is no sinfo, or no answer.
         SlurmCommandError: the controller refused the question.
     """
-    done = _run(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment)
-    if done.returncode != 0:
-        error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-        raise error(f"sinfo failed: {_reason(done)}", returncode=done.returncode)
+    printed = answer(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment)
     # A node has a line for each of its partitions.
-    return dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    return dict(line.split(maxsplit=1) for line in printed.splitlines())
+
+
+def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
+    """Return the user's jobs that the controller knows, each element of an array by itself, in one question.
+
+    Args:
+        environment: the command's environment. ``SQUEUE_*`` in it would choose other jobs, and is left out.
+
+    Raises:
+        SlurmUnavailableError: there is no squeue, or no answer.
+        SlurmCommandError: the controller refused the question.
+    """
+    plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
+    words = ["squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
+    return parse_queue(answer(words, {**plain, "SLURM_TIME_FORMAT": "standard"}))
+
+
+def priority(job_id: str, environment: Mapping[str, str]) -> str | None:
+    """Return what a waiting job's priority is made of, as ``sprio`` prints it; None where it does not.
+
+    Args:
+        job_id: the job's id.
+        environment: the command's environment.
+    """
+    try:
+        table = answer(["sprio", "--long", "--jobs", job_id], environment)
+    except SlurmCommandError:
+        return None
+    return table if len(table.splitlines()) > 1 else None
+
+
+def cancel(job_ids: Sequence[str], environment: Mapping[str, str], *, signal: str | None = None) -> None:
+    """End jobs, or send a signal to their tasks but not to their batch scripts.
+
+    Args:
+        job_ids: the jobs; a bare array id means all of its elements.
+        environment: the command's environment.
+        signal: the signal's name; None ends the jobs.
+
+    Raises:
+        SlurmUnavailableError: there is no scancel, or no answer.
+        SlurmCommandError: the controller refused.
+    """
+    answer(["scancel", *([] if signal is None else [f"--signal={signal}"]), *job_ids], environment)
 
 
 def srun_knows(option: str, environment: Mapping[str, str]) -> bool:
@@ -334,33 +280,7 @@ def srun_knows(option: str, environment: Mapping[str, str]) -> bool:
         environment: the command's environment.
     """
     try:
-        done = _run(["srun", "--help"], environment)
+        done = run(["srun", "--help"], environment)
     except SlurmUnavailableError:
         return False
     return option in done.stdout
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return what it printed."""
-    try:
-        # Names written by others need not be UTF-8; they must not stop us from reading the rest.
-        return subprocess.run(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise SlurmMissingError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
-    except subprocess.TimeoutExpired:
-        raise SlurmUnavailableError(f"{command[0]} did not answer within {_TIMEOUT_S:g} s; try again later") from None
-
-
-def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the command's own words, on one line."""
-    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return "; ".join(lines) or f"it exited with {done.returncode} and said nothing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from hpcddp.slurm.commands import parse_job
+from hpcddp.slurm.job_fields import parse_job
 from hpcddp.slurm.site import Answers, read_config
 from hpcddp.spec.cluster import Accounts, ClusterFacts, NodeKind, Partition, Preemption
 

@@ -78,6 +78,9 @@ def spent_of(events: Sequence[Mapping[str, Any]]) -> Spent:
             newest_step, idle = event["step"], 0
         elif kind == "progress":
             idle = 0
+        elif kind == "requeue" and event.get("by") == "user":
+            # Whoever asks for another attempt knows what it may cost.
+            idle -= idle > 0
         elif kind == "requeue" and (counted := _COUNTED_AS.get(Cause(event["cause"]))) is not None:
             counts[counted] += 1
             # Preempted before it could train: that says nothing about the run.

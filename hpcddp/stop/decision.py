@@ -47,6 +47,7 @@ class EndFacts:
         on_slurm: whether the job is one of Slurm's.
         requeue_allowed: whether Slurm may requeue the job.
         causes: the causes after which the user wants the job requeued.
+        requested: whether the run's user has asked to have it saved and started again; no budget counts that.
         stuck: why a run without progress must end, or None.
         used_up: which budget is used up, or None.
         allow_continuation: whether another job may continue the run where requeue is forbidden.
@@ -59,6 +60,7 @@ class EndFacts:
     on_slurm: bool = True
     requeue_allowed: bool = True
     causes: frozenset[Cause] = _NAMEABLE
+    requested: bool = False
     stuck: str | None = None
     used_up: str | None = None
     allow_continuation: bool = False
@@ -109,10 +111,14 @@ def _is_cancelled(facts: EndFacts) -> Action | None:
 
 def _goes_on_by_itself(facts: EndFacts) -> Action | None:
     """What Slurm has requeued starts again whatever is done here; the budgets are checked there."""
-    return Action(deed=Deed.LET, exit_code=ExitCode.STOPPED) if facts.cause is Cause.REQUEUED else None
+    if facts.cause is not Cause.REQUEUED or facts.requested:
+        return None
+    return Action(deed=Deed.LET, exit_code=ExitCode.STOPPED)
 
 
 def _is_over_budget(facts: EndFacts) -> Action | None:
+    if facts.requested:
+        return None
     if facts.stuck is not None:
         return Action(deed=Deed.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.stuck)
     if facts.used_up is None:

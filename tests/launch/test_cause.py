@@ -85,3 +85,10 @@ def test_a_controller_that_is_away_is_asked_again_as_long_as_that_is_wanted(
     assert capsys.readouterr().err == "hpcddp: scontrol failed: Unable to contact slurm controller\n"
     slurm.errors = [AWAY, AWAY]
     assert ask_slurm("7", patience_s=10.0) == slurm.job
+
+
+def test_the_signal_that_its_user_sent_is_the_users_wish(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
+    write_json(attempt.requeue_request, {})
+    assert ask_cause(attempt, SLURM, warned=True) is Cause.REQUEUED
+    slurm.become("RUNNING", PreemptTime="2026-01-01T00:00:00")
+    assert ask_cause(attempt, SLURM, warned=False) is Cause.PREEMPTION

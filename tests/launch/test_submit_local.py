@@ -93,7 +93,7 @@ def test_submit_returns_at_once_and_the_run_outlives_its_session(directory: Path
     done = submit(directory)
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("next"))
-    assert lines["next"].startswith("tail -F ")
+    assert lines["next"].startswith("hpcddp logs ")
     job_id = int(next(line.split()[2] for line in done.stdout.splitlines() if line.startswith("job id")))
     assert os.getsid(job_id) == job_id
     wait_until_gone(job_id)

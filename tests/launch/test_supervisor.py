@@ -144,6 +144,29 @@ def test_the_warning_before_the_time_limit_is_the_time_limit(play: Play, slurm: 
     assert play.events()[-1] == ("requeue", "time_limit")
 
 
+def test_a_requeue_that_its_user_asked_for_is_done_whatever_the_budgets_say(tmp_path: Path, slurm: FakeSlurm) -> None:
+    play = Play(tmp_path, SLURM, "requeue: {causes: [preemption], max_time_limits: 0}\n")
+    write_json(play.attempt.requeue_request, {})
+    play.stop(reason="warned", cause="requeued")
+    ending = play.end()
+    assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", ["requeue 7"])
+    assert ending.text.startswith(
+        "attempt 0 of run r1 has ended: its user asked to have job 7 run again; step 12 is saved in 0.4 s. Slurm runs"
+    )
+    (event,) = [event for event in read_events(play.attempt.run.events) if event["event"] == "requeue"]
+    assert (event["cause"], event["by"]) == ("requeued", "user")
+
+
+def test_what_happens_to_a_job_comes_before_what_its_user_asked_for(play: Play, slurm: FakeSlurm) -> None:
+    write_json(play.attempt.requeue_request, {})
+    slurm.become("COMPLETING")
+    play.stop(reason="warned", cause="requeued")
+    assert play.end().exit_code == 130
+    assert slurm.calls == []
+    assert play.result is not None
+    assert play.result["status"] == "cancelled"
+
+
 def test_what_slurm_requeues_itself_is_only_hurried(play: Play, slurm: FakeSlurm) -> None:
     play.stop(cause="requeued")
     slurm.become("COMPLETING", Restarts="1")

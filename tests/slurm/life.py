@@ -102,7 +102,7 @@ class Life:
 
     def ranks(self) -> dict[int, int]:
         """Return the process id of each rank of the newest attempt that is there now."""
-        tasks = {process.pid: process for process in _processes(f"HPCDDP_ATTEMPT_DIR={self.attempt.path}")}
+        tasks = {process.pid: process for process in processes_with(f"HPCDDP_ATTEMPT_DIR={self.attempt.path}")}
         tasks = {pid: process for pid, process in tasks.items() if process.argv[-1:] == (_TASK,)}
         return {
             int(process.environment["SLURM_PROCID"]): pid
@@ -113,7 +113,7 @@ class Life:
     def workers(self, rank: int) -> list[int]:
         """Return the process ids of a rank's children: its loader's workers."""
         parent = self.ranks()[rank]
-        return [process.pid for process in _processes(str(self.run.path)) if process.parent == parent]
+        return [process.pid for process in processes_with(str(self.run.path)) if process.parent == parent]
 
     def signal(self, rank: int, number: signal.Signals, ranks: Mapping[int, int] | None = None) -> None:
         """Signal one rank and nobody else; one that has gone is no error.
@@ -130,21 +130,21 @@ class Life:
 
     def processes(self) -> list[str]:
         """Return what is left of the run on any host, in words."""
-        return [f"{process.pid}: {' '.join(process.argv)}" for process in _processes(str(self.run.path))]
+        return [f"{process.pid}: {' '.join(process.argv)}" for process in processes_with(str(self.run.path))]
 
     def _story(self) -> str:
         return f"{self.sandbox.job(self.job_id)}\n{self.processes()}\n{self.log()[-6000:]}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Process:
+class Process:
     pid: int
     parent: int
     argv: tuple[str, ...]
     environment: dict[str, str]
 
 
-def _processes(text: str) -> list[_Process]:
+def processes_with(text: str) -> list[Process]:
     """Return the processes whose environment holds a text; every host's, for they are namespaces of this machine."""
     found = []
     for path in Path("/proc").iterdir():
@@ -157,7 +157,7 @@ def _processes(text: str) -> list[_Process]:
                 argv = (path / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
                 pairs = (entry.partition("=") for entry in environment.decode(errors="replace").split("\0"))
                 values = {name: value for name, _, value in pairs}
-                found.append(_Process(pid=process.pid, parent=process.parent, argv=tuple(argv), environment=values))
+                found.append(Process(pid=process.pid, parent=process.parent, argv=tuple(argv), environment=values))
     return found
 
 

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.slurm import commands
+from hpcddp.slurm.inheritance import submission_environment
+from hpcddp.slurm.job_fields import parse_job
+from tests.slurm_language.programs import program
 
 # As printed by Slurm 22.05.8; the free texts hold what a user may write.
 SHOWN = """\
@@ -32,16 +35,8 @@ def programs(tmp_path: Path) -> Path:
     return folder
 
 
-def program(folder: Path, name: str, body: str) -> dict[str, str]:
-    """Put a small program on a PATH of its own and return an environment with that PATH."""
-    path = folder / name
-    path.write_text(f"#!/bin/bash\n{body}\n")
-    path.chmod(0o700)
-    return {"PATH": f"{folder}:/usr/bin:/bin"}
-
-
 def test_fields_of_a_job_are_read_whatever_its_user_wrote_into_it() -> None:
-    job = commands.parse_job(SHOWN)
+    job = parse_job(SHOWN)
     assert job["JobId"] == "7"
     assert job["JobName"] == "a Reason=forged"
     assert job["JobState"] == "PENDING"
@@ -76,7 +71,7 @@ def test_what_would_override_the_script_or_mislead_its_ranks_is_dropped() -> Non
         "TORCHELASTIC_RUN_ID": "x",
         "HPCDDP_ATTEMPT_DIR": "/runs/a",
     }
-    clean, names = commands.submission_environment({**kept, **dropped})
+    clean, names = submission_environment({**kept, **dropped})
     assert clean == kept
     assert names == tuple(sorted(dropped))
 
@@ -114,7 +109,7 @@ def test_a_command_that_is_not_there_is_named(programs: Path, tmp_path: Path) ->
 def test_a_command_that_does_not_answer_is_given_up(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("hpcddp.slurm.calling.TIMEOUT_S", 0.2)
     env = program(programs, "sbatch", "exec sleep 30")
     with pytest.raises(commands.SlurmUnavailableError) as caught:
         commands.sbatch(tmp_path / "s", environment=env)

@@ -72,3 +72,10 @@ def test_a_run_without_progress_says_how_long_and_which_field() -> None:
 )
 def test_a_budget_that_is_used_up_names_its_field(spent: Spent, cause: Cause, sentence: str | None) -> None:
     assert used_up(spent, LIMITS, cause) == sentence
+
+
+def test_an_attempt_that_ends_because_its_user_wants_another_counts_toward_nothing() -> None:
+    again = [{"event": "start"}, {"event": "requeue", "cause": "requeued", "by": "user"}]
+    assert spent_of([*again, *again, *again]) == Spent()
+    by_slurm = [{"event": "start"}, {"event": "requeue", "cause": "requeued", "by": "slurm"}]
+    assert spent_of([*again, *by_slurm, *by_slurm]) == Spent(attempts_without_progress=2)

@@ -1,0 +1,65 @@
+"""``hpcddp cancel``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
+from hpcddp.errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(cancel)
+
+
+def cancel(
+    run: Run = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, where RUN is left out.")] = False,
+    run_root: RunRoot = RUN_ROOT,
+    as_json: AsJson = False,
+) -> None:
+    """End a run, or all elements of a sweep.
+
+    A training is saved if that fits into the time that Slurm leaves it. A cancelled run does not come back by itself;
+    hpcddp submit --resume RUN continues it. Without RUN it asks before it ends the last one. A run that has ended
+    already is no error.
+
+    Example: hpcddp cancel 20261121-1545
+    """
+    from hpcddp.report.cancelling import cancel as cancel_run
+    from hpcddp.report.cancelling import cancel_sweep
+    from hpcddp.report.overview import overview_of
+    from hpcddp.report.status import RunStatus
+    from hpcddp.report.sweeps import entry_of
+    from hpcddp.run.find import chosen_run
+    from hpcddp.slurm import commands
+
+    environment = dict(os.environ)
+    found = overview_of([entry_of(chosen_run(run, run_root))], ask=lambda: commands.queue(environment), now=time.time())
+    (line,) = found.lines
+    if run is None and not yes:
+        _confirm(line.run.run_id if isinstance(line, RunStatus) else line.sweep.sweep_id)
+
+    def end(job_ids: Sequence[str]) -> None:
+        commands.cancel(job_ids, environment)
+
+    if isinstance(line, RunStatus):
+        sentence, run_id = cancel_run(line, end=end), line.run.run_id
+    else:
+        sentence, run_id = cancel_sweep(line, end=end, now=time.time()), line.sweep.sweep_id
+    typer.echo(json.dumps({"run_id": run_id, "sentence": sentence}, indent=2) if as_json else sentence)
+
+
+def _confirm(run_id: str) -> None:
+    if not sys.stdin.isatty():
+        raise UserError(f"no RUN is given; name the run, or add --yes to cancel the last one, {run_id}")
+    typer.confirm(f"Cancel {run_id}?", abort=True, err=True)

@@ -1,0 +1,144 @@
+"""``hpcddp logs``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
+from hpcddp.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hpcddp.report.logs import LogLine
+    from hpcddp.run.directory import AttemptDirectory, RunDirectory
+
+_POLL_S = 0.5
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(logs)
+
+
+def logs(
+    run: Run = None,
+    *,
+    rank: Annotated[list[int] | None, typer.Option(metavar="R", help="Only this rank; may be repeated.")] = None,
+    attempt: Annotated[int | None, typer.Option(metavar="N", help="This attempt; the newest one if left out.")] = None,
+    lines: Annotated[int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last N.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, and print what is added.")] = False,
+    batch: Annotated[bool, typer.Option("--batch", help="Also what the batch script printed.")] = False,
+    first_error: Annotated[
+        bool, typer.Option("--first-error", help="Only the rank that failed first, its traceback, and who followed.")
+    ] = False,
+    run_root: RunRoot = RUN_ROOT,
+    as_json: AsJson = False,
+) -> None:
+    """Print what the ranks of a run printed, in the order of time.
+
+    Each line has its time, rank and host in front. With --first-error it names the rank that failed first and how. With
+    --follow it goes on, through requeues, until the run has ended.
+
+    Example: hpcddp logs --first-error
+    """
+    from hpcddp.report.sweeps import one_run
+    from hpcddp.run.find import chosen_run
+
+    if follow and (as_json or first_error or attempt is not None):
+        raise UserError("--follow prints the newest attempt as it goes; leave out --json, --first-error and --attempt")
+    directory = one_run(chosen_run(run, run_root))
+    if first_error:
+        _print_first_error(directory, attempt, as_json=as_json)
+    elif follow:
+        _follow(directory, ranks=rank or (), batch=batch, lines=lines)
+    else:
+        _print_logs(directory, attempt, ranks=rank or (), batch=batch, lines=lines, as_json=as_json)
+
+
+def _print_first_error(run: RunDirectory, number: int | None, *, as_json: bool) -> None:
+    from hpcddp.report.first_error import failed_attempt, first_error, has_failed
+    from hpcddp.report.logs import chosen_attempt
+
+    attempt: AttemptDirectory | None = chosen_attempt(run, number)
+    if number is None:
+        attempt = failed_attempt(run)
+    elif attempt is not None and not has_failed(attempt):
+        attempt = None
+    if attempt is None:
+        where = f"attempt {number} of run {run.run_id}" if number is not None else f"run {run.run_id}"
+        typer.echo("null" if as_json else f"nothing has failed in {where}")
+        return
+    found = first_error(attempt)
+    typer.echo(json.dumps(found.as_json(), indent=2) if as_json else "\n".join(found.lines()))
+
+
+def _print_logs(
+    run: RunDirectory, number: int | None, *, ranks: Sequence[int], batch: bool, lines: int | None, as_json: bool
+) -> None:
+    from hpcddp.report.logs import chosen_attempt, merged, sources
+
+    attempt = chosen_attempt(run, number)
+    found = _last(merged(sources(attempt, ranks=ranks, batch=batch)), lines)
+    if as_json:
+        document = {"run_id": run.run_id, "attempt": attempt.number, "lines": [line.as_json() for line in found]}
+        typer.echo(json.dumps(document, indent=2))
+        return
+    _Printer(attempt).print(found)
+
+
+def _last(lines: Iterable[LogLine], count: int | None) -> Iterable[LogLine]:
+    return lines if count is None else deque(lines, maxlen=count)
+
+
+class _Printer:
+    """Prints lines, and a heading wherever the attempt or the day changes."""
+
+    def __init__(self, attempt: AttemptDirectory) -> None:
+        self._attempt = attempt
+        self._day = ""
+        self._width = 0
+
+    def print(self, lines: Iterable[LogLine]) -> None:
+        """Print lines of the attempt."""
+        for line in lines:
+            moment = time.localtime(line.time)
+            day = time.strftime("%Y-%m-%d", moment)
+            if day != self._day:
+                self._day = day
+                typer.echo(f"--- attempt {self._attempt.number} of run {self._attempt.run.run_id}, {day}")
+            label = line.source.label
+            self._width = max(self._width, len(label))
+            clock = time.strftime("%H:%M:%S", moment)
+            sys.stdout.write(f"{clock} {label:<{self._width}} | {line.text}\n")
+        sys.stdout.flush()
+
+
+def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int | None) -> None:
+    from hpcddp.cli.asking import Watch
+    from hpcddp.report.logs import LogFollower
+
+    watch = Watch(run)
+    number: int | None = None
+    if run.newest_attempt() is None:
+        typer.echo(f"run {run.run_id} has not started yet; waiting", err=True)
+    while True:
+        alive = watch.is_alive()
+        newest = run.newest_attempt()
+        if newest is not None and newest != number:
+            number = newest
+            attempt = run.attempt(newest)
+            follower, printer = LogFollower(attempt, ranks=ranks, batch=batch), _Printer(attempt)
+            printer.print(_last(follower.new_lines(time.time()), lines))
+        elif number is not None:
+            printer.print(follower.new_lines(time.time()))
+        if not alive:
+            typer.echo(f"run {run.run_id} has ended: {watch.state}", err=True)
+            return
+        time.sleep(_POLL_S)

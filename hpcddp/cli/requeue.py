@@ -1,0 +1,67 @@
+"""``hpcddp requeue``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
+from hpcddp.errors import HpcddpError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.report.requeueing import Doors
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(requeue)
+
+
+def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = False) -> None:
+    """Have a live run saved and started again.
+
+    On other nodes, with new code, with its whole time limit before it. It stops at the end of a step, saves, and goes
+    on under the same job id when Slurm runs it again. Of a sweep, every element that runs. A run that has ended is
+    continued by hpcddp submit --resume RUN.
+
+    Example: hpcddp requeue 20261121-1545
+    """
+    from hpcddp.report.overview import overview_of
+    from hpcddp.report.requeueing import requeue as requeue_run
+    from hpcddp.report.status import RunStatus
+    from hpcddp.report.sweeps import entry_of
+    from hpcddp.run.find import chosen_run
+    from hpcddp.slurm import commands
+
+    environment = dict(os.environ)
+    found = overview_of([entry_of(chosen_run(run, run_root))], ask=lambda: commands.queue(environment), now=time.time())
+    if found.unanswered is not None:
+        raise HpcddpError(f"nothing was requeued, because Slurm could not be asked: {found.unanswered}")
+    (line,) = found.lines
+    doors = _doors(environment)
+    if isinstance(line, RunStatus):
+        done = {line.run.run_id: requeue_run(line, doors)}
+    else:
+        done = {one.run.run_id: requeue_run(one, doors) for one in line.elements if one.state == "running"}
+    if as_json:
+        typer.echo(json.dumps([{"run_id": name, "sentence": text} for name, text in done.items()], indent=2))
+        return
+    typer.echo("\n".join(done.values()) or "no element of the sweep runs, so none was requeued")
+
+
+def _doors(environment: Mapping[str, str]) -> Doors:
+    from hpcddp.report.requeueing import Doors
+    from hpcddp.slurm import commands
+
+    return Doors(
+        may_requeue=lambda job_id: (commands.show_job(job_id, environment=environment) or {}).get("Requeue") != "0",
+        warn=lambda job_id: commands.cancel([job_id], environment, signal="USR2"),
+        allow=lambda job_id: commands.update_job(job_id, Requeue="1"),
+        requeue=commands.requeue,
+    )

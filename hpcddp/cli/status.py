@@ -1,0 +1,104 @@
+"""``hpcddp status``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
+from hpcddp.cli.painting import paint
+
+if TYPE_CHECKING:
+    from hpcddp.report.overview import Overview
+
+_SHORTEST_INTERVAL_S = 2.0
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(status)
+
+
+def status(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Its id, the beginning of it, or its directory; all runs if left out.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Show all runs, also those that ended long ago.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=_SHORTEST_INTERVAL_S, help="How often --watch looks.")
+    ] = 10.0,
+    run_root: RunRoot = RUN_ROOT,
+    as_json: AsJson = False,
+) -> None:
+    """Show what runs are doing, and what became of them.
+
+    Without RUN all runs of the run root, the newest first, with a line for each sweep; with RUN one in detail; with the
+    id of a sweep all its elements. Slurm is asked once, however many runs there are.
+
+    Example: hpcddp status --watch
+    """
+    look = _looker(run, run_root, everything=everything)
+    while True:
+        found = look()
+        if as_json:
+            typer.echo(json.dumps(found.as_json(), indent=2))
+        else:
+            _show(found, run, run_root, again=watch)
+        if not watch:
+            return
+        time.sleep(interval)
+
+
+def _looker(run: str | None, run_root: Path, *, everything: bool) -> Callable[[], Overview]:
+    from hpcddp.report.overview import overview, overview_of
+    from hpcddp.report.sweeps import entry_of
+    from hpcddp.run.find import find_run
+    from hpcddp.slurm.commands import queue
+
+    environment = dict(os.environ)
+
+    def look() -> Overview:
+        if run is None:
+            return overview(run_root, ask=lambda: queue(environment), now=time.time(), everything=everything)
+        entry = entry_of(find_run(run, run_root))
+        return overview_of([entry], ask=lambda: queue(environment), now=time.time())
+
+    return look
+
+
+def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> None:
+    from hpcddp.report.status import RunStatus
+    from hpcddp.report.sweeps import SweepStatus
+    from hpcddp.report.table import details, elements_table, table
+
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else None
+    lines = table(found.lines, width=width, paint=paint) if found.lines else [f"there is no run under {run_root}"]
+    if run is not None:
+        (only,) = found.lines
+        if isinstance(only, RunStatus):
+            lines = details(only, paint=paint)
+        elif isinstance(only, SweepStatus):
+            lines = [f"sweep {only.sweep.sweep_id}: {only.sentence}", *elements_table(only, width=width, paint=paint)]
+    if found.left_out:
+        lines.append(f"{found.left_out} older runs have ended; --all shows them too")
+    head = _CLEAR if again and terminal else ""
+    typer.echo(head + "\n".join(lines))
+    if found.unanswered is not None:
+        typer.echo(f"Slurm could not be asked, so these states are as far as files tell: {found.unanswered}", err=True)

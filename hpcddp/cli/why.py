@@ -1,0 +1,62 @@
+"""``hpcddp why``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.report.status import RunStatus
+    from hpcddp.report.why import Answer
+    from hpcddp.report.why_sweep import SweepAnswer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(why)
+
+
+def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = False) -> None:
+    """Say why a run waits, how far it is, or why it ended.
+
+    And what to do next. For a waiting run Slurm's reason comes in plain words, with when Slurm expects it to start.
+
+    Example: hpcddp why
+    """
+    from hpcddp.report.overview import overview_of
+    from hpcddp.report.status import RunStatus
+    from hpcddp.report.sweeps import entry_of
+    from hpcddp.report.why import explain
+    from hpcddp.report.why_sweep import explain_sweep
+    from hpcddp.run.find import chosen_run
+    from hpcddp.slurm.commands import queue
+
+    environment = dict(os.environ)
+    entry = entry_of(chosen_run(run, run_root))
+    found = overview_of([entry], ask=lambda: queue(environment), now=time.time())
+    (line,) = found.lines
+    unanswered = found.unanswered is not None
+    if isinstance(line, RunStatus):
+        answer: Answer | SweepAnswer = explain(line, priority=_priority(line, environment), unanswered=unanswered)
+    else:
+        answer = explain_sweep(line, unanswered=unanswered)
+    if found.unanswered is not None:
+        typer.echo(f"Slurm could not be asked: {found.unanswered}", err=True)
+    typer.echo(json.dumps(answer.as_json(), indent=2) if as_json else "\n".join(answer.lines()))
+
+
+def _priority(status: RunStatus, environment: Mapping[str, str]) -> str | None:
+    from hpcddp.report.states import State
+    from hpcddp.slurm.commands import priority
+
+    if status.job is None or status.state not in {State.PENDING, State.REQUEUED}:
+        return None
+    return priority(status.job.job_id, environment)

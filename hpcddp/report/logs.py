@@ -1,0 +1,214 @@
+"""What the ranks of an attempt printed, as one text in the order of time."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcddp.errors import UserError
+from hpcddp.report.traces import read_document
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.exits import beginning
+from hpcddp.run.failure import read_failures
+from hpcddp.run.files import read_json
+from hpcddp.run.times import read_times
+
+BATCH = "batch"
+"""What stands for the batch script where a rank's number stands else."""
+
+
+class NoLogError(UserError):
+    """There is no such log."""
+
+    kind = "no_log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A log of an attempt.
+
+    Args:
+        path: the file.
+        rank: whose it is; None for the batch script.
+        host: where; None if that is not known yet.
+        begin: the first byte that belongs to this attempt.
+        end: the byte behind the last one; None for the end of the file.
+    """
+
+    path: Path
+    rank: int | None
+    host: str | None
+    begin: int = 0
+    end: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Whose lines they are, in words."""
+        who = BATCH if self.rank is None else f"rank {self.rank}"
+        return f"{who} {self.host}" if self.host else who
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line of a log.
+
+    Args:
+        time: when it was written, in seconds since the epoch, to half a second.
+        source: whose it is.
+        text: the line without its end.
+    """
+
+    time: float
+    source: Source
+    text: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that ``--json`` prints."""
+        return {"time": self.time, "rank": self.source.rank, "host": self.source.host, "text": self.text}
+
+
+def chosen_attempt(run: RunDirectory, number: int | None) -> AttemptDirectory:
+    """Return an attempt of a run, the newest one without a number.
+
+    Raises:
+        NoLogError: there is no such attempt.
+    """
+    newest = run.newest_attempt()
+    if newest is None:
+        raise NoLogError(
+            f"the run {run.run_id} has not started yet, so it has no logs; see why: hpcddp why {run.run_id}"
+        )
+    attempt = run.attempt(newest if number is None else number)
+    if not attempt.path.is_dir():
+        known = "0" if newest == 0 else f"0 to {newest}"
+        raise NoLogError(f"--attempt is {number}, and the run {run.run_id} has attempts {known}; choose one of them")
+    return attempt
+
+
+def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool = False) -> list[Source]:
+    """Return the logs of an attempt that there are by now, in the order of the ranks.
+
+    Args:
+        attempt: the attempt.
+        ranks: only those of these ranks; empty = of all.
+        batch: whether the batch script's own log is one of them; it comes first.
+
+    Raises:
+        NoLogError: a rank that was asked for has no log.
+    """
+    found = {int(path.stem.removeprefix("rank-")): path for path in attempt.path.glob("rank-*.log")}
+    if missing := [rank for rank in ranks if rank not in found]:
+        has = "no rank has one yet" if not found else f"ranks 0 to {max(found)} have one"
+        raise NoLogError(f"rank {missing[0]} has no log in attempt {attempt.number}; {has}")
+    hosts = _hosts(attempt)
+    chosen = sorted(rank for rank in found if not ranks or rank in ranks)
+    logs = [Source(path=found[rank], rank=rank, host=hosts.get(rank)) for rank in chosen]
+    return [*_batch(attempt), *logs] if batch else logs
+
+
+def _hosts(attempt: AttemptDirectory) -> dict[int, str]:
+    """Return where each rank runs, as far as that is known."""
+    met = read_json(attempt.ranks)
+    if met is not None:
+        return {rank: entry["host"] for rank, entry in enumerate(met)}
+    return {record.rank: record.host for record in read_failures(attempt)}
+
+
+def _batch(attempt: AttemptDirectory) -> Iterator[Source]:
+    """Yield the part of the batch script's log that belongs to the attempt."""
+    log = attempt.run.batch_log
+    if not log.is_file():
+        return
+    whole = log.read_bytes()
+    begin = whole.find(beginning(attempt).encode())
+    following = attempt.run.attempt(attempt.number + 1)
+    end = whole.find(beginning(following).encode(), max(begin, 0))
+    start = read_document(attempt.start) or {}
+    yield Source(path=log, rank=None, host=start.get("host"), begin=max(begin, 0), end=None if end < 0 else end)
+
+
+def merged(logs: Sequence[Source]) -> Iterator[LogLine]:
+    """Yield the lines of logs in the order of time; those of one moment in the order of the logs.
+
+    Args:
+        logs: the logs; what is added to them meanwhile may be missing.
+    """
+    return heapq.merge(*map(lines_of, logs), key=lambda line: line.time)
+
+
+def lines_of(source: Source) -> Iterator[LogLine]:
+    """Yield the lines of one log; a last one without its end is a line too."""
+    times = read_times(source.path)
+    with source.path.open("rb") as stream:
+        stream.seek(source.begin)
+        offset = source.begin
+        for line in stream:
+            offset += len(line)
+            if source.end is not None and offset > source.end:
+                return
+            yield LogLine(time=times.at(offset - 1), source=source, text=line_text(line))
+
+
+def line_text(line: bytes) -> str:
+    """Return a line as it would look on a terminal: of a progress bar that redraws itself, the last state."""
+    return line.decode("utf-8", errors="replace").rstrip("\r\n").rpartition("\r")[2]
+
+
+class LogFollower:
+    """Returns what is added to the logs of an attempt, in the order of arrival.
+
+    Args:
+        attempt: the attempt.
+        ranks: only those of these ranks; empty = of all.
+        batch: whether the batch script's log is followed too.
+    """
+
+    def __init__(self, attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool = False) -> None:
+        self._attempt, self._ranks, self._batch = attempt, ranks, batch
+        self._offsets: dict[Path, int] = {}
+
+    def new_lines(self, now: float) -> list[LogLine]:
+        """Return the lines that were completed since the last look; at the first look, all of them.
+
+        Args:
+            now: seconds since the epoch.
+        """
+        logs = sources(self._attempt, batch=self._batch)
+        logs = [log for log in logs if not self._ranks or log.rank is None or log.rank in self._ranks]
+        if not self._offsets:
+            self._offsets = {log.path: _last_line_end(log.path) for log in logs}
+            return list(merged([_until(log, self._offsets[log.path]) for log in logs]))
+        return [line for log in logs for line in self._added(log, now)]
+
+    def _added(self, log: Source, now: float) -> Iterator[LogLine]:
+        begin = self._offsets.get(log.path, log.begin)
+        end = _last_line_end(log.path)
+        if end <= begin:
+            return
+        self._offsets[log.path] = end
+        with log.path.open("rb") as stream:
+            stream.seek(begin)
+            for line in stream.read(end - begin).splitlines():
+                yield LogLine(time=now, source=log, text=line_text(line))
+
+
+def _until(log: Source, end: int) -> Source:
+    return Source(path=log.path, rank=log.rank, host=log.host, begin=log.begin, end=end)
+
+
+def _last_line_end(path: Path) -> int:
+    """Return the offset behind the last complete line."""
+    with path.open("rb") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        while end > 0:
+            begin = max(0, end - 65536)
+            stream.seek(begin)
+            found = stream.read(end - begin).rfind(b"\n")
+            if found >= 0:
+                return begin + found + 1
+            end = begin
+    return 0

@@ -1,0 +1,64 @@
+"""Why the elements of a sweep are in their states: each answer once, with who it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hpcddp.report.states import State
+from hpcddp.report.sweeps import SweepStatus
+from hpcddp.report.why import Answer, explain
+from hpcddp.report.wording import ranks_text
+
+# Hundreds of elements that fail mostly fail for a handful of reasons.
+_ANSWERS_SHOWN: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAnswer:
+    """Why a sweep's elements are in their states.
+
+    Args:
+        status: the sweep.
+        groups: the indices of the elements that share an answer, with the answer of the first of them.
+    """
+
+    status: SweepStatus
+    groups: tuple[tuple[tuple[int, ...], Answer], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that ``--json`` prints."""
+        groups = [{"elements": list(indices), **answer.as_json()} for indices, answer in self.groups]
+        return {"sweep_id": self.status.sweep.sweep_id, "counts": self.status.as_json()["counts"], "groups": groups}
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a person reads."""
+        sweep = self.status.sweep
+        yield f"{sweep.sweep_id} ({sweep.path.parent.name}), a sweep of {len(sweep.elements)}: {self.status.sentence}"
+        for indices, answer in self.groups[:_ANSWERS_SHOWN]:
+            state = answer.status.state
+            why = str(state) if state.has_nodes or state is State.FINISHED else f"{state}: {answer.why}"
+            yield f"  element{'s' if len(indices) > 1 else ''} {ranks_text(list(indices))} {why}"
+            if answer.advice is not None:
+                yield f"    {answer.advice}"
+        if len(self.groups) > _ANSWERS_SHOWN:
+            yield f"  and {len(self.groups) - _ANSWERS_SHOWN} more answers; --json holds all"
+        yield f"next: hpcddp why {sweep.run_id(self.groups[0][0][0])}" if self.groups else "it has no elements"
+
+
+def explain_sweep(status: SweepStatus, *, unanswered: bool) -> SweepAnswer:
+    """Return why the elements of a sweep are in their states; those that have finished or run as they should come last.
+
+    Args:
+        status: the sweep.
+        unanswered: whether Slurm could not be asked.
+    """
+    groups: dict[tuple[State, str], list[int]] = {}
+    for index, element in enumerate(status.elements):
+        reason = (element.traces.result or {}).get("reason") or (element.job.reason if element.job else "")
+        groups.setdefault((element.state, str(reason)), []).append(index)
+    order = [State.FAILED, State.LOST, State.TIMED_OUT, State.PREEMPTED, State.STOPPED, State.HELD, *State]
+    found = sorted(groups.items(), key=lambda group: (order.index(group[0][0]), group[1]))
+    answers = ((tuple(indices), explain(status.elements[indices[0]], unanswered=unanswered)) for _, indices in found)
+    return SweepAnswer(status=status, groups=tuple(answers))

@@ -1,0 +1,65 @@
+"""Numbers and times as a person reads them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NOTHING: Final = "-"
+"""What stands for a value that there is not, or not yet."""
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_SECONDS_MATTER_BELOW_S: Final = 600
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return a duration in its two largest units: ``45s``, ``1m40s``, ``12m``, ``3h05m``, ``2d04h``."""
+    if seconds is None:
+        return NOTHING
+    whole = max(0, round(seconds))
+    if whole < _MINUTE:
+        return f"{whole}s"
+    if whole < _SECONDS_MATTER_BELOW_S:
+        return f"{whole // _MINUTE}m{whole % _MINUTE:02d}s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE}m"
+    if whole < _DAY:
+        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02d}m"
+    return f"{whole // _DAY}d{whole % _DAY // _HOUR:02d}h"
+
+
+def used_text(used_s: float | None, limit_s: float | None) -> str:
+    """Return how much of a time limit is used."""
+    if limit_s is None:
+        return duration_text(used_s)
+    used = "0s" if used_s is None else duration_text(used_s)
+    return f"{used} of {limit_text(limit_s)}"
+
+
+def limit_text(seconds: float) -> str:
+    """Return a limit, which is most often a round number: ``2h`` and not ``2h00m``."""
+    text = duration_text(seconds)
+    for zero in ("00s", "00m", "00h"):
+        text = text.removesuffix(zero)
+    return text
+
+
+def step_text(step: int | None, total: int | None) -> str:
+    """Return how far a run is."""
+    done = NOTHING if step is None else str(step)
+    return done if total is None else f"{done}/{total}"
+
+
+def number_text(value: float | None, form: str) -> str:
+    """Return a number in a format of its own, or the sign for none."""
+    return NOTHING if value is None else format(value, form)
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """Return ranks with runs of neighbours drawn together: ``0-2, 4-7``."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

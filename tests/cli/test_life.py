@@ -1,0 +1,202 @@
+"""``hpcddp status``, ``logs``, ``why``, ``cancel``, ``requeue``: what they print, and the shell's completion of RUN."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
+from hpcddp.slurm import commands
+from hpcddp.slurm.queue import QueuedJob
+from tests.report.runs import make, queued
+from tests.slurm_language.programs import program
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three runs: one has failed, one runs, one waits."""
+    root = tmp_path / "runs"
+    failed = make(root, "b-failed").submitted("1").started("1").log(0, "hello\n").log(1, "world\n")
+    failed.failed(1, message="a bug", step=4).ended("failed", reason="rank 1 failed", exit_code=70)
+    make(root, "a-runs").submitted("2").started("2").event("train").steps(1, 40)
+    make(root, "c-waits").submitted("3")
+    for place, name in enumerate(("b-failed", "a-runs", "c-waits")):
+        os.utime(root / "digits" / name / "submission.json", (place, place))
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setattr(commands, "queue", lambda _: JOBS)
+    monkeypatch.setattr(commands, "priority", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    return root
+
+
+JOBS: list[QueuedJob] = [queued("2", used_s=60, limit_s=3600, nodes=2), queued("3", "PENDING", reason="Priority")]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = boundary.run(app, words)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.usefixtures("root")
+def test_status_shows_all_runs_the_newest_first(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "status")
+    assert (code, err) == (0, "")
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0] == ["run", "name", "state", "attempt", "step", "loss", "samples/s", "eta", "nodes", "time"]
+    assert [(row[0], row[2]) for row in rows[1:]] == [
+        ("c-waits", "pending"),
+        ("a-runs", "running"),
+        ("b-failed", "failed"),
+    ]
+    assert "\x1b" not in out
+
+
+@pytest.mark.usefixtures("root")
+def test_status_as_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(run(capsys, "status", "a", "--json")[1])
+    (found,) = document["runs"]
+    expected = {"run_id": "a-runs", "state": "running", "job_id": "2", "step": 40, "total_steps": 400, "limit_s": 3600}
+    assert {key: found[key] for key in expected} == expected
+
+
+@pytest.mark.usefixtures("root")
+def test_status_of_one_run_is_its_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "status", "b-failed")[1]
+    assert out.startswith("run        b-failed  (digits)\nstate      failed: rank 1 failed\n")
+
+
+def test_status_says_where_there_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(capsys, "status", "--run-root", str(tmp_path))[:2] == (0, f"there is no run under {tmp_path}\n")
+    code, _, err = run(capsys, "status", "x", "--run-root", str(tmp_path))
+    assert code == 2
+    assert "'x' is no run" in err
+
+
+def test_a_controller_that_is_away_is_said_beside_the_table(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: object) -> list[QueuedJob]:
+        raise commands.SlurmUnavailableError("squeue failed: Unable to contact slurm controller")
+
+    monkeypatch.setattr(commands, "queue", away)
+    code, out, err = run(capsys, "status", "--run-root", str(root))
+    assert code == 0
+    assert [line.split()[2] for line in out.splitlines()[1:]] == ["unknown", "unknown", "failed"]
+    assert err == (
+        "Slurm could not be asked, so these states are as far as files tell: squeue failed: Unable to contact slurm "
+        "controller\n"
+    )
+
+
+@pytest.mark.usefixtures("root")
+def test_watch_is_considerate(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "status", "--watch", "--interval", "0.1")
+    assert code == 2
+    assert "--interval" in err
+
+
+@pytest.mark.usefixtures("root")
+def test_watch_looks_until_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", wait)
+    code, out, _ = run(capsys, "status", "--watch", "--interval", "5")
+    assert (code, waits, out.count("a-runs")) == (130, [5, 5], 2)
+
+
+@pytest.mark.usefixtures("root")
+def test_logs_have_time_rank_and_host_in_front(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "logs", "b")[1].splitlines()
+    assert lines[0].startswith("--- attempt 0 of run b-failed, 2")
+    assert [line[8:] for line in lines[1:]] == [" rank 0 | hello", " rank 1 n1 | world"]
+    assert run(capsys, "logs", "b", "-n", "1")[1].endswith(" rank 1 n1 | world\n")
+    document = json.loads(run(capsys, "logs", "b", "--rank", "1", "--json")[1])
+    assert [line["text"] for line in document["lines"]] == ["world"]
+
+
+@pytest.mark.usefixtures("root")
+def test_the_first_error_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "logs", "b", "--first-error")
+    assert code == 0
+    assert out.splitlines()[0] == "attempt 0: rank 1 on n1 failed first after step 4: ValueError: a bug"
+    assert json.loads(run(capsys, "logs", "b", "--first-error", "--json")[1])["ranks"] == [1]
+    assert run(capsys, "logs", "a", "--first-error")[:2] == (0, "nothing has failed in run a-runs\n")
+    assert run(capsys, "logs", "a", "--first-error", "--json")[:2] == (0, "null\n")
+
+
+@pytest.mark.usefixtures("root")
+def test_following_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "logs", "b", "--follow")
+    assert (code, err) == (0, "run b-failed has ended: failed\n")
+    assert "hello" in out
+
+
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize("option", [["--json"], ["--first-error"], ["--attempt", "0"]])
+def test_following_is_for_people_and_for_the_newest_attempt(
+    capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    code, out, err = run(capsys, "logs", "b", "--follow", *option)
+    assert code == 2
+    assert "--follow prints the newest attempt as it goes; leave out --json, --first-error and --attempt" in out + err
+
+
+@pytest.mark.usefixtures("root")
+def test_why_explains_the_last_run_unless_another_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "why")[1].startswith("c-waits (digits): it waits to start, because jobs of higher priority come")
+    document = json.loads(run(capsys, "why", "b", "--json")[1])
+    assert (document["state"], document["next"]) == ("failed", "hpcddp logs b-failed --first-error")
+
+
+@pytest.mark.usefixtures("root")
+def test_cancel_asks_before_it_ends_the_last_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[object] = []
+    monkeypatch.setattr(commands, "cancel", lambda job_ids, _: ended.append(job_ids))
+    code, _, err = run(capsys, "cancel")
+    assert (code, ended) == (2, [])
+    assert err == "hpcddp: no RUN is given; name the run, or add --yes to cancel the last one, c-waits\n"
+    code, out, _ = run(capsys, "cancel", "--yes")
+    assert (code, ended) == (0, [["3"]])
+    assert out.startswith("run c-waits is cancelled (job 3)")
+    again = json.loads(run(capsys, "cancel", "c-waits", "--json")[1])
+    assert again["sentence"] == "run c-waits has ended already (cancelled); there is nothing to cancel"
+
+
+@pytest.mark.usefixtures("root")
+def test_requeue_of_what_does_not_run_is_the_users_error(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "requeue", "c-waits")
+    assert (code, err) == (
+        2, "hpcddp: the run c-waits waits to start (pending); there is nothing to save or to requeue\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["status"], ["submit", "--resume"], ["checkpoints"]])
+def test_run_ids_complete_in_the_shell_without_a_question_to_anybody(root: Path, words: list[str]) -> None:
+    # Fails the completion if it calls Slurm.
+    environment = program(root.parent, "squeue", "touch asked")
+    line = ["hpcddp", *words, "b"]
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcddp"],
+        cwd=root.parent,
+        env={
+            **os.environ, "PATH": environment["PATH"], "PYTHONPATH": os.pathsep.join(sys.path),
+            "_HPCDDP_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1),
+        },
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["b-failed"], done.stderr
+    assert not (root.parent / "asked").exists()

@@ -1,0 +1,46 @@
+"""How the end of a program is understood that Slurm has signalled together with the task that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# The program kills itself by SIGTERM, as a signal to the whole tree would; the task hears it a moment later, or never.
+TASK = """
+import os, signal, threading, sys
+from hpcddp.launch import program
+from hpcddp.stop.signals import LISTENER
+
+LISTENER.install()
+if sys.argv[1] == "heard":
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+running = program.Program(["sh", "-c", sys.argv[2]], dict(os.environ), notice=program._Notice(None, 0.0))
+code = running.wait()
+print(code, running.told)
+sys.stdout.flush()
+os._exit(0)
+"""
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("heard", "body", "told"),
+    [
+        ("heard", "kill -TERM $$", f"{-signal.SIGTERM} terminated"),
+        ("heard", "exit 143", "143 terminated"),
+        ("never", "kill -TERM $$", f"{-signal.SIGTERM} None"),
+        ("heard", "exit 3", "3 None"),
+    ],
+)
+def test_a_program_that_ended_by_the_signal_that_its_task_got_too_was_told(heard: str, body: str, told: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TASK, heard, body],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == told, done.stderr
