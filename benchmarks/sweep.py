@@ -74,7 +74,7 @@ def train(learning_rate: float, seed: int) -> float:
     for _ in range(2):
         for batch, target in DataLoader(data, batch_size=64, shuffle=True):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(batch), target).backward()
+            nn.functional.cross_entropy(model(batch), target).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return accuracy(model, DataLoader(held, batch_size=64))
 
@@ -132,7 +132,7 @@ def timed(submit: Callable[[Path], str]) -> tuple[float, int]:
         began = time.perf_counter()
         job_id = submit(directory)
         took = time.perf_counter() - began
-        commands.cancel(job_id, environment=os.environ)
+        commands.cancel([job_id], environment=os.environ)
         return took, sum(path.is_file() for path in directory.rglob("*"))
     finally:
         os.chdir("/")
