@@ -104,7 +104,7 @@ def _end_with_the_others(attempt: AttemptDirectory, seen: Seen, lifeline: Lifeli
     """
     if seen.signum != signal.SIGTERM:
         return
-    while (first := _failure_of_another(attempt, lifeline.rank)) is None:
+    while (first := _failure_of_another(attempt, lifeline)) is None:
         if _is_taken_away(attempt, lifeline, question) and lifeline.give_up_training():
             _leave_before_the_first_step(attempt, lifeline, question)
         time.sleep(_POLL_S)
@@ -144,5 +144,6 @@ def _leave_before_the_first_step(attempt: AttemptDirectory, lifeline: Lifeline, 
     leave(ExitCode.STOPPED)
 
 
-def _failure_of_another(attempt: AttemptDirectory, rank: int) -> FailureRecord | None:
-    return next((record for record in read_failures(attempt) if record.rank != rank), None)
+def _failure_of_another(attempt: AttemptDirectory, lifeline: Lifeline) -> FailureRecord | None:
+    others = (record for record in read_failures(attempt) if record.rank != lifeline.rank)
+    return next((record for record in others if not (record.secondary and lifeline.saves_alone)), None)

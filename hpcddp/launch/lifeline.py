@@ -38,6 +38,7 @@ class Lifeline:
         device: its device, once it is chosen.
         heartbeat: its signs of life, once it trains.
         cause: says why the job must go: a ``Cause``'s word, or None.
+        saves_alone: whether what runs here may be saving although its peers have gone: a program of the user's own.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class Lifeline:
         self.device: str | None = None
         self.heartbeat = Heartbeat()
         self.cause: Callable[[], str | None] = _nobody_knows
+        self.saves_alone = False
         self._first_step = threading.Lock()
         self._trains = False
 

@@ -76,9 +76,9 @@ def run_program(
     code = program.wait()
     told = program.told
     record = ProgramExit(rank=env.rank, host=LIFELINE.host, time=time.time(), code=code, told=told)
-    others = [failure for failure in read_failures(attempt) if failure.rank != env.rank]
-    failure = failure_of_program(command, code, attempt.rank_log(env.rank), told=told is not None, others=bool(others))
-    if failure is None:
+    others = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
+    failure = failure_of_program(command, code, attempt.rank_log(env.rank), told=told is not None, others=others)
+    if failure is None or attempt.requeue_file.exists():
         write_exit(attempt, record)
         return
     write_failure(attempt, failure)

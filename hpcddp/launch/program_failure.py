@@ -28,7 +28,7 @@ def failure_of_program(
         code: its exit code; minus the signal that killed it.
         log: where its output went.
         told: whether it was told to end before it did.
-        others: whether another rank has failed: srun tells the rest to end then, and that is no stop.
+        others: whether another rank has failed by its own fault: srun tells the rest to end then, and that is no stop.
         lifeline: what is known of this process.
     """
     if code in {ExitCode.FINISHED, ExitCode.STOPPED} or (told and not others):

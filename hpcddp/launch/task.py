@@ -62,7 +62,7 @@ def main() -> int:
 
         spec = parse_resolved(attempt.run.job_file.read_text(encoding="utf-8"))
         if spec.command is not None:
-            LISTENER.meaning = "it is passed on to the program"
+            LISTENER.meaning, LIFELINE.saves_alone = "it is passed on to the program", True
         environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(spec)))
         # Relative imports of the user's own modules mean the directory of submission; -P keeps it from coming first.
         sys.path.append(str(Path.cwd()))

@@ -175,3 +175,17 @@ def test_bad_options_are_refused_together_each_by_its_own_name(tmp_path: Path) -
     document = submit(tmp_path, "--nodes", "two", "--time", "5x", "--", "true", code=2)
     files = [problem["file"] for problem in document["error"]["problems"]]
     assert files == ["--nodes", "--time"]
+
+
+def test_a_program_that_asked_by_file_goes_on_whatever_its_exit_code(tmp_path: Path) -> None:
+    asks = program(
+        tmp_path,
+        """
+        import os, pathlib, sys
+        pathlib.Path(os.environ["HPCDDP_REQUEUE_FILE"]).touch()
+        sys.exit(1)
+        """,
+    )
+    run = ended(submit(tmp_path, "--tasks-per-node", "2", *asks))
+    assert result(run)["status"] == "stopped"
+    assert "the command asked to be run again" in result(run)["reason"]

@@ -32,8 +32,9 @@ from hpcddp.stop.cause import Cause
 if len(sys.argv) > 2:
     hearing.ask_cause = lambda *_, **__: Cause(sys.argv[2])
 attend(AttemptDirectory.from_text(sys.argv[1]), {})
-if sys.argv[3:] == ["trains"]:
+if sys.argv[3:]:
     LIFELINE.train()
+    LIFELINE.saves_alone = sys.argv[3] == "a program"
 print("up", flush=True)
 # A collective that never ends.
 lock = threading.Lock()
@@ -49,7 +50,7 @@ def attempt(tmp_path: Path) -> AttemptDirectory:
     return made
 
 
-def record(*, kind: str = "ValueError", exit_code: int = 70) -> FailureRecord:
+def record(*, kind: str = "ValueError", exit_code: int = 70, secondary: bool = False) -> FailureRecord:
     return FailureRecord(
         rank=1,
         host="n2",
@@ -58,7 +59,7 @@ def record(*, kind: str = "ValueError", exit_code: int = 70) -> FailureRecord:
         message="boom",
         traceback="",
         exit_code=exit_code,
-        secondary=False,
+        secondary=secondary,
     )
 
 
@@ -137,6 +138,18 @@ def test_ranks_that_train_or_are_ended_by_a_crash_do_not_leave(attempt: AttemptD
     process.kill()
     process.communicate()
     assert read_decision(attempt) is None
+
+
+def test_a_program_goes_on_saving_though_a_peer_that_was_told_too_has_lost_its_connection(
+    attempt: AttemptDirectory,
+) -> None:
+    process = start_task(attempt, "preemption", "a program")
+    write_failure(attempt, record(exit_code=71, secondary=True))
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=3.0)
+    process.kill()
+    process.communicate()
 
 
 def test_a_failure_without_term_ends_nobody(attempt: AttemptDirectory) -> None:
