@@ -11,15 +11,16 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from hpcddp.errors import UserError
+from hpcddp.launch.attribution import leave_record
 from hpcddp.launch.lifeline import LIFELINE
 from hpcddp.launch.program_failure import failure_of_program
 from hpcddp.launch.siblings import fail
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.failure import read_failures, write_failure
+from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.run.files import read_json
 from hpcddp.run.programs import ProgramExit, Told, write_exit
 from hpcddp.slurm.rank_env import RankEnv
@@ -54,7 +55,7 @@ class CommandError(UserError):
 def run_program(
     spec: JobSpec, env: RankEnv, attempt: AttemptDirectory, *, variables: Mapping[str, str], end_time: float | None
 ) -> None:
-    """Run the job's command as this rank; returns when it has ended well, or as it was told to.
+    """Run the job's command as this rank; returns when it has ended well or as it was told to, else ends the task.
 
     Args:
         spec: the job.
@@ -62,9 +63,6 @@ def run_program(
         attempt: its attempt.
         variables: what the program finds in its environment beside this process's own.
         end_time: when the job's time is over, in seconds since the epoch; None without a limit.
-
-    Raises:
-        CommandError: there is no such program.
     """
     command = spec.command or ()
     # Does not return in a process that is leaving already.
@@ -72,17 +70,26 @@ def run_program(
     if env.rank == 0:
         reason = shlex.join(command[:2])
         append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
-    program = Program(command, {**os.environ, **variables}, notice=_notice(spec, attempt, end_time))
+    try:
+        program = Program(command, {**os.environ, **variables}, notice=_notice(spec, attempt, end_time))
+    except CommandError as error:
+        record = LIFELINE.record(kind=error.kind, message=error.message, traceback="", exit_code=ExitCode.USER_CODE)
+        _fail(record, attempt)
     code = program.wait()
     told = program.told
-    record = ProgramExit(rank=env.rank, host=LIFELINE.host, time=time.time(), code=code, told=told)
+    exit_ = ProgramExit(rank=env.rank, host=LIFELINE.host, time=time.time(), code=code, told=told)
     others = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
     failure = failure_of_program(command, code, attempt.rank_log(env.rank), told=told is not None, others=others)
     if failure is None or attempt.requeue_file.exists():
-        write_exit(attempt, record)
+        write_exit(attempt, exit_)
         return
-    write_failure(attempt, failure)
-    write_exit(attempt, record)
+    write_exit(attempt, exit_)
+    _fail(failure, attempt)
+
+
+def _fail(failure: FailureRecord, attempt: AttemptDirectory) -> NoReturn:
+    """Leave the record of a failure, say it, and end."""
+    leave_record(attempt, failure)
     sys.stderr.write(f"hpcddp: {failure.place} failed: {failure.message}\n")
     fail(failure.exit_code, attempt)
 

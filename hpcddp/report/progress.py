@@ -19,7 +19,7 @@ class Progress:
 
     Args:
         step: optimizer steps done.
-        loss: of the last step; None where it was not finite.
+        loss: of the last step; None where it was not finite, or was not said.
         samples_per_s: over the last steps, with what lies between them; None with too few steps.
         steps_per_s: the same in steps.
         time: when the last step was made, in seconds since the epoch.
@@ -50,14 +50,15 @@ def read_progress(metrics: Path, *, since: float = 0.0) -> Progress | None:
         metrics: its ``metrics.jsonl``; it need not exist.
         since: the speed is that of later steps only, in seconds since the epoch: when the newest attempt began.
     """
-    records = [record for record in tail_records(metrics, _TAIL_BYTES) if "loss" in record]
+    # An evaluation stands beside its step. What a function of the user's own logs may be as little as the step.
+    records = [record for record in tail_records(metrics, _TAIL_BYTES) if "val_samples" not in record]
     if not records:
         return None
     last = records[-1]
     samples_per_s, steps_per_s = _speed([record for record in records if record["time"] >= since])
     return Progress(
         step=last["step"],
-        loss=last["loss"],
+        loss=last.get("loss"),
         samples_per_s=samples_per_s,
         steps_per_s=steps_per_s,
         time=last["time"],
@@ -72,4 +73,7 @@ def _speed(records: Sequence[dict[str, Any]]) -> tuple[float | None, float | Non
     seconds = last["time"] - first["time"]
     if seconds <= 0:
         return last.get("samples_per_s"), None
-    return (last["samples_seen"] - first["samples_seen"]) / seconds, (last["step"] - first["step"]) / seconds
+    steps = (last["step"] - first["step"]) / seconds
+    if "samples_seen" not in last or "samples_seen" not in first:
+        return last.get("samples_per_s"), steps
+    return (last["samples_seen"] - first["samples_seen"]) / seconds, steps

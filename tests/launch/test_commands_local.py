@@ -189,3 +189,11 @@ def test_a_program_that_asked_by_file_goes_on_whatever_its_exit_code(tmp_path: P
     run = ended(submit(tmp_path, "--tasks-per-node", "2", *asks))
     assert result(run)["status"] == "stopped"
     assert "the command asked to be run again" in result(run)["reason"]
+
+
+def test_a_program_that_only_the_task_misses_is_named_without_a_traceback(tmp_path: Path) -> None:
+    """What environment.setup does to PATH, nobody knows before."""
+    run = ended(submit(tmp_path, "--set", "environment.setup=['true']", "--", "no-such-program", "x"))
+    assert result(run)["exit_code"] == 70
+    assert "has no program 'no-such-program'" in result(run)["reason"]
+    assert "Traceback" not in run.batch_log.read_text()

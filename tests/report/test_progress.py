@@ -37,6 +37,14 @@ def test_an_evaluation_is_no_step(tmp_path: Path) -> None:
     assert found.step == 10
 
 
+def test_what_a_function_of_ones_own_logs_may_be_as_little_as_the_step(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps({"step": step, "time": NOON + step}) + "\n" for step in (1, 2, 3)))
+    found = read_progress(metrics)
+    assert found is not None
+    assert (found.step, found.loss, found.samples_per_s, found.steps_per_s) == (3, None, None, 1)
+
+
 def test_one_step_has_its_own_speed_and_no_estimate(tmp_path: Path) -> None:
     found = read_progress(make(tmp_path).steps(1, 1).run.metrics)
     assert found is not None
