@@ -50,8 +50,7 @@ def program_environment(
         # A program that is killed leaves what it has printed, and one that crashes below Python leaves its stacks.
         "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
         "PYTHONFAULTHANDLER": inherited.get("PYTHONFAULTHANDLER", "1"),
-        # `python` means the job's own where there is no other: a virtual environment need not be activated.
-        "PATH": f"{inherited.get('PATH', '/usr/local/bin:/usr/bin:/bin')}:{python.parent}",
+        "PATH": _path(spec, inherited, python),
     }
     if end_time is not None:
         variables["HPCDDP_END_TIME"] = f"{end_time:.0f}"
@@ -59,3 +58,16 @@ def program_environment(
         plan = plan_job(spec, samples=None)
         variables |= batch_variables(plan.batch, learning_rate=plan.learning_rate)
     return variables
+
+
+def _path(spec: JobSpec, inherited: Mapping[str, str], python: Path) -> str:
+    """Return where programs are looked for: `python` is the job's interpreter, unless somebody has chosen another.
+
+    A virtual environment that hpcddp was called from need not be activated. One that is activated, or what the job file
+    prepares, comes first.
+    """
+    path = inherited.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+    asked = spec.environment
+    prepared = asked.modules or asked.setup or asked.container or "PATH" in asked.env
+    activated = inherited.get("VIRTUAL_ENV") or inherited.get("CONDA_PREFIX")
+    return f"{path}:{python.parent}" if prepared or activated else f"{python.parent}:{path}"
