@@ -6,6 +6,7 @@ hpcddp submit --nodes 2 --tasks-per-node 2 --time 10min --global-batch-size 64 -
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -20,9 +21,8 @@ from torch.utils.data.distributed import DistributedSampler
 EPOCHS = 4
 
 
-def main() -> None:
+def train() -> None:
     """Train a small network on handwritten digits."""
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -48,6 +48,14 @@ def main() -> None:
             correct += (scores.argmax(1) == labels.to(device)).sum()
         dist.all_reduce(correct)
         print(f"rank {rank} of {ranks}: epoch {epoch}, accuracy {correct.item() / len(data):.3f}", flush=True)
+
+
+def main() -> None:
+    """Open a group, train, and close it."""
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    train()
+    # DDP is part of reference cycles; freed after its group has gone, it may abort the process.
+    gc.collect()
     dist.destroy_process_group()
 
 
