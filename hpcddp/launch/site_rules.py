@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import UserError
-from hpcddp.launch.site_fit import NEEDS, nodes_that_fit, what_a_node_needs
+from hpcddp.launch.site_fit import NEEDS, Need, nodes_that_fit, what_a_node_needs
 from hpcddp.launch.submission import Cluster
 from hpcddp.spec.cluster import ClusterFacts, Partition
 from hpcddp.spec.job import JobSpec
@@ -224,17 +224,21 @@ def _shape(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partitio
         return
     wrong_type = list(_gpu_type(spec, facts, candidates))
     yield from wrong_type
-    needs = [need for need in NEEDS if not (wrong_type and need.key(spec) == "resources.gpus_per_node")]
+    left_aside = {"resources.gpus_per_node"} if wrong_type else set()
+    if not facts.memory_is_shared_out:
+        # Slurm holds only the memory of a whole node against it then.
+        left_aside |= {"resources.mem_per_cpu", "resources.mem_per_gpu"}
+    needs = [need for need in NEEDS if need.key(spec) not in left_aside]
     lacking = [need for need in needs if not any(nodes_that_fit(one, spec, [need]) for one in candidates.values())]
     for need in lacking:
-        elsewhere = [name for name in facts.open_partitions if nodes_that_fit(facts.partitions[name], spec, NEEDS)]
+        elsewhere = [name for name in facts.open_partitions if nodes_that_fit(facts.partitions[name], spec, needs)]
         yield need.key(spec), need.sentence(spec, candidates, " or ".join(elsewhere))
     if not lacking and not wrong_type:
-        yield from _enough_nodes(spec, candidates)
+        yield from _enough_nodes(spec, candidates, needs)
 
 
-def _enough_nodes(spec: JobSpec, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
-    asked, most = spec.resources.nodes, max(nodes_that_fit(one, spec, NEEDS) for one in candidates.values())
+def _enough_nodes(spec: JobSpec, candidates: Mapping[str, Partition], needs: Sequence[Need]) -> Iterator[Finding]:
+    asked, most = spec.resources.nodes, max(nodes_that_fit(one, spec, needs) for one in candidates.values())
     if most < asked <= max(_most_nodes(one) for one in candidates.values()):
         where, needed = " or ".join(candidates), what_a_node_needs(spec)
         if most == 0:
