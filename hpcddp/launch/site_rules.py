@@ -163,7 +163,8 @@ def _accounts(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
 
 def _time(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
     limit = spec.resources.time_limit
-    if limit is None:
+    # A QOS may lift its partition's limits (sacctmgr(1), PartitionTimeLimit and PartitionMaxNodes).
+    if limit is None or spec.resources.qos is not None:
         return
     asked = _LONGER_THAN_ANY if limit.seconds is None else limit.seconds
     longest = max(candidates, key=lambda name: _longest_s(candidates[name]))
@@ -191,7 +192,12 @@ def _longest_s(partition: Partition) -> float:
 
 def _nodes(spec: JobSpec, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
     asked = spec.resources.nodes
-    most = {name: _most_nodes(partition) for name, partition in candidates.items() if partition.kinds}
+    lifted = spec.resources.qos is not None
+    most = {
+        name: partition.nodes if lifted else _most_nodes(partition)
+        for name, partition in candidates.items()
+        if partition.kinds
+    }
     if not most or len(most) < len(candidates) or asked <= max(most.values()):
         return
     name = max(most, key=lambda one: most[one])
