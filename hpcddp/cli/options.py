@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from hpcddp.errors import HpcddpError
+
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
 JobFileOrNone = Annotated[
     Path | None, typer.Argument(metavar="JOB", help="The job file (YAML); not needed with a command.")
@@ -18,6 +20,40 @@ Overrides = Annotated[
 ]
 
 
+RUN_ROOT = Path("runs")
+"""Where runs live unless somebody says otherwise."""
+
+
+def run_root_here() -> Path:
+    """Return where commands look for runs that are not told: as ``hpcddp.toml`` or the profile says, else ``runs``.
+
+    Raises:
+        JobFileError: one of these files cannot be used.
+    """
+    from hpcddp.cli.jobs import underlay_here
+    from hpcddp.spec.read import shared_run_root
+
+    return Path(shared_run_root(underlay_here()) or RUN_ROOT)
+
+
+def word_for(run: Path) -> str:
+    """Return what a command calls a run so that it finds it from here: its id, or the path where ids are elsewhere.
+
+    Args:
+        run: the directory of a run or a sweep, absolute.
+    """
+    try:
+        root = run_root_here().absolute()
+    except HpcddpError:
+        return str(run)
+    return run.name if run.parent.parent == root else str(run)
+
+
+def _chosen_root(context: typer.Context, root: Path) -> Path:
+    source = context.get_parameter_source("run_root")
+    return run_root_here() if source is not None and source.name == "DEFAULT" else root
+
+
 def complete_runs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return the run ids that begin so, for the shell, each with its name and what came of it; nobody is asked."""
     from hpcddp.run.find import all_runs, brief
@@ -26,10 +62,16 @@ def complete_runs(context: typer.Context, incomplete: str) -> list[tuple[str, st
     return [(run.run_id, brief(run)) for run in all_runs(Path(root)) if run.run_id.startswith(incomplete)]
 
 
-RUN_ROOT = Path("runs")
-"""Where runs live unless somebody says otherwise."""
-
-RunRoot = Annotated[Path, typer.Option("--run-root", metavar="DIR", help="Where runs live, to look for an id.")]
+RunRoot = Annotated[
+    Path,
+    typer.Option(
+        "--run-root",
+        metavar="DIR",
+        help="Where runs live, to look for an id. [default: run_root of hpcddp.toml or the profile, else runs]",
+        show_default=False,
+        callback=_chosen_root,
+    ),
+]
 Run = Annotated[
     str | None,
     typer.Argument(

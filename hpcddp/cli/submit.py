@@ -18,7 +18,7 @@ import typer
 from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.following import follow_run
 from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
-from hpcddp.cli.options import RUN_ROOT, AsJson, JobFileOrNone, Overrides, complete_runs
+from hpcddp.cli.options import RUN_ROOT, AsJson, JobFileOrNone, Overrides, complete_runs, run_root_here
 from hpcddp.cli.sweeping import After, AfterAny, Axes, MaxParallel, SweepFile, read_sweep, submit_sweep, wait_for
 from hpcddp.errors import UserError
 
@@ -77,7 +77,7 @@ def submit(  # noqa: PLR0913  each is an option
             autocompletion=complete_runs,
         ),
     ] = None,
-    run_root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs live.", hidden=True)] = RUN_ROOT,
+    run_root: Annotated[Path | None, typer.Option(metavar="DIR", help="Where runs live.", hidden=True)] = None,
     axes: Axes = None,
     sweep_file: SweepFile = None,
     max_parallel: MaxParallel = None,
@@ -102,6 +102,8 @@ def submit(  # noqa: PLR0913  each is an option
     Example: hpcddp submit --resume 20260314-1544
     """
     environment = dict(os.environ)
+    # Only who names a run looks for one.
+    run_root = run_root or (run_root_here() if resume or after or after_any else RUN_ROOT)
     sweep = read_sweep(axes, sweep_file, max_parallel)
     unchanged = job_file is None and words.is_empty and not (overrides or sweep or template or dry_run)
     if resume is not None and unchanged and cluster is ClusterChoice.AUTO:

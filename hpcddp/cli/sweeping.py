@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcddp.cli.options import word_for
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -139,4 +141,4 @@ def print_sweep(submission: SweepSubmission, *, as_json: bool) -> None:
     typer.echo(f"runs             {last + 1}: {sweep.run_id(0)} ... {sweep.run_id(last)}")
     typer.echo(f"job id           {', '.join(chunk.job_id for chunk in sweep.chunks)}  ({arrays} on slurm)")
     typer.echo(f"sweep directory  {sweep.path}")
-    typer.echo(f"next             hpcddp status {sweep.sweep_id}")
+    typer.echo(f"next             {shlex.join(['hpcddp', 'status', word_for(sweep.path)])}")

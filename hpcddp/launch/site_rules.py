@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import UserError
-from hpcddp.launch.site_fit import NEEDS, nodes_that_fit, what_a_node_needs
+from hpcddp.launch.site_fit import NEEDS, Need, nodes_that_fit, what_a_node_needs
 from hpcddp.launch.submission import Cluster
 from hpcddp.spec.cluster import ClusterFacts, Partition
 from hpcddp.spec.job import JobSpec
@@ -163,7 +163,8 @@ def _accounts(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
 
 def _time(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
     limit = spec.resources.time_limit
-    if limit is None:
+    # A QOS may lift its partition's limits (sacctmgr(1), PartitionTimeLimit and PartitionMaxNodes).
+    if limit is None or spec.resources.qos is not None:
         return
     asked = _LONGER_THAN_ANY if limit.seconds is None else limit.seconds
     longest = max(candidates, key=lambda name: _longest_s(candidates[name]))
@@ -191,7 +192,12 @@ def _longest_s(partition: Partition) -> float:
 
 def _nodes(spec: JobSpec, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
     asked = spec.resources.nodes
-    most = {name: _most_nodes(partition) for name, partition in candidates.items() if partition.kinds}
+    lifted = spec.resources.qos is not None
+    most = {
+        name: partition.nodes if lifted else _most_nodes(partition)
+        for name, partition in candidates.items()
+        if partition.kinds
+    }
     if not most or len(most) < len(candidates) or asked <= max(most.values()):
         return
     name = max(most, key=lambda one: most[one])
@@ -224,17 +230,21 @@ def _shape(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partitio
         return
     wrong_type = list(_gpu_type(spec, facts, candidates))
     yield from wrong_type
-    needs = [need for need in NEEDS if not (wrong_type and need.key(spec) == "resources.gpus_per_node")]
+    left_aside = {"resources.gpus_per_node"} if wrong_type else set()
+    if not facts.memory_is_shared_out:
+        # Slurm holds only the memory of a whole node against it then.
+        left_aside |= {"resources.mem_per_cpu", "resources.mem_per_gpu"}
+    needs = [need for need in NEEDS if need.key(spec) not in left_aside]
     lacking = [need for need in needs if not any(nodes_that_fit(one, spec, [need]) for one in candidates.values())]
     for need in lacking:
-        elsewhere = [name for name in facts.open_partitions if nodes_that_fit(facts.partitions[name], spec, NEEDS)]
+        elsewhere = [name for name in facts.open_partitions if nodes_that_fit(facts.partitions[name], spec, needs)]
         yield need.key(spec), need.sentence(spec, candidates, " or ".join(elsewhere))
     if not lacking and not wrong_type:
-        yield from _enough_nodes(spec, candidates)
+        yield from _enough_nodes(spec, candidates, needs)
 
 
-def _enough_nodes(spec: JobSpec, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
-    asked, most = spec.resources.nodes, max(nodes_that_fit(one, spec, NEEDS) for one in candidates.values())
+def _enough_nodes(spec: JobSpec, candidates: Mapping[str, Partition], needs: Sequence[Need]) -> Iterator[Finding]:
+    asked, most = spec.resources.nodes, max(nodes_that_fit(one, spec, needs) for one in candidates.values())
     if most < asked <= max(_most_nodes(one) for one in candidates.values()):
         where, needed = " or ".join(candidates), what_a_node_needs(spec)
         if most == 0:

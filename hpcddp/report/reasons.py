@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,16 +76,18 @@ _TABLE: Final[tuple[tuple[str, str, str], ...]] = (
 _KNOWN: Final = tuple((re.compile(pattern, re.IGNORECASE), why, advice) for pattern, why, advice in _TABLE)
 
 
-def waiting(reason: str, *, job_id: str, run_id: str) -> Waiting:
+def waiting(reason: str, *, job_id: str, run: str) -> Waiting:
     """Return why a job waits.
 
     Args:
         reason: Slurm's code, with or without what some codes have behind them.
         job_id: the job.
-        run_id: the run.
+        run: what commands call the run.
     """
     plain = reason.strip("()").replace("_", " ")
     for pattern, why, advice in _KNOWN:
         if pattern.match(plain):
-            return Waiting(why=why, advice=advice.format(job=job_id, array=job_id.partition("_")[0], run=run_id))
+            return Waiting(
+                why=why, advice=advice.format(job=job_id, array=job_id.partition("_")[0], run=shlex.quote(run))
+            )
     return Waiting(why=f"Slurm says {reason}", advice="See https://slurm.schedmd.com/job_reason_codes.html")

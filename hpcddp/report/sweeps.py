@@ -14,7 +14,7 @@ from hpcddp.report.states import State
 from hpcddp.report.status import RunStatus
 from hpcddp.report.traces import Job, Traces, read_document, read_traces
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.sweep import Sweep, index_of, is_element, read_sweep, sweep_of
+from hpcddp.run.sweep import ManifestError, Sweep, index_of, is_element, read_sweep, sweep_of
 from hpcddp.run.tail import tail_records
 
 Entry = RunDirectory | Sweep
@@ -27,9 +27,17 @@ def entry_of(run: RunDirectory) -> Entry:
 
 def entries_of(runs: Sequence[RunDirectory]) -> list[Entry]:
     """Return runs in their order, with each sweep in place of its elements."""
-    entries = [entry_of(run) for run in runs]
+    entries = [_listed(run) for run in runs]
     sweeps = {entry.path for entry in entries if isinstance(entry, Sweep)}
     return [entry for entry in entries if isinstance(entry, Sweep) or _of(entry, sweeps) is None]
+
+
+def _listed(run: RunDirectory) -> Entry:
+    try:
+        return entry_of(run)
+    except ManifestError:
+        # One that is damaged does not stand in the way of the others.
+        return run
 
 
 def _of(run: RunDirectory, sweeps: set[Path]) -> Path | None:

@@ -18,6 +18,7 @@ from hpcddp.report.wording import duration_text, limit_text
 from hpcddp.run.events import read_events
 from hpcddp.run.failure import failure_sentence, read_failures
 from hpcddp.run.files import read_tail
+from hpcddp.slurm.queue import QueuedJob
 from hpcddp.stop.exit_codes import ExitCode
 
 _WAITS: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})
@@ -89,33 +90,33 @@ class Answer:
             yield f"next: {self.command}"
 
 
-def explain(status: RunStatus, *, priority: str | None = None, unanswered: bool = False) -> Answer:
+def explain(
+    status: RunStatus, *, priority: str | None = None, unanswered: bool = False, called: str | None = None
+) -> Answer:
     """Return why a run is in its state.
 
     Args:
         status: the run.
         priority: what its job's priority is made of, as ``sprio`` prints it; None if that is not known.
         unanswered: whether Slurm could not be asked.
+        called: what commands call the run; None is its id.
     """
+    called = called or status.run.run_id
     if status.state in _WAITS and status.job is not None:
-        return _waits(status, priority)
+        return _waits(status, status.job, priority, called)
     if status.state in _WAITS or status.state.has_nodes:
-        return _runs(status)
+        return _runs(status, called)
     if status.state is State.UNKNOWN:
         asked = "Slurm could not be asked" if unanswered else "it was started on another machine"
         why = f"nobody can tell: it has left no result, and {asked}"
         return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status))
     if status.traces.result is not None:
-        return _ended(status, status.traces.result)
+        return _ended(status, status.traces.result, called)
     return _gone(status)
 
 
-def _waits(status: RunStatus, priority: str | None) -> Answer:
-    job = status.job
-    run_id = status.run.run_id
-    if job is None:
-        return _runs(status)
-    found = waiting(job.reason, job_id=job.job_id, run_id=run_id)
+def _waits(status: RunStatus, job: QueuedJob, priority: str | None, called: str) -> Answer:
+    found = waiting(job.reason, job_id=job.job_id, run=called)
     what = {State.REQUEUED: "waits to run again", State.HELD: "is held"}.get(status.state, "waits to start")
     facts = [f"Slurm's word for it is {job.reason}, of job {job.job_id}"] if job.reason != "None" else []
     if job.start_time is not None and status.state is not State.HELD:
@@ -128,8 +129,8 @@ def _waits(status: RunStatus, priority: str | None) -> Answer:
     )
 
 
-def _runs(status: RunStatus) -> Answer:
-    job, run_id = status.traces.job, status.run.run_id
+def _runs(status: RunStatus, called: str) -> Answer:
+    job = status.traces.job
     where = status.job.node_list if status.job is not None else ", ".join(status.hosts or ())
     what = {State.REQUEUED: "has stopped, and its job is about to run again", State.STOPPING: "is being stopped"}
     doing = what.get(status.state, f"is {status.state}")
@@ -138,7 +139,7 @@ def _runs(status: RunStatus) -> Answer:
         + (f" on {where}" if where else "")
         + (f", as {'process' if job.local else 'job'} {job.job_id}" if job else "")
     )
-    command = shlex.join(["hpcddp", "logs", run_id, "--follow"])
+    command = shlex.join(["hpcddp", "logs", called, "--follow"])
     return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status), command=command)
 
 
@@ -156,7 +157,7 @@ def _signs(status: RunStatus) -> Iterator[str]:
         yield f"the last sign of life was {duration_text(status.now - traces.ended)} ago"
 
 
-def _ended(status: RunStatus, result: Mapping[str, Any]) -> Answer:
+def _ended(status: RunStatus, result: Mapping[str, Any], called: str) -> Answer:
     run = status.run
     if status.state is State.FINISHED:
         accuracy = result.get("val_accuracy")
@@ -168,7 +169,7 @@ def _ended(status: RunStatus, result: Mapping[str, Any]) -> Answer:
     facts = (f"step {saved} is saved" if saved else "no step is saved",)
     resume = str(result.get("resume") or resume_command(run))
     look = result.get("exit_code") in _LOOK_FIRST
-    command = shlex.join(["hpcddp", "logs", run.run_id, "--first-error"]) if look else resume
+    command = shlex.join(["hpcddp", "logs", called, "--first-error"]) if look else resume
     advice = f"When its cause is removed, go on with: {resume}" if look else None
     reason = str(result.get("reason"))
     said = reason.startswith(str(State.CANCELLED))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +11,7 @@ from hpcddp.report.states import State
 from hpcddp.report.sweeps import SweepStatus
 from hpcddp.report.why import Answer, explain
 from hpcddp.report.wording import ranks_text
+from hpcddp.run.sweep import element_id
 
 # Hundreds of elements that fail mostly fail for a handful of reasons.
 _ANSWERS_SHOWN: Final = 12
@@ -22,10 +24,12 @@ class SweepAnswer:
     Args:
         status: the sweep.
         groups: the indices of the elements that share an answer, with the answer of the first of them.
+        called: what commands call the sweep.
     """
 
     status: SweepStatus
     groups: tuple[tuple[tuple[int, ...], Answer], ...]
+    called: str
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints."""
@@ -44,21 +48,33 @@ class SweepAnswer:
                 yield f"    {answer.advice}"
         if len(self.groups) > _ANSWERS_SHOWN:
             yield f"  and {len(self.groups) - _ANSWERS_SHOWN} more answers; --json holds all"
-        yield f"next: hpcddp why {sweep.run_id(self.groups[0][0][0])}" if self.groups else "it has no elements"
+        if not self.groups:
+            yield "it has no elements"
+            return
+        first = element_id(self.called, self.groups[0][0][0])
+        yield f"next: {shlex.join(['hpcddp', 'why', first])}"
 
 
-def explain_sweep(status: SweepStatus, *, unanswered: bool) -> SweepAnswer:
+def explain_sweep(status: SweepStatus, *, unanswered: bool, called: str | None = None) -> SweepAnswer:
     """Return why the elements of a sweep are in their states; those that have finished or run as they should come last.
 
     Args:
         status: the sweep.
         unanswered: whether Slurm could not be asked.
+        called: what commands call the sweep; None is its id.
     """
+    named = called or status.sweep.sweep_id
     groups: dict[tuple[State, str], list[int]] = {}
     for index, element in enumerate(status.elements):
         reason = (element.traces.result or {}).get("reason") or (element.job.reason if element.job else "")
         groups.setdefault((element.state, str(reason)), []).append(index)
     order = [State.FAILED, State.LOST, State.TIMED_OUT, State.PREEMPTED, State.STOPPED, State.HELD, *State]
     found = sorted(groups.items(), key=lambda group: (order.index(group[0][0]), group[1]))
-    answers = ((tuple(indices), explain(status.elements[indices[0]], unanswered=unanswered)) for _, indices in found)
-    return SweepAnswer(status=status, groups=tuple(answers))
+    answers = (
+        (
+            tuple(indices),
+            explain(status.elements[indices[0]], unanswered=unanswered, called=element_id(named, indices[0])),
+        )
+        for _, indices in found
+    )
+    return SweepAnswer(status=status, groups=tuple(answers), called=named)

@@ -13,10 +13,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import create_text, read_json, write_text
 
 MANIFEST = "sweep.json"
+
+
+class ManifestError(UserError):
+    """A sweep's manifest cannot be read."""
+
+    kind = "manifest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +117,22 @@ def create_sweep(sweep: Sweep) -> bool:
 
 
 def read_sweep(directory: Path) -> Sweep | None:
-    """Return the sweep of a directory, or None if it holds none."""
-    document = read_json(directory / MANIFEST)
-    if document is None:
-        return None
+    """Return the sweep of a directory, or None if it holds none.
+
+    Raises:
+        ManifestError: its manifest cannot be read.
+    """
+    path = directory / MANIFEST
+    try:
+        document = read_json(path)
+        return None if document is None else _parsed(document, directory)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ManifestError(f"{path} is damaged: it is no manifest of a sweep; bring a copy of it back") from error
+    except PermissionError as error:
+        raise ManifestError(f"{path} cannot be read: it is closed to you; ask its owner") from error
+
+
+def _parsed(document: Mapping[str, Any], directory: Path) -> Sweep:
     return Sweep(
         sweep_id=document["sweep_id"],
         path=directory,

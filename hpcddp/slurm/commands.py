@@ -23,6 +23,8 @@ from hpcddp.slurm.queue import FORMAT, QueuedJob, parse_queue
 __all__ = ["SlurmCommandError", "SlurmMissingError", "SlurmUnavailableError"]
 
 _UNKNOWN_JOB = "Invalid job id specified"
+# Of an element that has ended, while others of its array are still there.
+_UNKNOWN_ELEMENT = "Job {job_id} not found"
 DEFAULT_LARGEST_ARRAY = 1001
 """What ``MaxArraySize`` is where nobody has set it (slurm.conf(5))."""
 
@@ -142,7 +144,7 @@ def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> 
     done = run(["scontrol", "show", "job", job_id], environment)
     if done.returncode == 0:
         return [parse_job(record) for record in done.stdout.strip("\n").split("\n\n") if record.strip()]
-    if _UNKNOWN_JOB in done.stderr:
+    if _UNKNOWN_JOB in done.stderr or _UNKNOWN_ELEMENT.format(job_id=job_id) in done.stdout + done.stderr:
         return []
     raise failure(["scontrol", "show", "job", job_id], done)
 

@@ -23,6 +23,7 @@ _TEXTS: frozenset[Path] = frozenset(
         )
     }
 )  # fmt: skip
+_VARIABLES = ("environment", "env")
 _NULL = re.compile(r"null|Null|NULL|~|", re.ASCII)
 
 
@@ -106,4 +107,8 @@ def _read(path: Path, text: str, file: str, *, origin: str = OVERRIDE) -> Overri
     scalars = {(*path, *below): spelling for below, spelling in document.written.items()}
     if written is not None:
         scalars[path] = written
-    return Override(path=path, value=document.value, source=Source(origin=origin, file=file, written=scalars))
+    value = document.value
+    if path[: len(_VARIABLES)] == _VARIABLES and len(path) > len(_VARIABLES) and isinstance(value, bool | int | float):
+        # An environment variable is a text, and who writes 4 for one means these letters; --sweep reads it so too.
+        value = word
+    return Override(path=path, value=value, source=Source(origin=origin, file=file, written=scalars))

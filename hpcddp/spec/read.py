@@ -119,6 +119,21 @@ def load_job(
     )
 
 
+def shared_run_root(underlay: Underlay) -> str | None:
+    """Return where jobs keep their runs that do not say it themselves, or None where nothing under them says it either.
+
+    Raises:
+        JobFileError: a file under them cannot be used.
+    """
+    layers, nothing = Layers(), Source(origin=JOB_FILE, file="")
+    try:
+        _lay_under(layers, {}, nothing, (), underlay)
+    except SettingsError as error:
+        raise JobFileError.of(error.problems) from None
+    found = layers.value.get("run_root")
+    return found if isinstance(found, str) and found else None
+
+
 def _name_after_command(layers: Layers, sets: Sequence[Override]) -> None:
     command = next((override.value for override in sets if override.path == ("command",)), None)
     if command:

@@ -200,3 +200,63 @@ def test_run_ids_complete_in_the_shell_without_a_question_to_anybody(root: Path,
     )  # fmt: skip
     assert done.stdout.split() == ["b-failed"], done.stderr
     assert not (root.parent / "asked").exists()
+
+
+@pytest.mark.parametrize("where", ["project", "profile", "both"])
+def test_runs_are_looked_for_where_the_project_or_the_profile_puts_them(
+    where: str, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    profiles = tmp_path / "config" / "hpcddp" / "profiles"
+    profiles.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    said = f'run_root = "{root}"\n'
+    if where == "project":
+        (here / "hpcddp.toml").write_text(said)
+    else:
+        (profiles / "gpu.toml").write_text(said)
+        (here / "hpcddp.toml").write_text('profile = "gpu"\n')
+    if where == "both":
+        (profiles / "gpu.toml").write_text('run_root = "elsewhere"\n')
+        (here / "hpcddp.toml").write_text(f'profile = "gpu"\n{said}')
+    assert "a-runs" in run(capsys, "status")[1]
+    assert "c-waits" in run(capsys, "why")[1]
+    assert run(capsys, "logs", "b-f")[0] == 0
+    assert run(capsys, "status", "--run-root", "runs")[1] == "there is no run under runs\n"
+
+
+def test_a_project_file_that_cannot_be_read_is_named_and_does_not_stop_who_says_where_runs_are(
+    root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "hpcddp.toml").write_text("run_root = \n")
+    code, _, err = run(capsys, "status")
+    assert code == 2
+    assert "hpcddp.toml:1: is no TOML" in err
+    assert "a-runs" in run(capsys, "status", "--run-root", str(root))[1]
+
+
+def test_a_damaged_sweep_stands_in_nobody_elses_way(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make(root, "d-sweep").submitted("9")
+    (made.run.path / "sweep.json").write_text('{"sweep_id')
+    code, out, _ = run(capsys, "status")
+    assert code == 0
+    assert "a-runs" in out
+    assert "d-sweep" in out
+    code, _, err = run(capsys, "status", "d-sweep")
+    assert code == 2
+    assert "sweep.json is damaged" in err
+
+
+def test_why_names_a_run_elsewhere_by_its_path(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    path = root / "digits" / "b-failed"
+    out = run(capsys, "why", "b-failed", "--run-root", str(root))[1]
+    assert f"next: hpcddp logs {path} --first-error" in out
+    assert (
+        f"next: hpcddp logs {root / 'digits' / 'a-runs'} --follow"
+        in run(capsys, "why", str(path.with_name("a-runs")))[1]
+    )

@@ -46,14 +46,14 @@ def made(tmp_path: Path) -> Made:
 
 @pytest.mark.parametrize("reason", DOCUMENTED)
 def test_every_reason_that_slurm_documents_has_plain_words_and_advice(reason: str) -> None:
-    found = waiting(reason, job_id="7", run_id="run-1")
+    found = waiting(reason, job_id="7", run="run-1")
     assert not found.why.startswith("Slurm says")
     assert found.advice
     assert "{" not in found.advice
 
 
 def test_a_reason_of_tomorrow_is_told_as_slurm_says_it() -> None:
-    assert waiting("Tired", job_id="7", run_id="r").why == "Slurm says Tired"
+    assert waiting("Tired", job_id="7", run="r").why == "Slurm says Tired"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_reason_of_tomorrow_is_told_as_slurm_says_it() -> None:
     ],
 )
 def test_reasons_that_look_alike_are_told_apart(reason: str, words: str) -> None:
-    assert words in waiting(reason, job_id="7", run_id="r").why
+    assert words in waiting(reason, job_id="7", run="r").why
 
 
 def test_a_waiting_run_says_why_when_and_what_to_do(made: Made) -> None:

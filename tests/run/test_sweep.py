@@ -5,7 +5,17 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.sweep import Chunk, Sweep, create_sweep, index_of, is_element, read_sweep, sweep_of, write_sweep
+from hpcddp.run.sweep import (
+    Chunk,
+    ManifestError,
+    Sweep,
+    create_sweep,
+    index_of,
+    is_element,
+    read_sweep,
+    sweep_of,
+    write_sweep,
+)
 
 
 @pytest.fixture
@@ -24,6 +34,13 @@ def test_a_manifest_reads_back_as_it_was(sweep: Sweep) -> None:
 
 def test_a_directory_without_a_manifest_is_no_sweep(tmp_path: Path) -> None:
     assert read_sweep(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ['{"sweep_id', "{}", "[1]", '{"sweep_id": "a", "elements": [], "chunks": [1]}'])
+def test_a_damaged_manifest_is_named(sweep: Sweep, text: str) -> None:
+    sweep.manifest.write_text(text)
+    with pytest.raises(ManifestError, match=r"sweep\.json is damaged"):
+        read_sweep(sweep.path)
 
 
 def test_the_first_manifest_stays_when_elements_write_it(sweep: Sweep) -> None:

@@ -121,6 +121,11 @@ def test_a_job_that_the_controller_does_not_know_is_none(programs: Path) -> None
     assert commands.show_job("7", environment=env) is None
 
 
+def test_an_element_that_has_left_its_array_is_unknown(programs: Path) -> None:
+    env = program(programs, "scontrol", 'echo "Job 26_3 not found"; exit 1')
+    assert commands.show_job("26_3", environment=env) is None
+
+
 def test_a_controller_that_is_away_is_no_answer(programs: Path) -> None:
     said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     env = program(programs, "scontrol", f'echo "{said}" >&2; exit 1')

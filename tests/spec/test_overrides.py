@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hpcddp.spec.overrides import Override, read_override
 from hpcddp.spec.read import ResolvedJob
 
 Load = Callable[..., ResolvedJob]
@@ -128,3 +129,10 @@ def test_what_an_override_breaks_is_blamed_on_the_override(refuse: Refuse) -> No
             "write 4 or more, or ask for at most 3 ranks"
         )
     ]
+
+
+@pytest.mark.parametrize("text", ["4", "0.10", "1e3", "true", "007"])
+def test_a_variable_of_the_environment_is_the_text_that_was_written(text: str) -> None:
+    override = read_override(f"environment.env.THREADS={text}")
+    assert isinstance(override, Override)
+    assert override.value == text
