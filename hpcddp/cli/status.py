@@ -89,7 +89,11 @@ def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> N
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
-    lines = table(found.lines, width=width, paint=paint) if found.lines else [f"there is no run under {run_root}"]
+    lines = (
+        table(found.lines, width=width, paint=paint)
+        if found.lines
+        else [f"there is no run under {run_root.absolute()}"]
+    )
     if run is not None:
         (only,) = found.lines
         if isinstance(only, RunStatus):

@@ -107,7 +107,7 @@ def explain(
     if status.state in _WAITS or status.state.has_nodes:
         return _runs(status, called)
     if status.state is State.UNKNOWN:
-        asked = "Slurm could not be asked" if unanswered else "it was started on another machine"
+        asked = "Slurm could not be asked" if unanswered else "it was started on another machine, or nothing says where"
         why = f"nobody can tell: it has left no result, and {asked}"
         return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status))
     if status.traces.result is not None:

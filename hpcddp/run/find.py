@@ -72,7 +72,9 @@ def last_run(run_root: Path) -> RunDirectory:
     """
     runs = all_runs(run_root)
     if not runs:
-        raise NoRunError(f"there is no run under {run_root}; submit one, or say with --run-root where runs are")
+        raise NoRunError(
+            f"there is no run under {run_root.absolute()}; submit one, or say with --run-root where runs are"
+        )
     return runs[0]
 
 

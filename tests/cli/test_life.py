@@ -224,7 +224,7 @@ def test_runs_are_looked_for_where_the_project_or_the_profile_puts_them(
     assert "a-runs" in run(capsys, "status")[1]
     assert "c-waits" in run(capsys, "why")[1]
     assert run(capsys, "logs", "b-f")[0] == 0
-    assert run(capsys, "status", "--run-root", "runs")[1] == "there is no run under runs\n"
+    assert run(capsys, "status", "--run-root", "runs")[1] == f"there is no run under {Path('runs').absolute()}\n"
 
 
 def test_a_project_file_that_cannot_be_read_is_named_and_does_not_stop_who_says_where_runs_are(

@@ -238,12 +238,12 @@ def test_facts_about_another_cluster_than_the_one_that_is_spoken_to_are_left_asi
 
 
 def test_memory_per_cpu_refuses_nothing_where_memory_is_not_shared_out() -> None:
-    memory = {"tasks_per_node": 8, "mem_per_cpu": "200G"}
+    memory: dict[str, Any] = {"tasks_per_node": 8, "mem_per_cpu": "200G"}
     assert findings(**memory) != []
     assert findings(university().model_copy(update={"memory_is_shared_out": False}), **memory) == []
 
 
 def test_a_qos_may_lift_the_limits_of_a_partition() -> None:
-    longer = {"time_limit": "300-00:00:00", "partition": "batch"}
+    longer: dict[str, Any] = {"time_limit": "300-00:00:00", "partition": "batch"}
     assert findings(**longer) != []
     assert findings(**longer, qos="long") == []
