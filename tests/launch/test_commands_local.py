@@ -175,3 +175,26 @@ def test_bad_options_are_refused_together_each_by_its_own_name(tmp_path: Path) -
     document = submit(tmp_path, "--nodes", "two", "--time", "5x", "--", "true", code=2)
     files = [problem["file"] for problem in document["error"]["problems"]]
     assert files == ["--nodes", "--time"]
+
+
+def test_whoever_follows_sees_what_rank_0_prints_and_only_of_this_job(tmp_path: Path) -> None:
+    words = program(
+        tmp_path,
+        """
+        import os, sys
+        print("output of rank", os.environ["RANK"], "attempt", os.environ["HPCDDP_ATTEMPT"], end="", flush=True)
+        sys.exit(3 if os.environ["HPCDDP_ATTEMPT"] == "0" else 0)
+        """,
+    )
+    document = submit(tmp_path, "--tasks-per-node", "2", "--follow", *words, code=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "submit", "--resume", document["run_id"], "--follow"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "output of" in line]
+    assert [line.partition("submitit")[0] for line in lines] == ["rank 0 | output of rank 0 attempt 1"]
