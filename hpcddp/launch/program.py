@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from hpcddp.errors import UserError
@@ -25,13 +26,14 @@ from hpcddp.run.programs import ProgramExit, Told, write_exit
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.spec.job import JobSpec
 from hpcddp.stop.exit_codes import ExitCode
-from hpcddp.stop.signals import LISTENER
+from hpcddp.stop.signals import LISTENER, Seen
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG: Final = 1
 _ENDING: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _ONLY_PASSED_ON: Final = (signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON: Final = frozenset({*_ENDING, *_ONLY_PASSED_ON, signal.SIGKILL})
+_TELLING: Final[Mapping[int, Told]] = MappingProxyType({signal.SIGTERM: "terminated", signal.SIGUSR2: "warned"})
 _POLL_S: Final = 0.5
 # As subprocess has it, and as a shell does (bash(1), EXIT STATUS).
 _ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, 128 + signal.SIGTERM})
@@ -156,12 +158,13 @@ class Program:
     def _look_for_a_shared_end(self, code: int) -> None:
         """Notice that Slurm has told the program itself: it may signal a whole tree of processes at once.
 
-        With proctrack/linuxproc it does; a program without a handler then ends before this process has heard anything.
+        With proctrack/linuxproc it does; a program that dies of it, or whose handler ends it at once, then ends before
+        this process has heard anything. What a handler leaves as exit code may be any, 0 too.
         """
-        deadline = time.monotonic() + _HEARD_WITHIN_S
-        while self.told is None and code in _ENDED_BY_TERM and time.monotonic() < deadline:
-            if LISTENER.first(signal.SIGTERM) is not None:
-                self.told = "terminated"
+        ended = time.monotonic()
+        possible = self._listened & set(_TELLING) | ({signal.SIGTERM} if code in _ENDED_BY_TERM else set())
+        while possible and self.told is None and time.monotonic() < ended + _HEARD_WITHIN_S:
+            self.told = next((_TELLING[seen.signum] for seen in _seen_since(ended - _HEARD_WITHIN_S, possible)), None)
             time.sleep(_HEARING_POLL_S)
 
     def _look_at_the_clock(self) -> None:
@@ -214,6 +217,12 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
         ) from None
     except OSError as error:
         raise CommandError(f"command is {shown}, which cannot be started: {error.strerror}; correct it") from None
+
+
+def _seen_since(moment: float, signals: Iterable[int]) -> Iterator[Seen]:
+    """Yield the signals that have come since a moment, of those that are asked for; SIGTERM, which says more, first."""
+    heard = (LISTENER.first(signal.Signals(signum)) for signum in _TELLING if signum in signals)
+    return (seen for seen in heard if seen is not None and seen.monotonic >= moment)
 
 
 def _caught_by(pid: int) -> frozenset[int]:
