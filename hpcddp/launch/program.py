@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shlex
 import signal
@@ -216,7 +217,8 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
             f"{Path.cwd()} for a path); write a program that is there"
         ) from None
     except OSError as error:
-        raise CommandError(f"command is {shown}, which cannot be started: {error.strerror}; correct it") from None
+        repair = "begin it with a line like #!/bin/bash" if error.errno == errno.ENOEXEC else "correct it"
+        raise CommandError(f"command is {shown}, which cannot be started: {error.strerror}; {repair}") from None
 
 
 def _seen_since(moment: float, signals: Iterable[int]) -> Iterator[Seen]:
