@@ -50,14 +50,16 @@ def read_progress(metrics: Path, *, since: float = 0.0) -> Progress | None:
         metrics: its ``metrics.jsonl``; it need not exist.
         since: the speed is that of later steps only, in seconds since the epoch: when the newest attempt began.
     """
-    records = [record for record in tail_records(metrics, _TAIL_BYTES) if "loss" in record]
+    found = [record for record in tail_records(metrics, _TAIL_BYTES) if "step" in record and "time" in record]
+    # A function of the user's own may log what it likes.
+    records = [record for record in found if "loss" in record] or found
     if not records:
         return None
     last = records[-1]
     samples_per_s, steps_per_s = _speed([record for record in records if record["time"] >= since])
     return Progress(
         step=last["step"],
-        loss=last["loss"],
+        loss=last.get("loss"),
         samples_per_s=samples_per_s,
         steps_per_s=steps_per_s,
         time=last["time"],
@@ -72,4 +74,7 @@ def _speed(records: Sequence[dict[str, Any]]) -> tuple[float | None, float | Non
     seconds = last["time"] - first["time"]
     if seconds <= 0:
         return last.get("samples_per_s"), None
-    return (last["samples_seen"] - first["samples_seen"]) / seconds, (last["step"] - first["step"]) / seconds
+    steps_per_s = (last["step"] - first["step"]) / seconds
+    if "samples_seen" not in first or "samples_seen" not in last:
+        return last.get("samples_per_s"), steps_per_s
+    return (last["samples_seen"] - first["samples_seen"]) / seconds, steps_per_s
