@@ -53,6 +53,7 @@ def _stay(submission: Submission, display: Any) -> Outcome:  # noqa: ANN401
             job_state=_job_state(submission),
             interrupted=_stopper(submission) if local else None,
             output=_output(submission),
+            first_attempt=submission.first_attempt,
         )
     except KeyboardInterrupt:
         stop = f"kill {submission.job_id}" if local else f"scancel {submission.job_id}"

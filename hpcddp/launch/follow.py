@@ -102,6 +102,7 @@ class _Follower:
     def __init__(
         self, run: RunDirectory, display: Display, job_state: Callable[[], JobState], output: Output | None
     ) -> None:
+        self.first_attempt = 0
         self._run = run
         self._display = display
         self._job_state = job_state
@@ -123,7 +124,8 @@ class _Follower:
             self._state = now
             self._display.job(now)
         for event in self._events.new_records():
-            self._display.event(event)
+            if event["attempt"] >= self.first_attempt:
+                self._display.event(event)
         for record in self._metrics.new_records():
             self._newest_step = _show(record, self._display, self._newest_step)
         return self._outcome(now)
@@ -147,6 +149,7 @@ def follow(
     job_state: Callable[[], JobState],
     interrupted: Callable[[], bool] | None = None,
     output: Output | None = None,
+    first_attempt: int = 0,
 ) -> Outcome:
     """Show a run's progress until it has ended for good, through requeues.
 
@@ -156,6 +159,7 @@ def follow(
         job_state: asks what became of the job.
         interrupted: called at Ctrl-C; it returns whether to go on following. None goes on at none.
         output: what the user's own program prints; None shows none of it.
+        first_attempt: the first attempt that is of interest; what became of earlier ones is not shown.
 
     Returns:
         How it ended.
@@ -164,6 +168,7 @@ def follow(
         KeyboardInterrupt: Ctrl-C, and it is not to go on.
     """
     follower = _Follower(run, display, job_state, output)
+    follower.first_attempt = first_attempt
     while True:
         try:
             if (outcome := follower.look()) is not None:

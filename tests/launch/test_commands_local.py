@@ -197,4 +197,5 @@ def test_whoever_follows_sees_what_rank_0_prints_and_only_of_this_job(tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "output of" in line]
+    assert "failed" not in done.stderr
     assert [line.partition("submitit")[0] for line in lines] == ["rank 0 | output of rank 0 attempt 1"]
