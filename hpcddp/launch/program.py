@@ -39,6 +39,7 @@ _POLL_S: Final = 0.5
 # As subprocess has it, and as a shell does (bash(1), EXIT STATUS).
 _ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, 128 + signal.SIGTERM})
 _HEARD_WITHIN_S: Final = 1.0
+_HEARD_AT_ONCE_S: Final = 0.25
 _HEARING_POLL_S: Final = 0.02
 # A program that does not listen to the warning is told by SIGTERM: a part of the lead before the end, and so much at
 # most. What is left then is for the requeue.
@@ -80,7 +81,9 @@ def run_program(
     told = program.told
     record = ProgramExit(rank=env.rank, host=LIFELINE.host, time=time.time(), code=code, told=told)
     others = [failure for failure in read_failures(attempt) if failure.rank != env.rank]
-    failure = failure_of_program(command, code, attempt.rank_log(env.rank), told=told is not None, others=bool(others))
+    # Who only lost a peer may have said so before the one that this peer was: only an error of its own comes first.
+    log, answers = attempt.rank_log(env.rank), program.answers and any(not record.secondary for record in others)
+    failure = failure_of_program(command, code, log, told=told is not None, answers=answers, others=bool(others))
     if failure is None:
         write_exit(attempt, record)
         return
@@ -128,6 +131,7 @@ class Program:
 
     Attributes:
         told: why it was told to end; None as long as it was not.
+        answers: whether it ended after SIGTERM had come, and not a moment before.
 
     Raises:
         CommandError: there is no such program.
@@ -135,6 +139,7 @@ class Program:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, notice: _Notice) -> None:
         self.told: Told | None = None
+        self.answers = False
         self._notice = notice
         self._listened: frozenset[int] = frozenset()
         self._process = _start(command, environment)
@@ -164,7 +169,9 @@ class Program:
         """
         ended = time.monotonic()
         possible = self._listened & set(_TELLING) | ({signal.SIGTERM} if code in _ENDED_BY_TERM else set())
-        while possible and self.told is None and time.monotonic() < ended + _HEARD_WITHIN_S:
+        # An error of the program's own is not to be taken for an answer to what its end has led to.
+        within_s = _HEARD_WITHIN_S if code in _ENDED_BY_TERM or code == 0 else _HEARD_AT_ONCE_S
+        while possible and self.told is None and time.monotonic() < ended + within_s:
             self.told = next((_TELLING[seen.signum] for seen in _seen_since(ended - _HEARD_WITHIN_S, possible)), None)
             time.sleep(_HEARING_POLL_S)
 
@@ -185,7 +192,7 @@ class Program:
             return
         listens = signum in _caught_by(process.pid)
         if signum == signal.SIGTERM:
-            self.told = self.told or "terminated"
+            self.told, self.answers = self.told or "terminated", True
         elif signum == signal.SIGUSR2 and (listens or signum in self._listened):
             self.told = self.told or "warned"
         if listens or signum not in self._listened:

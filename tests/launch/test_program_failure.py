@@ -55,6 +55,12 @@ def test_who_lost_a_peer_or_was_ended_with_the_others_only_followed(
     assert (record.secondary, record.exit_code) == (True, 71)
 
 
+def test_what_a_handler_raises_when_another_rank_has_failed_is_no_error_of_its_own(tmp_path: Path) -> None:
+    record = failure_of_program(COMMAND, 1, log(tmp_path, BOOM), told=True, answers=True, others=True)
+    assert record is not None
+    assert (record.secondary, record.exit_code) == (True, 71)
+
+
 def test_a_failure_of_its_own_stays_one_though_the_others_were_told_meanwhile(tmp_path: Path) -> None:
     """A peer may notice a crash before the task of the crashed program does, and be the first to say so."""
     record = failure_of_program(COMMAND, 1, log(tmp_path, BOOM), told=True, others=True)
