@@ -44,6 +44,9 @@ def failure_of_program(
         return None
     words = last_words(log)
     killed = _signal_of(code)
+    if killed is signal.SIGABRT and words.message:
+        # An exception has ended it, and what it left behind aborts: a process group with work under way, for one.
+        killed = None
     followed = answers or (told and killed in _ENDED_FROM_OUTSIDE) or says_peer_loss(words.traceback or words.tail)
     infrastructure = followed or (killed is signal.SIGKILL and code < 0)
     return lifeline.record(

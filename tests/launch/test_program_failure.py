@@ -24,6 +24,8 @@ def log(directory: Path, text: str) -> Path:
     [
         (1, BOOM, "ValueError", "boom", 70),
         (3, "just this\n", "exit", "python train.py ended with exit code 3", 70),
+        (-6, BOOM, "ValueError", "boom", 70),
+        (-6, "", "killed", "python train.py was killed by SIGABRT", 70),
         (-11, "", "killed", "python train.py was killed by SIGSEGV", 70),
         # As bash says it of what it ran.
         (139, "", "killed", "python train.py was killed by SIGSEGV", 70),
