@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from hpcddp.launch.follow import JobState, Outcome
+    from hpcddp.launch.follow import JobState, Outcome, Output
     from hpcddp.launch.submission import Submission
 
 _INTERRUPTED = 130
@@ -51,6 +52,8 @@ def _stay(submission: Submission, display: Any) -> Outcome:  # noqa: ANN401
             display,
             job_state=_job_state(submission),
             interrupted=_stopper(submission) if local else None,
+            output=_output(submission),
+            first_attempt=submission.first_attempt,
         )
     except KeyboardInterrupt:
         stop = f"kill {submission.job_id}" if local else f"scancel {submission.job_id}"
@@ -59,6 +62,22 @@ def _stay(submission: Submission, display: Any) -> Outcome:  # noqa: ANN401
     finally:
         if local:
             signal.signal(signal.SIGTERM, before)
+
+
+def _output(submission: Submission) -> Output | None:
+    """Return what prints the work's own lines; the training of a job file shows its steps instead."""
+    from hpcddp.report.logs import OutputFollower
+    from hpcddp.spec.write import parse_resolved
+
+    run = submission.run
+    if parse_resolved(run.job_file.read_text(encoding="utf-8")).train is not None:
+        return None
+    follower = OutputFollower(run, first_attempt=submission.first_attempt)
+
+    def lines(*, ended: bool) -> list[str]:
+        return [line.text for line in follower.new_lines(time.time(), ended=ended)]
+
+    return lines
 
 
 def _stopper(submission: Submission) -> Callable[[], bool]:

@@ -135,9 +135,9 @@ def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int 
             number = newest
             attempt = run.attempt(newest)
             follower, printer = LogFollower(attempt, ranks=ranks, batch=batch), _Printer(attempt)
-            printer.print(_last(follower.new_lines(time.time()), lines))
+            printer.print(_last(follower.new_lines(time.time(), ended=not alive), lines))
         elif number is not None:
-            printer.print(follower.new_lines(time.time()))
+            printer.print(follower.new_lines(time.time(), ended=not alive))
         if not alive:
             typer.echo(f"run {run.run_id} has ended: {watch.state}", err=True)
             return

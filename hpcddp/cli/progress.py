@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
@@ -38,6 +39,10 @@ class PlainDisplay:
         """Say that the job's state has changed."""
         typer.echo(_JOB_LINES[state], err=True)
 
+    def output(self, line: str) -> None:
+        """Print a line of rank 0's own."""
+        typer.echo(f"rank 0 | {line}", err=True)
+
     def event(self, event: dict[str, Any]) -> None:
         """Say what a person wants to know of an event."""
         if (line := event_line(event)) is not None:
@@ -47,7 +52,7 @@ class PlainDisplay:
         """Keep the record; print it if the last line is some time ago."""
         self._newest = record
         if time.monotonic() - self._last_line >= _LINE_EVERY_S:
-            self._print(f"{self._where(record)}  {step_text(record)}")
+            self._print(f"{self._where(record)}  {step_text(record)}".rstrip())
 
     def evaluation(self, record: dict[str, Any]) -> None:
         """Print where training stands."""
@@ -55,6 +60,9 @@ class PlainDisplay:
         self._print(f"{self._where(record)}{training}  {evaluation_text(record)}")
 
     def _where(self, record: dict[str, Any]) -> str:
+        if "epoch" not in record:
+            # A function of the user's own may count steps only.
+            return f"step {record['step']}"
         total = f"/{self._steps_per_epoch * self._epochs}" if self._steps_per_epoch else ""
         return f"epoch {record['epoch'] + 1}/{self._epochs}  step {record['step']}{total}"
 
@@ -100,6 +108,12 @@ class BarDisplay:
         """Say that the job's state has changed."""
         self._progress.console.print(_JOB_LINES[state], style="dim", highlight=False)
 
+    def output(self, line: str) -> None:
+        """Print a line of rank 0's own above the bars, as it is."""
+        from rich.text import Text
+
+        self._progress.console.print(Text.from_ansi(f"rank 0 | {line}"), soft_wrap=True)
+
     def event(self, event: dict[str, Any]) -> None:
         """Say what a person wants to know of an event."""
         if (line := event_line(event)) is not None:
@@ -107,14 +121,15 @@ class BarDisplay:
 
     def step(self, record: dict[str, Any]) -> None:
         """Move the bar of the record's epoch."""
-        if record["epoch"] != self._epoch:
+        epoch = record.get("epoch")
+        if self._bar is None or epoch != self._epoch:
             self._keep_as_line()
-            self._epoch = record["epoch"]
-            self._bar = self._progress.add_task(
-                f"epoch {record['epoch'] + 1}/{self._epochs}", total=self._steps_per_epoch, numbers=""
-            )
+            self._epoch = epoch
+            # A function of the user's own may count steps only.
+            title = "step" if epoch is None else f"epoch {epoch + 1}/{self._epochs}"
+            self._bar = self._progress.add_task(title, total=self._steps_per_epoch, numbers="")
         self._training = step_text(record)
-        done = record["step"] - record["epoch"] * (self._steps_per_epoch or 0)
+        done = record["step"] - (epoch or 0) * (self._steps_per_epoch or 0)
         self._update(completed=done, numbers=self._training)
 
     def evaluation(self, record: dict[str, Any]) -> None:
@@ -135,13 +150,18 @@ class BarDisplay:
 
 
 def step_text(record: dict[str, Any]) -> str:
-    """Return the numbers of a training record."""
-    return f"loss {record['loss']:.4f}  {record['samples_per_s']:,.0f} samples/s"
+    """Return the numbers of a training record, those that are there."""
+    return _numbers(record, {"loss": "loss {:.4f}", "samples_per_s": "{:,.0f} samples/s"})
 
 
 def evaluation_text(record: dict[str, Any]) -> str:
-    """Return the numbers of an evaluation record."""
-    return f"val_loss {record['val_loss']:.4f}  val_accuracy {record['val_accuracy']:.2%}"
+    """Return the numbers of an evaluation record, those that are there."""
+    return _numbers(record, {"val_loss": "val_loss {:.4f}", "val_accuracy": "val_accuracy {:.2%}"})
+
+
+def _numbers(record: Mapping[str, Any], formats: Mapping[str, str]) -> str:
+    known = {name: record.get(name) for name in formats}
+    return "  ".join(formats[name].format(value) for name, value in known.items() if isinstance(value, int | float))
 
 
 def event_line(event: dict[str, Any]) -> str | None:

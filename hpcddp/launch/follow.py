@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -24,6 +24,9 @@ class Display(Protocol):
 
     def job(self, state: JobState) -> None:
         """Show that the job's state has changed."""
+
+    def output(self, line: str) -> None:
+        """Show a line that the user's own program has printed."""
 
     def event(self, event: dict[str, Any]) -> None:
         """Show one record of ``events.jsonl``."""
@@ -54,6 +57,13 @@ class Outcome:
         if self.status == "finished":
             return 0
         return None if self.result is None else self.result.get("exit_code")
+
+
+class Output(Protocol):
+    """Whoever knows what the user's own program prints."""
+
+    def __call__(self, *, ended: bool) -> Iterable[str]:
+        """Return the lines that are new; of a job that has ended, also a last one without its end."""
 
 
 class LineReader:
@@ -89,10 +99,14 @@ class LineReader:
 class _Follower:
     """What has been shown of a run so far."""
 
-    def __init__(self, run: RunDirectory, display: Display, job_state: Callable[[], JobState]) -> None:
+    def __init__(
+        self, run: RunDirectory, display: Display, job_state: Callable[[], JobState], output: Output | None
+    ) -> None:
+        self.first_attempt = 0
         self._run = run
         self._display = display
         self._job_state = job_state
+        self._output = output
         self._events, self._metrics = LineReader(run.events), LineReader(run.metrics)
         self._state: JobState | None = None
         self._newest_step = 0
@@ -102,11 +116,16 @@ class _Follower:
         """Show what is new; return how the run ended, or None while it goes on."""
         # Asked first: what the files hold after the job has gone is all that there will be.
         now = self._job_state()
+        if self._output is not None:
+            # Before the words on how it ended, which are the answer to it.
+            for line in self._output(ended=now == "ended"):
+                self._display.output(line)
         if now != self._state:
             self._state = now
             self._display.job(now)
         for event in self._events.new_records():
-            self._display.event(event)
+            if event["attempt"] >= self.first_attempt:
+                self._display.event(event)
         for record in self._metrics.new_records():
             self._newest_step = _show(record, self._display, self._newest_step)
         return self._outcome(now)
@@ -129,6 +148,8 @@ def follow(
     *,
     job_state: Callable[[], JobState],
     interrupted: Callable[[], bool] | None = None,
+    output: Output | None = None,
+    first_attempt: int = 0,
 ) -> Outcome:
     """Show a run's progress until it has ended for good, through requeues.
 
@@ -137,6 +158,8 @@ def follow(
         display: where to show it.
         job_state: asks what became of the job.
         interrupted: called at Ctrl-C; it returns whether to go on following. None goes on at none.
+        output: what the user's own program prints; None shows none of it.
+        first_attempt: the first attempt that is of interest; what became of earlier ones is not shown.
 
     Returns:
         How it ended.
@@ -144,7 +167,8 @@ def follow(
     Raises:
         KeyboardInterrupt: Ctrl-C, and it is not to go on.
     """
-    follower = _Follower(run, display, job_state)
+    follower = _Follower(run, display, job_state, output)
+    follower.first_attempt = first_attempt
     while True:
         try:
             if (outcome := follower.look()) is not None:

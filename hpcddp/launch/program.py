@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NoReturn
 
 from hpcddp.errors import UserError
@@ -26,17 +28,19 @@ from hpcddp.run.programs import ProgramExit, Told, write_exit
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.spec.job import JobSpec
 from hpcddp.stop.exit_codes import ExitCode
-from hpcddp.stop.signals import LISTENER
+from hpcddp.stop.signals import LISTENER, Seen
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG: Final = 1
 _ENDING: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _ONLY_PASSED_ON: Final = (signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON: Final = frozenset({*_ENDING, *_ONLY_PASSED_ON, signal.SIGKILL})
+_TELLING: Final[Mapping[int, Told]] = MappingProxyType({signal.SIGTERM: "terminated", signal.SIGUSR2: "warned"})
 _POLL_S: Final = 0.5
 # As subprocess has it, and as a shell does (bash(1), EXIT STATUS).
 _ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, 128 + signal.SIGTERM})
 _HEARD_WITHIN_S: Final = 1.0
+_HEARD_AT_ONCE_S: Final = 0.25
 _HEARING_POLL_S: Final = 0.02
 # A program that does not listen to the warning is told by SIGTERM: a part of the lead before the end, and so much at
 # most. What is left then is for the requeue.
@@ -78,8 +82,10 @@ def run_program(
     code = program.wait()
     told = program.told
     exit_ = ProgramExit(rank=env.rank, host=LIFELINE.host, time=time.time(), code=code, told=told)
+    # Who only lost a peer may have said so before the one that this peer was: only an error of its own comes first.
     others = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
-    failure = failure_of_program(command, code, attempt.rank_log(env.rank), told=told is not None, others=others)
+    log, answers = attempt.rank_log(env.rank), program.answers and others
+    failure = failure_of_program(command, code, log, told=told is not None, answers=answers, others=others)
     if failure is None or attempt.requeue_file.exists():
         write_exit(attempt, exit_)
         return
@@ -132,6 +138,7 @@ class Program:
 
     Attributes:
         told: why it was told to end; None as long as it was not.
+        answers: whether it ended after SIGTERM had come, and not a moment before.
 
     Raises:
         CommandError: there is no such program.
@@ -139,6 +146,7 @@ class Program:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, notice: _Notice) -> None:
         self.told: Told | None = None
+        self.answers = False
         self._notice = notice
         self._listened: frozenset[int] = frozenset()
         self._process = _start(command, environment)
@@ -163,12 +171,15 @@ class Program:
     def _look_for_a_shared_end(self, code: int) -> None:
         """Notice that Slurm has told the program itself: it may signal a whole tree of processes at once.
 
-        With proctrack/linuxproc it does; a program without a handler then ends before this process has heard anything.
+        With proctrack/linuxproc it does; a program that dies of it, or whose handler ends it at once, then ends before
+        this process has heard anything. What a handler leaves as exit code may be any, 0 too.
         """
-        deadline = time.monotonic() + _HEARD_WITHIN_S
-        while self.told is None and code in _ENDED_BY_TERM and time.monotonic() < deadline:
-            if LISTENER.first(signal.SIGTERM) is not None:
-                self.told = "terminated"
+        ended = time.monotonic()
+        possible = self._listened & set(_TELLING) | ({signal.SIGTERM} if code in _ENDED_BY_TERM else set())
+        # An error of the program's own is not to be taken for an answer to what its end has led to.
+        within_s = _HEARD_WITHIN_S if code in _ENDED_BY_TERM or code == 0 else _HEARD_AT_ONCE_S
+        while possible and self.told is None and time.monotonic() < ended + within_s:
+            self.told = next((_TELLING[seen.signum] for seen in _seen_since(ended - _HEARD_WITHIN_S, possible)), None)
             time.sleep(_HEARING_POLL_S)
 
     def _look_at_the_clock(self) -> None:
@@ -188,7 +199,7 @@ class Program:
             return
         listens = signum in _caught_by(process.pid)
         if signum == signal.SIGTERM:
-            self.told = self.told or "terminated"
+            self.told, self.answers = self.told or "terminated", True
         elif signum == signal.SIGUSR2 and (listens or signum in self._listened):
             self.told = self.told or "warned"
         if listens or signum not in self._listened:
@@ -220,7 +231,14 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
             f"{Path.cwd()} for a path); write a program that is there"
         ) from None
     except OSError as error:
-        raise CommandError(f"command is {shown}, which cannot be started: {error.strerror}; correct it") from None
+        repair = "begin it with a line like #!/bin/bash" if error.errno == errno.ENOEXEC else "correct it"
+        raise CommandError(f"command is {shown}, which cannot be started: {error.strerror}; {repair}") from None
+
+
+def _seen_since(moment: float, signals: Iterable[int]) -> Iterator[Seen]:
+    """Yield the signals that have come since a moment, of those that are asked for; SIGTERM, which says more, first."""
+    heard = (LISTENER.first(signal.Signals(signum)) for signum in _TELLING if signum in signals)
+    return (seen for seen in heard if seen is not None and seen.monotonic >= moment)
 
 
 def _caught_by(pid: int) -> frozenset[int]:

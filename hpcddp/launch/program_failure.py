@@ -19,7 +19,14 @@ _ENDED_FROM_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 
 
 def failure_of_program(
-    command: Sequence[str], code: int, log: Path, *, told: bool, others: bool, lifeline: Lifeline = LIFELINE
+    command: Sequence[str],
+    code: int,
+    log: Path,
+    *,
+    told: bool,
+    others: bool,
+    answers: bool = False,
+    lifeline: Lifeline = LIFELINE,
 ) -> FailureRecord | None:
     """Return the record of a program that failed; None if it ended well, wants to go on, or ended as it was told.
 
@@ -29,13 +36,18 @@ def failure_of_program(
         log: where its output went.
         told: whether it was told to end before it did.
         others: whether another rank has failed by its own fault: srun tells the rest to end then, and that is no stop.
+        answers: whether it ended after SIGTERM, which came because another rank has failed by itself: whatever it
+            ended with is its answer.
         lifeline: what is known of this process.
     """
     if code in {ExitCode.FINISHED, ExitCode.STOPPED} or (told and not others):
         return None
     words = last_words(log)
     killed = _signal_of(code)
-    followed = (told and killed in _ENDED_FROM_OUTSIDE) or says_peer_loss(words.traceback or words.tail)
+    if killed is signal.SIGABRT and words.message:
+        # An exception has ended it, and what it left behind aborts: a process group with work under way, for one.
+        killed = None
+    followed = answers or (told and killed in _ENDED_FROM_OUTSIDE) or says_peer_loss(words.traceback or words.tail)
     infrastructure = followed or (killed is signal.SIGKILL and code < 0)
     return lifeline.record(
         kind="killed" if killed is not None else _exception_of(words) or "exit",

@@ -237,4 +237,5 @@ def limits_of(spec: JobSpec) -> Limits:
         time_limits=requeue.max_time_limits,
         failures=requeue.max_failures,
         attempts_without_progress=requeue.max_attempts_without_progress,
+        of_program=spec.command is not None,
     )

@@ -35,6 +35,7 @@ class Submission:
         job: submitit's job.
         dropped: inherited variables that sbatch did not get, because they would have overridden directives.
         epochs: how many epochs the run has.
+        first_attempt: the number of the first attempt that is this job's.
         notes: what may be in the job's way, a sentence each.
     """
 
@@ -43,6 +44,7 @@ class Submission:
     job: Job[Any]
     dropped: tuple[str, ...]
     epochs: int
+    first_attempt: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -124,6 +126,8 @@ def hand_over(
             environment=clean,
             directory=directory,
         )
+    # Asked before, since the job may begin at once.
+    newest = run.newest_attempt()
     job = executor.submit(work.run, str(run.path))
     document = {"cluster": cluster, "job_id": str(job.job_id), "directory": str(directory), "python": python}
     before = read_json(run.submission) or {}
@@ -135,5 +139,6 @@ def hand_over(
         job=job,
         dropped=dropped if cluster == "slurm" else (),
         epochs=spec.train.epochs if spec.train else 1,
+        first_attempt=0 if newest is None else newest + 1,
         notes=notes,
     )

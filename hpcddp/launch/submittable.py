@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,9 @@ class Obstacle:
     sentence: str
     certain: bool = True
 
+
+_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
+_TELLS_OF_OTHERS = ("--nnodes", "--rdzv-endpoint", "--rdzv-conf")
 
 Check = Callable[["JobSpec", Cluster, Mapping[str, str]], Iterator[Obstacle]]
 """Looks for obstacles, given the job, where it goes and the submitter's environment."""
@@ -80,7 +84,8 @@ def _checks() -> tuple[Check, ...]:
     from hpcddp.launch.environment_here import environment_obstacles
     from hpcddp.launch.trackers_here import tracker_obstacles
 
-    return (_one_host, _secrets, environment_obstacles, container_obstacles, _program, tracker_obstacles, _data)
+    here = (_program, _launcher, tracker_obstacles, _data)
+    return (_one_host, _secrets, environment_obstacles, container_obstacles, *here)
 
 
 def _one_host(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -114,6 +119,21 @@ def _program(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Itera
             sentence=f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; correct its "
             "name, or write its path"
         )
+
+
+def _launcher(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield torchrun as the program of several tasks: unless it is told of the others, each is a world of its own."""
+    words = spec.command or ()
+    module = next((word for before, word in pairwise(words) if before == "-m"), "")
+    launcher = next((name for name in (Path(words[0]).name if words else "", module) if name in _LAUNCHERS), None)
+    told = any(word.replace("_", "-").startswith(_TELLS_OF_OTHERS) for word in words)
+    if launcher is None or told or spec.world_size == 1 or "PET_NNODES" in spec.environment.env:
+        return
+    yield Obstacle(
+        sentence=f"command is {shlex.join(words)}, and each of the {spec.world_size} tasks would start a training of "
+        f"its own; leave {launcher} and its options out, every task is a rank already (resources.tasks_per_node of "
+        "them on a node)"
+    )
 
 
 def _data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:

@@ -111,9 +111,19 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
         step=next((record.step for record in [*named, *records] if record.step is not None), None),
         text=tuple(traceback or (_last_lines(attempt.rank_log(firsts[0])) if firsts else [])),
         is_traceback=bool(traceback),
-        others=tuple(f"{record.place}: {record.kind}: {record.headline}" for record in named[1:]),
+        others=tuple(_others(named[1:])),
         followers=_followers(attempt, records, {*firsts, *(record.rank for record in named)}),
     )
+
+
+def _others(records: Sequence[FailureRecord]) -> Iterator[str]:
+    """Yield a line for each error; ranks that say the same share one, or a missing module would fill the screen."""
+    same: dict[str, list[FailureRecord]] = {}
+    for record in records:
+        same.setdefault(f"{record.kind}: {record.headline}", []).append(record)
+    for said, who in same.items():
+        where = who[0].place if len(who) == 1 else f"ranks {ranks_text([record.rank for record in who])}"
+        yield f"{where}: {said}"
 
 
 def _host(attempt: AttemptDirectory, ranks: Sequence[int]) -> str | None:

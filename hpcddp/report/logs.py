@@ -171,22 +171,23 @@ class LogFollower:
         self._attempt, self._ranks, self._batch = attempt, ranks, batch
         self._offsets: dict[Path, int] = {}
 
-    def new_lines(self, now: float) -> list[LogLine]:
+    def new_lines(self, now: float, *, ended: bool = False) -> list[LogLine]:
         """Return the lines that were completed since the last look; at the first look, all of them.
 
         Args:
             now: seconds since the epoch.
+            ended: whether nothing more is written; then a last line without its end is a line too.
         """
         logs = sources(self._attempt, batch=self._batch)
         logs = [log for log in logs if not self._ranks or log.rank is None or log.rank in self._ranks]
         if not self._offsets:
-            self._offsets = {log.path: _last_line_end(log.path) for log in logs}
+            self._offsets = {log.path: _end_of(log, ended=ended) for log in logs}
             return list(merged([_until(log, self._offsets[log.path]) for log in logs]))
-        return [line for log in logs for line in self._added(log, now)]
+        return [line for log in logs for line in self._added(log, now, ended=ended)]
 
-    def _added(self, log: Source, now: float) -> Iterator[LogLine]:
+    def _added(self, log: Source, now: float, *, ended: bool) -> Iterator[LogLine]:
         begin = self._offsets.get(log.path, log.begin)
-        end = _last_line_end(log.path)
+        end = _end_of(log, ended=ended)
         if end <= begin:
             return
         self._offsets[log.path] = end
@@ -196,8 +197,44 @@ class LogFollower:
                 yield LogLine(time=now, source=log, text=line_text(line))
 
 
+class OutputFollower:
+    """Returns what rank 0 of a run prints, through the run's attempts, as it comes.
+
+    Args:
+        run: the run.
+        first_attempt: the first attempt that is of interest.
+    """
+
+    def __init__(self, run: RunDirectory, *, first_attempt: int) -> None:
+        self._run, self._next = run, first_attempt
+        self._follower: LogFollower | None = None
+
+    def new_lines(self, now: float, *, ended: bool) -> list[LogLine]:
+        """Return the lines that came since the last look.
+
+        Args:
+            now: seconds since the epoch.
+            ended: whether the run has ended.
+        """
+        newest = self._run.newest_attempt()
+        lines: list[LogLine] = []
+        while newest is not None and self._next <= newest:
+            lines += self._added(now, ended=True)
+            self._follower = LogFollower(self._run.attempt(self._next), ranks=(0,))
+            self._next += 1
+        return lines + self._added(now, ended=ended)
+
+    def _added(self, now: float, *, ended: bool) -> list[LogLine]:
+        return [] if self._follower is None else self._follower.new_lines(now, ended=ended)
+
+
 def _until(log: Source, end: int) -> Source:
     return Source(path=log.path, rank=log.rank, host=log.host, begin=log.begin, end=end)
+
+
+def _end_of(log: Source, *, ended: bool) -> int:
+    """Return the offset behind what can be shown of a log."""
+    return log.path.stat().st_size if ended else _last_line_end(log.path)
 
 
 def _last_line_end(path: Path) -> int:

@@ -50,8 +50,9 @@ def read_progress(metrics: Path, *, since: float = 0.0) -> Progress | None:
         metrics: its ``metrics.jsonl``; it need not exist.
         since: the speed is that of later steps only, in seconds since the epoch: when the newest attempt began.
     """
-    # An evaluation stands beside its step. What a function of the user's own logs may be as little as the step.
-    records = [record for record in tail_records(metrics, _TAIL_BYTES) if "val_samples" not in record]
+    found = [record for record in tail_records(metrics, _TAIL_BYTES) if "step" in record and "time" in record]
+    # A function of the user's own may log what it likes.
+    records = [record for record in found if "loss" in record] or found
     if not records:
         return None
     last = records[-1]
@@ -73,7 +74,7 @@ def _speed(records: Sequence[dict[str, Any]]) -> tuple[float | None, float | Non
     seconds = last["time"] - first["time"]
     if seconds <= 0:
         return last.get("samples_per_s"), None
-    steps = (last["step"] - first["step"]) / seconds
-    if "samples_seen" not in last or "samples_seen" not in first:
-        return last.get("samples_per_s"), steps
-    return (last["samples_seen"] - first["samples_seen"]) / seconds, steps
+    steps_per_s = (last["step"] - first["step"]) / seconds
+    if "samples_seen" not in first or "samples_seen" not in last:
+        return last.get("samples_per_s"), steps_per_s
+    return (last["samples_seen"] - first["samples_seen"]) / seconds, steps_per_s

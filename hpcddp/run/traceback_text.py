@@ -19,6 +19,9 @@ _CHAINS: Final = (
 # torch puts the rank in front of each line (torch/distributed/__init__.py, _distributed_excepthook).
 _RANK: Final = re.compile(r"^\[rank\d+\]: ?", re.ASCII)
 
+# What the task says of a signal, which may come between the lines of a traceback (stop/signals.py).
+_HEARD: Final = re.compile(r"^hpcddp: \d\d:\d\d:\d\d SIG", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
@@ -41,7 +44,7 @@ def last_words(log: Path) -> LastWords:
     Args:
         log: the file; one that cannot be read says nothing.
     """
-    lines = [_RANK.sub("", line) for line in read_tail(log, _TAIL_BYTES).splitlines()]
+    lines = [_RANK.sub("", line) for line in read_tail(log, _TAIL_BYTES).splitlines() if not _HEARD.match(line)]
     tail = "\n".join(lines[-20:])
     begins = [number for number, line in enumerate(lines) if line == _BEGIN]
     if not begins:

@@ -32,12 +32,14 @@ class Limits:
         time_limits: requeues after a time limit.
         failures: requeues after an infrastructure failure.
         attempts_without_progress: attempts in a row that made no progress.
+        of_program: whether the work is a program of the user's own, which has a file to say that it came further.
     """
 
     preemptions: int | None
     time_limits: int
     failures: int
     attempts_without_progress: int
+    of_program: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,8 @@ def stuck(spent: Spent, limits: Limits) -> str | None:
     if attempts < limits.attempts_without_progress:
         return None
     times = "the last attempt" if attempts == 1 else f"the last {attempts} attempts"
-    return f"{times} saved no new step, and requeue.max_attempts_without_progress is {limits.attempts_without_progress}"
+    nothing = "saved no new step" + (", nor touched HPCDDP_PROGRESS_FILE" if limits.of_program else "")
+    return f"{times} {nothing}, and requeue.max_attempts_without_progress is {limits.attempts_without_progress}"
 
 
 def used_up(spent: Spent, limits: Limits, cause: Cause) -> str | None:

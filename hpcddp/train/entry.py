@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import logging
 import sys
@@ -146,7 +147,8 @@ class Context:
                 makes the loop wait for it: give one every now and then.
         """
         if self._metrics is not None:
-            self._metrics.add({"step": step, **numbers, "time": time.time()})
+            plain = {name: value if type(value) in {int, float} else float(value) for name, value in numbers.items()}
+            self._metrics.add({"step": int(step), **plain, "time": time.time()})
 
 
 def run_entrypoint(context: TrainContext, env: RankEnv) -> None:
@@ -168,6 +170,12 @@ def run_entrypoint(context: TrainContext, env: RankEnv) -> None:
         raise UserCodeError("the job has no entrypoint; write entrypoint: pkg.module:function")
     began = context.monotonic()
     function = load_function("entrypoint", name)
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        # Called, it would do nothing, and the run would have finished.
+        raise UserCodeError(
+            f"entrypoint is {name}, which is an async function or a generator, and calling it runs nothing of it; "
+            "write a plain function"
+        )
     metrics = _metrics_of(context) if context.is_main else None
     if context.is_main:
         append_event(context.run.events, kind="train", time=context.now(), attempt=context.attempt, reason=name)

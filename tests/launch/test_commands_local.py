@@ -197,3 +197,27 @@ def test_a_program_that_only_the_task_misses_is_named_without_a_traceback(tmp_pa
     assert result(run)["exit_code"] == 70
     assert "has no program 'no-such-program'" in result(run)["reason"]
     assert "Traceback" not in run.batch_log.read_text()
+
+
+def test_whoever_follows_sees_what_rank_0_prints_and_only_of_this_job(tmp_path: Path) -> None:
+    words = program(
+        tmp_path,
+        """
+        import os, sys
+        print("output of rank", os.environ["RANK"], "attempt", os.environ["HPCDDP_ATTEMPT"], end="", flush=True)
+        sys.exit(3 if os.environ["HPCDDP_ATTEMPT"] == "0" else 0)
+        """,
+    )
+    document = submit(tmp_path, "--tasks-per-node", "2", "--follow", *words, code=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "submit", "--resume", document["run_id"], "--follow"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "output of" in line]
+    assert "failed" not in done.stderr
+    assert [line.partition("submitit")[0] for line in lines] == ["rank 0 | output of rank 0 attempt 1"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.cli.progress import PlainDisplay
+from hpcddp.cli.progress import BarDisplay, PlainDisplay
 from hpcddp.launch import follow as following
 from hpcddp.launch.follow import JobState, LineReader, Outcome, follow
 from hpcddp.run.directory import RunDirectory
@@ -25,6 +25,9 @@ class Recorder:
 
     def job(self, state: JobState) -> None:
         self.states.append(state)
+
+    def output(self, line: str) -> None:
+        raise AssertionError(line)
 
     def event(self, event: dict[str, Any]) -> None:
         self.events.append(event)
@@ -107,6 +110,40 @@ def test_plain_lines_say_where_training_stands(capsys: pytest.CaptureFixture[str
         "started on n1 (attempt 1)",
         "epoch 2/5  step 24/60  loss 0.5123  4,321 samples/s  val_loss 0.2500  val_accuracy 96.67%",
     ]
+
+
+def test_records_of_a_function_of_ones_own_are_shown_with_what_they_have(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = PlainDisplay(steps_per_epoch=None, epochs=1)
+    plain.step({"step": 4, "loss": 0.25})
+    plain.evaluation({"step": 4, "val_loss": 0.5})
+    with BarDisplay(None, 1) as bars:
+        bars.step({"step": 4, "loss": None})
+        bars.evaluation({"step": 4, "val_loss": 0.5})
+    assert capsys.readouterr().err.splitlines()[0] == "step 4  loss 0.2500  val_loss 0.5000"
+
+
+def test_a_line_of_a_program_is_no_markup_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    with BarDisplay(None, 1) as bars:
+        bars.output("[red]x[/red] [/nothing]")
+    assert "rank 0 | [red]x[/red] [/nothing]" in capsys.readouterr().err
+
+
+def test_what_a_program_prints_comes_before_the_word_on_its_end(run: RunDirectory) -> None:
+    shown: list[str] = []
+
+    class Lines(Recorder):
+        def output(self, line: str) -> None:
+            shown.append(line)
+
+        def job(self, state: JobState) -> None:
+            shown.append(state)
+
+    def output(*, ended: bool) -> list[str]:
+        return ["last words"] if ended else []
+
+    write_json(run.result, {"status": "finished"})
+    follow(run, Lines(), job_state=lambda: "ended", output=output)
+    assert shown == ["last words", "ended"]
 
 
 def test_ctrl_c_that_stops_a_run_goes_on_following_until_its_end(run: RunDirectory) -> None:

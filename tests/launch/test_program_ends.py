@@ -17,8 +17,8 @@ from hpcddp.launch import program
 from hpcddp.stop.signals import LISTENER
 
 LISTENER.install()
-if sys.argv[1] == "heard":
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+if sys.argv[1] != "never":
+    threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGTERM)).start()
 running = program.Program(["sh", "-c", sys.argv[2]], dict(os.environ), notice=program._Notice(None, 0.0))
 code = running.wait()
 print(code, running.told)
@@ -31,10 +31,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("heard", "body", "told"),
     [
-        ("heard", "kill -TERM $$", f"{-signal.SIGTERM} terminated"),
-        ("heard", "exit 143", "143 terminated"),
+        ("0.3", "kill -TERM $$", f"{-signal.SIGTERM} terminated"),
+        ("0.3", "exit 143", "143 terminated"),
+        ("1.3", "trap 'exit 0' TERM; sleep 1; kill -TERM $$", "0 terminated"),
+        ("never", "trap 'exit 0' TERM; sleep 1; kill -TERM $$", "0 None"),
         ("never", "kill -TERM $$", f"{-signal.SIGTERM} None"),
-        ("heard", "exit 3", "3 None"),
+        ("0.3", "exit 3", "3 None"),
     ],
 )
 def test_a_program_that_ended_by_the_signal_that_its_task_got_too_was_told(heard: str, body: str, told: str) -> None:

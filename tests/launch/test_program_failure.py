@@ -24,6 +24,8 @@ def log(directory: Path, text: str) -> Path:
     [
         (1, BOOM, "ValueError", "boom", 70),
         (3, "just this\n", "exit", "python train.py ended with exit code 3", 70),
+        (-6, BOOM, "ValueError", "boom", 70),
+        (-6, "", "killed", "python train.py was killed by SIGABRT", 70),
         (-11, "", "killed", "python train.py was killed by SIGSEGV", 70),
         # As bash says it of what it ran.
         (139, "", "killed", "python train.py was killed by SIGSEGV", 70),
@@ -51,6 +53,12 @@ def test_who_lost_a_peer_or_was_ended_with_the_others_only_followed(
     tmp_path: Path, code: int, text: str, *, told: bool
 ) -> None:
     record = failure_of_program(COMMAND, code, log(tmp_path, text), told=told, others=True)
+    assert record is not None
+    assert (record.secondary, record.exit_code) == (True, 71)
+
+
+def test_what_a_handler_raises_when_another_rank_has_failed_is_no_error_of_its_own(tmp_path: Path) -> None:
+    record = failure_of_program(COMMAND, 1, log(tmp_path, BOOM), told=True, answers=True, others=True)
     assert record is not None
     assert (record.secondary, record.exit_code) == (True, 71)
 

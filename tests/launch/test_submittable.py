@@ -3,7 +3,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
+from hpcddp.launch.submittable import SubmissionError, check_submittable
 from hpcddp.launch.sweep_checks import check_sweep_submittable
+from hpcddp.spec.job import JobSpec
 from tests.launch.submitting import errors_of, program, spec_of, virtual, warnings_of
 
 
@@ -46,3 +50,21 @@ def test_the_environment_of_a_sweep_is_looked_at_once(here: Path) -> None:
     sweep = {"learning_rate.base": [0.1, 0.2, 0.3, 0.4]}
     check_sweep_submittable(spec_of({"venv": "venv"}, sweep=sweep), "slurm", {"PATH": "/usr/bin:/bin"})
     assert (here / "looks").read_text() == "look\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["/bin/torchrun", "--nproc-per-node", "2", "a.py"], ["python", "-m", "torch.distributed.run", "a.py"]]
+)
+def test_torchrun_that_knows_of_one_task_only_is_refused_in_several(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "torchrun"):
+        program(tmp_path, name)
+    words[0] = str(tmp_path / "bin" / Path(words[0]).name)
+
+    def checked(tasks: int, *options: str) -> tuple[str, ...]:
+        job = {"name": "a", "resources": {"tasks_per_node": tasks}, "command": [*words, *options]}
+        return check_submittable(JobSpec.model_validate(job), "slurm", {"PATH": "/usr/bin:/bin"})
+
+    with pytest.raises(SubmissionError, match="each of the 4 tasks would start a training of its own; leave"):
+        checked(4)
+    assert (checked(1), checked(4, "--nnodes=4")) == ((), ())

@@ -122,3 +122,14 @@ def test_the_newest_attempt_in_which_something_failed_is_looked_at(made: Made) -
 def test_a_traceback_of_libraries_alone_stays_whole() -> None:
     lines = [line for line in TRACEBACK.splitlines() if "model.py" not in line and "self.layer" not in line]
     assert shortened(lines) == lines
+
+
+def test_ranks_that_failed_alike_share_a_line(made: Made) -> None:
+    missing = "No module named 'nothing'"
+    for rank in range(7):
+        made.failed(rank, kind="ModuleNotFoundError", message=missing, at=30 + rank)
+    made.failed(7, kind="ValueError", message="another bug", at=40)
+    assert list(first_error(made.attempt()).lines())[-2:] == [
+        "also ranks 1-6: ModuleNotFoundError: No module named 'nothing'",
+        "also rank 7 on n2: ValueError: another bug",
+    ]

@@ -98,6 +98,15 @@ def test_a_follower_returns_each_line_once_and_whole(made: Made) -> None:
     assert [line.source.rank for line in follower.new_lines(NOON)] == [2]
 
 
+def test_of_a_run_that_has_ended_half_a_line_is_a_line(made: Made) -> None:
+    follower = LogFollower(made.attempt())
+    follower.new_lines(NOON)
+    with made.attempt().rank_log(1).open("a") as stream:
+        stream.write("its last words")
+    assert follower.new_lines(NOON) == []
+    assert [line.text for line in follower.new_lines(NOON, ended=True)] == ["its last words"]
+
+
 def test_a_progress_bar_is_shown_as_it_last_was() -> None:
     assert line_text(b"10%\r20%\r30%\n") == "30%"
     assert line_text(b"\xff torn\r\n") == "\N{REPLACEMENT CHARACTER} torn"

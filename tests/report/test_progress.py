@@ -37,12 +37,16 @@ def test_an_evaluation_is_no_step(tmp_path: Path) -> None:
     assert found.step == 10
 
 
-def test_what_a_function_of_ones_own_logs_may_be_as_little_as_the_step(tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text("".join(json.dumps({"step": step, "time": NOON + step}) + "\n" for step in (1, 2, 3)))
-    found = read_progress(metrics)
+def test_a_function_of_ones_own_need_not_count_samples_nor_know_a_loss(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    made.run.metrics.write_text("".join(f'{{"step": {n}, "loss": 0.5, "time": {NOON + n}}}\n' for n in range(1, 5)))
+    found = read_progress(made.run.metrics)
     assert found is not None
-    assert (found.step, found.loss, found.samples_per_s, found.steps_per_s) == (3, None, None, 1)
+    assert (found.step, found.loss, found.samples_per_s, found.steps_per_s) == (4, 0.5, None, 1)
+    made.run.metrics.write_text(f'{{"step": 7, "reward": 2, "time": {NOON}}}\n')
+    found = read_progress(made.run.metrics)
+    assert found is not None
+    assert (found.step, found.loss) == (7, None)
 
 
 def test_one_step_has_its_own_speed_and_no_estimate(tmp_path: Path) -> None:

@@ -175,7 +175,9 @@ def test_what_slurm_still_knows_of_a_run_without_a_result_is_told(made: Made) ->
 
 def test_without_an_answer_nobody_can_tell(made: Made) -> None:
     made.submitted(cluster="local").started(host="elsewhere")
-    assert why(made).why == "nobody can tell: it has left no result, and it was started on another machine, or nothing says where"
+    assert why(made).why == (
+        "nobody can tell: it has left no result, and it was started on another machine, or nothing says where"
+    )
     assert why(made, unanswered=True).why.endswith("Slurm could not be asked")
 
 

@@ -60,3 +60,10 @@ def test_a_log_without_a_traceback_gives_its_end(tmp_path: Path) -> None:
 
 def test_a_log_that_is_not_there_says_nothing(tmp_path: Path) -> None:
     assert last_words(tmp_path / "log") == LastWords()
+
+
+def test_what_the_task_says_of_a_signal_is_no_part_of_a_traceback(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    frames = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
+    log.write_text(f"{frames}hpcddp: 12:00:01 SIGTERM: it is passed on to the program\nValueError: no\n")
+    assert last_words(log).message == "ValueError: no"

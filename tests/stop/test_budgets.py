@@ -56,6 +56,11 @@ def test_a_run_without_progress_says_how_long_and_which_field() -> None:
     assert stuck(Spent(attempts_without_progress=1), strict) == (
         "the last attempt saved no new step, and requeue.max_attempts_without_progress is 1"
     )
+    program = Limits(preemptions=None, time_limits=2, failures=0, attempts_without_progress=1, of_program=True)
+    assert stuck(Spent(attempts_without_progress=1), program) == (
+        "the last attempt saved no new step, nor touched HPCDDP_PROGRESS_FILE, and "
+        "requeue.max_attempts_without_progress is 1"
+    )
 
 
 @pytest.mark.parametrize(

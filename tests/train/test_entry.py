@@ -62,6 +62,13 @@ def fails(context: hpcddp.Context):
         raise ValueError("my own mistake")
     dist.barrier()
 
+async def later(context: hpcddp.Context):
+    return 1
+
+def logs(context: hpcddp.Context):
+    for step in range(1, 4):
+        context.log(torch.tensor(step), loss=torch.tensor(0.5), right=3)
+
 def odd(context: hpcddp.Context):
     return {"without a batch": context.plan, "a set": {1, 2}}
 """
@@ -132,3 +139,20 @@ def test_what_json_cannot_hold_is_not_kept_and_the_log_says_so(directory: Path) 
     run = ended(submit(directory, "odd"))
     assert (result(run)["status"], result(run)["returned"]) == ("finished", None)
     assert "what the entrypoint returned is not kept in result.json" in run.attempt(0).rank_log(0).read_text()
+
+
+def test_a_function_that_runs_nothing_when_it_is_called_is_refused(directory: Path) -> None:
+    run = ended(submit(directory, "later"))
+    assert result(run)["exit_code"] == 70
+    assert "async function or a generator" in result(run)["reason"]
+
+
+def test_numbers_of_a_device_can_be_logged_and_status_shows_the_run(directory: Path) -> None:
+    run = ended(submit(directory, "logs"))
+    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [(record["step"], record["loss"], record["right"]) for record in records] == [
+        (1, 0.5, 3), (2, 0.5, 3), (3, 0.5, 3),
+    ]  # fmt: skip
+    words = [sys.executable, "-m", "hpcddp", "status", str(run.path), "--json"]
+    shown = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(shown.stdout)["runs"][0]["step"] == 3
