@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from hpcddp.report.judging import Answers, needs_process, needs_slurm, queued, state_of
 from hpcddp.report.processes import is_there
@@ -14,6 +14,9 @@ from hpcddp.report.traces import Traces, read_traces
 from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.slurm.queue import QueuedJob
+
+# What Slurm takes for the end of a job without a limit is a year away (slurm.h, YEAR_SECONDS).
+_UNLIMITED_S: Final = 360 * 24 * 3600.0
 
 Ask = Callable[[], Sequence[QueuedJob]]
 """Asks Slurm for the user's jobs."""
@@ -76,7 +79,8 @@ class RunStatus:
         if start is None or start.get("end_time") is None:
             return None
         # Slurm counts limits in minutes, and the attempt began a moment after its job.
-        return round((float(start["end_time"]) - float(start["time"])) / 60) * 60.0
+        limit_s = round((float(start["end_time"]) - float(start["time"])) / 60) * 60.0
+        return limit_s if limit_s < _UNLIMITED_S else None
 
     @property
     def hosts(self) -> Sequence[str] | None:

@@ -15,6 +15,7 @@ from hpcddp.report.reasons import waiting
 from hpcddp.report.states import State
 from hpcddp.report.status import RunStatus
 from hpcddp.report.wording import duration_text, limit_text
+from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.failure import failure_sentence, read_failures
 from hpcddp.run.files import read_tail
@@ -163,10 +164,10 @@ def _ended(status: RunStatus, result: Mapping[str, Any], called: str) -> Answer:
         accuracy = result.get("val_accuracy")
         scored = "" if accuracy is None else f", val_accuracy {accuracy:.2%}"
         steps = "" if result.get("steps") is None else f" after {result['steps']} steps{scored}"
-        facts = (f"its result is {run.result}",)
-        return Answer(status=status, why=f"it has finished{steps}", facts=facts, history=_history(status))
+        result_file = f"its result is {run.result}"
+        return Answer(status=status, why=f"it has finished{steps}", facts=(result_file,), history=_history(status))
     saved = result.get("saved_step")
-    facts = (f"step {saved} is saved" if saved else "no step is saved",)
+    facts = tuple(_saved(run, saved))
     resume = str(result.get("resume") or resume_command(run))
     look = result.get("exit_code") in _LOOK_FIRST
     command = shlex.join(["hpcddp", "logs", called, "--first-error"]) if look else resume
@@ -175,6 +176,14 @@ def _ended(status: RunStatus, result: Mapping[str, Any], called: str) -> Answer:
     said = reason.startswith(str(State.CANCELLED))
     why = f"it was {reason}" if said else f"it {_ENDED.get(status.state, 'has ended')}: {reason}"
     return Answer(status=status, why=why, facts=facts, history=_history(status), advice=advice, command=command)
+
+
+def _saved(run: RunDirectory, step: int | None) -> Iterator[str]:
+    """Yield which step is saved; a program of the user's own has checkpoints of its own, and nobody knows of them."""
+    if step:
+        yield f"step {step} is saved"
+    elif not any(run.attempts.glob("*/exit-rank-*.json")):
+        yield "no step is saved"
 
 
 def _gone(status: RunStatus) -> Answer:
@@ -193,8 +202,7 @@ def _gone(status: RunStatus) -> Answer:
     else:
         why = f"Slurm has forgotten its job {known}, and it has left no result: it was killed, or its node was lost"
     facts = [*_signs(status), *_failure(status), *_last_words(status)]
-    saved = newest_saved_step(read_events(run.events))
-    facts.append(f"step {saved} is saved" if saved else "no step is saved")
+    facts += _saved(run, newest_saved_step(read_events(run.events)))
     command = resume_command(run) if run.path.is_dir() else None
     return Answer(status=status, why=why, facts=tuple(facts), history=_history(status), command=command)
 

@@ -10,6 +10,8 @@ from typing import Final
 from hpcddp.run.files import read_tail
 
 _TAIL_BYTES: Final = 64 * 1024
+# What still goes on after a traceback has handled its exception; a crash in the teardown writes some stacks.
+_MOST_LINES_AFTER: Final = 100
 _BEGIN: Final = "Traceback (most recent call last):"
 # Between the tracebacks of one chain (traceback.TracebackException.format).
 _CHAINS: Final = (
@@ -57,5 +59,7 @@ def last_words(log: Path) -> LastWords:
         first = begin
     # The frames are indented; the exception is not.
     end = next((number for number in range(last + 1, len(lines)) if lines[number][:1].strip()), len(lines))
+    if len(lines) - end > _MOST_LINES_AFTER:
+        return LastWords(tail=tail)
     message = lines[end] if end < len(lines) else ""
     return LastWords(traceback="\n".join(lines[first : end + 1]), message=message, tail=tail)

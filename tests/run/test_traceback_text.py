@@ -44,6 +44,12 @@ def test_an_earlier_traceback_that_was_caught_is_not_the_last(tmp_path: Path) ->
     assert "ZeroDivisionError" not in words.traceback
 
 
+def test_a_traceback_far_above_the_end_was_handled(tmp_path: Path) -> None:
+    program = "import traceback\ntry:\n  1/0\nexcept ZeroDivisionError:\n  traceback.print_exc()\n"
+    words = last_words(log_of(tmp_path, f"{program}for step in range(200): print(step)\n"))
+    assert (words.traceback, words.message) == ("", "")
+
+
 def test_ranks_that_torch_puts_in_front_of_lines_are_taken_away(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text('[rank3]: Traceback (most recent call last):\n[rank3]:   File "x"\n[rank3]: ValueError: boom\n')
