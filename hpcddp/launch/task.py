@@ -87,6 +87,8 @@ def _work(env: RankEnv, attempt: AttemptDirectory, environment: Mapping[str, str
     # submitit puts handlers of its own in place of ours, until ``work.run`` puts ours back. Its warning signal becomes
     # one that never comes, since its handler would save and requeue in the middle of whatever runs.
     os.environ["SUBMITIT_PREEMPT_SIGNAL"] = "RTMAX"
+    # What it says of itself would stand in the log of every rank.
+    os.environ.setdefault("SUBMITIT_LOG_LEVEL", "WARNING")
     folder = attempt.run.submitit
     check_pickle(folder / f"{env.job_id}_submitted.pkl", digest)
     from submitit.core.submission import process_job
