@@ -89,7 +89,7 @@ def _stopper(submission: Submission) -> Callable[[], bool]:
         if stopped:
             return False
         stopped = True
-        typer.echo("\nstopping: the run saves and ends; Ctrl-C again to leave it alone", err=True)
+        typer.echo("\nstopping: the run is told to save and to end; Ctrl-C again to leave it alone", err=True)
         try:
             os.kill(int(submission.job_id), signal.SIGTERM)
         except ProcessLookupError:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,9 +34,6 @@ class Obstacle:
     certain: bool = True
 
 
-_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
-_TELLS_OF_OTHERS = ("--nnodes", "--rdzv-endpoint", "--rdzv-conf")
-
 Check = Callable[["JobSpec", Cluster, Mapping[str, str]], Iterator[Obstacle]]
 """Looks for obstacles, given the job, where it goes and the submitter's environment."""
 
@@ -66,7 +58,9 @@ def check_again(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str])
         SubmissionError: the job cannot run; every reason is named.
         PlanError: its batch cannot be split as asked.
     """
-    return _check((_program, _data), spec, cluster, environment)
+    from hpcddp.launch.command_here import command_obstacles
+
+    return _check((command_obstacles, _data), spec, cluster, environment)
 
 
 def _check(checks: Iterable[Check], spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -80,11 +74,12 @@ def _check(checks: Iterable[Check], spec: JobSpec, cluster: Cluster, environment
 
 
 def _checks() -> tuple[Check, ...]:
+    from hpcddp.launch.command_here import command_obstacles
     from hpcddp.launch.container_here import container_obstacles
     from hpcddp.launch.environment_here import environment_obstacles
     from hpcddp.launch.trackers_here import tracker_obstacles
 
-    here = (_program, _launcher, tracker_obstacles, _data)
+    here = (command_obstacles, tracker_obstacles, _data)
     return (_one_host, _secrets, environment_obstacles, container_obstacles, *here)
 
 
@@ -102,38 +97,6 @@ def _secrets(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Itera
         yield Obstacle(
             sentence=f"environment.pass_env names {', '.join(unset)}, not set here; export it, or remove the name"
         )
-
-
-def _program(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
-    """Yield a command whose program is not here, where nothing in the job could bring it."""
-    asked = spec.environment
-    prepared = asked.modules or asked.setup or asked.container or asked.conda
-    if spec.command is None or prepared or "PATH" in asked.env:
-        return
-    # Where an activation puts it, or where the task looks last.
-    beside = Path(asked.interpreter or sys.executable).parent
-    name = spec.command[0]
-    if shutil.which(name, path=f"{environment.get('PATH', os.defpath)}:{beside}") is None:
-        where = "on PATH here" if "/" not in name else "here that can be run"
-        yield Obstacle(
-            sentence=f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; correct its "
-            "name, or write its path"
-        )
-
-
-def _launcher(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
-    """Yield torchrun as the program of several tasks: unless it is told of the others, each is a world of its own."""
-    words = spec.command or ()
-    module = next((word for before, word in pairwise(words) if before == "-m"), "")
-    launcher = next((name for name in (Path(words[0]).name if words else "", module) if name in _LAUNCHERS), None)
-    told = any(word.replace("_", "-").startswith(_TELLS_OF_OTHERS) for word in words)
-    if launcher is None or told or spec.world_size == 1 or "PET_NNODES" in spec.environment.env:
-        return
-    yield Obstacle(
-        sentence=f"command is {shlex.join(words)}, and each of the {spec.world_size} tasks would start a training of "
-        f"its own; leave {launcher} and its options out, every task is a rank already (resources.tasks_per_node of "
-        "them on a node)"
-    )
 
 
 def _data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:

@@ -53,7 +53,7 @@ def cancel(status: RunStatus, *, end: End) -> str:
         return f"run {run.run_id} has ended already ({status.state}); there is nothing to cancel"
     if job.local:
         os.kill(int(job.job_id), signal.SIGTERM)
-        return f"run {run.run_id} saves and ends. To go on later: {resume_command(run)}"
+        return f"run {run.run_id} is told to save and to end. To go on later: {resume_command(run)}"
     end([job.job_id])
     if not status.state.has_nodes:
         saved = _conclude(run, status)

@@ -46,7 +46,7 @@ def read_text(path: Path) -> str | Problem:
 def _unreadable(path: Path, error: OSError | ValueError) -> str:
     match error:
         case FileNotFoundError():
-            near = _neighbour(path)
+            near = neighbour(path)
             return f"does not exist; {f'did you mean {near}?' if near else 'check the path'}"
         case IsADirectoryError():
             return "is a directory; name a file in it"
@@ -58,7 +58,8 @@ def _unreadable(path: Path, error: OSError | ValueError) -> str:
             return f"is no path ({error}); check it"
 
 
-def _neighbour(path: Path) -> Path | None:
+def neighbour(path: Path) -> Path | None:
+    """Return the file beside a path that was most likely meant, of the same kind, or None."""
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix == path.suffix]
     except (OSError, ValueError):

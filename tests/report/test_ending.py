@@ -120,7 +120,9 @@ def test_a_run_on_this_machine_gets_what_ctrl_c_would_send(tmp_path: Path, monke
     monkeypatch.setattr("hpcddp.report.status.is_there", lambda _: True)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    assert cancel(look(made), end=Slurm().end).startswith("run run-1 saves and ends. To go on later: hpcddp submit")
+    assert cancel(look(made), end=Slurm().end).startswith(
+        "run run-1 is told to save and to end. To go on later: hpcddp submit"
+    )
     assert sent == [(77, signal.SIGTERM)]
 
 

@@ -21,8 +21,8 @@ from hpcddp.train.errors import StoppedError
 from hpcddp.train.tracking.order import Order
 from hpcddp.train.tracking.protocol import Ending
 
-# How long an attempt waits for its trackers at the end, if they need it. A job that must leave has saved and has written
-# down why, so that Slurm may end it meanwhile; the signal may have ended W&B's own process, and another one starts.
+# How long an attempt waits for its trackers at the end, if they need it. A job that must leave has saved, and has
+# written down why, so that Slurm may end it meanwhile; the signal may have ended W&B's process, and another one starts.
 _WAIT_S: Final[Mapping[Ending, float]] = MappingProxyType(
     {Ending.FINISHED: 30.0, Ending.FAILED: 2.0, Ending.STOPPED: 10.0, Ending.CANCELLED: 10.0}
 )
