@@ -1,6 +1,6 @@
 """Make the table of faults out of what the tests on the real Slurm reported.
 
-usage: HPCDDP_PROOF=proof.jsonl scripts/test --long tests/slurm -k stop; python -m benchmarks.proof proof.jsonl
+usage: HPCDDP_PROOF=proof.jsonl scripts/test --long tests/cluster -k stop; python -m benchmarks.proof proof.jsonl
 """
 
 from __future__ import annotations

@@ -16,29 +16,29 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.slurm.account import forwards
-from tests.slurm.life import Life
-from tests.slurm.play import Place, References
-from tests.slurm.sandboxes import sandbox_with
+from tests.cluster.comparison import forwards
+from tests.cluster.sandboxes import sandbox_with
+from tests.cluster.scenarios import References, ScenarioContext
+from tests.cluster.tracked_run import TrackedRun
 
 HELD_S = 3.0
 SHAPES = ((2, 1), (4, 2))
 
 
-def measure(place: Place, name: str, *, nodes: int, tasks: int) -> dict[str, float]:
+def measure(context: ScenarioContext, name: str, *, nodes: int, tasks: int) -> dict[str, float]:
     """Preempt one run and return the parts of its pause, in seconds."""
-    life = place.start(name, nodes=nodes, tasks=tasks)
-    life.wait_for_steps(60)
-    high = place.preempt(life.sandbox.job(life.job_id)["NodeList"], seconds=HELD_S)
-    life.finish()
-    return parts(life, life.sandbox.job(high))
+    tracked = context.start(name, nodes=nodes, tasks=tasks)
+    tracked.wait_for_steps(60)
+    high = context.preempt(tracked.sandbox.job(tracked.job_id)["NodeList"], seconds=HELD_S)
+    tracked.wait_until_finished()
+    return parts(tracked, tracked.sandbox.job(high))
 
 
-def parts(life: Life, high: dict[str, str]) -> dict[str, float]:
+def parts(tracked: TrackedRun, high: dict[str, str]) -> dict[str, float]:
     """Return what the pause of a run consists of, in seconds."""
-    first = {kind: min(event["time"] for event in life.events(kind)) for kind in ("signal", "requeue")}
-    second = {kind: max(event["time"] for event in life.events(kind)) for kind in ("start", "train")}
-    step = next(forward.time for forward in forwards(life.run, 0) if forward.time > second["train"])
+    first = {kind: min(event["time"] for event in tracked.events(kind)) for kind in ("signal", "requeue")}
+    second = {kind: max(event["time"] for event in tracked.events(kind)) for kind in ("start", "train")}
+    step = next(forward.time for forward in forwards(tracked.run, 0) if forward.time > second["train"])
     taken, given = (datetime.fromisoformat(high[field]).timestamp() for field in ("StartTime", "EndTime"))
     return {
         "signal to decision": first["requeue"] - first["signal"],
@@ -58,11 +58,13 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, Any] = {}
     with sandbox_with() as sandbox, tempfile.TemporaryDirectory(prefix="hpcddp-restart-") as directory:
-        place = Place(sandbox=sandbox, directory=Path(directory), references=References(sandbox, Path(directory)))
+        context = ScenarioContext(
+            sandbox=sandbox, directory=Path(directory), references=References(sandbox, Path(directory))
+        )
         for nodes, tasks in SHAPES:
             shape = f"{nodes} x {tasks}"
             trials = range(options.trials)
-            found[shape] = [measure(place, f"{nodes}-{tasks}-{n}", nodes=nodes, tasks=tasks) for n in trials]
+            found[shape] = [measure(context, f"{nodes}-{tasks}-{n}", nodes=nodes, tasks=tasks) for n in trials]
             for part in found[shape][0]:
                 seconds = [trial[part] for trial in found[shape]]
                 print(f"{shape}: {part}: {statistics.median(seconds):.1f} s ({min(seconds):.1f}-{max(seconds):.1f})")

@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.slurm.hostlist import expand
-from tests.slurm.account import Account, account_of
-from tests.slurm.life import Life, trace_file
-from tests.slurm.play import Place, References
-from tests.slurm.sandboxes import QUICK, sandbox_with
-from tests.slurm.trouble import link_cut, wait_for_node, without_controller, without_slurmd
+from tests.cluster.comparison import RunComparison, compare_runs
+from tests.cluster.sandboxes import QUICK, sandbox_with
+from tests.cluster.scenarios import References, ScenarioContext
+from tests.cluster.slurm_faults import link_cut, wait_for_node, without_controller, without_slurmd
+from tests.cluster.tracked_run import TrackedRun, trace_file
 
 RUNS_AT_ONCE = 3
-# Twice as long as in the usual plays: faults have something to hit.
+# Twice as long as in the usual scenarios: faults have something to hit.
 _STEP_S = 0.06
 _LONGEST_RUN_S = 900
 # Whatever fails here is a fault on purpose, also when it hits one run five times before it has started.
@@ -54,13 +54,13 @@ class Ended:
     """
 
     name: str
-    account: Account | None
+    account: RunComparison | None
     problem: str | None = None
 
     @property
     def is_well(self) -> bool:
         """Whether it finished as the uninterrupted run did."""
-        return self.account is not None and self.account.came_out_the_same
+        return self.account is not None and self.account.has_same_result
 
 
 @dataclass(kw_only=True)
@@ -77,40 +77,40 @@ class Soak:
         submitting: held while a run is submitted, which needs a controller.
     """
 
-    place: Place
+    context: ScenarioContext
     seconds: float
     every: float
     dice: random.Random
     faults: list[tuple[float, str]] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     submitting: threading.Lock = field(default_factory=threading.Lock)
-    _living: dict[int, Life] = field(default_factory=dict)
-    _over: threading.Event = field(default_factory=threading.Event)
+    _living: dict[int, TrackedRun] = field(default_factory=dict)
+    _stopping: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> list[Ended]:
         """Soak, and return every run that was begun."""
         # Made before the first fault.
-        reference = self.place.references.of(2, 1)
+        reference = self.context.references.of(2, 1)
         with ThreadPoolExecutor(RUNS_AT_ONCE) as lanes:
             futures = [lanes.submit(self._live, lane, reference) for lane in range(RUNS_AT_ONCE)]
             try:
                 self._make_trouble()
             finally:
-                self._over.set()
+                self._stopping.set()
             for future in futures:
                 future.result()
         return self.ended
 
-    def _live(self, lane: int, reference: Life) -> None:
+    def _live(self, lane: int, reference: TrackedRun) -> None:
         number = 0
-        while not self._over.is_set():
+        while not self._stopping.is_set():
             name = f"lane{lane}-run{number}"
             with self.submitting:
-                life = self.place.start(name, seconds=_STEP_S, sections=_SECTIONS)
-            self._living[lane] = life
+                tracked = self.context.start(name, seconds=_STEP_S, sections=_SECTIONS)
+            self._living[lane] = tracked
             try:
-                life.finish(timeout_s=_LONGEST_RUN_S)
-                ended = Ended(name=name, account=account_of(life, reference))
+                tracked.wait_until_finished(timeout_s=_LONGEST_RUN_S)
+                ended = Ended(name=name, account=compare_runs(tracked, reference))
             except AssertionError as error:
                 ended = Ended(name=name, account=None, problem=str(error))
             self._tell(ended)
@@ -124,91 +124,92 @@ class Soak:
         began = time.monotonic()
         while (passed := time.monotonic() - began) < self.seconds:
             pause = self.dice.uniform(0.5, 1.5) * self.every
-            if self._over.wait(min(pause, self.seconds - passed)) or time.monotonic() - began >= self.seconds:
+            if self._stopping.wait(min(pause, self.seconds - passed)) or time.monotonic() - began >= self.seconds:
                 break
             fault = self.dice.choice(FAULTS)
-            life = self.dice.choice(list(self._living.values()))
+            tracked = self.dice.choice(list(self._living.values()))
             name = fault.__name__.removeprefix("_").replace("_", " ")
             print(
-                f"{time.monotonic() - began:6.0f} s: {name}, run {life.run.path.parent.parent.parent.name}", flush=True
+                f"{time.monotonic() - began:6.0f} s: {name}, run {tracked.run.path.parent.parent.parent.name}",
+                flush=True,
             )
             self.faults.append((time.monotonic() - began, name))
-            fault(self, life)
+            fault(self, tracked)
             self._release()
 
     def _release(self) -> None:
         """Let jobs go that Slurm holds because they could not be started: what an administrator does."""
-        done = self.place.sandbox.run("squeue", "--noheader", "--states=PENDING", "--format=%i %r")
+        done = self.context.sandbox.run("squeue", "--noheader", "--states=PENDING", "--format=%i %r")
         for line in done.stdout.splitlines():
             job_id, _, reason = line.partition(" ")
             if "held" in reason:
                 print(f"job {job_id} is released: {reason}", flush=True)
-                self.place.sandbox.run("scontrol", "release", job_id)
+                self.context.sandbox.run("scontrol", "release", job_id)
 
-    def host_of(self, life: Life) -> str | None:
+    def host_of(self, tracked: TrackedRun) -> str | None:
         """Return one of a run's hosts, None if it has none now."""
-        fields = life.sandbox.job(life.job_id)
+        fields = tracked.sandbox.job(tracked.job_id)
         hosts = expand(fields["NodeList"]) if fields["JobState"] == "RUNNING" else []
         return self.dice.choice(hosts) if hosts else None
 
-    def signal(self, life: Life, *numbers: signal.Signals) -> None:
+    def signal(self, tracked: TrackedRun, *numbers: signal.Signals) -> None:
         """Signal one of a run's ranks, if there is one."""
-        ranks = life.ranks() if life.attempts else {}
+        ranks = tracked.ranks() if tracked.attempts else {}
         for number in numbers if ranks else ():
-            life.signal(self.dice.choice(list(ranks)), number, ranks)
+            tracked.signal(self.dice.choice(list(ranks)), number, ranks)
 
 
-def _preemption(soak: Soak, life: Life) -> None:
-    hosts = life.sandbox.job(life.job_id)["NodeList"]
-    soak.place.preempt(hosts if hosts not in ("", "(null)") else "n1,n2")
+def _preemption(soak: Soak, tracked: TrackedRun) -> None:
+    hosts = tracked.sandbox.job(tracked.job_id)["NodeList"]
+    soak.context.preempt(hosts if hosts not in ("", "(null)") else "n1,n2")
 
 
-def _warning_to_one_rank(soak: Soak, life: Life) -> None:
-    soak.signal(life, signal.SIGUSR2)
+def _warning_to_one_rank(soak: Soak, tracked: TrackedRun) -> None:
+    soak.signal(tracked, signal.SIGUSR2)
 
 
-def _storm_of_signals(soak: Soak, life: Life) -> None:
-    soak.signal(life, *soak.dice.choices([signal.SIGUSR2, signal.SIGTERM], k=30))
+def _storm_of_signals(soak: Soak, tracked: TrackedRun) -> None:
+    soak.signal(tracked, *soak.dice.choices([signal.SIGUSR2, signal.SIGTERM], k=30))
 
 
-def _rank_killed(soak: Soak, life: Life) -> None:
-    soak.signal(life, signal.SIGKILL)
+def _rank_killed(soak: Soak, tracked: TrackedRun) -> None:
+    soak.signal(tracked, signal.SIGKILL)
 
 
-def _rank_stopped(soak: Soak, life: Life) -> None:
+def _rank_stopped(soak: Soak, tracked: TrackedRun) -> None:
     # Before the first step a standstill is only noticed after half an hour: compiling may take that long.
-    trace = trace_file(life.attempt, 0) if life.attempts else None
+    trace = trace_file(tracked.attempt, 0) if tracked.attempts else None
     if trace is not None and trace.exists() and trace.stat().st_size:
-        soak.signal(life, signal.SIGSTOP)
+        soak.signal(tracked, signal.SIGSTOP)
 
 
-def _requeue_by_the_user(_: Soak, life: Life) -> None:
+def _requeue_by_the_user(_: Soak, tracked: TrackedRun) -> None:
     # A job that has just ended cannot be requeued; Incomplete leaves it alone.
-    life.sandbox.run("scontrol", "requeue", "Incomplete", life.job_id, check=False)
+    tracked.sandbox.run("scontrol", "requeue", "Incomplete", tracked.job_id, check=False)
 
 
-def _slurmd_killed(soak: Soak, life: Life) -> None:
-    _host_away(soak, life, without_slurmd)
+def _slurmd_killed(soak: Soak, tracked: TrackedRun) -> None:
+    _host_away(soak, tracked, without_slurmd)
 
 
-def _link_cut(soak: Soak, life: Life) -> None:
-    _host_away(soak, life, link_cut)
+def _link_cut(soak: Soak, tracked: TrackedRun) -> None:
+    _host_away(soak, tracked, link_cut)
 
 
-def _host_away(soak: Soak, life: Life, away: Callable[..., Any]) -> None:
-    if (host := soak.host_of(life)) is not None:
-        with away(life.sandbox, host):
+def _host_away(soak: Soak, tracked: TrackedRun, away: Callable[..., Any]) -> None:
+    if (host := soak.host_of(tracked)) is not None:
+        with away(tracked.sandbox, host):
             time.sleep(soak.dice.uniform(3, 25))
-        wait_for_node(life.sandbox, host)
+        wait_for_node(tracked.sandbox, host)
 
 
-def _controller_away(soak: Soak, life: Life) -> None:
-    with soak.submitting, without_controller(life.sandbox):
-        soak.signal(life, signal.SIGUSR2)
+def _controller_away(soak: Soak, tracked: TrackedRun) -> None:
+    with soak.submitting, without_controller(tracked.sandbox):
+        soak.signal(tracked, signal.SIGUSR2)
         time.sleep(soak.dice.uniform(1, 15))
 
 
-FAULTS: tuple[Callable[[Soak, Life], None], ...] = (
+FAULTS: tuple[Callable[[Soak, TrackedRun], None], ...] = (
     _preemption,
     _preemption,
     _warning_to_one_rank,
@@ -224,7 +225,7 @@ FAULTS: tuple[Callable[[Soak, Life], None], ...] = (
 
 def summary(soak: Soak, *, seed: int) -> dict[str, Any]:
     """Return what came of a soak, for a file."""
-    accounts = [ended.account for ended in soak.ended if ended.account is not None]
+    comparisons = [ended.account for ended in soak.ended if ended.account is not None]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
@@ -233,8 +234,8 @@ def summary(soak: Soak, *, seed: int) -> dict[str, Any]:
         "faults": dict(Counter(name for _, name in soak.faults)),
         "runs": len(soak.ended),
         "runs_well": sum(ended.is_well for ended in soak.ended),
-        "attempts": sum(account.attempts for account in accounts),
-        "steps_lost": sum(account.steps_lost for account in accounts),
+        "attempts": sum(comparison.attempts for comparison in comparisons),
+        "steps_lost": sum(comparison.steps_lost for comparison in comparisons),
         "each": [asdict(ended) for ended in soak.ended],
     }
 
@@ -248,8 +249,10 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     with sandbox_with(*QUICK) as sandbox, tempfile.TemporaryDirectory(prefix="hpcddp-soak-") as directory:
-        place = Place(sandbox=sandbox, directory=Path(directory), references=References(sandbox, Path(directory)))
-        soak = Soak(place=place, seconds=options.seconds, every=options.every, dice=random.Random(options.seed))
+        context = ScenarioContext(
+            sandbox=sandbox, directory=Path(directory), references=References(sandbox, Path(directory))
+        )
+        soak = Soak(context=context, seconds=options.seconds, every=options.every, dice=random.Random(options.seed))
         soak.run()
         document = summary(soak, seed=options.seed)
     options.results.mkdir(parents=True, exist_ok=True)

@@ -33,10 +33,11 @@ from submitit import SlurmExecutor
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hpcddp.launch.sweeping import submit_sweep
+from hpcddp.jobfile.read import load_job
+from hpcddp.jobfile.sweep_options import sweep_overrides
 from hpcddp.slurm import commands
-from hpcddp.spec.read import load_job
-from hpcddp.spec.sweep_options import sweep_overrides
+from hpcddp.submit.request import SubmitRequest
+from hpcddp.submit.sweep import submit_sweep
 
 COUNT = 1000
 JOB = """\
@@ -99,10 +100,16 @@ def ours(directory: Path) -> str:
     (directory / "job.yaml").write_text(JOB)
     options = sweep_overrides([f"train.seed=0..{COUNT - 1}"], None, None)
     job = load_job(directory / "job.yaml", options=options)
-    submission = submit_sweep(
-        job, cluster="slurm", sweep_id="s1", python=sys.executable, template=None, environment=dict(os.environ)
+    request = SubmitRequest(
+        job=job,
+        run_id="s1",
+        cluster="slurm",
+        python=sys.executable,
+        template=None,
+        directory=directory,
+        environment=dict(os.environ),
     )
-    return submission.sweep.chunks[0].job_id
+    return submit_sweep(request).sweep.chunks[0].job_id
 
 
 def map_array(function: Callable[..., Any]) -> Callable[[Path], str]:

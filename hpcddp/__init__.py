@@ -7,10 +7,10 @@ line does not wait for torch.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpcddp.train.checkpointer import Checkpointer
+    from hpcddp.train.checkpoint.checkpointer import Checkpointer
     from hpcddp.train.entry import Context
     from hpcddp.train.losses import (
         DeclaredLoss,
@@ -82,22 +82,24 @@ _SCORING = {
     "evaluate",
 }
 _LOOP = {
-    "Checkpointer": "hpcddp.train.checkpointer",
+    "Checkpointer": "hpcddp.train.checkpoint.checkpointer",
     "Context": "hpcddp.train.entry",
     "Stopper": "hpcddp.train.stopper",
 }
-_ROOMS = {
+_MODULES = {
     name: _LOOP.get(name) or ("hpcddp.train.scoring" if name in _SCORING else "hpcddp.train.losses")
     for name in __all__
     if name != "__version__"
 }
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """Load a public name from its room."""
-    if name not in _ROOMS:
-        raise AttributeError(f"module 'hpcddp' has no attribute {name!r}")
-    return getattr(importlib.import_module(_ROOMS[name]), name)
+if not TYPE_CHECKING:
+    # A type checker sees the imports above, and any other name is an error to it.
+    def __getattr__(name: str) -> object:
+        """Load a public name from its module."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'hpcddp' has no attribute {name!r}")
+        return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

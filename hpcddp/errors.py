@@ -1,4 +1,4 @@
-"""The one tree of errors that hpcddp raises on purpose."""
+"""The exception tree of hpcddp."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import Any, ClassVar, Self
 
 
 class HpcddpError(Exception):
-    """An error that hpcddp explains to the person who sees it.
+    """Base class of the errors that hpcddp raises.
 
     Args:
-        message: one sentence: where is what it holds, why that cannot be; what to write instead.
-        hint: the next command or change that helps, if it is not in the sentence already.
-        values: the facts behind the sentence, by name; they become attributes.
+        message: one sentence: the place, the value, why it is wrong, and what to write instead.
+        hint: the next command or change that helps, if the message does not contain it.
+        values: the values in the message, by name; they become attributes.
 
     Attributes:
-        kind: a stable word for programs, printed by ``--json``.
-        exit_code: what the command line exits with: 1 something broke, 2 the user can fix it.
+        kind: a stable identifier for programs, printed by ``--json``.
+        exit_code: the exit code of the command line: 1 failure, 2 an error that the user can fix.
     """
 
     kind: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, *, hint: str | None = None, **values: Any) -> None:  # noqa: ANN401
+    def __init__(self, message: str, *, hint: str | None = None, **values: object) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.values = values
+        self.values: dict[str, Any] = values
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         values = self.__dict__.get("values", {})
@@ -34,16 +34,16 @@ class HpcddpError(Exception):
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors cross process borders in a ``submitit.Job``; keyword arguments need help for that."""
+        """Support pickling with keyword arguments, for errors that ``submitit.Job`` returns from another process."""
         return _rebuild, (type(self), self.message, self.hint, self.values)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document that ``--json`` prints in place of a result."""
+        """Return the document that ``--json`` prints for the error."""
         return {"error": {"kind": self.kind, "message": self.message, "hint": self.hint}}
 
     @classmethod
     def rebuild(cls, message: str, hint: str | None, values: dict[str, Any]) -> Self:
-        """Return the error that these parts were taken from."""
+        """Return an error with these parts, for unpickling."""
         return cls(message, hint=hint, **values)
 
 
@@ -52,7 +52,7 @@ def _rebuild(cls: type[HpcddpError], message: str, hint: str | None, values: dic
 
 
 class UserError(HpcddpError):
-    """Something that the user can fix: a bad file, flag or plan."""
+    """An error that the user can fix: a wrong file, option or plan."""
 
     kind = "user"
     exit_code = 2

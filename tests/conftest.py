@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
 # A busy machine makes an example slow, never wrong.
 settings.register_profile("hpcddp", deadline=None)
 settings.load_profile("hpcddp")
+
+# Files that run jobs, shells by the hundred or long commands on this machine, build a wheel, or wait for processes.
+SLOW = {
+    "submit/test_commands_local.py",
+    "submit/test_render_environment_properties.py",
+    "submit/test_render_properties.py",
+    "submit/test_render_sweep.py",
+    "submit/test_render_wheel.py",
+    "submit/test_resume.py",
+    "submit/test_submit_environments.py",
+    "submit/test_submit_local.py",
+    "task/test_program_ends.py",
+    "task/test_signals.py",
+    "task/test_task_stops.py",
+    "test_questions.py",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix() in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

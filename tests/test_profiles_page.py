@@ -1,4 +1,4 @@
-"""docs/profiles.md shows what its commands print today, on a cluster that tests/slurm_language/answers.py describes."""
+"""docs/profiles.md shows what its commands print today, on a cluster that tests/slurm/answers.py describes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm_language.answers import NEW
+from tests.slurm.answers import NEW
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")

@@ -1,1 +1,1 @@
-"""The batch contract: who gets which samples at which learning rate. No torch."""
+"""The batch contract: the samples of each rank and the learning rate of each step. Does not need torch."""

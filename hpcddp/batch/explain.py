@@ -1,4 +1,4 @@
-"""The plan as a person reads it: who gets what, per step and per epoch, at which learning rate, and why."""
+"""The text of ``hpcddp plan``: shares, steps, epochs, learning rate and notes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcddp.batch.scaling import ScaledRule, Scaling
 
 _WIDTH = 100
 _LABEL = 17
-# Up to here the micro-batches of a rank are written out one by one.
+# Up to this many micro-batches of a rank are listed one by one.
 _MOST_TERMS = 6
 _SMALLEST_SHOWN = 1e-4
 
@@ -95,7 +95,7 @@ def _coverage(batch: BatchPlan) -> str:
 
 
 def _shares(batch: BatchPlan, samples: int) -> Iterator[tuple[str, str]]:
-    """Yield a row for the ranks that get the same: who, how many samples, in which micro-batches."""
+    """Yield a row for consecutive ranks with equal shares: ranks, samples, micro-batches."""
     first = 0
     for ranks, share in batch.share_runs(samples):
         last = first + ranks - 1
@@ -131,7 +131,7 @@ def _training(plan: JobPlan) -> Iterator[tuple[str, str]]:
 
 
 def _rules(scaling: Scaling, global_batch_size: int) -> Iterator[tuple[str, str]]:
-    """Yield kappa, what the chosen rule gives, and what the rule that fits the optimizer would."""
+    """Yield kappa, and the constants by the chosen rule and by the rule for the optimizer."""
     scaled, tuned = scaling.scaled, scaling.tuned_for
     if tuned is None:
         yield "kappa", "1: no other batch is named that the base rate was tuned for"
@@ -159,7 +159,7 @@ def _constants(scaled: ScaledRule) -> str:
 
 
 def _course(plan: JobPlan) -> str:
-    """Return how the rate goes: the warm-up, then the schedule."""
+    """Return the warm-up and the schedule in words."""
     schedule = plan.schedule
     if schedule is None:
         return ""

@@ -1,7 +1,7 @@
-"""Which samples belong together, where the batch counts groups: few-shot episodes, sequences of one patient.
+"""Groups of samples that stay together, where the batch counts groups: few-shot episodes, sequences of one patient.
 
-A global batch is then made of groups in the order of the epoch: B groups, whose samples follow each other. Groups are
-numbered by their first sample, so that the numbers depend on the data and on the user's function alone.
+A global batch then consists of B groups in the order of the epoch, whose samples follow each other. Groups are
+numbered by their first sample, so that the numbers depend only on the data and on the user's function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan of a whole job: the batch, how long the training is, and the learning rate."""
+"""The plan of a job: batch, length, learning rate, notes, and environment variables for a command."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcddp.batch.noise_scale import MeasuredNoise, larger_batch_pays, noise_note
-from hpcddp.batch.notes import split_notes
-from hpcddp.batch.numbers import per_device_batch_size
-from hpcddp.batch.plan import BatchPlan, plan_batch
-from hpcddp.batch.refusals import count, refuse_accumulated_global_loss, refuse_below_one
+from hpcddp.batch.plan import BatchPlan, plan_batch, refuse_single_over_ranks, refuse_single_sample
+from hpcddp.batch.refusals import PlanError, count, refuse_accumulated_global_loss, refuse_below_one
 from hpcddp.batch.scaling import Scaling, scaling_of
-from hpcddp.spec.job import JobSpec, LearningRate, Train
+from hpcddp.batch.split import ceil_div
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.sections import BatchNorm, LearningRate, Train
 
-# Longer lists than this explain nothing to anyone; the rule gives each number.
+# Longer lists are left out; a note gives the formula.
 _MOST_NUMBERS = 1_000_000
-_LAWS = {"linear": "linear", "sqrt": "square-root"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +23,13 @@ class JobPlan:
     """A batch plan with the length of the training and its learning rate.
 
     Args:
-        batch: who gets what.
+        batch: the batch plan.
         epochs: epochs of the training; None = unknown.
         learning_rate: the rate after the warm-up and before any decay, scaled by the rule; None = unknown.
         schedule: the job's ``learning_rate`` section, scaled by the rule; None without a job file.
-        scaling: what the rule made of the constants; None where no base is known.
-        noise: the gradient noise scale that was measured before; None = unknown, or the batch counts groups.
-        notes: what a person should know beyond the numbers.
+        scaling: the scaled constants; None where no base is known.
+        noise: a measured gradient noise scale; None = unknown, or the batch counts groups.
+        notes: explanations and warnings, one sentence each.
     """
 
     batch: BatchPlan
@@ -53,7 +52,7 @@ class JobPlan:
         return None if self.noise is None else larger_batch_pays(self.noise.samples, self.batch.global_batch_size)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document of ``hpcddp plan --json``; what is not known is None, and a note says why."""
+        """Return the document of ``hpcddp plan --json``; unknown values are None, and a note says why."""
         batch, notes = self.batch, list(self.notes)
         listable = batch.world_size * batch.grad_accum_steps <= _MOST_NUMBERS
         if not listable:
@@ -98,12 +97,12 @@ def plan_job(
         spec: the job.
         samples: N, samples of its training data, or groups with ``unit: group``; None = unknown.
         smallest_group: samples of the smallest group; None = unknown, or the unit is a sample.
-        noise: the gradient noise scale that an earlier training measured; it says nothing of a batch of groups.
-        notes: what is known already, for instance why ``samples`` is not; they come first.
+        noise: a measured gradient noise scale; ignored for a batch of groups.
+        notes: notes to put first, for instance why ``samples`` is unknown.
 
     Raises:
-        PlanError: the batch cannot be split as asked, or evenly for a command; the learning-rate rule does not hold;
-            or a loss over the global batch would not see all of it at once.
+        PlanError: the batch cannot be split as requested, or not evenly for a command; the learning-rate rule does not
+            hold; or a loss over the global batch would be accumulated.
     """
     batch = plan_batch(
         global_batch_size=spec.global_batch_size,
@@ -156,15 +155,15 @@ def plan_numbers(
     noise: MeasuredNoise | None = None,
     notes: Sequence[str] = (),
 ) -> JobPlan:
-    """Return the plan of numbers that come without a job file.
+    """Return a plan for numbers without a job file.
 
     Args:
         batch: the batch plan.
         epochs: epochs of the training; None = unknown.
         learning_rate: the rate after the warm-up; None = unknown.
-        scaling: what a rule made of a base; None = no rule was given.
-        noise: the gradient noise scale, as far as it was measured.
-        notes: what is known already; they come first.
+        scaling: the scaled constants; None = no rule was given.
+        noise: a measured gradient noise scale; None = unknown.
+        notes: notes to put first.
 
     Raises:
         PlanError: there is less than one epoch.
@@ -190,6 +189,92 @@ def plan_numbers(
     )
 
 
+# Up to this many values per channel the batch statistics are poor (Wu and He 2018, "Group Normalization", figure 1).
+_SMALL_BATCH_NORM_GROUP = 4
+
+
+def split_notes(plan: BatchPlan, batch_norm: BatchNorm = "local") -> Iterator[str]:
+    """Yield the notes on the split and the steps of an epoch."""
+    if plan.unit == "group":
+        yield (
+            "batch.unit is group: the sizes of the batch count groups, and a step trains on all samples of its groups, "
+            "each with the same weight; groups of different sizes make batches of different sizes."
+        )
+    yield from _short_epoch(plan)
+    yield from _idle_shares(plan)
+    yield from _batch_norm(plan, batch_norm)
+
+
+def _short_epoch(plan: BatchPlan) -> Iterator[str]:
+    if plan.samples is None or plan.samples >= plan.global_batch_size:
+        return
+    if plan.tail == "keep":
+        yield (
+            f"The training data has {count(plan.samples, plan.unit)}, fewer than one global batch: every step trains "
+            f"on {plan.samples}, not on {plan.global_batch_size}."
+        )
+    else:
+        yield (
+            f"The training data has {count(plan.samples, plan.unit)}, fewer than one global batch: every step repeats "
+            f"some of them to fill {plan.global_batch_size}."
+        )
+
+
+def _idle_shares(plan: BatchPlan) -> Iterator[str]:
+    share = ceil_div(plan.global_batch_size, plan.world_size)
+    if plan.grad_accum_steps > share:
+        yield (
+            f"grad_accum_steps is {plan.grad_accum_steps}, more than the {count(share, plan.unit)} of a rank: "
+            "some micro-steps are empty in every step."
+        )
+    idle = 0 if plan.tail_samples is None else sum(many for many, n in plan.share_runs(plan.tail_samples) if not n)
+    if plan.tail_samples is not None and idle:
+        yield (
+            f"The last step of an epoch has {count(plan.tail_samples, plan.unit)} for {plan.world_size} ranks: "
+            f"{count(idle, 'rank')} without any, in step with the others and counting nothing."
+        )
+
+
+def _batch_norm(plan: BatchPlan, mode: BatchNorm) -> Iterator[str]:
+    try:
+        (refuse_single_sample if mode == "local" else refuse_single_over_ranks)(plan)
+    except PlanError as error:
+        yield f"If the model has BatchNorm, the job is refused before its first step: {error.message}."
+        return
+    yield from _few_for_batch_norm(plan) if mode == "local" else _parts_of_a_batch(plan)
+
+
+def _parts_of_a_batch(plan: BatchPlan) -> Iterator[str]:
+    if plan.grad_accum_steps > 1:
+        together = plan.together_runs(plan.global_batch_size)[0][1]
+        yield (
+            f"If the model has BatchNorm: sync takes its statistics over a micro-step of all ranks, {together} of "
+            f"{count(plan.global_batch_size, plan.unit)}; with {plan.grad_accum_steps} micro-steps that is not one "
+            "batch, and changes with the number of ranks."
+        )
+
+
+def _few_for_batch_norm(plan: BatchPlan) -> Iterator[str]:
+    if plan.unit == "group" and plan.smallest_group is None:
+        return
+    for step, batch in plan.distinct_batches():
+        smallest = min(size for size in plan.micro_batch_sizes(batch) if size) * (plan.smallest_group or 1)
+        if smallest <= _SMALL_BATCH_NORM_GROUP:
+            size = f"as few as {smallest}" if plan.unit == "group" else f"{smallest}"
+            where = "every step" if step == 0 else f"the last step of every epoch (step {step})"
+            ways = "fewer ranks or a larger global batch" if step == 0 else "tail 'drop', fewer ranks or a larger batch"
+            parts = (
+                f" With {plan.grad_accum_steps} micro-steps sync is not one batch: it takes them over one micro-step "
+                "of all ranks."
+            )
+            yield (
+                f"If the model has BatchNorm: in {where} it takes its statistics over micro-batches of {size} "
+                f"samples, and 4 or fewer are poor; use train.batch_norm sync, {ways}."
+                f"{parts if plan.grad_accum_steps > 1 else ''}"
+            )
+            return
+
+
 def _noise_notes(noise: MeasuredNoise | None, batch: BatchPlan, *, measures: bool) -> Iterator[str]:
     if batch.unit == "group":
         if noise is not None:
@@ -206,6 +291,9 @@ def _warm_up_notes(rate: LearningRate, train: Train | None) -> Iterator[str]:
             f"learning_rate.warmup_epochs is {rate.warmup_epochs:g} and the training has "
             f"{count(train.epochs, 'epoch')}: the rate does nothing but rise."
         )
+
+
+_LAWS = {"linear": "linear", "sqrt": "square-root"}
 
 
 def _scaling_notes(scaling: Scaling, global_batch_size: int) -> Iterator[str]:
@@ -226,3 +314,45 @@ def _scaling_notes(scaling: Scaling, global_batch_size: int) -> Iterator[str]:
             f"learning_rate.base {scaling.base:g} was tuned for a global batch of {tuned}, and this one has "
             f"{global_batch_size}: rule 'none' leaves it. {would}; no rule fits every model (Shallue et al. 2019)."
         )
+
+
+def per_device_batch_size(batch: BatchPlan) -> int:
+    """Return n = ``B / (W * A)``, the samples of every micro-batch of a command.
+
+    Raises:
+        PlanError: W * A does not divide B, so that the command would use another global batch than the job states.
+    """
+    together = batch.world_size * batch.grad_accum_steps
+    size, rest = divmod(batch.global_batch_size, together)
+    if rest:
+        below = batch.global_batch_size - rest
+        raise PlanError(
+            f"batch.global_batch_size is {batch.global_batch_size}, which {batch.world_size} ranks x "
+            f"{batch.grad_accum_steps} micro-steps do not divide, and a command is told one size for all of them; "
+            f"write {f'{below} or ' if below else ''}{below + together}, or use train, which weighs uneven shares",
+            below=below,
+            above=below + together,
+        )
+    return size
+
+
+def batch_variables(batch: BatchPlan, *, learning_rate: float | None) -> dict[str, str]:
+    """Return the plan as environment variables of a command.
+
+    Args:
+        batch: the plan.
+        learning_rate: the rate after the warm-up, scaled by the job's rule; None = unknown.
+
+    Raises:
+        PlanError: the global batch is not a whole number of equal micro-batches.
+    """
+    size = per_device_batch_size(batch)
+    variables = {
+        "HPCDDP_GLOBAL_BATCH_SIZE": str(batch.global_batch_size),
+        "HPCDDP_PER_DEVICE_BATCH_SIZE": str(size),
+        "HPCDDP_GRAD_ACCUM_STEPS": str(batch.grad_accum_steps),
+        "HPCDDP_RANK_BATCH_SIZE": str(size * batch.grad_accum_steps),
+    }
+    if learning_rate is not None:
+        variables["HPCDDP_LEARNING_RATE"] = repr(learning_rate)
+    return variables

@@ -1,4 +1,4 @@
-"""What a gradient noise scale says of a global batch (McCandlish et al. 2018, arXiv 1812.06162)."""
+"""Compare a measured gradient noise scale with a global batch (McCandlish et al. 2018, arXiv 1812.06162)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class MeasuredNoise:
 
     Args:
         samples: the noise scale, above 0, in samples.
-        source: where it is from, as a sentence goes on after "measured by".
+        source: what measured it, as the end of a sentence after "measured by".
     """
 
     samples: float
@@ -19,7 +19,7 @@ class MeasuredNoise:
 
 
 def larger_batch_pays(noise_scale: float, global_batch_size: int) -> bool:
-    """Return whether a batch larger than this one would still save steps worth having: B is below the noise scale.
+    """Return whether a larger batch would save a worthwhile number of steps: B is below the noise scale.
 
     At B equal to the noise scale a training takes twice the fewest steps there can be, and twice the fewest samples;
     from there on a larger batch costs more samples than it saves steps (McCandlish et al. 2018, section 2.3).
@@ -32,7 +32,7 @@ def larger_batch_pays(noise_scale: float, global_batch_size: int) -> bool:
 
 
 def verdict(noise_scale: float, global_batch_size: int) -> str:
-    """Return, in words, whether a larger batch would still pay.
+    """Return in words whether a larger batch would pay.
 
     To get equally far takes ``1 + noise / B`` times the fewest steps there can be, and ``1 + B / noise`` times the
     fewest samples (McCandlish et al. 2018, equation 2.11).

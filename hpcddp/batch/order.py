@@ -16,10 +16,10 @@ from numpy.typing import NDArray  # noqa: TID253
 Indices: TypeAlias = NDArray[np.int64]
 _Words: TypeAlias = NDArray[np.uint64]
 
-# A part of every key: another number means other orders for the same seed, and so a new contract.
+# A part of every key: another number changes all orders, and is a new contract.
 CONTRACT_VERSION = 1
-# Up to here the whole order fits into a few pages of memory and is shuffled: over a handful of values a Feistel network
-# does not reach all orders equally often. The limit is a part of the contract as well.
+# Orders of up to this many samples are shuffled: over few values a Feistel network does not reach all orders equally
+# often. The limit is a part of the contract as well.
 SHUFFLE_LIMIT = 4096
 _ROUNDS = 8
 
@@ -36,8 +36,7 @@ class KeyedOrder:
     """A permutation of 0..samples-1 whose key is a hash of (contract version, seed, epoch, samples).
 
     Up to ``SHUFFLE_LIMIT`` samples the order is a shuffle: the indices sorted by one 64-bit word each, from SHAKE-256.
-    Beyond, each position goes through a Feistel network on its own: ready at once, no list, and an epoch can be
-    entered anywhere.
+    Above, each position goes through a Feistel network: no list is needed, and an epoch can start at any position.
 
     Args:
         samples: N, 1..2^62.
@@ -59,9 +58,9 @@ class KeyedOrder:
 
 
 class TorchOrder:
-    """The order of ``torch.randperm`` with a generator seeded ``seed + epoch``, for those who must match an old run.
+    """The order of ``torch.randperm`` with a generator seeded ``seed + epoch``, to match existing runs.
 
-    It is a list of N numbers, and needs torch.
+    It needs torch, and memory for N numbers.
 
     Args:
         samples: N >= 1.
@@ -139,6 +138,6 @@ def _mix(values: _Words, key: np.uint64) -> _Words:
 
 
 def _check_range(positions: Indices, samples: int) -> None:
-    # A negative position would wrap silently into the unsigned arithmetic.
+    # A negative position would wrap around in unsigned arithmetic.
     if positions.size and not (positions.min() >= 0 and positions.max() < samples):
         raise IndexError(f"positions of an order are 0..{samples - 1}, not {positions.min()}..{positions.max()}")

@@ -1,28 +1,189 @@
-"""The batch plan: from a global batch and a world size to who gets how many samples (batch contract, sections 1, 2)."""
+"""The split of a global batch over ranks and micro-steps, and of an epoch into steps (batch contract, 1 and 2)."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
 
 from hpcddp.batch import refusals
-from hpcddp.batch.batch_plan import BatchPlan
 from hpcddp.batch.refusals import PlanError
-from hpcddp.batch.split import ceil_div
-from hpcddp.spec.batch import Split, Tail, Unit
+from hpcddp.batch.split import ceil_div, filled_runs, offset, part, runs
+from hpcddp.jobfile.sections import Split, Tail, Unit
 
-__all__ = [
-    "BatchPlan",
-    "PlanError",
-    "accumulation_for",
-    "has_single_sample",
-    "plan_batch",
-    "refuse_single_over_ranks",
-    "refuse_single_sample",
-]
-
-# How far the search for a number that works goes; each try is a few divisions.
+# Limit of the search for a valid number; each try takes a few divisions.
 _TRIES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """The number of samples of each rank and micro-step, and the steps of an epoch.
+
+    Made by ``plan_batch``, which checks the numbers against each other. Global batches depend on ``samples``,
+    ``global_batch_size`` and ``tail`` only; the world size and accumulation change only the split.
+
+    Args:
+        global_batch_size: B, samples per optimizer step over all ranks and micro-steps.
+        world_size: W, ranks.
+        grad_accum_steps: A, micro-steps per optimizer step, the same on every rank in every step.
+        max_per_device_batch_size: m, the most samples in one micro-batch; None = no limit.
+        per_device_batch_size: n, if it is fixed: every micro-batch has n samples, except at the end of a smaller last
+            batch, and the micro-batches are the same for every world size.
+        samples: N, samples of the training data; None = unknown.
+        tail: treatment of an epoch's last batch.
+        unit: what all these sizes count. With ``group``, read "groups" for "samples" in this class.
+        smallest_group: samples of the smallest group; None = unknown, or the unit is a sample.
+    """
+
+    global_batch_size: int
+    world_size: int
+    grad_accum_steps: int
+    max_per_device_batch_size: int | None = None
+    per_device_batch_size: int | None = None
+    samples: int | None = None
+    tail: Tail = "keep"
+    unit: Unit = "sample"
+    smallest_group: int | None = None
+
+    @property
+    def per_rank_samples(self) -> tuple[int, ...]:
+        """``[W]``: samples of a full global batch per rank; one more on the first B mod W ranks."""
+        return _unfolded(self.share_runs(self.global_batch_size))
+
+    @property
+    def micro_batches(self) -> tuple[tuple[int, ...], ...]:
+        """``[W][A]``: samples of a full global batch per rank and micro-step."""
+        return self.share(self.global_batch_size)
+
+    @property
+    def imbalance(self) -> float:
+        """The relative cost of an uneven split: ``ceil(B/W) * W / B - 1``; 0 when W divides B."""
+        largest = ceil_div(self.global_batch_size, self.world_size)
+        return (largest * self.world_size - self.global_batch_size) / self.global_batch_size
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """S: ``ceil(N/B)``, or ``floor(N/B)`` with the tail dropped; None when N is unknown."""
+        if self.samples is None:
+            return None
+        if self.tail == "drop":
+            return self.samples // self.global_batch_size
+        return ceil_div(self.samples, self.global_batch_size)
+
+    @property
+    def tail_samples(self) -> int | None:
+        """Samples in the last step of an epoch: ``N - (S-1)B`` when the tail is kept, else B."""
+        if self.samples is None or self.steps_per_epoch is None:
+            return None
+        if self.tail == "keep":
+            return self.samples - (self.steps_per_epoch - 1) * self.global_batch_size
+        return self.global_batch_size
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """Samples that an epoch trains on, repeats counted: ``(S-1)B + tail_samples``."""
+        if self.steps_per_epoch is None or self.tail_samples is None:
+            return None
+        return (self.steps_per_epoch - 1) * self.global_batch_size + self.tail_samples
+
+    @property
+    def duplicated(self) -> int | None:
+        """Repeats per epoch: ``S*B - N`` when the tail wraps, else 0."""
+        return None if self.samples_per_epoch is None else max(0, self.samples_per_epoch - (self.samples or 0))
+
+    @property
+    def dropped(self) -> int | None:
+        """Samples that an epoch omits: ``N mod B`` when the tail is dropped (different ones each epoch), else 0."""
+        return None if self.samples_per_epoch is None else max(0, (self.samples or 0) - self.samples_per_epoch)
+
+    def share(self, batch: int) -> tuple[tuple[int, ...], ...]:
+        """Return ``n[r][a]``, the samples per rank and micro-step, of a global batch of ``batch`` samples (0..B)."""
+        return tuple(self.rank_share(batch, rank) for rank in range(self.world_size))
+
+    def rank_share(self, batch: int, rank: int) -> tuple[int, ...]:
+        """Return ``n[rank][a]``, the samples per micro-step of one rank; O(A) for any world size."""
+        if not 0 <= batch <= self.global_batch_size:
+            raise ValueError(f"a global batch has 0..{self.global_batch_size} samples, not {batch}")
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"a rank is 0..{self.world_size - 1}, not {rank}")
+        size = self.per_device_batch_size
+        if size is None:
+            share = part(batch, self.world_size, rank)
+        else:
+            held = size * self.grad_accum_steps
+            share = min(max(batch - rank * held, 0), held)
+        return _unfolded(self.micro_runs(share))
+
+    def rank_offset(self, batch: int, rank: int) -> int:
+        """Return where the share of one rank begins in a global batch of ``batch`` samples."""
+        if self.per_device_batch_size is None:
+            return offset(batch, self.world_size, rank)
+        return min(batch, rank * self.per_device_batch_size * self.grad_accum_steps)
+
+    def share_runs(self, batch: int) -> tuple[tuple[int, int], ...]:
+        """Return the ranks' shares of a global batch in rank order, run-length encoded: (ranks, samples)."""
+        if self.per_device_batch_size is None:
+            return runs(batch, self.world_size)
+        return filled_runs(batch, self.per_device_batch_size * self.grad_accum_steps, self.world_size)
+
+    def micro_runs(self, share: int) -> tuple[tuple[int, int], ...]:
+        """Return the micro-batches of a rank's share in order, run-length encoded: (micro-steps, samples)."""
+        if self.per_device_batch_size is None:
+            return runs(share, self.grad_accum_steps)
+        return filled_runs(share, self.per_device_batch_size, self.grad_accum_steps)
+
+    def batch_size(self, step: int) -> int:
+        """Return b, the samples of the global batch in step ``step`` of an epoch (0..S-1): B, or the tail's."""
+        last = None if self.steps_per_epoch is None else self.steps_per_epoch - 1
+        if step < 0 or (last is not None and step > last):
+            raise ValueError(f"a step of an epoch is 0..{last}, not {step}")
+        return self.tail_samples if step == last and self.tail_samples is not None else self.global_batch_size
+
+    def distinct_batches(self) -> Iterator[tuple[int, int]]:
+        """Yield (first step, samples) for each size of global batch that occurs in an epoch: one or two."""
+        if self.steps_per_epoch != 1:
+            yield 0, self.global_batch_size
+        if self.steps_per_epoch is not None and (self.steps_per_epoch == 1 or self.tail_samples != self.batch_size(0)):
+            yield self.steps_per_epoch - 1, self.batch_size(self.steps_per_epoch - 1)
+
+    def together_runs(self, batch: int) -> tuple[tuple[int, int], ...]:
+        """Return the samples of all ranks per micro-step, in order, run-length encoded: (micro-steps, samples).
+
+        There are a few pairs for any world size and accumulation.
+        """
+        shares = self.share_runs(batch)
+        ends = {end for _, share in shares for end in accumulate(many for many, _ in self.micro_runs(share))}
+        return tuple(
+            (end - begin, sum(ranks * self._micro_batch(share, begin) for ranks, share in shares))
+            for begin, end in pairwise(sorted({0} | ends))
+        )
+
+    def _micro_batch(self, share: int, micro_step: int) -> int:
+        for many, size in self.micro_runs(share):
+            if micro_step < many:
+                return size
+            micro_step -= many
+        raise ValueError(f"a share has {self.grad_accum_steps} micro-steps, and this one lies {micro_step} beyond them")
+
+    def micro_batch_sizes(self, batch: int) -> frozenset[int]:
+        """Return the distinct ``n[r,a]`` of a global batch of ``batch`` samples."""
+        return frozenset(size for _, share in self.share_runs(batch) for _, size in self.micro_runs(share))
+
+    def first_single(self, batch: int) -> tuple[int, int]:
+        """Return (rank, micro-step) of the first micro-batch of one sample in a global batch that has one."""
+        rank = 0
+        for ranks, share in self.share_runs(batch):
+            micro_step = 0
+            for micro_steps, size in self.micro_runs(share):
+                if size == 1:
+                    return rank, micro_step
+                micro_step += micro_steps
+            rank += ranks
+        raise ValueError(f"a global batch of {batch} samples has no micro-batch of one")
+
+
+def _unfolded(pairs: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    return tuple(size for many, size in pairs for _ in range(many))
 
 
 def plan_batch(
@@ -45,18 +206,18 @@ def plan_batch(
         world_size: W >= 1, ranks; never more than B.
         samples: N >= 1, samples of the training data; None = unknown.
         max_per_device_batch_size: m >= 1, the most samples in one micro-batch; None = no limit.
-        grad_accum_steps: A >= 1 as said by hand; None = ``max(1, ceil(ceil(B/W) / m))``.
-        per_device_batch_size: n >= 1 held fixed; then ``A = B / (W * n)``, and neither m nor A is given.
-        tail: what becomes of an epoch's last batch: kept as it is, dropped, or filled from the order's beginning.
-        split: ``exact`` lets shares differ by one sample; ``error`` refuses a B that W does not divide.
+        grad_accum_steps: A >= 1, if given; None = ``max(1, ceil(ceil(B/W) / m))``.
+        per_device_batch_size: n >= 1, if it is fixed; then ``A = B / (W * n)``, and neither m nor A is given.
+        tail: treatment of an epoch's last batch: ``keep``, ``drop``, or ``wrap``, which fills it from the beginning.
+        split: ``exact`` lets shares differ by one sample; ``error`` rejects a B that W does not divide.
         unit: what the sizes count; where it is ``group``, N and B and all else count groups.
-        smallest_group: samples of the smallest group, as far as it is known.
+        smallest_group: samples of the smallest group; None = unknown.
 
     Returns:
         The plan.
 
     Raises:
-        PlanError: the numbers do not fit; the sentence names some that do.
+        PlanError: the numbers do not fit together; the message names some that do.
     """
     refusals.refuse_below_one(
         global_batch_size=global_batch_size,
@@ -104,16 +265,13 @@ def accumulation_for(global_batch_size: int, world_size: int, max_per_device_bat
 
 
 def refuse_single_sample(plan: BatchPlan) -> None:
-    """Refuse a plan that gives a micro-batch of one sample to a model with BatchNorm that normalises per rank.
+    """Reject a plan with a micro-batch of one sample, for a model with local BatchNorm.
 
-    torch refuses to take a variance over one value per channel, and would do so in the middle of the training
-    (batch contract, section 2).
-
-    Args:
-        plan: the plan of a job whose model has BatchNorm in local mode.
+    torch raises an error for a variance over one value per channel, in the middle of the training (batch contract,
+    section 2).
 
     Raises:
-        PlanError: some ``n[r,a]`` of some step is 1; the sentence names that step and the ways out.
+        PlanError: some ``n[r,a]`` of some step is 1; the message names that step and what to change.
     """
     if not has_single_sample(plan):
         return
@@ -126,17 +284,14 @@ def refuse_single_sample(plan: BatchPlan) -> None:
 
 
 def has_single_sample(plan: BatchPlan) -> bool:
-    """Return whether some micro-batch of some step has one sample, or may have: one group, some being of one sample."""
+    """Return whether some micro-batch has one sample, or one group where a group may be of one sample."""
     if plan.unit == "group" and plan.smallest_group != 1:
         return False
     return any(1 in plan.micro_batch_sizes(batch) for _, batch in plan.distinct_batches())
 
 
 def refuse_single_over_ranks(plan: BatchPlan) -> None:
-    """Refuse a plan with a micro-step of one sample over all ranks, where BatchNorm over all of them has no variance.
-
-    Args:
-        plan: the plan of a job whose model has BatchNorm in sync mode.
+    """Reject a plan with a micro-step of one sample over all ranks, for a model with synchronised BatchNorm.
 
     Raises:
         PlanError: names the step.
@@ -160,7 +315,7 @@ def _single_over_ranks(plan: BatchPlan) -> tuple[int, int, int] | None:
 
 
 def _ways_out(plan: BatchPlan) -> list[str]:
-    """Return the changes that leave no micro-batch of one sample, each of them tried."""
+    """Return changes that avoid micro-batches of one sample; each was checked."""
     ways = []
     droppable = plan.tail == "keep" and plan.samples is not None and plan.samples >= plan.global_batch_size
     if droppable and not has_single_sample(replace(plan, tail="drop")):

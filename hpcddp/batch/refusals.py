@@ -1,4 +1,4 @@
-"""Why a batch cannot be split as asked, and which numbers can."""
+"""Errors about batches that cannot be split, with numbers that can."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Sequence
 
 from hpcddp.batch.split import ceil_div
 from hpcddp.errors import UserError
-from hpcddp.spec.batch import Unit
-from hpcddp.spec.batch_rules import fixed_ways_out
+from hpcddp.jobfile.batch_rules import fixed_ways_out
+from hpcddp.jobfile.sections import Unit
 
 
 class PlanError(UserError):
-    """A batch that cannot be split as asked; the sentence names the numbers that can."""
+    """A batch cannot be split as requested; the message names numbers that can."""
 
     kind = "plan"
 
 
 def refuse_below_one(**numbers: int | None) -> None:
-    """Refuse any of the numbers, by name, that is given and below 1."""
+    """Reject any given number below 1."""
     for name, number in numbers.items():
         if number is not None and number < 1:
             raise PlanError(f"{name} is {number}, and there is nothing to split below 1; write 1 or more", name=name)
 
 
 def refuse_accumulated_global_loss(steps: int) -> None:
-    """Refuse micro-steps under a loss over the global batch, which needs all samples before its first backward."""
+    """Reject micro-steps under a loss over the global batch, which needs all samples before its first backward."""
     if steps > 1:
         raise PlanError(
             f"train.loss_reduction is global, and grad_accum_steps is {steps}: the samples of a global batch then "
@@ -35,7 +35,7 @@ def refuse_accumulated_global_loss(steps: int) -> None:
 
 
 def refuse_idle_ranks(batch: int, world: int, unit: Unit = "sample") -> None:
-    """Refuse B < W."""
+    """Reject B < W."""
     if batch < world:
         raise PlanError(
             f"global_batch_size is {batch}, fewer {unit}s than the {world} ranks of the job, so that some ranks would "
@@ -46,7 +46,7 @@ def refuse_idle_ranks(batch: int, world: int, unit: Unit = "sample") -> None:
 
 
 def refuse_uneven(batch: int, world: int, unit: Unit = "sample") -> None:
-    """Refuse a B that W does not divide: ``split: error``."""
+    """Reject a B that W does not divide: ``split: error``."""
     remainder = batch % world
     if remainder:
         below, above = batch - remainder, batch - remainder + world
@@ -59,7 +59,7 @@ def refuse_uneven(batch: int, world: int, unit: Unit = "sample") -> None:
 
 
 def refuse_over_cap(share: int, steps: int | None, cap: int | None, needed: int) -> None:
-    """Refuse an A said by hand that is less than the cap m needs."""
+    """Reject a given A that is less than the cap m requires."""
     if cap is None or steps is None or steps >= needed:
         return
     largest = ceil_div(share, steps)
@@ -83,7 +83,7 @@ def refuse_beside_fixed(size: int, **others: int | None) -> None:
 
 
 def refuse_unfilled(batch: int, world: int, size: int) -> None:
-    """Refuse a micro-batch held fixed of which the ranks cannot make the global batch: W * n does not divide B."""
+    """Reject a micro-batch held fixed of which the ranks cannot make the global batch: W * n does not divide B."""
     together, ways = world * size, ", or ".join(fixed_ways_out(batch, world, size))
     if batch % together:
         raise PlanError(
@@ -96,7 +96,7 @@ def refuse_unfilled(batch: int, world: int, size: int) -> None:
 
 
 def refuse_empty_epoch(samples: int, batch: int, unit: Unit = "sample") -> None:
-    """Refuse N < B when the tail is dropped: an epoch without a step."""
+    """Reject N < B when the tail is dropped: an epoch without a step."""
     if samples < batch:
         raise PlanError(
             f"tail is 'drop' and the training data has {count(samples, unit)}, fewer than one global batch of "
@@ -110,7 +110,7 @@ def refuse_empty_epoch(samples: int, batch: int, unit: Unit = "sample") -> None:
 def refuse_single(
     *, step: int, batch: int, rank: int, micro_step: int, ways_out: Sequence[str], unit: Unit = "sample"
 ) -> None:
-    """Refuse a micro-batch of one sample in front of BatchNorm; ``ways_out`` are changes that were found to work."""
+    """Reject a micro-batch of one sample in front of BatchNorm; ``ways_out`` are changes that were found to work."""
     alone = ", some groups have one sample" if unit == "group" else ""
     raise PlanError(
         f"step {step} of every epoch has {count(batch, unit)}, which leaves rank {rank} one {unit} in micro-step "
@@ -123,7 +123,7 @@ def refuse_single(
 
 
 def refuse_single_over_ranks(step: int, batch: int, micro_step: int, *, unit: Unit) -> None:
-    """Refuse a micro-step of one sample over all ranks in front of BatchNorm over all ranks."""
+    """Reject a micro-step of one sample over all ranks in front of BatchNorm over all ranks."""
     drop = "tail 'drop', " if step else ""
     raise PlanError(
         f"step {step} of every epoch has {count(batch, unit)}, which leaves one {unit} to all ranks together in "

@@ -1,4 +1,4 @@
-"""Global batches: which samples a step trains on, and which of them are whose (batch contract, sections 1 and 2)."""
+"""The samples of each step, and each rank's share of them (batch contract, sections 1 and 2)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np  # noqa: TID253
 
 from hpcddp.batch.order import Indices, KeyedOrder, Order, TorchOrder
 from hpcddp.batch.plan import BatchPlan, plan_batch
-from hpcddp.spec.batch import Order as OrderName
-from hpcddp.spec.batch import Tail
+from hpcddp.jobfile.sections import Order as OrderName
+from hpcddp.jobfile.sections import Tail
 
 
 class GlobalBatches:
-    """The global batches of a training: a function of seed, epoch, step, N, B, tail and order, and of nothing else.
+    """The global batches of a training: a function only of seed, epoch, step, N, B, tail and order.
 
-    The world size, accumulation, nodes and loader workers do not enter.
+    They do not depend on world size, accumulation, nodes or loader workers.
 
     Args:
         samples: N >= 1, samples of the training data.
         global_batch_size: B >= 1.
-        tail: what becomes of an epoch's last batch.
+        tail: treatment of an epoch's last batch.
         order: ``keyed``, or ``torch`` for the order of ``torch.randperm``.
         seed: the root seed.
 
@@ -29,7 +29,7 @@ class GlobalBatches:
     """
 
     def __init__(self, samples: int, global_batch_size: int, tail: Tail, order: OrderName, seed: int) -> None:
-        # One rank is a plan of every world: it knows the steps and their sizes.
+        # Steps and their sizes are the same for every world size.
         self._plan = plan_batch(global_batch_size=global_batch_size, world_size=1, samples=samples, tail=tail)
         self._samples = samples
         self._make_order = KeyedOrder if order == "keyed" else TorchOrder
@@ -53,7 +53,7 @@ class GlobalBatches:
         """
         first = step * self._plan.global_batch_size
         positions = np.arange(first, first + self._plan.batch_size(step), dtype=np.int64)
-        # Beyond the end the order begins again: only a tail that wraps gets there, several times when B > N.
+        # A tail that wraps continues at the beginning of the order, several times if B > N.
         return self._order(epoch)(positions % self._samples)
 
     def _order(self, epoch: int) -> Order:

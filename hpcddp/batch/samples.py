@@ -1,29 +1,32 @@
-"""How many samples the training data has, as far as that can be known without torch."""
+"""The number of samples, or of groups, in the training data.
+
+The user's code runs in a child process, so that torch is not loaded here.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hpcddp.batch.own_dataset import OwnDatasetError, count_own_groups, count_own_samples
-from hpcddp.spec.job import Batch, Train
+from hpcddp.errors import UserError
+from hpcddp.jobfile.sections import Batch, Train
 
 # scikit-learn's digits: 1,797 images, of which every fifth is for validation.
 TRAINING_SAMPLES: Mapping[str, int] = MappingProxyType({"digits": 1437, "cifar10": 50_000})
 VALIDATION_SAMPLES: Mapping[str, int] = MappingProxyType({"digits": 360, "cifar10": 10_000})
-
 # The synthetic dataset takes each of these by name from `train.dataset_args`.
 SYNTHETIC_DEFAULTS: Mapping[str, int] = MappingProxyType(
     {"samples": 1024, "val_samples": 256, "image_size": 32, "num_classes": 10}
 )
-
 TABLED_DATASETS = frozenset({*TRAINING_SAMPLES, "synthetic"})
-"""Datasets whose size is known without looking at anything."""
-
+"""Datasets whose size is known without reading data."""
 # torchvision.datasets.folder.IMG_EXTENSIONS; a test compares the two.
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -33,9 +36,9 @@ class SampleCount:
     """How many samples the training data has, or groups of samples.
 
     Args:
-        samples: N; None when it cannot be known here.
-        note: why it cannot be known, and what to do; None when it is.
-        smallest_group: samples of the smallest group; None where samples are counted, or it cannot be known.
+        samples: N; None when it is unknown.
+        note: why it is unknown, and what to do; None when it is known.
+        smallest_group: samples of the smallest group; None where samples are counted, or it is unknown.
     """
 
     samples: int | None
@@ -44,9 +47,9 @@ class SampleCount:
 
 
 def count_units(train: Train, batch: Batch, *, directory: Path, python: str, timeout_s: float = 60.0) -> SampleCount:
-    """Return how many of what the batch counts the training data has: samples, or groups.
+    """Return the number of samples in the training data, or of groups if the batch counts groups.
 
-    Groups are named by the user's function, which is called for every sample in a child process.
+    The user's function that names the groups is called for every sample in a child process.
 
     Args:
         train: the job's ``train`` section.
@@ -70,16 +73,16 @@ def count_units(train: Train, batch: Batch, *, directory: Path, python: str, tim
 
 
 def count_samples(train: Train, *, directory: Path, python: str, timeout_s: float = 60.0) -> SampleCount:
-    """Return how many samples the job's training data has.
+    """Return the number of samples in the training data of a job.
 
-    The built-in datasets are looked up, an image folder is counted on disk as torchvision would, and one's own dataset
-    is made and measured in a child process.
+    The sizes of the built-in datasets are known, images in a folder are counted as torchvision does, and the user's own
+    dataset is created in a child process.
 
     Args:
         train: the job's ``train`` section.
         directory: the directory of submission, which relative paths and imports start from.
         python: the interpreter of the child process.
-        timeout_s: how long one's own dataset may take, in seconds.
+        timeout_s: how long the user's own dataset may take, in seconds.
     """
     name = train.dataset
     if name in TRAINING_SAMPLES:
@@ -118,3 +121,125 @@ def _count_images(data_dir: Path) -> SampleCount:
 
 def _unknown(why: str, unit: str = "sample") -> SampleCount:
     return SampleCount(None, f"The number of {unit}s is unknown: {why}; give it with --samples.")
+
+
+# The user's code may print: its standard output becomes standard error, and only the answer goes to the pipe.
+_BEGIN = """
+import importlib, json, os, sys
+directory, module, function, arguments = sys.argv[1:]
+answer = os.dup(1)
+os.dup2(2, 1)
+sys.path.insert(0, directory)
+function = getattr(importlib.import_module(module), function)
+arguments = json.loads(arguments)
+"""
+_SAMPLES = """
+os.write(answer, str(len(function(split="train", **arguments))).encode())
+"""
+
+
+_GROUPS = """
+from collections import Counter
+from numbers import Integral
+def name(index):
+    group = function(index)
+    if isinstance(group, bool) or not isinstance(group, (Integral, str)):
+        raise TypeError(f"it returned a {type(group).__name__} for sample {index}; return an int or a str")
+    return group
+sizes = Counter(map(name, range(arguments["samples"])))
+os.write(answer, f"{len(sizes)} {min(sizes.values())}".encode())
+"""
+
+
+_VERBS = {"train.dataset": ("make", "made"), "batch.group": ("call", "called")}
+
+
+class OwnDatasetError(UserError):
+    """The dataset could not be made or has no length."""
+
+    kind = "dataset"
+
+
+def count_own_samples(
+    target: str, arguments: Mapping[str, Any], *, directory: Path, python: str, timeout_s: float
+) -> int:
+    """Return ``len(function(split="train", **arguments))``.
+
+    Args:
+        target: ``pkg.module:function``.
+        arguments: ``train.dataset_args``.
+        directory: the first directory of the import path, and the child's working directory.
+        python: the interpreter.
+        timeout_s: how long the child may take, in seconds; then its whole session is killed.
+
+    Raises:
+        OwnDatasetError: it failed, took too long or has no length.
+    """
+    (samples,) = _measure(_SAMPLES, "train.dataset", target, arguments, directory, python, timeout_s)
+    return samples
+
+
+def count_own_groups(target: str, samples: int, *, directory: Path, python: str, timeout_s: float) -> tuple[int, int]:
+    """Return the number of groups that ``function(index)`` makes of ``samples`` samples, and the size of the smallest.
+
+    Args:
+        target: ``pkg.module:function``, from ``batch.group``.
+        samples: samples of the training data, >= 1.
+        directory: the first directory of the import path, and the child's working directory.
+        python: the interpreter.
+        timeout_s: how long the child may take, in seconds.
+
+    Raises:
+        OwnDatasetError: it failed or took too long.
+    """
+    groups, smallest = _measure(_GROUPS, "batch.group", target, {"samples": samples}, directory, python, timeout_s)
+    return groups, smallest
+
+
+def _measure(
+    program: str,
+    key: str,
+    target: str,
+    arguments: Mapping[str, Any],
+    directory: Path,
+    python: str,
+    timeout_s: float,
+) -> list[int]:
+    module, _, function = target.partition(":")
+    command = [python, "-c", _BEGIN + program, str(directory), module, function, json.dumps(dict(arguments))]
+    make, made = _VERBS[key]
+    try:
+        output, errors, code = _run(command, directory, timeout_s)
+    except OSError as error:
+        raise OwnDatasetError(f"{key} {target} could not be {made} ({error})") from error
+    if code is None:
+        raise OwnDatasetError(f"{key} {target} took longer than {timeout_s:g} s to {make}")
+    numbers = output.split()
+    if code != 0 or not numbers or not all(number.isdecimal() for number in numbers):
+        reason = errors.strip().rpartition("\n")[2] or f"exit code {code}"
+        raise OwnDatasetError(f"{key} {target} could not be {made} ({reason})")
+    return [int(number) for number in numbers]
+
+
+def _run(command: list[str], directory: Path, timeout_s: float) -> tuple[str, str, int | None]:
+    """Return standard output, standard error and the exit code; None for one that had to be killed."""
+    # Its own session, so that loader workers and other children of the user's code can be killed with it.
+    with subprocess.Popen(
+        command,
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as child:
+        try:
+            output, errors = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            return "", "", None
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
+        return output, errors, child.returncode

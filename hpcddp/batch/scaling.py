@@ -1,7 +1,7 @@
-"""What a job's constants become for another global batch than they were tuned for: batch contract, section 3.
+"""Scale a job's constants for another global batch than they were tuned for (batch contract, section 3).
 
-Only the global batch enters, never the world size: the gradient of a step is the mean over the samples of its global
-batch, whoever computed it.
+Only the global batch matters, not the world size: the gradient of a step is the mean over the samples of its global
+batch, however many ranks compute it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from hpcddp.batch.refusals import PlanError
-from hpcddp.spec.batch_rules import ADAM_FAMILY, as_written, batch_ratio, scaling_findings
-from hpcddp.spec.job import JobSpec, LearningRate, Optimizer, Rule
+from hpcddp.jobfile.batch_rules import ADAM_FAMILY, as_written, batch_ratio, scaling_findings
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.sections import LearningRate, Optimizer, Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledRule:
-    """The constants that a training uses, after its rule.
+    """The constants of a training, after scaling.
 
     Args:
         rule: the rule that was applied.
         kappa: B / B0, the global batch over the one that the constants were tuned for; 1 where none is given.
         learning_rate: the rate after the warm-up and before any decay.
-        minimum: what the schedule does not let it fall below.
+        minimum: the lower bound of the schedule.
         betas: of the Adam family; None for SGD, or where the optimizer is unknown.
         eps: likewise.
         ema_decay: decay of averaged weights per step; None where there is no average.
@@ -64,7 +65,7 @@ class ScaledRule:
 
 
 def scaled_hyperparameters(spec: JobSpec) -> ScaledRule:
-    """Return the constants that a job's training uses; see ``scale``.
+    """Return the scaled constants of a job; see ``scale``.
 
     Raises:
         PlanError: the rule does not hold for the optimizer or its betas.
@@ -90,9 +91,8 @@ def scale(
     - Averaged weights under every rule but ``none``: decay -> decay^kappa (Busbridge et al. 2023, definition 1.2).
 
     kappa (1 - beta) is computed exactly, from the decimals as written. The warm-up and the schedule count epochs, so
-    that their steps shrink with kappa by themselves; ``min`` scales with ``base``, as every rate between them does.
-    torch's SGD keeps the learning rate outside its momentum buffer, which needs no correction (Goyal et al. 2017,
-    remark 2).
+    that they need no scaling; ``min`` scales with ``base``. torch's SGD does not include the learning rate in its
+    momentum buffer, which needs no correction (Goyal et al. 2017, remark 2).
 
     Args:
         rate: the job's ``learning_rate``: rule, base and the batch that it was tuned for.
@@ -101,7 +101,7 @@ def scale(
         global_batch_size: B >= 1.
 
     Raises:
-        PlanError: the rule does not hold for the optimizer or its betas, or the result is no number any more.
+        PlanError: the rule does not hold for the optimizer or its betas, or a result overflows or underflows.
     """
     for key, sentence in scaling_findings(rate, optimizer, global_batch_size):
         raise PlanError(f"{key} {sentence}", key=key)
@@ -129,21 +129,41 @@ def scale(
     )
 
 
+def _times(key: str, number: float, factor: Fraction) -> float:
+    """Return the product, rounded once."""
+    try:
+        product = float(as_written(number) * factor)
+    except OverflowError:
+        product = math.inf
+    if math.isinf(product) or (number and not product):
+        raise PlanError(
+            f"{key} is {number:g}, and its rule makes {'infinity' if product else 'zero'} of it; write a number nearer "
+            "to 1, or learning_rate.rule: none",
+            key=key,
+        )
+    return product
+
+
+def _faster(beta: float, kappa: Fraction) -> float:
+    """Return ``1 - kappa (1 - beta)``, which keeps the decay per sample."""
+    return float(1 - kappa * (1 - as_written(beta)))
+
+
 def fitting_rule(optimizer: Optimizer) -> Rule:
-    """Return the rule that the literature has for an optimizer; it need not fit a given model."""
+    """Return the rule from the literature for an optimizer; it need not fit a given model."""
     return "sqrt" if optimizer.name in ADAM_FAMILY else "linear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """What a learning-rate rule makes of a job's constants, and what the rule that fits the optimizer would.
+    """The constants scaled by the chosen rule, and by the rule from the literature for the optimizer.
 
     Args:
         base: the rate as stated, for the batch that it was tuned for.
         tuned_for: B0, that batch; None = not said, so that kappa is 1.
-        scaled: what the chosen rule makes of it.
+        scaled: the constants by the chosen rule.
         optimizer: the optimizer's name; None = unknown.
-        fitting: what the rule that fits it makes of it; None = unknown, or that rule does not hold.
+        fitting: the constants by the rule for the optimizer; None = unknown, or that rule does not hold.
         refused: why that rule does not hold; None where it does.
     """
 
@@ -177,7 +197,7 @@ class Scaling:
 def scaling_of(
     rate: LearningRate, optimizer: Optimizer | None, *, ema_decay: float | None, global_batch_size: int
 ) -> Scaling:
-    """Return what the chosen rule and the fitting one make of a job's constants; arguments as for ``scale``.
+    """Return the constants scaled by the chosen rule and by the rule for the optimizer; arguments as for ``scale``.
 
     Raises:
         PlanError: the chosen rule does not hold.
@@ -194,21 +214,36 @@ def scaling_of(
     return replace(known, optimizer=optimizer.name, fitting=fitting)
 
 
-def _times(key: str, number: float, factor: Fraction) -> float:
-    """Return the product, rounded once."""
-    try:
-        product = float(as_written(number) * factor)
-    except OverflowError:
-        product = math.inf
-    if math.isinf(product) or (number and not product):
-        raise PlanError(
-            f"{key} is {number:g}, and its rule makes {'infinity' if product else 'zero'} of it; write a number nearer "
-            "to 1, or learning_rate.rule: none",
-            key=key,
-        )
-    return product
+def learning_rate_at(spec_lr: LearningRate, *, step: int, steps_per_epoch: int, epochs: int) -> float:
+    """Return the learning rate that an optimizer step uses.
 
+    With t the step, T all steps and T_w the steps of the warm-up (both products, not rounded):
 
-def _faster(beta: float, kappa: Fraction) -> float:
-    """Return ``1 - kappa (1 - beta)``: the average forgets as much per sample as it did before."""
-    return float(1 - kappa * (1 - as_written(beta)))
+    - warm-up, t < T_w: ``base * min(1, (t+1) / T_w)`` (Goyal et al. 2017, section 2.2: gradual, per step);
+    - ``constant``: ``base``;
+    - ``cosine``: ``min + (base - min) * (1 + cos(pi * (t - T_w) / (T - T_w))) / 2`` (Loshchilov and Hutter 2017,
+      equation 5);
+    - ``step``: ``max(min, base * gamma^k)``, k the milestones (epochs) that have passed.
+
+    Args:
+        spec_lr: the job's ``learning_rate`` with its rule applied: ``ScaledRule.course``.
+        step: zero-based optimizer step since the beginning of the training; after its end the last rate stays.
+        steps_per_epoch: S >= 1.
+        epochs: epochs of the whole training, >= 1.
+
+    Raises:
+        ValueError: the rule was not applied.
+    """
+    if spec_lr.rule != "none":
+        raise ValueError(f"learning_rate.rule is {spec_lr.rule}, and is applied before: ScaledRule.course")
+    warmup_steps = spec_lr.warmup_epochs * steps_per_epoch
+    if step < warmup_steps:
+        return spec_lr.base * min(1.0, (step + 1) / warmup_steps)
+    if spec_lr.schedule == "cosine":
+        decay_steps = epochs * steps_per_epoch - warmup_steps
+        progress = min(1.0, (step - warmup_steps) / decay_steps) if decay_steps > 0 else 1.0
+        return spec_lr.min + (spec_lr.base - spec_lr.min) * (1 + math.cos(math.pi * progress)) / 2
+    if spec_lr.schedule == "step":
+        passed = sum(step >= milestone * steps_per_epoch for milestone in spec_lr.milestones)
+        return max(spec_lr.min, spec_lr.base * spec_lr.gamma**passed)
+    return spec_lr.base

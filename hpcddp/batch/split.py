@@ -1,4 +1,4 @@
-"""Dividing a count into parts that differ by one at most: batch contract, section 2."""
+"""Divide a count into parts that differ by at most one (batch contract, section 2)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ def part(total: int, parts: int, index: int) -> int:
 
 
 def offset(total: int, parts: int, index: int) -> int:
-    """Return where part ``index`` begins when the parts lie one behind the other; arguments as for ``part``."""
+    """Return the start of part ``index`` when the parts are contiguous; arguments as for ``part``."""
     quotient, remainder = divmod(total, parts)
     return index * quotient + min(index, remainder)
 
 
 def runs(total: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """Return the parts in order, equal neighbours folded: one or two pairs (how many parts, size), largest first."""
+    """Return the parts in order, run-length encoded: one or two pairs (number of parts, size), largest first."""
     quotient, remainder = divmod(total, parts)
     pairs = ((remainder, quotient + 1), (parts - remainder, quotient))
     return tuple(pair for pair in pairs if pair[0])
 
 
 def filled_runs(total: int, size: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """Return parts that are filled one after the other up to ``size``, equal neighbours folded: three pairs at most.
+    """Return parts that are filled one after the other up to ``size``, run-length encoded: at most three pairs.
 
     Args:
         total: what is divided, 0..size * parts.
-        size: what a part holds, >= 1.
-        parts: how many there are; the last ones may stay empty.
+        size: the largest size of a part, >= 1.
+        parts: number of parts; the last ones may be empty.
     """
     full, rest = divmod(total, size)
     pairs = ((full, size), (bool(rest), rest), (parts - full - bool(rest), 0))

@@ -1,4 +1,4 @@
-"""The error boundary: one sentence, one way out, one exit code."""
+"""The error boundary of the command line: prints one message and returns the exit code."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import Any
 
 import typer
 
+from hpcddp.cli.help import ClickObject
 from hpcddp.errors import HpcddpError
 
 INTERRUPTED = 130
-# typer carries its own copy of click from 0.20 on and exports only the leaves of its errors: this is UsageError.
+_FIXABLE = 2
+# UsageError of click: from 0.20 on typer has a private copy of click and exports only some of its error classes.
 USAGE_ERROR: tuple[type[Any], ...] = typer.BadParameter.__bases__
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
-    """Run ``app`` with ``arguments``; print what went wrong.
+    """Run the command line, and print an error as one message.
 
     Args:
         app: the command line.
-        arguments: the words after the program's name.
+        arguments: the arguments without the program's name.
 
     Returns:
-        The exit code: 0 done, 1 something broke, 2 the user can fix it, 130 interrupted.
+        The exit code: 0 success, 1 failure, 2 an error that the user can fix, 130 interrupted.
     """
     as_json, debug = "--json" in _options(arguments), "--debug" in _options(arguments)
     try:
@@ -34,21 +36,22 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         if debug:
             traceback.print_exc()
         _report(error.as_json(), f"hpcddp: {error.message}", error.hint, as_json=as_json)
-        return error.exit_code
+        # The exit codes of jobs mean nothing here: what has one is a damaged file of a run, which the message names.
+        return min(error.exit_code, _FIXABLE)
     except USAGE_ERROR as error:
         message = error.format_message()
         document = {"error": {"kind": "usage", "message": message, "hint": None}}
-        # Without any argument the message is the help, which needs neither our name nor a hint.
+        # Without arguments the message is the help, which needs neither prefix nor hint.
         hint = _usage_hint(error) if arguments else None
         _report(document, f"hpcddp: {message}" if arguments else message, hint, as_json=as_json)
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe has gone (`hpcddp render job.yaml | head`): nobody is left to tell.
+        # The reader of the pipe has ended (`hpcddp render job.yaml | head`).
         sys.stderr.close()
         return 0
-    except Exception as error:  # noqa: BLE001  the last boundary: a sentence, and the traceback for who asks for it
+    except Exception as error:  # noqa: BLE001  the outermost boundary; --debug prints the traceback
         if debug:
             traceback.print_exc()
         sentence, hint = _unforeseen(error)
@@ -59,12 +62,12 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
 
 
 def _options(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the arguments before a lone ``--``: what follows belongs to the user's command."""
+    """Return the arguments before ``--``; those after it belong to the user's command."""
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
 def _debug_first(arguments: Sequence[str]) -> list[str]:
-    """Move ``--debug`` to the front: it is an option of all commands, wherever it stands."""
+    """Move ``--debug`` to the front, so that it is accepted at any position."""
     options = _options(arguments)
     if "--debug" not in options:
         return list(arguments)
@@ -72,14 +75,14 @@ def _debug_first(arguments: Sequence[str]) -> list[str]:
 
 
 def _unforeseen(error: Exception) -> tuple[str, str]:
-    """Return the sentence and the way out for an error that nothing below has explained."""
+    """Return a message and a hint for an error that is not an ``HpcddpError``."""
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename} cannot be used" if error.filename else "reading or writing failed"
         return f"{where}: {error.strerror}", "Run it again with --debug to see where."
     return f"{type(error).__name__}: {error}", "That is a mistake of hpcddp: run it again with --debug, and report it."
 
 
-def _usage_hint(error: Any) -> str | None:  # noqa: ANN401
+def _usage_hint(error: ClickObject) -> str | None:
     return f"See '{error.ctx.command_path} --help'." if error.ctx is not None else None
 
 

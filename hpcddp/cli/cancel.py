@@ -35,16 +35,17 @@ def cancel(
 
     Example: hpcddp cancel 20261121-1545
     """
-    from hpcddp.report.cancelling import cancel as cancel_run
-    from hpcddp.report.cancelling import cancel_sweep
-    from hpcddp.report.overview import overview_of
-    from hpcddp.report.status import RunStatus
-    from hpcddp.report.sweeps import entry_of
-    from hpcddp.run.find import chosen_run
+    from hpcddp.manage.cancel import cancel as cancel_run
+    from hpcddp.manage.cancel import cancel_sweep
+    from hpcddp.manage.overview import overview_of
+    from hpcddp.manage.status import RunStatus
+    from hpcddp.manage.sweeps import entry_of
     from hpcddp.slurm import commands
+    from hpcddp.submit.sweep_element import chosen_to_act_on
 
     environment = dict(os.environ)
-    found = overview_of([entry_of(chosen_run(run, run_root))], ask=lambda: commands.queue(environment), now=time.time())
+    chosen = chosen_to_act_on(run, run_root)
+    found = overview_of([entry_of(chosen)], ask=lambda: commands.queue(environment), now=time.time())
     (line,) = found.lines
     if run is None and not yes:
         _confirm(line.run.run_id if isinstance(line, RunStatus) else line.sweep.sweep_id)

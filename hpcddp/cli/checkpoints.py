@@ -14,10 +14,10 @@ from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpcddp.run.survey import CheckpointState
+    from hpcddp.run.checkpoints import CheckpointState
 
 _KIB = 1024
-_STEPS_OF_TIME = ((86400, "d"), (3600, "h"), (60, "min"))
+_TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def register(app: typer.Typer) -> None:
@@ -40,8 +40,8 @@ def checkpoints(
 
     Example: hpcddp checkpoints runs/my-job/20260314-154412-ab12 --json
     """
+    from hpcddp.run.checkpoints import survey
     from hpcddp.run.find import chosen_run
-    from hpcddp.run.survey import survey
 
     found = chosen_run(run, run_root)
     states = survey(found.checkpoints)
@@ -75,7 +75,7 @@ def _verdict(state: CheckpointState) -> str:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes as a person reads it."""
+    """Return a number of bytes with a binary unit."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < _KIB:
@@ -85,8 +85,8 @@ def size_text(size: int) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """Return how long ago something was, in its largest unit."""
-    for length, unit in _STEPS_OF_TIME:
+    """Return an age in its largest unit."""
+    for length, unit in _TIME_UNITS:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"

@@ -1,17 +1,17 @@
-"""``hpcddp doctor``."""
+"""``hpcddp doctor loss`` and ``hpcddp doctor ddp``."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hpcddp.cli.doctor_ddp import ddp
-from hpcddp.cli.options import AsJson
+from hpcddp.cli.options import AsJson, JobFile, Overrides, read_job
 
 doctor = typer.Typer(
     name="doctor",
@@ -31,7 +31,44 @@ def register(app: typer.Typer) -> None:
     app.add_typer(doctor)
 
 
-doctor.command()(ddp)
+@doctor.command()
+def ddp(
+    job_file: JobFile,
+    *,
+    overrides: Overrides = None,
+    world_size: Annotated[
+        int | None, typer.Option(metavar="W", help="Ranks.  [default: the job's, 2 at least and 4 at most]")
+    ] = None,
+    steps: Annotated[int, typer.Option(metavar="K", min=1, help="Optimizer steps to compare.")] = 3,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="How long each side may take.")] = 300,
+    as_json: AsJson = False,
+) -> None:
+    """Train a few steps in one process and on W ranks.
+
+    And say where and why they differ. The job's own model, data and loss run on this machine's CPUs, in float64 and
+    with the same global batches of 32 samples at most. Compared are first weights, samples, averaged gradients and
+    parameters after each step. Each rank finds in its environment what it finds in a training (RANK, WORLD_SIZE,
+    SLURM_PROCID and so on), and the one process that of rank 0 of one. Dropout is off and local BatchNorm held still
+    meanwhile; both are looked at by themselves. No GPU and no Slurm are needed.
+
+    Exits 0 where both train the same; 1 for a defect; 2 if the job could not be run, or draws random numbers beside
+    dropout that hide whether it trains the same.
+
+    Example: hpcddp doctor ddp job.yaml --world-size 2 --steps 1
+    """
+    from hpcddp.doctor.ddp.compare import examine_job
+
+    spec = read_job(job_file, overrides).spec
+    found = examine_job(
+        spec,
+        world_size=world_size,
+        steps=steps,
+        directory=Path.cwd(),
+        environment=os.environ,
+        timeout_s=timeout,
+    )
+    typer.echo(json.dumps(found.as_json(), indent=2) if as_json else found.explain(), nl=as_json)
+    raise typer.Exit({"DEFECT": 1, "NOT COMPARED": 2}.get(found.verdict, 0))
 
 
 @doctor.command()
@@ -64,15 +101,18 @@ def loss(
     even, uneven, permuted. Values and gradients are compared in float64 with f(batch) = sum over shares of
     n_r/b * f(share). It takes seconds and no GPU.
 
+    Without --data the loss is tried on random batches of all kinds that it takes, and the verdict is the worst of them;
+    what it was seen on is printed with it. A loss that is a mean on your own batches alone is MEAN with --data.
+
     Exits 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small), NOT DECOMPOSABLE,
     ORDER-DEPENDENT; 2 if the loss could not be run.
 
     Example: hpcddp doctor loss losses:dice_loss --world-size 8 --batch 256
     """
-    # The loss is called hundreds of times: what it prints is no part of the answer.
+    # The loss is called hundreds of times, and its output is not part of the result.
     with contextlib.redirect_stdout(io.StringIO()):
-        from hpcddp.doctor import explain
-        from hpcddp.doctor.examination import examine
+        from hpcddp.doctor.loss import explain
+        from hpcddp.doctor.loss.examination import examine
 
         found = examine(name, world_size=world_size, samples=batch, data=data, directory=Path.cwd())
     document = explain.as_json(found)

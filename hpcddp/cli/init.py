@@ -17,31 +17,31 @@ from hpcddp.cli.options import AsJson, profiles_directory
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcddp.launch.site_choice import Choice
-    from hpcddp.spec.cluster import ClusterFacts, Partition
+    from hpcddp.jobfile.cluster import ClusterFacts, Partition
+    from hpcddp.site.profile_writer import Choice
 
-# What scontrol says where it is installed and finds no cluster.
+# Part of scontrol's message when it is installed and finds no slurm.conf.
 _NO_CONFIGURATION = "configuration source"
 _LISTED_PARTITIONS = 20
 
 
 class InitError(UserError):
-    """No profile can be written."""
+    """A profile cannot be written."""
 
     kind = "init"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Texts:
-    """What is to be written.
+    """Files to write.
 
     Args:
-        profile_file: where the profile goes.
+        profile_file: the path of the profile.
         profile: its text.
-        job_file: where the first job goes.
+        job_file: the path of the first job file.
         job: its text.
-        writes_job: whether it is written; what is there is kept.
-        next_command: what to do then.
+        writes_job: whether it is written; an existing file is kept.
+        next_command: the command to run next.
     """
 
     profile_file: Path
@@ -78,13 +78,13 @@ def init(
 
     Example: hpcddp init && hpcddp submit job.yaml --follow
     """
-    from hpcddp.launch.site_choice import choose
-    from hpcddp.spec.profiles import profile_file
+    from hpcddp.jobfile.profiles import profile_file
+    from hpcddp.site.profile_writer import choose
 
     file = profile_file(_checked(name), profiles_directory(os.environ))
     if os.path.lexists(file) and not (force or dry_run):
         raise InitError(f"the profile {file} is there already; add --force to write it anew, or give another NAME")
-    facts = _look()
+    facts = _query_cluster()
     choice = choose(facts, partition=partition, account=account, qos=qos)
     texts = _write(name, file, job_file, facts, choice, dry_run=dry_run)
     if as_json:
@@ -98,7 +98,7 @@ def init(
 def _checked(name: str) -> str:
     from pydantic import TypeAdapter, ValidationError
 
-    from hpcddp.spec.fields import ProfileName
+    from hpcddp.jobfile.fields import ProfileName
 
     try:
         return TypeAdapter[str](ProfileName).validate_python(name)
@@ -107,17 +107,17 @@ def _checked(name: str) -> str:
         raise InitError(f"NAME is {name!r}, and {reason['why']}; write for example default") from None
 
 
-def _look() -> ClusterFacts:
-    """Return what this cluster says of itself.
+def _query_cluster() -> ClusterFacts:
+    """Return the facts about this cluster.
 
     Raises:
-        InitError: there is no Slurm here, or it does not answer.
+        InitError: Slurm is not installed here, or does not answer.
     """
+    from hpcddp.site.facts import read_site
+    from hpcddp.site.query import ask_site
     from hpcddp.slurm import commands
-    from hpcddp.slurm.site import ask_site
-    from hpcddp.slurm.site_facts import read_site
 
-    user, groups = _who()
+    user, groups = _user_and_groups()
     try:
         answers = ask_site(os.environ, user=user)
     except commands.SlurmMissingError as error:
@@ -140,8 +140,8 @@ def _no_slurm(why: str) -> str:
     )
 
 
-def _who() -> tuple[str, list[str]]:
-    """Return this process's user and groups, by number where they have no name (a container may have neither)."""
+def _user_and_groups() -> tuple[str, list[str]]:
+    """Return the names of this process's user and groups, or their numbers where they have no names."""
     import grp
     import pwd
 
@@ -160,9 +160,8 @@ def _who() -> tuple[str, list[str]]:
 
 def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: Choice, *, dry_run: bool) -> _Texts:
     """Write the profile, and the first job file if there is none."""
-    from hpcddp.launch.first_job import first_job
-    from hpcddp.launch.profile_text import profile_text
-    from hpcddp.spec.profiles import DEFAULT_PROFILE
+    from hpcddp.jobfile.profiles import DEFAULT_PROFILE
+    from hpcddp.site.profile_writer import first_job, profile_text
 
     new = not os.path.lexists(job_file)
     takes_profile = new or name == DEFAULT_PROFILE
@@ -188,7 +187,7 @@ def _save(file: Path, text: str | None, way_out: str, *, below: bool = False) ->
         file: the file.
         text: its text; None writes nothing.
         way_out: what to do if it cannot be written.
-        below: whether its directory is made if need be.
+        below: whether a missing directory is created.
     """
     from hpcddp.run.files import write_text
 
@@ -204,7 +203,7 @@ def _save(file: Path, text: str | None, way_out: str, *, below: bool = False) ->
 
 
 def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str]:
-    """Yield what a person wants to know of what was found and written."""
+    """Yield the lines that summarise the cluster and the written files."""
     yield f"cluster        {facts.name}, Slurm {facts.slurm}"
     yield from _under("partitions", _partition_lines(facts))
     yield f"accounts       {_accounts_line(facts)}"
@@ -222,15 +221,15 @@ def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str
 
 
 def _idle(partition: Partition) -> str | None:
-    """Return why a partition starts no job now, in a word or two."""
+    """Return why a partition starts no jobs now, or None if it does."""
     if partition.state != "UP":
         return partition.state
     return None if any(kind.available for kind in partition.kinds) else "without a node that is up"
 
 
 def _partition_lines(facts: ClusterFacts) -> list[str]:
-    """Return a line for each partition, those that are open first; of many only the first ones."""
-    from hpcddp.launch.profile_text import describe_partition
+    """Return a line for each partition, those that the user may use first, up to a limit."""
+    from hpcddp.site.profile_writer import describe_partition
 
     lines = []
     for name in sorted(facts.partitions, key=lambda one: facts.barred(one) is not None):

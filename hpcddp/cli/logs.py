@@ -16,7 +16,7 @@ from hpcddp.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hpcddp.report.logs import LogLine
+    from hpcddp.manage.logs import LogLine
     from hpcddp.run.directory import AttemptDirectory, RunDirectory
 
 _POLL_S = 0.5
@@ -48,7 +48,7 @@ def logs(
 
     Example: hpcddp logs --first-error
     """
-    from hpcddp.report.sweeps import one_run
+    from hpcddp.manage.sweeps import one_run
     from hpcddp.run.find import chosen_run
 
     if follow and (as_json or first_error or attempt is not None):
@@ -63,8 +63,8 @@ def logs(
 
 
 def _print_first_error(run: RunDirectory, number: int | None, *, as_json: bool) -> None:
-    from hpcddp.report.first_error import failed_attempt, first_error, has_failed
-    from hpcddp.report.logs import chosen_attempt
+    from hpcddp.manage.first_error import failed_attempt, first_error, has_failed
+    from hpcddp.manage.logs import chosen_attempt
 
     attempt: AttemptDirectory | None = chosen_attempt(run, number)
     if number is None:
@@ -82,7 +82,7 @@ def _print_first_error(run: RunDirectory, number: int | None, *, as_json: bool) 
 def _print_logs(
     run: RunDirectory, number: int | None, *, ranks: Sequence[int], batch: bool, lines: int | None, as_json: bool
 ) -> None:
-    from hpcddp.report.logs import chosen_attempt, merged, sources
+    from hpcddp.manage.logs import chosen_attempt, merged, sources
 
     attempt = chosen_attempt(run, number)
     found = _last(merged(sources(attempt, ranks=ranks, batch=batch)), lines)
@@ -98,7 +98,7 @@ def _last(lines: Iterable[LogLine], count: int | None) -> Iterable[LogLine]:
 
 
 class _Printer:
-    """Prints lines, and a heading wherever the attempt or the day changes."""
+    """Prints log lines, and a heading where the attempt or the day changes."""
 
     def __init__(self, attempt: AttemptDirectory) -> None:
         self._attempt = attempt
@@ -121,8 +121,8 @@ class _Printer:
 
 
 def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int | None) -> None:
-    from hpcddp.cli.asking import Watch
-    from hpcddp.report.logs import LogFollower
+    from hpcddp.cli.polling import Watch
+    from hpcddp.manage.logs import LogFollower
 
     watch = Watch(run)
     number: int | None = None

@@ -1,4 +1,4 @@
-"""The ``hpcddp`` command: every command group, and the one place that turns an error into an exit code."""
+"""The ``hpcddp`` command with all its subcommands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpcddp.cli import (
     submit,
     why,
 )
-from hpcddp.cli.teaching import teach
+from hpcddp.cli.help import add_examples
 
 app = typer.Typer(
     name="hpcddp",
@@ -61,7 +61,7 @@ def hpcddp(
 # The order of the help.
 for group in (init, render, submit, status, logs, why, cancel, requeue, checkpoints, plan, doctor, schema, sandbox):
     group.register(app)
-teach(app)
+add_examples(app)
 
 
 def main() -> None:

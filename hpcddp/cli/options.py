@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpcddp.errors import HpcddpError
+
+if TYPE_CHECKING:
+    from hpcddp.jobfile.cluster import Cluster
+    from hpcddp.jobfile.overrides import Override
+    from hpcddp.jobfile.problems import Problem
+    from hpcddp.jobfile.read import DefaultSettings, ResolvedJob
+    from hpcddp.submit.request import SubmitRequest
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
 JobFileOrNone = Annotated[
@@ -18,32 +27,29 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a field of the job file; repeatable."),
 ]
-
-
 RUN_ROOT = Path("runs")
-"""Where runs live unless somebody says otherwise."""
+"""The default directory of all runs."""
 
 
-def run_root_here() -> Path:
-    """Return where commands look for runs that are not told: as ``hpcddp.toml`` or the profile says, else ``runs``.
+def default_run_root() -> Path:
+    """Return the directory of all runs without ``--run-root``: that of ``hpcddp.toml`` or the profile, else ``runs``.
 
     Raises:
         JobFileError: one of these files cannot be used.
     """
-    from hpcddp.cli.jobs import underlay_here
-    from hpcddp.spec.read import shared_run_root
+    from hpcddp.jobfile.read import shared_run_root
 
-    return Path(shared_run_root(underlay_here()) or RUN_ROOT)
+    return Path(shared_run_root(defaults_of_process()) or RUN_ROOT)
 
 
 def word_for(run: Path) -> str:
-    """Return what a command calls a run so that it finds it from here: its id, or the path where ids are elsewhere.
+    """Return the argument with which a command finds a run from this directory: its id if that is enough, or its path.
 
     Args:
         run: the directory of a run or a sweep, absolute.
     """
     try:
-        root = run_root_here().absolute()
+        root = default_run_root().absolute()
     except HpcddpError:
         return str(run)
     return run.name if run.parent.parent == root else str(run)
@@ -51,11 +57,11 @@ def word_for(run: Path) -> str:
 
 def _chosen_root(context: typer.Context, root: Path) -> Path:
     source = context.get_parameter_source("run_root")
-    return run_root_here() if source is not None and source.name == "DEFAULT" else root
+    return default_run_root() if source is not None and source.name == "DEFAULT" else root
 
 
 def complete_runs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return the run ids that begin so, for the shell, each with its name and what came of it; nobody is asked."""
+    """Return the run ids that start with a text, each with its job's name and its state on disk, for the shell."""
     from hpcddp.run.find import all_runs, brief
 
     root = context.params.get("run_root") or RUN_ROOT
@@ -87,3 +93,59 @@ def profiles_directory(environment: Mapping[str, str]) -> Path:
     """Return where the user's cluster profiles are (XDG Base Directory Specification)."""
     configuration = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".config"
     return Path(configuration) / "hpcddp" / "profiles"
+
+
+def read_job(
+    job_file: Path | None, overrides: Sequence[str] | None, *, options: Sequence[Override | Problem] = ()
+) -> ResolvedJob:
+    """Return the job of a file, over this directory's ``hpcddp.toml`` and the user's profiles.
+
+    Args:
+        job_file: the job file; None where the options describe the whole job.
+        overrides: the values of ``--set``.
+        options: the fields that other options set.
+
+    Raises:
+        JobFileError: with every problem of the files and options.
+    """
+    from hpcddp.jobfile.read import load_job
+
+    return load_job(job_file, overrides=overrides or (), options=options, defaults=defaults_of_process())
+
+
+def defaults_of_process() -> DefaultSettings:
+    """Return the settings below the job file, for this process's user and working directory."""
+    from hpcddp.jobfile.profiles import find_project_file
+    from hpcddp.jobfile.read import DefaultSettings
+
+    directory, home = Path.cwd(), os.environ.get("HOME")
+    return DefaultSettings(
+        profiles=profiles_directory(os.environ),
+        project=find_project_file(directory, home=Path(home) if home else None),
+        directory=directory,
+        user_id=os.geteuid(),
+    )
+
+
+def submit_request(
+    job: ResolvedJob,
+    *,
+    run_id: str | None,
+    cluster: Cluster = "slurm",
+    template: str | None,
+    environment: Mapping[str, str],
+    dependency: str | None = None,
+) -> SubmitRequest:
+    """Return the request to submit a job, or to render its script, from the working directory."""
+    from hpcddp.submit.request import SubmitRequest
+
+    return SubmitRequest(
+        job=job,
+        run_id=run_id,
+        cluster=cluster,
+        python=job.spec.environment.python or sys.executable,
+        template=template,
+        directory=Path.cwd(),
+        environment=environment,
+        dependency=dependency,
+    )

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcddp.cli.jobs import read_job
-from hpcddp.cli.options import AsJson, Overrides
+from hpcddp.cli.options import AsJson, Overrides, read_job
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TailChoice(StrEnum):
-    """What may become of an epoch's last batch."""
+    """Treatments of an epoch's last batch."""
 
     KEEP = "keep"
     DROP = "drop"
@@ -31,14 +30,14 @@ class TailChoice(StrEnum):
 
 
 class SplitChoice(StrEnum):
-    """What may become of a batch that the ranks do not divide."""
+    """Treatments of a batch that the ranks do not divide."""
 
     EXACT = "exact"
     ERROR = "error"
 
 
 class RuleChoice(StrEnum):
-    """How the learning rate follows the global batch."""
+    """Rules that scale the learning rate with the global batch."""
 
     NONE = "none"
     LINEAR = "linear"
@@ -70,15 +69,19 @@ def plan(  # noqa: PLR0913
     *,
     overrides: Overrides = None,
     samples: Annotated[
-        int | None, typer.Option(metavar="N", help="Samples of the training data; else what they say.")
+        int | None, typer.Option(metavar="N", help="Samples of the training data; by default they are counted.")
     ] = None,
     global_batch: Annotated[int | None, _number("B", "Samples per optimizer step, over all ranks.")] = None,
     world_size: Annotated[int | None, _number("W", "Ranks.")] = None,
     max_per_device: Annotated[int | None, _number("M", "The most samples in one micro-batch.")] = None,
-    grad_accum: Annotated[int | None, _number("A", "Micro-steps per optimizer step; else what M needs.")] = None,
+    grad_accum: Annotated[
+        int | None, _number("A", "Micro-steps per optimizer step; by default as few as M allows.")
+    ] = None,
     per_device: Annotated[int | None, _number("n", "Samples in every micro-batch; A follows.")] = None,
     tail: Annotated[TailChoice | None, _number("keep|drop|wrap", "An epoch's last batch; else keep.")] = None,
-    split: Annotated[SplitChoice | None, _number("exact|error", "A batch that W does not divide; else exact.")] = None,
+    split: Annotated[
+        SplitChoice | None, _number("exact|error", "What to do if W does not divide the batch; by default exact.")
+    ] = None,
     epochs: Annotated[int | None, _number("E", "Passes over the data.")] = None,
     base_lr: Annotated[float | None, _number("RATE", "Learning rate after the warm-up.")] = None,
     base_batch: Annotated[int | None, _number("B0", "The global batch that RATE was tuned for.")] = None,
@@ -122,7 +125,7 @@ def plan(  # noqa: PLR0913
     if job_file is not None:
         result, text = _plan_job(job_file, overrides, samples, noise, given)
     elif explain_steps is not None:
-        # What another program's run measured has no place there: it is refused by name.
+        # --noise-scale does not apply here: _explain_steps rejects it by name.
         result, text = _explain_steps(given | ({} if noise is None else {"--noise-scale": noise}), overrides, samples)
     else:
         result, text = _plan_numbers(given, overrides, samples, noise)
@@ -130,7 +133,7 @@ def plan(  # noqa: PLR0913
 
 
 _Answer = tuple[dict[str, Any], str]
-"""The document of ``--json``, and the text for a person."""
+"""The document of ``--json``, and the text."""
 
 
 def _plan_job(
@@ -169,7 +172,7 @@ def _given_noise(samples: float | None) -> MeasuredNoise | None:
 
 
 def _measured_noise(runs: Path) -> MeasuredNoise | None:
-    """Return what the job's newest run with a noise scale has measured."""
+    """Return the noise scale of the newest run that has one."""
     from hpcddp.batch.noise_scale import MeasuredNoise
     from hpcddp.run.measured import newest_noise_scale
 
@@ -213,10 +216,10 @@ def _refuse_overrides(overrides: Sequence[str] | None) -> None:
 
 
 def _scaling(given: Mapping[str, Any]) -> Scaling | None:
-    """Return what the rule makes of ``--base-lr``; None where no rate is given."""
+    """Return the scaled ``--base-lr``; None where no rate is given."""
     from hpcddp.batch.refusals import refuse_below_one
     from hpcddp.batch.scaling import scaling_of
-    from hpcddp.spec.job import LearningRate, Optimizer
+    from hpcddp.jobfile.sections import LearningRate, Optimizer
 
     rate = given.get("--base-lr")
     if rate is None:
@@ -230,7 +233,7 @@ def _scaling(given: Mapping[str, Any]) -> Scaling | None:
         raise UserError(f"--base-lr is {rate:g}, and a learning rate is above 0; write for example 0.1")
     batches = {"global_batch_size": given["--global-batch"], "base_global_batch_size": given.get("--base-batch")}
     refuse_below_one(**batches)
-    # Numbers without a job file may be larger than a job file allows.
+    # Without a job file the numbers are not limited by its types.
     learning_rate = LearningRate.model_construct(
         base=rate,
         base_global_batch_size=given.get("--base-batch"),

@@ -1,4 +1,4 @@
-"""The pages of the commands, like man pages, written from the commands themselves."""
+"""The reference pages of the commands, generated from the commands."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import typer
 
-from hpcddp.cli.job_words import FIELDS
-from hpcddp.cli.teaching import examples_of
+from hpcddp.cli.help import ClickObject, examples_of
+from hpcddp.cli.job_arguments import FIELDS
 
 INDEX: Final = "README.md"
 _WRITTEN: Final = "Written by `scripts/generate-docs` from the command itself: change its docstring, not this page."
@@ -65,9 +65,9 @@ _FILES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _WIDTH: Final = 120
-# What a help says of a default that is no plain value.
+# The description of a default in the help text, where it is not a plain value.
 _SAID_DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
-# What a command is about, beside its own words.
+# Pages of the documentation about the subject of a command.
 _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "init": ("profiles",),
@@ -92,12 +92,12 @@ _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 
 
-def walk(app: typer.Typer) -> Iterator[tuple[tuple[str, ...], Any]]:
+def walk(app: typer.Typer) -> Iterator[tuple[tuple[str, ...], ClickObject]]:
     """Yield every command and group with the words that call it: none for ``hpcddp`` itself."""
     yield from _below((), typer.main.get_command(app))
 
 
-def _below(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:  # noqa: ANN401
+def _below(words: tuple[str, ...], command: ClickObject) -> Iterator[tuple[tuple[str, ...], ClickObject]]:
     yield words, command
     for name, below in getattr(command, "commands", {}).items():
         if not below.hidden:
@@ -118,11 +118,11 @@ def _file(words: tuple[str, ...]) -> str:
     return f"{'-'.join(words)}.md"
 
 
-def _first(command: Any) -> str:  # noqa: ANN401
+def _first(command: ClickObject) -> str:
     return str(command.get_short_help_str(1000))
 
 
-def _page(words: tuple[str, ...], command: Any) -> str:  # noqa: ANN401
+def _page(words: tuple[str, ...], command: ClickObject) -> str:
     context = typer.Context(command, info_name=" ".join(words))
     usage = " ".join(["hpcddp", *words, *command.collect_usage_pieces(context)])
     paragraphs = [" ".join(paragraph.split()) for paragraph in str(command.help).split("\n\n")]
@@ -139,7 +139,7 @@ def _page(words: tuple[str, ...], command: Any) -> str:  # noqa: ANN401
     )
 
 
-def _parameters(command: Any, context: Any) -> Iterator[str]:  # noqa: ANN401
+def _parameters(command: ClickObject, context: ClickObject) -> Iterator[str]:
     shown = [parameter for parameter in command.get_params(context) if parameter.name != "help"]
     arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
     options = [parameter for parameter in shown if parameter.param_type_name == "option"]
@@ -155,15 +155,15 @@ def _parameters(command: Any, context: Any) -> Iterator[str]:  # noqa: ANN401
         yield ""
 
 
-def _names(option: Any, context: Any) -> str:  # noqa: ANN401
+def _names(option: ClickObject, context: ClickObject) -> str:
     record = option.get_help_record(context)
     if record is None:
-        # The help hides the option.
+        # A hidden option.
         return f"`{option.opts[0]}{'' if option.is_flag else ' VALUE'}`"
     return _cell(f"`{record[0].strip()}`")
 
 
-def _default(option: Any) -> str:  # noqa: ANN401
+def _default(option: ClickObject) -> str:
     said = _SAID_DEFAULT.search(option.help or "")
     if said is not None:
         return _cell(said[1])
@@ -171,7 +171,7 @@ def _default(option: Any) -> str:  # noqa: ANN401
     return "" if value is None or value is False or not option.show_default else f"`{value}`"
 
 
-def _text(parameter: Any) -> str:  # noqa: ANN401
+def _text(parameter: ClickObject) -> str:
     return _cell(_SAID_DEFAULT.sub("", parameter.help or _FIELD_OF.get(parameter.opts[0], "")))
 
 
@@ -182,18 +182,18 @@ def _cell(text: str) -> str:
 _FIELD_OF: Final = {field.option: f"`{field.path}` of the job file." for field in FIELDS}
 
 
-def _examples(command: Any) -> list[str]:  # noqa: ANN401
+def _examples(command: ClickObject) -> list[str]:
     examples = examples_of(command)
     return ["## Examples", "", "```sh", *examples, "```", ""] if examples else []
 
 
-def _files(command: Any) -> Iterator[str]:  # noqa: ANN401
+def _files(command: ClickObject) -> Iterator[str]:
     found = [text for name, text in _FILES.items() if any(parameter.name == name for parameter in command.params)]
     if found:
         yield "\n".join(["## Files\n\n| file | what it is |\n|---|---|", *found, ""])
 
 
-def _see_also(words: tuple[str, ...], command: Any) -> Iterator[str]:  # noqa: ANN401
+def _see_also(words: tuple[str, ...], command: ClickObject) -> Iterator[str]:
     below = [
         f"[hpcddp {' '.join((*words, name))}]({_file((*words, name))})" for name in getattr(command, "commands", ())
     ]

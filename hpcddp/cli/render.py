@@ -1,22 +1,22 @@
-"""``hpcddp render``."""
+"""The command ``hpcddp render``."""
 
 from __future__ import annotations
 
 import json
-import sys
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
-from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides
-from hpcddp.cli.sweeping import Axes, MaxParallel, SweepFile, read_sweep
+from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
+from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides, submit_request
+from hpcddp.cli.sweep import Axes, MaxParallel, SweepFile, read_sweep
 from hpcddp.errors import UserError
 
 
 class OutputFileError(UserError):
-    """The script cannot be written to the file that was asked for."""
+    """An output file that cannot be written."""
 
     kind = "output_file"
 
@@ -52,28 +52,28 @@ def render(
 
     Example: hpcddp render --nodes 2 --gpus-per-node 4 -- python train.py --lr 0.1
     """
-    from hpcddp.launch.render import render_script
+    from hpcddp.submit.render import render_script
 
     sweep = read_sweep(axes, sweep_file, max_parallel)
     job = words.load(job_file, overrides=overrides, sweep=sweep)
-    python = job.spec.environment.python or sys.executable
-    script = render_script(job, python=python, run_id=run_id, template=template)
+    request = submit_request(job, run_id=run_id, template=template, environment=os.environ)
+    script = render_script(request)
     if output is not None:
         _write(output, script.text)
     if as_json:
-        from hpcddp.launch.description import describe
+        from hpcddp.submit.render import describe
 
-        typer.echo(json.dumps(describe(job, script), indent=2))
+        typer.echo(json.dumps(describe(request, script), indent=2))
     elif output is None:
-        # Bytes, so that the terminal's encoding decides nothing.
+        # Bytes, so that the output does not depend on the terminal's encoding.
         typer.echo(script.text.encode(), nl=False)
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the script whole, or not at all.
+    """Write the whole script, or nothing.
 
     Raises:
-        OutputFileError: the file cannot be written, or is something else than a file.
+        OutputFileError: the file cannot be written, or is not a regular file.
     """
     from hpcddp.run.files import write_text
 

@@ -15,7 +15,7 @@ from hpcddp.errors import HpcddpError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.report.requeueing import Doors
+    from hpcddp.manage.requeue import Doors
 
 
 def register(app: typer.Typer) -> None:
@@ -32,15 +32,16 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
 
     Example: hpcddp requeue 20261121-1545
     """
-    from hpcddp.report.overview import overview_of
-    from hpcddp.report.requeueing import requeue as requeue_run
-    from hpcddp.report.status import RunStatus
-    from hpcddp.report.sweeps import entry_of
-    from hpcddp.run.find import chosen_run
+    from hpcddp.manage.overview import overview_of
+    from hpcddp.manage.requeue import requeue as requeue_run
+    from hpcddp.manage.status import RunStatus
+    from hpcddp.manage.sweeps import entry_of
     from hpcddp.slurm import commands
+    from hpcddp.submit.sweep_element import chosen_to_act_on
 
     environment = dict(os.environ)
-    found = overview_of([entry_of(chosen_run(run, run_root))], ask=lambda: commands.queue(environment), now=time.time())
+    chosen = chosen_to_act_on(run, run_root)
+    found = overview_of([entry_of(chosen)], ask=lambda: commands.queue(environment), now=time.time())
     if found.unanswered is not None:
         raise HpcddpError(f"nothing was requeued, because Slurm could not be asked: {found.unanswered}")
     (line,) = found.lines
@@ -56,7 +57,7 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
 
 
 def _doors(environment: Mapping[str, str]) -> Doors:
-    from hpcddp.report.requeueing import Doors
+    from hpcddp.manage.requeue import Doors
     from hpcddp.slurm import commands
 
     return Doors(

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hpcddp.cli.options import AsJson
-from hpcddp.rehearse.request import Hosts, Request, default_directory, default_hosts
+from hpcddp.sandbox.request import Hosts, Request, default_directory, default_hosts
 
 sandbox = typer.Typer(
     name="sandbox",
@@ -63,8 +63,8 @@ def up(
 
     Example: hpcddp sandbox up --conf KillWait=15 --conf AuthInfo=cred_expire=5
     """
-    from hpcddp.rehearse import sandbox as rooms
-    from hpcddp.rehearse.overrides import parse_overrides
+    from hpcddp.sandbox import sandbox as sandboxes
+    from hpcddp.sandbox.configuration import parse_overrides
 
     began = time.monotonic()
     request = Request(
@@ -75,7 +75,7 @@ def up(
         gpus_per_node=gpus_per_node,
         overrides=parse_overrides(conf or ()),
     )
-    running = rooms.up(request, environment=dict(os.environ))
+    running = sandboxes.up(request, environment=dict(os.environ))
     if as_json:
         typer.echo(json.dumps(running.as_json(), indent=2))
         return
@@ -93,10 +93,10 @@ def down(*, directory: Directory = None, as_json: AsJson = False) -> None:
 
     Example: hpcddp sandbox down
     """
-    from hpcddp.rehearse import sandbox as rooms
+    from hpcddp.sandbox import sandbox as sandboxes
 
     where = _directory(directory)
-    ended = rooms.down(where)
+    ended = sandboxes.down(where)
     if as_json:
         typer.echo(json.dumps({"ended": ended is not None, "directory": str(where)}, indent=2))
         return
@@ -109,10 +109,10 @@ def status(*, directory: Directory = None, as_json: AsJson = False) -> None:
 
     Example: hpcddp sandbox status --json
     """
-    from hpcddp.rehearse import sandbox as rooms
+    from hpcddp.sandbox import sandbox as sandboxes
 
     where = _directory(directory)
-    found = rooms.status(where, environment=dict(os.environ))
+    found = sandboxes.status(where, environment=dict(os.environ))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return

@@ -22,6 +22,6 @@ def schema(*, as_json: AsJson = False) -> None:  # noqa: ARG001
 
     Example: hpcddp schema > job.schema.json
     """
-    from hpcddp.spec.schema import job_schema
+    from hpcddp.jobfile.schema import job_schema
 
     typer.echo(json.dumps(job_schema(), indent=2))

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
-from hpcddp.cli.painting import paint
+from hpcddp.cli.style import styled
 
 if TYPE_CHECKING:
-    from hpcddp.report.overview import Overview
+    from hpcddp.manage.overview import Overview
 
 _SHORTEST_INTERVAL_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -66,8 +66,8 @@ def status(
 
 
 def _looker(run: str | None, run_root: Path, *, everything: bool) -> Callable[[], Overview]:
-    from hpcddp.report.overview import overview, overview_of
-    from hpcddp.report.sweeps import entry_of
+    from hpcddp.manage.overview import overview, overview_of
+    from hpcddp.manage.sweeps import entry_of
     from hpcddp.run.find import find_run
     from hpcddp.slurm.commands import queue
 
@@ -83,23 +83,23 @@ def _looker(run: str | None, run_root: Path, *, everything: bool) -> Callable[[]
 
 
 def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> None:
-    from hpcddp.report.status import RunStatus
-    from hpcddp.report.sweeps import SweepStatus
-    from hpcddp.report.table import details, elements_table, table
+    from hpcddp.manage.overview import details, elements_table, table
+    from hpcddp.manage.status import RunStatus
+    from hpcddp.manage.sweeps import SweepStatus
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
     lines = (
-        table(found.lines, width=width, paint=paint)
+        table(found.lines, width=width, paint=styled)
         if found.lines
         else [f"there is no run under {run_root.absolute()}"]
     )
     if run is not None:
         (only,) = found.lines
         if isinstance(only, RunStatus):
-            lines = details(only, paint=paint)
+            lines = details(only, paint=styled)
         elif isinstance(only, SweepStatus):
-            lines = [f"sweep {only.sweep.sweep_id}: {only.sentence}", *elements_table(only, width=width, paint=paint)]
+            lines = [f"sweep {only.sweep.sweep_id}: {only.sentence}", *elements_table(only, width=width, paint=styled)]
     if found.left_out:
         lines.append(f"{found.left_out} older runs have ended; --all shows them too")
     head = _CLEAR if again and terminal else ""

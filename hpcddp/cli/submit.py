@@ -1,4 +1,4 @@
-"""``hpcddp submit``."""
+"""The command ``hpcddp submit``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import os
 import secrets
 import shlex
-import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -16,43 +16,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcddp.cli.boundary import INTERRUPTED
-from hpcddp.cli.following import follow_run
-from hpcddp.cli.job_words import JobCommand, JobWords, takes_job_words
-from hpcddp.cli.options import RUN_ROOT, AsJson, JobFileOrNone, Overrides, complete_runs, run_root_here
-from hpcddp.cli.sweeping import After, AfterAny, Axes, MaxParallel, SweepFile, read_sweep, submit_sweep, wait_for
+from hpcddp.cli.follow import follow_run
+from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
+from hpcddp.cli.options import (
+    RUN_ROOT,
+    AsJson,
+    JobFileOrNone,
+    Overrides,
+    complete_runs,
+    default_run_root,
+    submit_request,
+)
+from hpcddp.cli.sweep import After, AfterAny, Axes, MaxParallel, SweepFile, print_sweep, read_sweep, wait_for
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hpcddp.launch.follow import Outcome
-    from hpcddp.launch.submission import Cluster, Submission
-    from hpcddp.spec.read import ResolvedJob
+    from hpcddp.manage.follow import Outcome
+    from hpcddp.run.result import Result
+    from hpcddp.submit.request import SubmitRequest
+    from hpcddp.submit.submission import Submission
 
 
 class ClusterChoice(StrEnum):
-    """Where a job may go."""
+    """The values of ``--cluster``."""
 
     AUTO = "auto"
     SLURM = "slurm"
     LOCAL = "local"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What the command line asks for.
-
-    Args:
-        job: the job.
-        cluster: where it goes.
-        python: the interpreter of its tasks.
-        template: its script's template.
-    """
-
-    job: ResolvedJob
-    cluster: Cluster
-    python: str
-    template: str | None
 
 
 def register(app: typer.Typer) -> None:
@@ -77,7 +67,6 @@ def submit(  # noqa: PLR0913  each is an option
             autocompletion=complete_runs,
         ),
     ] = None,
-    run_root: Annotated[Path | None, typer.Option(metavar="DIR", help="Where runs live.", hidden=True)] = None,
     axes: Axes = None,
     sweep_file: SweepFile = None,
     max_parallel: MaxParallel = None,
@@ -90,8 +79,8 @@ def submit(  # noqa: PLR0913  each is an option
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
-    Returns at once with the run's id and directory; with --follow it stays, through requeues, and exits 0 if the run
-    finished and 1 otherwise. --resume continues a run that has ended early, from its newest checkpoint.
+    Returns at once with the run's id; --follow stays, through requeues, and exits 0 if the run finished, else 1.
+    --resume continues a run that ended.
 
     Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
 
@@ -101,29 +90,45 @@ def submit(  # noqa: PLR0913  each is an option
 
     Example: hpcddp submit --resume 20260314-1544
     """
+    from hpcddp.submit.resume import resume as resume_run
+    from hpcddp.submit.resume import resume_anew
+    from hpcddp.submit.submit import choose_cluster, new_run_id
+    from hpcddp.submit.submit import submit as submit_new
+    from hpcddp.submit.sweep_element import find_to_resume
+
     environment = dict(os.environ)
-    # Only who names a run looks for one.
-    run_root = run_root or (run_root_here() if resume or after or after_any else RUN_ROOT)
+    # Only a run that is named has to be found.
+    run_root = words.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
     sweep = read_sweep(axes, sweep_file, max_parallel)
     unchanged = job_file is None and words.is_empty and not (overrides or sweep or template or dry_run)
     if resume is not None and unchanged and cluster is ClusterChoice.AUTO:
-        waits = wait_for(after, after_any, run_root, environment)
-        submission = _resume(resume, run_root, environment, waits)
+        dependency = wait_for(after, after_any, run_root, environment)
+        submission = resume_run(find_to_resume(resume, run_root), environment=environment, dependency=dependency)
     elif job_file is None and words.command is None:
         raise UserError(
             "no JOB is given; write a job file, a command after --, or --resume RUN alone to go on as it was"
         )
     else:
         job = words.load(job_file, overrides=overrides, sweep=sweep)
-        order = _order(job, cluster, template, environment)
-        waits = wait_for(after, after_any, run_root, environment, cluster=order.cluster)
+        chosen = choose_cluster(cluster.value, environment)
+        request = submit_request(
+            job,
+            run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
+            cluster=chosen,
+            template=template,
+            environment=environment,
+            dependency=wait_for(after, after_any, run_root, environment, cluster=chosen),
+        )
         if dry_run:
-            _print_preview(order, resume, run_root, environment, as_json=as_json)
+            _print_preview(request, resume, run_root, as_json=as_json)
             return
-        if order.job.spec.sweep is not None and resume is None:
-            submit_sweep(order, _run_id(None, run_root), environment, waits, follow=follow, as_json=as_json)
+        if resume is not None:
+            submission = resume_anew(find_to_resume(resume, run_root), request)
+        elif job.spec.sweep is not None:
+            _submit_sweep(request, follow=follow, as_json=as_json)
             return
-        submission = _hand_over(order, resume, run_root, environment, waits)
+        else:
+            submission = submit_new(request)
     if not follow:
         _print_submission(submission, as_json=as_json)
         return
@@ -133,79 +138,27 @@ def submit(  # noqa: PLR0913  each is an option
     raise typer.Exit(_exit_code(outcome))
 
 
-def _order(job: ResolvedJob, cluster: ClusterChoice, template: str | None, environment: Mapping[str, str]) -> Order:
-    from hpcddp.launch.submit import choose_cluster
+def _submit_sweep(request: SubmitRequest, *, follow: bool, as_json: bool) -> None:
+    from hpcddp.submit.sweep import submit_sweep
 
-    where = choose_cluster(cluster.value, environment)
-    return Order(job=job, cluster=where, python=job.spec.environment.python or sys.executable, template=template)
+    if follow:
+        raise UserError("--follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP")
+    print_sweep(submit_sweep(request), as_json=as_json)
 
 
-def _run_id(resume: str | None, run_root: Path) -> str:
-    """Return the id of the run to resume, or a new one."""
-    from hpcddp.launch.submit import new_run_id
+def _print_preview(request: SubmitRequest, resume: str | None, run_root: Path, *, as_json: bool) -> None:
     from hpcddp.run.find import find_run
+    from hpcddp.submit.resume import job_of_run
+    from hpcddp.submit.submit import prepare
+    from hpcddp.submit.sweep_element import checked_run
 
     if resume is not None:
-        return find_run(resume, run_root).run_id
-    return new_run_id(datetime.now().astimezone(), secrets.token_hex(2))
-
-
-def _hand_over(
-    order: Order, resume: str | None, run_root: Path, environment: Mapping[str, str], waits: str | None
-) -> Submission:
-    """Submit a new run, or continue one with this job."""
-    from hpcddp.launch.element import find_to_resume
-    from hpcddp.launch.resume import resume_anew
-    from hpcddp.launch.submit import submit as submit_new
-
-    if resume is None:
-        return submit_new(
-            order.job,
-            cluster=order.cluster,
-            run_id=_run_id(None, run_root),
-            python=order.python,
-            template=order.template,
-            environment=environment,
-            dependency=waits,
-        )
-    return resume_anew(
-        find_to_resume(resume, run_root),
-        order.job,
-        cluster=order.cluster,
-        python=order.python,
-        template=order.template,
-        environment=environment,
-        dependency=waits,
-    )
-
-
-def _resume(resume: str, run_root: Path, environment: Mapping[str, str], waits: str | None) -> Submission:
-    """Continue a run as it is."""
-    from hpcddp.launch.element import find_to_resume
-    from hpcddp.launch.resume import resume as resume_run
-
-    return resume_run(find_to_resume(resume, run_root), environment=environment, dependency=waits)
-
-
-def _print_preview(
-    order: Order, resume: str | None, run_root: Path, environment: Mapping[str, str], *, as_json: bool
-) -> None:
-    from hpcddp.launch.resume import job_of_run
-    from hpcddp.launch.site_rules import check_site
-    from hpcddp.launch.submit import preview
-    from hpcddp.launch.submittable import check_submittable
-    from hpcddp.launch.sweep_checks import check_sweep_submittable
-    from hpcddp.run.find import find_run
-
-    job, run_id = order.job, _run_id(resume, run_root)
-    if resume is not None:
-        job = job_of_run(find_run(resume, run_root), job)
-    check = check_submittable if job.spec.sweep is None else check_sweep_submittable
-    for warning in check(job.spec, order.cluster, environment):
+        run = checked_run(find_run(resume, run_root))
+        request = replace(request, run_id=run.run_id, job=job_of_run(run, request.job))
+    prepared = prepare(request)
+    for warning in prepared.notes:
         typer.echo(f"warning: {warning}", err=True)
-    check_site(job, order.cluster, environment)
-    document = preview(job, cluster=order.cluster, run_id=run_id, python=order.python, template=order.template)
-    _print_dry_run(document, as_json=as_json)
+    _print_dry_run(prepared.as_json(), as_json=as_json)
 
 
 def _print_dry_run(preview: dict[str, Any], *, as_json: bool) -> None:
@@ -247,32 +200,37 @@ def _exit_code(outcome: Outcome) -> int:
     return {"finished": 0, "cancelled": INTERRUPTED}.get(outcome.status, 1)
 
 
-def _facts(result: Mapping[str, Any]) -> Iterator[str]:
+def _facts(result: Result) -> Iterator[str]:
     """Yield what a result says in a line; a program of the user's own says less."""
-    if "steps" in result:
-        yield f"{result['steps']} steps"
-    if result.get("val_accuracy") is not None:
-        yield f"val_accuracy {result['val_accuracy']:.2%}"
-    yield f"{result['wall_s']:.1f} s on {result['world_size']} ranks"
+    if result.steps is not None:
+        yield f"{result.steps} steps"
+    if result.val_accuracy is not None:
+        yield f"val_accuracy {result.val_accuracy:.2%}"
+    if result.wall_s is not None:
+        yield f"{result.wall_s:.1f} s on {result.world_size} ranks"
 
 
 def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:
+    result = outcome.result
     if as_json:
-        document = {"status": outcome.status, "exit_code": outcome.exit_code, "result": outcome.result}
+        document = {
+            "status": outcome.status,
+            "exit_code": outcome.exit_code,
+            "result": result.as_json() if result else None,
+        }
         typer.echo(json.dumps({**submission.as_json(), **document}, indent=2))
         return
-    result = outcome.result or {}
-    if outcome.status == "finished":
+    if result is None:
+        typer.echo("the job ended without a result: it was cancelled, killed or never started")
+    elif outcome.status == "finished":
         typer.echo(f"finished: {', '.join(_facts(result))}")
         typer.echo(f"result {submission.run.result}")
         return
-    if outcome.status == "failed":
-        typer.echo(f"failed with exit code {outcome.exit_code}: {result['reason']}")
-    elif outcome.status == "lost":
-        typer.echo("the job ended without a result: it was cancelled, killed or never started")
+    elif outcome.status == "failed":
+        typer.echo(f"failed with exit code {outcome.exit_code}: {result.reason}")
     else:
-        saved = f"; step {result['saved_step']} is saved" if result.get("saved_step") else ""
-        typer.echo(f"{outcome.status}: {result['reason']}{saved}")
-    if result.get("resume"):
-        typer.echo(f"to go on: {result['resume']}")
+        saved = f"; step {result.saved_step} is saved" if result.saved_step else ""
+        typer.echo(f"{outcome.status}: {result.reason}{saved}")
+    if result is not None and result.resume:
+        typer.echo(f"to go on: {result.resume}")
     typer.echo(f"the whole story: {submission.run.batch_log}")

@@ -14,9 +14,8 @@ from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot, word_for
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.report.status import RunStatus
-    from hpcddp.report.why import Answer
-    from hpcddp.report.why_sweep import SweepAnswer
+    from hpcddp.manage.status import RunStatus
+    from hpcddp.manage.why import Answer, SweepAnswer
 
 
 def register(app: typer.Typer) -> None:
@@ -31,11 +30,10 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
 
     Example: hpcddp why
     """
-    from hpcddp.report.overview import overview_of
-    from hpcddp.report.status import RunStatus
-    from hpcddp.report.sweeps import entry_of
-    from hpcddp.report.why import explain
-    from hpcddp.report.why_sweep import explain_sweep
+    from hpcddp.manage.overview import overview_of
+    from hpcddp.manage.status import RunStatus
+    from hpcddp.manage.sweeps import entry_of
+    from hpcddp.manage.why import explain, explain_sweep
     from hpcddp.run.find import chosen_run
     from hpcddp.slurm.commands import queue
 
@@ -55,7 +53,7 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
 
 
 def _priority(status: RunStatus, environment: Mapping[str, str]) -> str | None:
-    from hpcddp.report.states import State
+    from hpcddp.manage.states import State
     from hpcddp.slurm.commands import priority
 
     if status.job is None or status.state not in {State.PENDING, State.REQUEUED}:

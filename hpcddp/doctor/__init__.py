@@ -1,1 +1,1 @@
-"""Is this loss, this model, the same on N ranks as on one?"""
+"""Check whether a loss or a model trains the same on several ranks as in one process."""

@@ -1,19 +1,44 @@
-"""Why a loss or a model could not be looked at."""
+"""Errors of the examinations, and the format of percentages in their reports."""
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 from hpcddp.errors import UserError
+
+# Fractions below it are shown as powers of ten.
+_SMALLEST_PERCENT: Final = 5e-5
 
 
 class DoctorError(UserError):
-    """The loss could not be run, so that nothing can be said about it."""
+    """The loss could not be examined."""
 
     kind = "doctor"
 
 
 class UnusableError(DoctorError):
-    """The loss gives nothing on a batch that could be compared."""
+    """The loss gives no comparable result on a batch."""
 
 
 class NoLossError(UnusableError):
-    """The loss runs, but what it gives is no loss: no scalar, no gradient, not finite, or not on every share."""
+    """The loss runs, but its result is not a finite scalar with a gradient, or it fails on some share."""
+
+
+class NoisyLossError(NoLossError):
+    """The loss gives different values for the same batch."""
+
+
+class ComparisonError(UserError):
+    """The job did not run, so that nothing can be compared."""
+
+    kind = "doctor"
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction as percent with two digits, a small one as a power of ten, and NaN as text."""
+    if math.isnan(fraction):
+        return "NaN"
+    if fraction < _SMALLEST_PERCENT:
+        return f"{fraction:.0e}" if fraction else "0"
+    return f"{100 * fraction:.2g} %" if fraction < 1 else f"{100 * fraction:,.0f} %"

@@ -1,22 +1,225 @@
-"""Reading checkpoints: directories ``step-000123`` that are whole or not there. Standard library alone.
+"""What a checkpoint says about itself, and how its directory is called.
 
-Readers trust manifests, never ``latest`` alone.
+A manifest is JSON whose second line is the sha256 of all lines after it: ``tail -n +3 manifest.json | sha256sum``.
+Manifests of earlier versions have no such line, and are read if their keys are exactly those of that time: a manifest
+whose checksum has lost its name is not taken for one of them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
+import os
+import re
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import IO, Any, ClassVar, Final, cast
 
 from hpcddp.errors import HpcddpError
-from hpcddp.run.files import read_json
-from hpcddp.run.hashed_file import FileRecord
-from hpcddp.run.manifest import LATEST, MANIFEST, Manifest, step_of
-from hpcddp.stop.exit_codes import ExitCode
+from hpcddp.run.files import NotRegularError, open_regular, why_unreadable
+from hpcddp.stop.reasons import ExitCode
+
+MANIFEST: Final = "manifest.json"
+LATEST: Final = "latest"
+LARGEST_MANIFEST: Final = 1 << 28
+"""Bytes; nobody writes as much, and a file of a damaged size is not read into memory."""
+_CHECKSUM: Final = "sha256"
+_HEAD = re.compile(rf'\{{\n  "{_CHECKSUM}": "([0-9a-f]{{64}})",\n')
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "step": (int,),
+    "attempt": (int,),
+    "time": (int, float),
+    "contract": (dict,),
+    "progress": (dict,),
+    "information": (dict,),
+    "files": (dict,),
+}
+# A file of the checkpoint's own directory, and no longer than a file system takes.
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}", re.ASCII)
+# Not more digits than a 64-bit number holds.
+_NAME = re.compile(r"step-(\d{6,18})", re.ASCII)
+_TEMPORARY = re.compile(r"\.step-\d{6,}\.(\d+)\.[0-9a-f]+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    Args:
+        step: optimizer steps done.
+        attempt: the attempt that wrote it.
+        time: seconds since the epoch.
+        contract: what a run that goes on from here must agree with.
+        progress: how far the training is: epoch, samples seen, last loss and evaluation, time spent.
+        information: what may change between attempts: world size, accumulation, versions.
+        files: the other files, by name.
+    """
+
+    step: int
+    attempt: int
+    time: float
+    contract: Mapping[str, Any]
+    progress: Mapping[str, Any]
+    information: Mapping[str, Any]
+    files: Mapping[str, FileRecord]
+
+    def to_text(self) -> str:
+        """Return it as JSON, with its checksum.
+
+        Raises:
+            ValueError: it is too large to be read again.
+        """
+        lines = json.dumps(asdict(self), indent=2, ensure_ascii=False).removeprefix("{\n") + "\n"
+        content = lines.encode()
+        if len(content) > LARGEST_MANIFEST:
+            raise ValueError(
+                f"the manifest of a checkpoint would have {len(content)} bytes, and the largest that is read has "
+                f"{LARGEST_MANIFEST}; put what is large into the objects that are saved"
+            )
+        return f'{{\n  "{_CHECKSUM}": "{hashlib.sha256(content).hexdigest()}",\n{lines}'
+
+    @classmethod
+    def from_text(cls, text: str) -> Manifest:
+        """Return the manifest that ``to_text`` or an earlier version wrote.
+
+        Raises:
+            ValueError: says what is wrong with it.
+        """
+        head = _HEAD.match(text)
+        if head is not None and hashlib.sha256(text[head.end() :].encode()).hexdigest() != head[1]:
+            raise ValueError("its content does not have its checksum")
+        try:
+            document = json.loads(text, object_pairs_hook=_without_duplicates)
+        except RecursionError as error:
+            raise ValueError("its content is nested too deeply") from error
+        if head is not None:
+            del document[_CHECKSUM]
+        if type(document) is not dict or document.keys() != _KINDS.keys():
+            raise ValueError("its keys are not those of a manifest")
+        for name, kinds in _KINDS.items():
+            if type(document[name]) not in kinds:
+                raise ValueError(f"its {name} is a {type(document[name]).__name__}")
+        if not 0 <= document["time"] < 1 << 63:
+            raise ValueError("its time is no time")
+        return cls(**{**document, "files": {name: _record(name, what) for name, what in document["files"].items()}})
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("it has the same key twice")
+    return document
+
+
+def _record(name: str, document: object) -> FileRecord:
+    if not _FILE.fullmatch(name):
+        raise ValueError(f"{name!r:.80} is not the name of a file of a checkpoint")
+    if not isinstance(document, dict) or document.keys() != {"size", "sha256"}:
+        raise ValueError(f"what it says of {name} is not a size and a sha256")
+    return FileRecord(**document)
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of the checkpoint after ``step`` optimizer steps."""
+    return f"step-{step:06d}"
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step that a directory's name says, or None if it is no checkpoint's name."""
+    match = _NAME.fullmatch(path.name)
+    step = int(match[1]) if match else None
+    # Two names of one step would be two checkpoints of it.
+    return step if step is not None and path.name == checkpoint_name(step) else None
+
+
+def temporary_name(step: int, attempt: int) -> str:
+    """Return a new name for a checkpoint that is being written or removed by an attempt."""
+    return f".{checkpoint_name(step)}.{attempt}.{secrets.token_hex(4)}"
+
+
+def left_by(path: Path) -> int | None:
+    """Return the attempt that a temporary name belongs to, or None if it is no such name."""
+    match = _TEMPORARY.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+Writer = Callable[[IO[bytes]], None]
+"""Writes the content of one file to a binary stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """What a file of a checkpoint must be.
+
+    Args:
+        size: bytes.
+        sha256: hex digest.
+    """
+
+    size: int
+    sha256: str
+
+
+def write_hashed(path: Path, writer: Writer) -> FileRecord:
+    """Write a new file, sync it, and return its size and sha256.
+
+    Args:
+        path: the file; must not exist.
+        writer: writes the content to the stream that it is given.
+
+    Raises:
+        OSError: the disk is full, read-only or gone, even where the writer makes another error of that.
+    """
+    with _HashingFile(path) as stream:
+        try:
+            writer(cast("IO[bytes]", stream))
+        except Exception:
+            if stream.failure is not None:
+                raise stream.failure from None
+            raise
+        return stream.sync()
+
+
+class _HashingFile(io.RawIOBase):
+    """A file that learns its own size and sha256 while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self.failure: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:  # noqa: ANN401
+        view = memoryview(content).cast("B")
+        try:
+            done = 0
+            while done < len(view):
+                done += os.write(self._descriptor, view[done:])
+        except OSError as error:
+            # Whoever writes may turn this into an error of its own; the cause must not be lost.
+            self.failure = error
+            raise
+        self._digest.update(view)
+        self._size += len(view)
+        return len(view)
+
+    def sync(self) -> FileRecord:
+        os.fsync(self._descriptor)
+        return FileRecord(size=self._size, sha256=self._digest.hexdigest())
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
 
 _BLOCK = 1 << 20
 
@@ -29,7 +232,7 @@ class NoCheckpointError(HpcddpError):
 
 
 class InvalidCheckpointError(HpcddpError):
-    """A checkpoint is torn or rotten, or no checkpoint at all."""
+    """A checkpoint is torn or rotten, cannot be read, or is no checkpoint at all."""
 
     kind = "invalid_checkpoint"
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
@@ -49,19 +252,19 @@ class Checkpoint:
 
 
 def verify(path: Path) -> Checkpoint:
-    """Return a checkpoint whose files are what its manifest says.
+    """Return a checkpoint whose files are what its manifest says. Other files in its directory are not looked at.
 
     Raises:
-        InvalidCheckpointError: names what is wrong.
-        OSError: the disk cannot be read.
+        InvalidCheckpointError: names what is wrong, also where the disk cannot be read.
     """
+    with open_file(path / MANIFEST) as (stream, size):
+        if size > LARGEST_MANIFEST:
+            raise InvalidCheckpointError(f"{path / MANIFEST} is damaged (it has {size} bytes)")
+        content = stream.read()
     try:
-        document = read_json(path / MANIFEST)
-        if document is None:
-            raise InvalidCheckpointError(f"{path} has no {MANIFEST}")
-        manifest = Manifest.from_document(document)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidCheckpointError(f"{path / MANIFEST} is damaged ({type(error).__name__}: {error})") from error
+        manifest = Manifest.from_text(content.decode())
+    except ValueError as error:
+        raise InvalidCheckpointError(f"{path / MANIFEST} is damaged ({error})") from error
     if manifest.step != step_of(path):
         raise InvalidCheckpointError(f"{path / MANIFEST} is of step {manifest.step}, not of its directory's")
     for name, record in manifest.files.items():
@@ -70,18 +273,32 @@ def verify(path: Path) -> Checkpoint:
 
 
 def _verify_file(path: Path, record: FileRecord) -> None:
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError as error:
-        raise InvalidCheckpointError(f"{path} is missing") from error
-    if size != record.size:
-        raise InvalidCheckpointError(f"{path} has {size} bytes, not the {record.size} of its manifest")
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    with open_file(path) as (stream, size):
+        if size != record.size:
+            raise InvalidCheckpointError(f"{path} has {size} bytes, not the {record.size} of its manifest")
         while block := stream.read(_BLOCK):
             digest.update(block)
     if digest.hexdigest() != record.sha256:
         raise InvalidCheckpointError(f"{path} has another sha256 than its manifest says")
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """Open a regular file of a checkpoint and yield it with its size; no link is followed, no pipe is waited for.
+
+    Raises:
+        InvalidCheckpointError: it is missing, is something else, or the disk cannot be read, also within the block.
+    """
+    try:
+        with open_regular(path) as (stream, size):
+            yield stream, size
+    except FileNotFoundError as error:
+        raise InvalidCheckpointError(f"{path} is missing") from error
+    except NotRegularError as error:
+        raise InvalidCheckpointError(f"{path} is not a regular file") from error
+    except OSError as error:
+        raise InvalidCheckpointError(f"{path} cannot be read ({why_unreadable(error)})") from error
 
 
 def valid_or_none(path: Path) -> Checkpoint | None:
@@ -100,13 +317,20 @@ def list_checkpoints(directory: Path) -> list[Path]:
     return [path for _, path in sorted(named, reverse=True)]
 
 
-def newest_valid(directory: Path, *, expected: bool, warn: Callable[[str], None]) -> Checkpoint | None:
+def newest_valid(
+    directory: Path,
+    *,
+    expected: bool,
+    warn: Callable[[str], None],
+    check: Callable[[Checkpoint], object] = lambda _: None,
+) -> Checkpoint | None:
     """Return the newest checkpoint that is whole, or None if there never was one.
 
     Args:
         directory: the folder of checkpoints; need not exist.
         expected: whether something else, such as the event log, says that a checkpoint was written.
         warn: is told about each one that is passed over.
+        check: looks at one that is whole; raises InvalidCheckpointError where its manifest makes no sense.
 
     Raises:
         NoCheckpointError: there should be one, and none is valid. A silent fresh start would lose the run.
@@ -114,9 +338,12 @@ def newest_valid(directory: Path, *, expected: bool, warn: Callable[[str], None]
     found = list_checkpoints(directory)
     for path in found:
         try:
-            return verify(path)
-        except (InvalidCheckpointError, OSError) as error:
+            checkpoint = verify(path)
+            check(checkpoint)
+        except InvalidCheckpointError as error:
             warn(f"checkpoint {path.name} is passed over: {error}")
+        else:
+            return checkpoint
     if found or expected or (directory / LATEST).exists():
         raise NoCheckpointError(
             f"{directory} holds no valid checkpoint although the run has saved some, and starting anew would lose "
@@ -136,3 +363,80 @@ def set_aside_newer(directory: Path, step: int) -> None:
     for path in list_checkpoints(directory):
         if (step_of(path) or 0) > step:
             set_aside(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointState:
+    """One checkpoint on disk.
+
+    Args:
+        path: its directory.
+        step: optimizer steps done, as its name says.
+        size: bytes of its files.
+        time: when it was written, in seconds since the epoch.
+        attempt: the attempt that wrote it; None where its manifest cannot be read.
+        damage: why it is not valid; None = it is.
+        resumes: whether a resume would take it: the newest valid one.
+    """
+
+    path: Path
+    step: int
+    size: int
+    time: float
+    attempt: int | None
+    damage: str | None
+    resumes: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that ``--json`` prints."""
+        return {
+            "step": self.step,
+            "size": self.size,
+            "time": self.time,
+            "attempt": self.attempt,
+            "valid": self.damage is None,
+            "damage": self.damage,
+            "resumes": self.resumes,
+            "path": str(self.path),
+        }
+
+
+def survey(directory: Path) -> list[CheckpointState]:
+    """Return what is known of every checkpoint in a folder, the newest first; reads all of their files.
+
+    Args:
+        directory: the folder of checkpoints; need not exist.
+    """
+    states = []
+    for path in list_checkpoints(directory):
+        # A run that is training removes old ones meanwhile.
+        with suppress(FileNotFoundError):
+            states.append(_look(path))
+    newest = next((state for state in states if state.damage is None), None)
+    return [replace(state, resumes=state is newest) for state in states]
+
+
+def _look(path: Path) -> CheckpointState:
+    attempt, written, damage = None, None, None
+    try:
+        manifest = verify(path).manifest
+        attempt, written = manifest.attempt, manifest.time
+    except InvalidCheckpointError as error:
+        damage = str(error)
+    sizes, times = zip(*_files(path), strict=True)
+    return CheckpointState(
+        path=path,
+        step=step_of(path) or 0,
+        size=sum(sizes),
+        time=max(times) if written is None else written,
+        attempt=attempt,
+        damage=damage,
+    )
+
+
+def _files(path: Path) -> Iterator[tuple[int, float]]:
+    """Yield the sizes and times of a checkpoint's files; the directory counts as empty."""
+    yield 0, path.lstat().st_mtime
+    for file in path.iterdir() if path.is_dir() else ():
+        status = file.lstat()
+        yield status.st_size, status.st_mtime

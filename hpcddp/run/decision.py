@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.files import read_json, write_json
+from hpcddp.run.record import Record, read_record, write_record
+from hpcddp.stop.reasons import Cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Record):
     """All ranks of an attempt stopped after the same step.
 
     Args:
@@ -22,6 +24,8 @@ class Decision:
         time: seconds since the epoch.
     """
 
+    ADVICE: ClassVar[str] = "the checkpoints are as they were; to go on from the newest, resume the run"
+
     attempt: int
     step: int
     reason: str
@@ -30,13 +34,21 @@ class Decision:
     save_s: float
     time: float
 
+    @property
+    def known_cause(self) -> Cause | None:
+        """The cause, None if it was not asked, not known in time, or is one of a newer version."""
+        return next((cause for cause in Cause if cause == self.cause), None)
+
 
 def write_decision(attempt: AttemptDirectory, decision: Decision) -> None:
     """Write the decision into the attempt's directory."""
-    write_json(attempt.decision, asdict(decision))
+    write_record(attempt.decision, decision)
 
 
 def read_decision(attempt: AttemptDirectory) -> Decision | None:
-    """Return the attempt's decision, or None if its ranks did not agree to stop."""
-    document = read_json(attempt.decision)
-    return None if document is None else Decision(**document)
+    """Return the attempt's decision, or None if its ranks did not agree to stop.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    return read_record(attempt.decision, Decision)

@@ -67,9 +67,14 @@ class RunDirectory:
         """The folder that TensorBoard shows."""
         return self.path / "tensorboard"
 
+    @property
+    def trackers(self) -> Path:
+        """The folder of what trackers have been told."""
+        return self.path / "trackers"
+
     def tracker(self, name: str) -> Path:
         """Return the file that says what a tracker calls this run, and how far it has been told."""
-        return self.path / "trackers" / f"{name}.json"
+        return self.trackers / f"{name}.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -156,6 +161,10 @@ class AttemptDirectory:
     def rank_here(self, rank: int) -> Path:
         """Return where one rank of a command says that it is there."""
         return self.path / f"here-rank-{rank}.json"
+
+    def rank_world(self, rank: int) -> Path:
+        """Return where one rank of a command says that its program has started a world of its own."""
+        return self.path / f"world-rank-{rank}.json"
 
     def rank_exit(self, rank: int) -> Path:
         """Return the record of how one rank's program ended."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.exits import container_error, exit_of, first_to_end, never_started
-from hpcddp.run.files import create_json, read_json
+from hpcddp.run.files import read_tail
+from hpcddp.run.program_end import read_exits
+from hpcddp.run.ranks import known_hosts
+from hpcddp.run.record import Record, RecordError, create_record, read_record
+from hpcddp.stop.reasons import Cause
 
 _LONGEST_HEADLINE = 300
 _RANKS_NAMED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailureRecord:
+class FailureRecord(Record):
     """Why one rank ended.
 
     Args:
@@ -31,6 +36,8 @@ class FailureRecord:
         device: its device, None if it had none yet.
         step: optimizer steps that it had done; None before the first.
     """
+
+    ADVICE: ClassVar[str] = "why that rank failed is not known; its log may tell"
 
     rank: int
     host: str
@@ -60,25 +67,38 @@ class FailureRecord:
         line = self.message.strip().partition("\n")[0]
         return line if len(line) <= _LONGEST_HEADLINE else f"{line[:_LONGEST_HEADLINE]} ..."
 
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> FailureRecord:
-        """Return the record that ``write_failure`` wrote."""
-        return cls(**document)
-
 
 def write_failure(attempt: AttemptDirectory, record: FailureRecord) -> None:
     """Write the record of a rank; a rank's first record stays."""
-    create_json(attempt.rank_error(record.rank), asdict(record))
+    create_record(attempt.rank_error(record.rank), record)
 
 
 def read_failures(attempt: AttemptDirectory) -> list[FailureRecord]:
     """Return the records of an attempt, the first cause first: a rank that only followed never comes before another.
 
-    Clocks of hosts differ, so time decides among equals alone.
+    Clocks of hosts differ, so time decides among equals alone. A damaged record is left out: ``damaged_failures``.
     """
-    documents = [read_json(path) for path in attempt.path.glob("error-rank-*.json")]
-    records = [FailureRecord.from_document(document) for document in documents if document is not None]
+    records, _ = _read_all(attempt)
     return sorted(records, key=lambda record: (record.secondary, record.waiting, record.time, record.rank))
+
+
+def damaged_failures(attempt: AttemptDirectory) -> list[str]:
+    """Return a sentence for each record of an attempt that cannot be read."""
+    _, damages = _read_all(attempt)
+    return damages
+
+
+def _read_all(attempt: AttemptDirectory) -> tuple[list[FailureRecord], list[str]]:
+    records: list[FailureRecord] = []
+    damages: list[str] = []
+    for path in sorted(attempt.path.glob("error-rank-*.json")):
+        try:
+            record = read_record(path, FailureRecord)
+        except RecordError as error:
+            damages.append(error.message)
+        else:
+            records += [record] if record is not None else []
+    return records, damages
 
 
 def silent_ranks(attempt: AttemptDirectory) -> list[int]:
@@ -117,6 +137,18 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         return f"{_places(attempt, silent)} ended without a word{_step_of(records)}: {_how(attempt, silent)}"
     if (why := container_error(attempt)) is not None:
         return f"the containers did not start: pyxis: {why}"
+    return _without_a_cause(attempt)
+
+
+def _without_a_cause(attempt: AttemptDirectory) -> str:
+    if damages := damaged_failures(attempt):
+        return damages[0]
+    try:
+        exits = read_exits(attempt)
+    except RecordError as error:
+        return error.message
+    if any(exit_.told for exit_ in exits):
+        return "the tasks were told to end (SIGTERM), and nothing shows who told them"
     return "the tasks ended without a result and without naming a cause"
 
 
@@ -146,8 +178,8 @@ def _step_of(records: Sequence[FailureRecord]) -> str:
 
 def _places(attempt: AttemptDirectory, ranks: Sequence[int]) -> str:
     """Return ranks with their hosts, where these are known."""
-    known = read_json(attempt.ranks) or []
-    hosts = {rank: f" on {known[rank]['host']}" for rank in ranks if rank < len(known)}
+    known = known_hosts(attempt) or []
+    hosts = {rank: f" on {known[rank]}" for rank in ranks if rank < len(known)}
     named = ", ".join(f"{rank}{hosts.get(rank, '')}" for rank in ranks[:_RANKS_NAMED])
     more = f" and {len(ranks) - _RANKS_NAMED} more" if len(ranks) > _RANKS_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"
@@ -175,5 +207,124 @@ def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     if followers := [record for record in records if record.secondary]:
         ranks = _places(attempt, [record.rank for record in followers])
         lines.append(f"{ranks} only followed: {followers[0].headline}")
+    lines += [damage for damage in damaged_failures(attempt) if damage != lines[0]]
     lines.append(f"the logs of the ranks are in {attempt.path}")
     return "\n".join(lines)
+
+
+# srun: error: n2: task 1: Killed      srun: error: n[1-2]: tasks 0-1,3: Exited with exit code 3   (srun 22.05.8)
+_SRUN: Final = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[0-9,-]+): (?P<how>.+)", re.ASCII)
+_PYXIS: Final = re.compile(r"error: pyxis: (?P<why>.+)")
+_NOTICES: Final[Mapping[str, Cause]] = MappingProxyType(
+    {"PREEMPTION": Cause.PREEMPTION, "TIME LIMIT": Cause.TIME_LIMIT, "NODE FAILURE": Cause.NODE_FAILURE}
+)
+# slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-22T05:17:38 DUE TO PREEMPTION ***   (slurmstepd 22.05.8)
+_NOTICE: Final = re.compile(
+    rf"^slurmstepd\S*: error: \*{{3}} .+ CANCELLED AT \S+ DUE TO (?P<why>{'|'.join(_NOTICES)})", re.MULTILINE
+)
+_FATAL: Final = "Fatal Python error: "
+# What the shell in a container says (the sbatch template), and what apptainer says before it starts a container.
+_LAST_WORDS: Final = ("hpcddp: this task cannot start: ", "FATAL: ")
+_TAIL_BYTES: Final = 64 * 1024
+_HINTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Killed": "by SIGKILL, most often because memory ran out",
+        "Out Of Memory": "its memory limit was exceeded",
+    }
+)
+
+
+def exits_in(text: str) -> dict[int, str]:
+    """Return how tasks ended, as srun says it; the first word about a task counts, what follows is srun's own doing.
+
+    Args:
+        text: what the batch script printed.
+    """
+    exits: dict[int, str] = {}
+    for match in _SRUN.finditer(text):
+        how = match["how"].strip()
+        for task in _numbers(match["tasks"]):
+            exits.setdefault(task, how)
+    return exits
+
+
+def _numbers(text: str) -> list[int]:
+    numbers: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
+    """Return how a rank of the attempt ended, in a few words, or None if nobody says.
+
+    Args:
+        attempt: the attempt.
+        rank: a rank without a record.
+    """
+    log = read_tail(attempt.rank_log(rank), _TAIL_BYTES)
+    if _FATAL in log:
+        # faulthandler, below the last line that Python could still print.
+        return log.rpartition(_FATAL)[2].partition("\n")[0].strip()
+    how = exits_in(_since_start(attempt)).get(rank)
+    if how is None:
+        return None
+    hint = next((hint for word, hint in _HINTS.items() if how.startswith(word)), None)
+    return f"{how} ({hint})" if hint else how
+
+
+def container_error(attempt: AttemptDirectory) -> str | None:
+    """Return what pyxis said first when it did not start the containers of an attempt, or None."""
+    # slurmstepd: error: pyxis: failed to import docker image
+    found = _PYXIS.search(_since_start(attempt))
+    return found["why"].strip() if found else None
+
+
+def never_started(attempt: AttemptDirectory, rank: int) -> str | None:
+    """Return why a rank's container or interpreter did not start, or None if it did.
+
+    Args:
+        attempt: the attempt.
+        rank: a rank without a record.
+    """
+    last = read_tail(attempt.rank_log(rank), _TAIL_BYTES).rstrip().rpartition("\n")[2]
+    return next((last.removeprefix(start).strip() for start in _LAST_WORDS if last.startswith(start)), None)
+
+
+def beginning(attempt: AttemptDirectory) -> str:
+    """Return the line that the batch script prints when an attempt begins; what is above it is of earlier ones."""
+    return f"hpcddp: attempt {attempt.number} of run {attempt.run.run_id} begins\n"
+
+
+def first_to_end(attempt: AttemptDirectory, ranks: Collection[int]) -> list[int]:
+    """Return those of some ranks that srun saw end first; none if it says nothing of them.
+
+    Args:
+        attempt: the attempt.
+        ranks: the ranks.
+    """
+    for match in _SRUN.finditer(_since_start(attempt)):
+        if named := [task for task in _numbers(match["tasks"]) if task in ranks]:
+            return named
+    return []
+
+
+def cause_in_log(attempt: AttemptDirectory) -> Cause | None:
+    """Return why Slurm ended the job of an attempt, as slurmstepd says it in the batch log; None if it does not.
+
+    slurmctld forgets a preemption as soon as it requeues the job. Where there is no grace time, this is all that tells
+    it from a requeue by a person.
+
+    Args:
+        attempt: the attempt.
+    """
+    notice = _NOTICE.search(_since_start(attempt))
+    return _NOTICES[notice["why"]] if notice else None
+
+
+def _since_start(attempt: AttemptDirectory) -> str:
+    """Return what the batch script has printed in an attempt."""
+    following = attempt.run.attempt(attempt.number + 1)
+    printed = read_tail(attempt.run.batch_log, _TAIL_BYTES).rpartition(beginning(attempt))[2]
+    return printed.partition(beginning(following))[0]

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, BinaryIO, Final
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace ``path`` by ``text`` in one step, so that a reader sees the old content or the new one.
 
     Args:
-        path: the file; its directory exists.
+        path: the file; its directory exists. A symbolic link is replaced, not followed.
         text: the whole content, written as UTF-8 without newline translation.
     """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content`` in one step, as ``write_text`` does."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with _create(temporary) as stream:
-            stream.write(text)
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
@@ -28,10 +37,10 @@ def write_text(path: Path, text: str) -> None:
     sync_directory(path.parent)
 
 
-def _create(path: Path) -> TextIO:
+def _create(path: Path) -> BinaryIO:
     """Open a new file that only its owner may read, whatever the umask is."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    return os.fdopen(descriptor, "w", encoding="utf-8", newline="")
+    return os.fdopen(descriptor, "wb")
 
 
 def write_json(path: Path, document: Any) -> None:  # noqa: ANN401
@@ -74,6 +83,35 @@ def read_json(path: Path) -> Any:  # noqa: ANN401
         return None
 
 
+@contextmanager
+def open_regular(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """Open a regular file and yield it with its size in bytes; no link is followed, no pipe is waited for.
+
+    Raises:
+        NotRegularError: it is a pipe, a device or a socket.
+        OSError: it is missing, is a directory, cannot be read, or (with ``ELOOP``) is a symbolic link.
+    """
+    with open(path, "rb", opener=_open_at_once) as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
+        yield stream, status.st_size
+
+
+class NotRegularError(OSError):
+    """There is something other than a regular file in its place."""
+
+
+def why_unreadable(error: OSError) -> str:
+    """Return why ``open_regular`` could not open a file, or why it could not be read, in a few words."""
+    # open(2), O_NOFOLLOW.
+    return "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror or type(error).__name__
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def read_tail(path: Path, size: int) -> str:
     """Return the last ``size`` bytes of a file as text; empty if it cannot be read, torn characters replaced."""
     try:
@@ -88,19 +126,43 @@ def read_tail(path: Path, size: int) -> str:
 def append_line(path: Path, line: str) -> None:
     """Append one line in one write, so that lines of several processes do not mix.
 
+    A line that a process or a power failure cut off stays alone: the new one begins after it.
+
     Args:
         path: the file, created with mode 0600 if missing.
         line: the text without its newline.
 
     Raises:
-        OSError: the disk is full, read-only or gone; what was written of the line is taken back.
+        OSError: the file is a symbolic link or no regular file, or the disk is full, read-only or gone; what was
+            written of the line is taken back.
     """
     content = f"{line}\n".encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    descriptor = _open_to_append(path, os.O_RDWR)
     try:
-        _write_whole(descriptor, content)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
+        _write_whole(descriptor, content if _ends_with_newline(descriptor) else b"\n" + content)
     finally:
         os.close(descriptor)
+
+
+def open_to_append(path: Path) -> int:
+    """Open a file, created with mode 0600 if missing, and return its descriptor; a symbolic link is not followed.
+
+    Raises:
+        OSError: the file is a symbolic link, or cannot be opened.
+    """
+    return _open_to_append(path, os.O_WRONLY)
+
+
+def _open_to_append(path: Path, mode: int) -> int:
+    return os.open(path, mode | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _ends_with_newline(descriptor: int) -> bool:
+    """Return whether the next line begins at the start of a line; also true of what has no content to look at."""
+    size = os.fstat(descriptor).st_size
+    return size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
 
 
 def _write_whole(descriptor: int, content: bytes) -> None:
@@ -123,3 +185,7 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+TAIL_BYTES: Final = 64 * 1024
+"""How much of a file's end is read."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.record import RecordError
+from hpcddp.run.result import read_result
 from hpcddp.run.sweep import MANIFEST, find_element, is_element
 
 _NAMED_AT_MOST = 5
@@ -86,10 +87,11 @@ def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
 def brief(run: RunDirectory) -> str:
     """Return a run's name, and what came of it as far as its files tell."""
     number = run.newest_attempt()
-    try:
-        state = str(json.loads(run.result.read_text(encoding="utf-8"))["status"])
-    except (OSError, ValueError, KeyError):
-        state = "submitted" if number is None else f"attempt {number}"
+    state = "submitted" if number is None else f"attempt {number}"
+    # One that is damaged is told of by the commands that show the run.
+    with contextlib.suppress(RecordError):
+        result = read_result(run)
+        state = state if result is None else result.status
     return f"{run.path.parent.name}, {state}"
 
 

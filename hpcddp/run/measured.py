@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.record import RecordError
+from hpcddp.run.result import read_result
 
 
 def newest_noise_scale(runs: Path) -> tuple[str, float] | None:
@@ -17,13 +17,12 @@ def newest_noise_scale(runs: Path) -> tuple[str, float] | None:
     """
     found = []
     for path in runs.iterdir() if runs.is_dir() else ():
-        result = RunDirectory(path).result
+        run = RunDirectory(path)
         try:
-            document, written = json.loads(result.read_text()), result.stat().st_mtime_ns
-        except (OSError, ValueError):
-            # Runs that go on have none, and what is not readable here tells nothing about the batch.
+            result = read_result(run)
+            if result is not None and result.noise_scale is not None:
+                found.append((run.result.stat().st_mtime_ns, path.name, result.noise_scale))
+        except (OSError, RecordError):
+            # What is not readable here tells nothing about the batch.
             continue
-        scale = document.get("noise_scale") if isinstance(document, dict) else None
-        if isinstance(scale, int | float) and math.isfinite(scale) and scale > 0:
-            found.append((written, path.name, float(scale)))
     return max(found)[1:] if found else None

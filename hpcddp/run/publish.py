@@ -10,15 +10,29 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
-from hpcddp.run.checkpoints import Checkpoint, list_checkpoints, set_aside, valid_or_none
-from hpcddp.run.files import sync_directory, write_json, write_text
-from hpcddp.run.hashed_file import Writer, write_hashed
-from hpcddp.run.manifest import LATEST, MANIFEST, Manifest, checkpoint_name, left_by, step_of, temporary_name
+from hpcddp.run.checkpoints import (
+    LATEST,
+    MANIFEST,
+    Checkpoint,
+    Manifest,
+    Writer,
+    checkpoint_name,
+    left_by,
+    list_checkpoints,
+    set_aside,
+    step_of,
+    temporary_name,
+    valid_or_none,
+    write_hashed,
+)
+from hpcddp.run.files import read_tail, sync_directory, write_text
 from hpcddp.stop import faults
+
+_LONGEST_NAME: Final = 64
 
 
 def publish(
@@ -39,7 +53,7 @@ def publish(
         OSError: the disk is full, read-only or gone; no trace is left where that can be had.
         FencedError: from ``may_publish``.
     """
-    faults.reach("save.begin", step=manifest.step)
+    faults.inject("save.begin", step=manifest.step)
     directory.mkdir(mode=0o700, exist_ok=True)
     temporary = directory / temporary_name(manifest.step, manifest.attempt)
     try:
@@ -59,22 +73,22 @@ def _write(temporary: Path, manifest: Manifest, writers: Mapping[str, Writer]) -
     files = {
         name: write_hashed(temporary / name, _with_fault(writer, manifest.step)) for name, writer in writers.items()
     }
-    faults.reach("save.manifest", step=manifest.step)
-    complete = Manifest.from_document({**asdict(manifest), "files": {k: asdict(v) for k, v in files.items()}})
-    write_json(temporary / MANIFEST, asdict(complete))
+    faults.inject("save.manifest", step=manifest.step)
+    complete = replace(manifest, files=files)
+    write_text(temporary / MANIFEST, complete.to_text())
     return complete
 
 
 def _with_fault(writer: Writer, step: int) -> Writer:
     def write(stream: IO[bytes]) -> None:
         writer(stream)
-        faults.reach("save.file", step=step)
+        faults.inject("save.file", step=step)
 
     return write
 
 
 def _give_name(temporary: Path, target: Path, manifest: Manifest) -> Checkpoint:
-    faults.reach("save.rename", step=manifest.step)
+    faults.inject("save.rename", step=manifest.step)
     if target.exists() and (present := valid_or_none(target)) is not None:
         return present
     set_aside(target)
@@ -85,16 +99,17 @@ def _give_name(temporary: Path, target: Path, manifest: Manifest) -> Checkpoint:
 
 
 def advance_latest(directory: Path, step: int, *, may_publish: Callable[[], None]) -> None:
-    """Let ``latest`` name the checkpoint of a step, unless it names a later one already. Nobody relies on it.
+    """Let ``latest`` name the checkpoint of a step, unless it names a later one that is there. Nobody relies on it.
 
     Raises:
         OSError: the disk cannot be written; the checkpoint is whole nevertheless.
         FencedError: from ``may_publish``.
     """
-    faults.reach("save.latest", step=step)
+    faults.inject("save.latest", step=step)
     path = directory / LATEST
-    named = step_of(Path(path.read_text(encoding="utf-8", errors="replace").strip())) if path.is_file() else None
-    if named is None or named < step:
+    named = step_of(Path(read_tail(path, _LONGEST_NAME).strip())) if path.is_file() else None
+    # A damaged one may name a step that was never saved, and would stay for ever.
+    if named is None or named < step or not (directory / checkpoint_name(named)).exists():
         # A stale attempt that has just been held up must not set back what another one wrote meanwhile.
         may_publish()
         write_text(path, f"{checkpoint_name(step)}\n")
@@ -112,7 +127,7 @@ def prune(directory: Path, *, keep: int, newest: Path, attempt: int) -> None:
     Raises:
         OSError: the disk cannot be written.
     """
-    faults.reach("save.prune", step=step_of(newest))
+    faults.inject("save.prune", step=step_of(newest))
     for path in list_checkpoints(directory)[keep:]:
         if path != newest:
             _remove(path)

@@ -11,11 +11,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import create_text, read_json, write_text
+from hpcddp.run.files import create_text, write_text
+from hpcddp.run.record import FORMAT, Record, RecordError, read_record
 
 MANIFEST = "sweep.json"
 
@@ -39,6 +40,17 @@ class Chunk:
     job_id: str
     first: int
     count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepManifest(Record):
+    """What ``sweep.json`` holds; fields as ``Sweep`` has them."""
+
+    ADVICE: ClassVar[str] = "it is no manifest of a sweep; bring a copy of it back"
+
+    sweep_id: str
+    elements: tuple[Mapping[str, Any], ...]
+    chunks: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,21 +136,14 @@ def read_sweep(directory: Path) -> Sweep | None:
     """
     path = directory / MANIFEST
     try:
-        document = read_json(path)
-        return None if document is None else _parsed(document, directory)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ManifestError(f"{path} is damaged: it is no manifest of a sweep; bring a copy of it back") from error
-    except PermissionError as error:
-        raise ManifestError(f"{path} cannot be read: it is closed to you; ask its owner") from error
-
-
-def _parsed(document: Mapping[str, Any], directory: Path) -> Sweep:
-    return Sweep(
-        sweep_id=document["sweep_id"],
-        path=directory,
-        elements=tuple(document["elements"]),
-        chunks=tuple(Chunk(**chunk) for chunk in document["chunks"]),
-    )
+        manifest = read_record(path, SweepManifest)
+    except RecordError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise ManifestError(f"{path} cannot be read: it is closed to you; ask its owner") from error
+        raise ManifestError(error.message) from error
+    if manifest is None:
+        return None
+    return Sweep(sweep_id=manifest.sweep_id, path=directory, elements=manifest.elements, chunks=manifest.chunks)
 
 
 def sweep_of(run: RunDirectory) -> Sweep | None:
@@ -175,4 +180,4 @@ def _manifest(sweep: Sweep) -> str:
     lines = ",\n".join(f"  {encode(element)}" for element in sweep.elements)
     chunks = ",\n".join(f"  {json.dumps(asdict(chunk))}" for chunk in sweep.chunks)
     name = json.dumps(sweep.sweep_id)
-    return f'{{\n"sweep_id": {name},\n"elements": [\n{lines}\n],\n"chunks": [\n{chunks}\n]\n}}\n'
+    return f'{{\n"format": {FORMAT},\n"sweep_id": {name},\n"elements": [\n{lines}\n],\n"chunks": [\n{chunks}\n]\n}}\n'

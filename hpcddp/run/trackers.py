@@ -1,12 +1,16 @@
-"""Which tracker can be used: what a Python installation has."""
+"""Trackers of a run: which ones a Python installation has, and what each has been told (``trackers/<name>.json``)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 
-from hpcddp.spec.job import Trackers
+from hpcddp.jobfile.sections import Trackers
+from hpcddp.run.record import Record, read_record, write_record
 
 PACKAGES: Mapping[str, str] = MappingProxyType(
     {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
@@ -28,3 +32,34 @@ def chosen(trackers: Trackers) -> tuple[str, ...]:
     if trackers.use is not None:
         return trackers.use
     return ("tensorboard",) if is_installed("tensorboard") else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerMemory(Record):
+    """What a tracker has been told of a run.
+
+    Args:
+        run_id: what the tracker calls the run; None before it has said so.
+        step: the last step that it was told; -1 before the first.
+        evaluated_step: the step of the last evaluation that it was told; -1 before the first.
+    """
+
+    ADVICE: ClassVar[str] = "the tracker is told of the run from its beginning"
+
+    run_id: str | None = None
+    step: int = -1
+    evaluated_step: int = -1
+
+
+def read_memory(path: Path) -> TrackerMemory:
+    """Return what a tracker has been told, which is nothing where there is no file.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    return read_record(path, TrackerMemory) or TrackerMemory()
+
+
+def write_memory(path: Path, memory: TrackerMemory) -> None:
+    """Write what a tracker has been told."""
+    write_record(path, memory)

@@ -1,1 +1,1 @@
-"""Slurm's language and its doors: directives, host lists, rank environment, commands."""
+"""Slurm's formats and commands: directives, host lists, job records, the rank environment."""

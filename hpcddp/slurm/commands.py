@@ -1,34 +1,160 @@
-"""Slurm's commands, each with a timeout. No other module runs them."""
+"""Slurm's commands, each with a timeout; no other module runs them.
+
+The file has four parts: the errors, running a command, parsing, and one function for each command.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
-from hpcddp.slurm.calling import (
-    SlurmCommandError,
-    SlurmMissingError,
-    SlurmUnavailableError,
-    answer,
-    failure,
-    reason,
-    run,
-)
-from hpcddp.slurm.job_fields import parse_job
+from hpcddp.errors import HpcddpError
 from hpcddp.slurm.queue import FORMAT, QueuedJob, parse_queue
 
-# Whoever calls these commands catches their errors here.
-__all__ = ["SlurmCommandError", "SlurmMissingError", "SlurmUnavailableError"]
+DEFAULT_LARGEST_ARRAY: Final = 1001
+"""The default of ``MaxArraySize`` (slurm.conf(5))."""
 
-_UNKNOWN_JOB = "Invalid job id specified"
-# Of an element that has ended, while others of its array are still there.
-_UNKNOWN_ELEMENT = "Job {job_id} not found"
-DEFAULT_LARGEST_ARRAY = 1001
-"""What ``MaxArraySize`` is where nobody has set it (slurm.conf(5))."""
+# A call waits 9 to 18 s for a controller that is away (measured); a busy one may take longer.
+TIMEOUT_S: Final = 60.0
+# What a command prints when no controller answered, or too late; a request that is answered late may have been done.
+_AWAY: Final = (
+    "Unable to contact",
+    "timed out",
+    "Connection refused",
+    "Zero Bytes were transmitted",
+    "Unexpected message received",
+    "in standby mode",
+)
+_UNKNOWN_JOB: Final = "Invalid job id specified"
+# For an array element that has ended, while the controller still knows other elements of its array.
+_UNKNOWN_ELEMENT: Final = "Job {job_id} not found"
+_KEY: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:]*)=")
+# Values that users write freely are the last on their line, so they may contain anything but a line break.
+_TO_THE_END_OF_THE_LINE: Final = frozenset(
+    {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
+)
+_SLURMD_PORT: Final = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
 
-_SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
+
+class SlurmCommandError(HpcddpError):
+    """A command of Slurm refused a request; the message has its reason."""
+
+    kind = "slurm"
+
+
+class SlurmUnavailableError(SlurmCommandError):
+    """A command of Slurm is not installed here, or its controller does not answer; a later call may succeed."""
+
+    kind = "slurm_unavailable"
+
+
+class SlurmMissingError(SlurmUnavailableError):
+    """A command of Slurm is not installed on this machine."""
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return what it printed."""
+    try:
+        # Names that other users wrote need not be UTF-8; the rest must still be readable.
+        return subprocess.run(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise SlurmMissingError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmUnavailableError(f"{command[0]} did not answer within {TIMEOUT_S:g} s; try again later") from None
+
+
+def _is_away(done: subprocess.CompletedProcess[str]) -> bool:
+    """Return whether a command failed because no controller answered."""
+    return any(message in done.stderr for message in _AWAY)
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what the command printed about its failure, on one line."""
+    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return "; ".join(lines) or f"it exited with {done.returncode} and said nothing"
+
+
+def _failure(name: str, done: subprocess.CompletedProcess[str]) -> SlurmCommandError:
+    """Return the error for a command that failed; ``name`` is what the error calls it."""
+    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
+    return error(f"{name} failed: {_reason(done)}", returncode=done.returncode)
+
+
+def _output(command: Sequence[str], environment: Mapping[str, str], *, name: str) -> str:
+    """Run a command and return what it printed; ``name`` is what an error calls it."""
+    done = _run(command, environment)
+    if done.returncode == 0:
+        return done.stdout
+    raise _failure(name, done)
+
+
+def ask(*command: str, environment: Mapping[str, str]) -> str:
+    """Run a command that changes nothing, and return what it printed.
+
+    Args:
+        command: its name and arguments, such as ``"scontrol", "show", "config"``.
+        environment: its environment; ``SLURM_CONF`` selects the cluster.
+
+    Raises:
+        SlurmUnavailableError: the command is not installed, or the controller does not answer.
+        SlurmCommandError: the command failed; the message has its reason.
+    """
+    return _output(command, environment, name=" ".join(command))
+
+
+def _control(*words: str) -> str:
+    """Run scontrol in this process's own environment and return what it printed."""
+    command = ["scontrol", *words]
+    return _output(command, os.environ, name=" ".join(command))
+
+
+def parse_job_id(output: str) -> str:
+    """Return the job id in the output of ``sbatch --parsable``: ``123``, or ``123;cluster`` in a federation.
+
+    Raises:
+        SlurmCommandError: the output has no job id.
+    """
+    # Plugins of a site may print lines before it.
+    last = output.strip().rpartition("\n")[2]
+    job_id = last.partition(";")[0]
+    if not (job_id.isascii() and job_id.isdecimal()):
+        raise SlurmCommandError(f"sbatch --parsable printed {last!r}, which holds no job id")
+    return job_id
+
+
+def parse_job(output: str) -> dict[str, str]:
+    """Return the fields of the first record in the output of ``scontrol show job``."""
+    fields: dict[str, str] = {}
+    record, _, _ = output.strip("\n").partition("\n\n")
+    for line in record.splitlines():
+        for key, value in _fields_of(line.strip()):
+            fields.setdefault(key, value)
+    return fields
+
+
+def _fields_of(line: str) -> list[tuple[str, str]]:
+    """Return the (key, value) pairs of one line."""
+    found: list[tuple[str, str]] = []
+    position = 0
+    while match := _KEY.search(line, position):
+        following = _KEY.search(line, match.end())
+        whole = following is None or match[1] in _TO_THE_END_OF_THE_LINE
+        position = len(line) if following is None or whole else following.start()
+        found.append((match[1], line[match.end() : position]))
+    return found
 
 
 def sbatch(
@@ -45,40 +171,75 @@ def sbatch(
         script: the file; Slurm copies it.
         environment: what sbatch sees and, by default, what the job inherits.
         directory: where the job runs; None is this process's own directory.
-        dependency: what it waits for, in sbatch's words such as ``afterany:12``; None waits for nothing.
-        options: further words for sbatch, which win over the script's directives.
+        dependency: the value of ``--dependency``, such as ``afterany:12``; None waits for nothing.
+        options: more options of sbatch; they take precedence over the script's directives.
 
     Returns:
         The job id.
 
     Raises:
-        SlurmUnavailableError: there is no sbatch, or no answer.
-        SlurmCommandError: Slurm refused the job; the message holds its reason.
+        SlurmUnavailableError: sbatch is not installed, or the controller does not answer.
+        SlurmCommandError: Slurm refused the job; the message has its reason.
     """
     words = [f"--chdir={directory}"] if directory else []
     words += [f"--dependency={dependency}"] if dependency else []
-    done = run(["sbatch", "--parsable", *words, *options, str(script)], environment)
+    done = _run(["sbatch", "--parsable", *words, *options, str(script)], environment)
     if done.returncode != 0:
-        raise SlurmCommandError(f"sbatch refused the job: {reason(done)}", returncode=done.returncode)
+        raise SlurmCommandError(f"sbatch refused the job: {_reason(done)}", returncode=done.returncode)
     return parse_job_id(done.stdout)
 
 
-def parse_job_id(output: str) -> str:
-    """Return the job id in what ``sbatch --parsable`` printed: ``123``, or ``123;cluster`` in a federation.
+def srun_knows(option: str, environment: Mapping[str, str]) -> bool:
+    """Return whether srun has an option, such as ``--container-image``; plugins of a site add options."""
+    try:
+        done = _run(["srun", "--help"], environment)
+    except SlurmUnavailableError:
+        return False
+    return option in done.stdout
+
+
+def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
+    """Return the user's jobs that the controller knows, each element of an array as a job.
+
+    Args:
+        environment: the command's environment. ``SQUEUE_*`` in it could select other jobs, so it is removed.
 
     Raises:
-        SlurmCommandError: there is none.
+        SlurmUnavailableError: squeue is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
     """
-    # A site's plugins may print lines of their own before it.
-    last = output.strip().rpartition("\n")[2]
-    job_id = last.partition(";")[0]
-    if not (job_id.isascii() and job_id.isdecimal()):
-        raise SlurmCommandError(f"sbatch --parsable printed {last!r}, which holds no job id")
-    return job_id
+    plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
+    words = ["squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
+    return parse_queue(_output(words, {**plain, "SLURM_TIME_FORMAT": "standard"}, name="squeue"))
+
+
+def priority(job_id: str, environment: Mapping[str, str]) -> str | None:
+    """Return the parts of a pending job's priority as ``sprio`` prints them; None if it prints none."""
+    try:
+        table = _output(["sprio", "--long", "--jobs", job_id], environment, name="sprio")
+    except SlurmCommandError:
+        return None
+    return table if len(table.splitlines()) > 1 else None
+
+
+def cancel(job_ids: Sequence[str], environment: Mapping[str, str], *, signal: str | None = None) -> None:
+    """Cancel jobs, or send a signal to their tasks but not to their batch scripts.
+
+    Args:
+        job_ids: the jobs; an array's id means all of its elements.
+        environment: the command's environment.
+        signal: the signal's name; None cancels the jobs.
+
+    Raises:
+        SlurmUnavailableError: scancel is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
+    """
+    words = ["scancel", *([] if signal is None else [f"--signal={signal}"]), *job_ids]
+    _output(words, environment, name="scancel")
 
 
 def show_job(job_id: str, *, environment: Mapping[str, str] | None = None) -> dict[str, str] | None:
-    """Return what the controller knows about a job.
+    """Return the record of a job.
 
     Args:
         job_id: the job's id; ``123_4`` names an array element.
@@ -88,25 +249,49 @@ def show_job(job_id: str, *, environment: Mapping[str, str] | None = None) -> di
         The fields of ``scontrol show job`` by their names there, or None if the controller does not know the job.
 
     Raises:
-        SlurmUnavailableError: there is no scontrol, or no answer.
-        SlurmCommandError: the controller refused the question.
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
     """
     records = show_array(job_id, environment=environment)
     return records[0] if records else None
 
 
-def requeue(job_id: str) -> None:
-    """Ask Slurm to run a job again if it still runs.
-
-    Never without ``Incomplete``: that would bring a job back to life that its user has cancelled (measured). Slurm
-    answers the same whether it requeues the job or not, so look at ``Restarts`` afterwards.
+def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> list[dict[str, str]]:
+    """Return the records of a job: one, or for an array one for each element that the controller has split off.
 
     Args:
-        job_id: the job's id; ``123_4`` names an array element, the bare id of an array all of them.
+        job_id: the job's id; the array's id names all of its elements.
+        environment: the command's environment; None is this process's own.
+
+    Returns:
+        The fields of each record of ``scontrol show job``; none if the controller does not know the job.
 
     Raises:
-        SlurmUnavailableError: there is no scontrol, or no answer.
-        SlurmCommandError: the controller refused.
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
+    """
+    # Submit times are compared, so the user's format must not apply (scontrol(1), SLURM_TIME_FORMAT).
+    environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
+    done = _run(["scontrol", "show", "job", job_id], environment)
+    if done.returncode == 0:
+        return [parse_job(record) for record in done.stdout.strip("\n").split("\n\n") if record.strip()]
+    if _UNKNOWN_JOB in done.stderr or _UNKNOWN_ELEMENT.format(job_id=job_id) in done.stdout + done.stderr:
+        return []
+    raise _failure(f"scontrol show job {job_id}", done)
+
+
+def requeue(job_id: str) -> None:
+    """Requeue a job if it still runs.
+
+    Without ``Incomplete`` the command would also requeue a job that its user has cancelled (measured). Slurm answers
+    the same whether it requeues the job or not, so look at ``Restarts`` afterwards.
+
+    Args:
+        job_id: the job's id; ``123_4`` names an array element, the array's id all of its elements.
+
+    Raises:
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
     """
     _control("requeue", "Incomplete", job_id)
 
@@ -119,170 +304,66 @@ def update_job(job_id: str, **fields: str) -> None:
         fields: the new values by their names in ``scontrol show job``, such as ``StartTime="now+2seconds"``.
 
     Raises:
-        SlurmUnavailableError: there is no scontrol, or no answer.
-        SlurmCommandError: the controller refused.
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
     """
     _control("update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items()))
 
 
-def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> list[dict[str, str]]:
-    """Return what the controller knows about a job, a record for each element that it has split off an array.
-
-    Args:
-        job_id: the job's id; the bare id of an array names all of it.
-        environment: the command's environment; None is this process's own.
-
-    Returns:
-        The fields of each record of ``scontrol show job``; none if the controller does not know the job.
-
-    Raises:
-        SlurmUnavailableError: there is no scontrol, or no answer.
-        SlurmCommandError: the controller refused the question.
-    """
-    # Submit times are compared, so they must not follow the user's taste (scontrol(1), SLURM_TIME_FORMAT).
-    environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
-    done = run(["scontrol", "show", "job", job_id], environment)
-    if done.returncode == 0:
-        return [parse_job(record) for record in done.stdout.strip("\n").split("\n\n") if record.strip()]
-    if _UNKNOWN_JOB in done.stderr or _UNKNOWN_ELEMENT.format(job_id=job_id) in done.stdout + done.stderr:
-        return []
-    raise failure(["scontrol", "show", "job", job_id], done)
-
-
 def largest_array(environment: Mapping[str, str]) -> int:
-    """Return how many elements a job array may have; 0 where the site allows no arrays.
+    """Return how many elements a job array may have; 0 if the site allows no arrays.
 
     Args:
-        environment: the command's environment; ``SLURM_CONF`` in it says which cluster.
+        environment: the command's environment; ``SLURM_CONF`` selects the cluster.
 
     Raises:
-        SlurmUnavailableError: there is no scontrol, or no answer.
-        SlurmCommandError: the controller refused the question.
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
     """
     config = ask("scontrol", "show", "config", environment=environment)
-    # slurm.conf(5): the largest index is one less, and the scheduler may have a limit of its own.
+    # slurm.conf(5): the largest index is one less, and the scheduler can have a limit of its own.
     limits = re.findall(r"^MaxArraySize\s*=\s*([0-9]+)|\bmax_array_tasks=([0-9]+)", config, re.MULTILINE)
     return min((int(size or tasks) for size, tasks in limits), default=DEFAULT_LARGEST_ARRAY)
 
 
 def slurmd_address(node: str) -> tuple[str, int]:
-    """Return the host and the port at which a node's slurmd listens.
+    """Return the host and the port on which a node's slurmd listens.
 
     Args:
         node: the node's name in Slurm.
 
     Raises:
-        SlurmUnavailableError: there is no scontrol, or no answer.
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
         SlurmCommandError: the controller does not know the node.
     """
     fields = parse_job(_control("show", "node", node))
-    # A port is shown only where it is not everybody's.
+    # A node shows its port only if it differs from that of the cluster.
     port = fields.get("Port") or _SLURMD_PORT.findall(_control("show", "config"))[0]
     return fields["NodeAddr"], int(port)
-
-
-def ask(*command: str, environment: Mapping[str, str]) -> str:
-    """Run one of Slurm's commands that only tells, and return what it printed.
-
-    Args:
-        command: its name and its words, such as ``"scontrol", "show", "config"``.
-        environment: its environment; ``SLURM_CONF`` in it says which cluster.
-
-    Raises:
-        SlurmUnavailableError: there is no such command, or no answer.
-        SlurmCommandError: it failed; the message holds its reason.
-    """
-    done = run(command, environment)
-    if done.returncode == 0:
-        return done.stdout
-    raise failure(command, done)
-
-
-def _control(*words: str) -> str:
-    """Run scontrol and return what it printed."""
-    return ask("scontrol", *words, environment=os.environ)
 
 
 def controller_answers(environment: Mapping[str, str]) -> bool:
     """Return whether a controller of the configured cluster is up.
 
     Args:
-        environment: the command's environment; ``SLURM_CONF`` in it says which cluster.
+        environment: the command's environment; ``SLURM_CONF`` selects the cluster.
     """
     try:
-        return run(["scontrol", "ping"], environment).returncode == 0
+        return _run(["scontrol", "ping"], environment).returncode == 0
     except SlurmUnavailableError:
         return False
 
 
 def node_states(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return each node's state in Slurm's words, such as ``idle``; ``*`` behind it means that the node does not answer.
+    """Return each node's state, such as ``idle``; a ``*`` at its end means that the node does not respond.
 
     Args:
-        environment: the command's environment; ``SLURM_CONF`` in it says which cluster.
+        environment: the command's environment; ``SLURM_CONF`` selects the cluster.
 
     Raises:
-        SlurmUnavailableError: there is no sinfo, or no answer.
-        SlurmCommandError: the controller refused the question.
+        SlurmUnavailableError: sinfo is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
     """
-    printed = answer(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment)
+    printed = _output(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment, name="sinfo")
     # A node has a line for each of its partitions.
     return dict(line.split(maxsplit=1) for line in printed.splitlines())
-
-
-def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
-    """Return the user's jobs that the controller knows, each element of an array by itself, in one question.
-
-    Args:
-        environment: the command's environment. ``SQUEUE_*`` in it would choose other jobs, and is left out.
-
-    Raises:
-        SlurmUnavailableError: there is no squeue, or no answer.
-        SlurmCommandError: the controller refused the question.
-    """
-    plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
-    words = ["squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
-    return parse_queue(answer(words, {**plain, "SLURM_TIME_FORMAT": "standard"}))
-
-
-def priority(job_id: str, environment: Mapping[str, str]) -> str | None:
-    """Return what a waiting job's priority is made of, as ``sprio`` prints it; None where it does not.
-
-    Args:
-        job_id: the job's id.
-        environment: the command's environment.
-    """
-    try:
-        table = answer(["sprio", "--long", "--jobs", job_id], environment)
-    except SlurmCommandError:
-        return None
-    return table if len(table.splitlines()) > 1 else None
-
-
-def cancel(job_ids: Sequence[str], environment: Mapping[str, str], *, signal: str | None = None) -> None:
-    """End jobs, or send a signal to their tasks but not to their batch scripts.
-
-    Args:
-        job_ids: the jobs; a bare array id means all of its elements.
-        environment: the command's environment.
-        signal: the signal's name; None ends the jobs.
-
-    Raises:
-        SlurmUnavailableError: there is no scancel, or no answer.
-        SlurmCommandError: the controller refused.
-    """
-    answer(["scancel", *([] if signal is None else [f"--signal={signal}"]), *job_ids], environment)
-
-
-def srun_knows(option: str, environment: Mapping[str, str]) -> bool:
-    """Return whether srun has an option here: one of its own, or one that a plugin of the site adds.
-
-    Args:
-        option: the option, with its dashes.
-        environment: the command's environment.
-    """
-    try:
-        done = run(["srun", "--help"], environment)
-    except SlurmUnavailableError:
-        return False
-    return option in done.stdout

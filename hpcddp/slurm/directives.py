@@ -1,4 +1,4 @@
-"""What a job asks sbatch for, as directives in a fixed order."""
+"""The ``#SBATCH`` directives of a job, in a fixed order."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.resources import Resources
+from hpcddp.jobfile.sweep import count_elements
 from hpcddp.slurm.grammar import UnwritableValueError, quote_value
-from hpcddp.spec.job import JobSpec, Resources
-from hpcddp.spec.sweep import count_elements
 
 _FLAG = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
 
-# Fields whose value is written as it stands, with their flags, in the order of the script.
+# Fields whose value is written unchanged, with their flags, in the order of the script.
 _MEMORY = {"mem": "mem", "mem_per_cpu": "mem-per-cpu", "mem_per_gpu": "mem-per-gpu"}
 _PLACE = {name: name for name in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")}
 
 
 class DirectiveError(UserError):
-    """The job file asks for a directive that cannot be."""
+    """The job file asks for a directive that is not possible."""
 
     kind = "directive"
 
@@ -30,7 +31,7 @@ class Directive:
 
     Args:
         flag: the long flag without its dashes.
-        value: what it is set to; None for a bare flag.
+        value: its value; None for a flag without one.
         field: the field of the job file that it comes from, for errors.
     """
 
@@ -49,12 +50,12 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
 
     Args:
         spec: the job.
-        run_id: the run's id, which puts the output into the run directory; None is a script for sbatch by hand, whose
-            output lies beside it, because Slurm creates no directories.
+        run_id: the run's id, for output in the run directory; None for a script that a person passes to sbatch: its
+            output is in the directory of submission, because Slurm creates no directories.
 
     Raises:
-        UnwritableValueError: a value holds what no directive can carry; its field is named.
-        DirectiveError: ``resources.sbatch`` holds something that is no flag.
+        UnwritableValueError: a value has a character that no directive can contain; the message names the field.
+        DirectiveError: a key of ``resources.sbatch`` is not a flag.
     """
     directives = (
         Directive("job-name", spec.name, "name"),
@@ -69,7 +70,7 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
         *_recovery(spec),
     )
     for directive in directives:
-        # Writing finds what cannot be written, here where the field is known.
+        # Raises if the value cannot be written.
         str(directive)
     return directives
 
@@ -117,7 +118,7 @@ def _extras(resources: Resources) -> Iterator[Directive]:
 
 
 def _output(spec: JobSpec, run_id: str | None) -> Iterator[Directive]:
-    # By hand: patterns, so that jobs of one directory do not share a log.
+    # Patterns, so that jobs of one directory do not share a log.
     by_hand = "%x-%j.out" if spec.sweep is None else "%x-%A_%a.out"
     log = by_hand if run_id is None else _batch_log(spec, run_id)
     yield Directive("output", log, "run_root")
@@ -127,18 +128,18 @@ def _output(spec: JobSpec, run_id: str | None) -> Iterator[Directive]:
 
 def _batch_log(spec: JobSpec, run_id: str) -> str:
     if "\\" in spec.run_root:
-        # sbatch removes a backslash from the name of a log, and it switches off what stands for a percent sign
+        # sbatch removes a backslash from the name of a log, and a backslash turns off the escape of a percent sign
         # (sbatch(1), "filename pattern"; measured on 22.05.8).
         raise UnwritableValueError(
             f"run_root is {spec.run_root!r}, which holds a backslash; Slurm cannot write logs there: rename it"
         )
     directory = f"{spec.run_root.rstrip('/')}/{spec.name}/{run_id}".replace("%", "%%")
-    # Slurm makes no directories, and those of elements are not there yet.
+    # Slurm creates no directories, and those of the elements do not exist yet.
     return f"{directory}/batch.log" if spec.sweep is None else f"{directory}/logs/%A_%a.log"
 
 
 def _recovery(spec: JobSpec) -> Iterator[Directive]:
     yield Directive("requeue" if spec.requeue.left_to_slurm else "no-requeue", None, "requeue.causes")
     if spec.signal_lead is not None:
-        # Never "B:", which would reach the batch shell alone.
+        # Never "B:", which signals the batch shell only.
         yield Directive("signal", f"USR2@{round(spec.signal_lead.total_seconds())}", "requeue.signal_lead")

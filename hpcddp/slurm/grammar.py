@@ -1,15 +1,15 @@
-r"""How sbatch reads the ``#SBATCH`` lines of a script, and how to write a value so that it arrives as it is.
+r"""Grammar of ``#SBATCH`` lines: write a value so that sbatch reads it unchanged, and read lines as sbatch does.
 
-Measured on Slurm 22.05.8; ``tests/slurm`` asks the real sbatch again:
+Measured on Slurm 22.05.8; ``tests/cluster`` asks the real sbatch again:
 
-- A line counts if it begins with ``#SBATCH``, in capitals, in its first column. Blank lines and comments may stand
-  between; the first other line ends the reading.
-- White space parts the line into words. Both kinds of quotes group; inside either, the other is an ordinary character.
-- A backslash takes the next character as it is, also inside single quotes. Only in front of unquoted white space it
-  takes nothing: it vanishes, and the word ends.
-- An unquoted ``#`` ends the line, in the middle of a word too. An empty word ends it as well.
+- A directive starts with ``#SBATCH``, in capitals, in the first column. Blank lines and comments may come between;
+  sbatch stops at the first other line.
+- White space separates words. Both kinds of quotes group; inside one kind, the other is an ordinary character.
+- A backslash escapes the next character, also inside single quotes. Before unquoted white space it escapes nothing: it
+  is removed, and the word ends.
+- An unquoted ``#`` ends the line, also in the middle of a word. An empty word ends it as well.
 - Nothing is expanded: no ``$``, no backquote, no ``~``. There is no continuation line and no limit on a line's length.
-- A quote that does not close, a NUL, and a carriage return at the end of a line make sbatch refuse the script.
+- sbatch refuses a script with an unclosed quote, a NUL, or a carriage return at the end of a line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcddp.errors import UserError
 _DIRECTIVE = "#SBATCH"
 _WHITE_SPACE = " \t\v\f\r"
 _GAP = re.compile(rf"[{_WHITE_SPACE}]+")
-# What a word is made of, one piece after another. The last one is the backslash that stands for nothing.
+# The parts of a word. The last one is a backslash that escapes nothing.
 _PIECE = re.compile(
     rf"""
       "(?P<double> (?: [^"\\] | \\. )* )"
@@ -42,26 +42,26 @@ _UNWRITABLE = {
 
 
 class UnwritableValueError(UserError):
-    """A value that no quoting can carry."""
+    """A value that cannot be written, however it is quoted."""
 
     kind = "unwritable_value"
 
 
 class UnreadableLineError(UserError):
-    """A line that sbatch would refuse."""
+    """A line that sbatch refuses."""
 
     kind = "unreadable_directive"
 
 
 def quote_value(text: str, *, field: str = "the value") -> str:
-    """Return ``text`` as it must be written on a ``#SBATCH`` line.
+    """Return ``text`` quoted for a ``#SBATCH`` line.
 
     Args:
         text: the value.
-        field: what to call it in an error.
+        field: its name in an error.
 
     Raises:
-        UnwritableValueError: the value holds a character that no quoting can carry; the field is named.
+        UnwritableValueError: the value has a character that cannot be quoted; the message names the field.
     """
     refuse_unwritable(text, _UNWRITABLE, field=field, place="an #SBATCH line")
     if _PLAIN.fullmatch(text):
@@ -71,33 +71,33 @@ def quote_value(text: str, *, field: str = "the value") -> str:
 
 
 def refuse_unwritable(text: str, characters: dict[str, str], *, field: str, place: str) -> None:
-    """Refuse a text that holds one of ``characters`` (each with its name), or half of a character.
+    """Refuse a text that contains one of ``characters`` or a lone surrogate.
 
     Args:
         text: the text.
-        characters: what cannot be written there, and what to call it.
-        field: what to call the text in an error.
-        place: what to call the place in an error.
+        characters: the characters that cannot be written there, with their names.
+        field: the name of the text in an error.
+        place: the name of the place in an error.
 
     Raises:
-        UnwritableValueError: it holds one.
+        UnwritableValueError: the text contains such a character.
     """
     found = next((name for character, name in characters.items() if character in text), None)
     if found is None and any("\ud800" <= character <= "\udfff" for character in text):
-        # Half of a surrogate pair: YAML escapes and undecodable arguments can make one, UTF-8 cannot carry it.
+        # Half of a surrogate pair comes from YAML escapes and undecodable arguments, and UTF-8 cannot encode it.
         found = "half of a character (a lone surrogate)"
     if found is not None:
         raise UnwritableValueError(f"{field} is {text!r}, which holds {found}; {place} cannot carry it: remove it")
 
 
 def parse_directive_line(line: str) -> list[str] | None:
-    """Return the words that sbatch takes from one line, or None if the line is no directive.
+    """Return the words that sbatch reads from one line, or None if the line is not a directive.
 
     Args:
         line: the line without its line break.
 
     Raises:
-        UnreadableLineError: a quote does not close.
+        UnreadableLineError: a quote is not closed.
     """
     if not line.startswith(_DIRECTIVE):
         return None
@@ -117,7 +117,7 @@ def _end_of(pattern: re.Pattern[str], line: str, position: int) -> int:
 
 
 def _read_word(line: str, position: int) -> tuple[str, int]:
-    """Return the word that begins at ``position``, and where it ends."""
+    """Return the word that starts at ``position``, and where it ends."""
     word = ""
     while match := _PIECE.match(line, position):
         quoted = match["double"] or match["single"]
@@ -129,13 +129,13 @@ def _read_word(line: str, position: int) -> tuple[str, int]:
 
 
 def read_directives(script: str) -> list[str]:
-    """Return the words of all directives that sbatch takes from a script, in order.
+    """Return the words of all directives that sbatch reads from a script, in order.
 
     Args:
         script: the whole script.
 
     Raises:
-        UnreadableLineError: a quote does not close.
+        UnreadableLineError: a quote is not closed.
     """
     words: list[str] = []
     for line in script.split("\n"):

@@ -1,6 +1,6 @@
-"""Slurm's host lists: ``r[1-2]n[01-03],login`` stands for seven names.
+"""Slurm's host lists: ``r[1-2]n[01-03],login`` means seven names.
 
-Written from what ``scontrol show hostnames`` does; a test compares the two.
+It does the same as ``scontrol show hostnames``; a test compares the two.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from itertools import product
 from hpcddp.errors import HpcddpError
 
 MOST_HOSTS = 65536
-"""As many as Slurm itself takes from one range (``MAX_RANGE``, measured on 22.05)."""
+"""Slurm's own limit for one range (``MAX_RANGE``, measured on 22.05)."""
 
 _RANGE = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18}))?", re.ASCII)
-# A name, or part of one, is anything but what separates names; a bracket holds no bracket.
+# A name, or part of one, is any text without separators; brackets are not nested.
 _PART = re.compile(r"(?P<text>[^\[\],\s]+)|\[(?P<ranges>[^\[\]]*)\]")
 _SEPARATORS = re.compile(r"[,\s]+")
 
 
 class HostListError(HpcddpError):
-    """A text is no host list."""
+    """A text is not a host list."""
 
     kind = "host_list"
 
 
 def expand(text: str) -> list[str]:
-    """Return the names that a host list stands for, in order, repeated names included.
+    """Return the names in a host list, in order, including repeated names.
 
     Args:
-        text: names separated by commas; brackets hold numbers and ranges, and zeros in front of a range's first number
-            are kept. Several brackets multiply: the last one turns fastest, then the first, the second and so on, as
-            22.05 does it.
+        text: names separated by commas; brackets contain numbers and ranges, and leading zeros of a range's first
+            number are kept. Several brackets multiply: the last one varies fastest, then the first, the second and so
+            on, as in 22.05.
 
     Raises:
-        HostListError: a bracket does not close or holds no numbers, a range runs backwards, or it is too long.
+        HostListError: a bracket is not closed or has no numbers, a range is descending, or it is too long.
     """
     names: list[str] = []
     position = 0
@@ -49,16 +49,16 @@ def expand(text: str) -> list[str]:
 
 
 def _combinations(parts: list[list[str]]) -> Iterator[str]:
-    """Yield every name that takes one choice from each part, in Slurm's order."""
+    """Yield every combination of one choice from each part, in Slurm's order."""
     for outer in product(*reversed(parts[:-1])):
         prefix = "".join(reversed(outer))
         yield from (f"{prefix}{choice}" for choice in parts[-1])
 
 
 def _parts(text: str, position: int) -> tuple[list[list[str]], int]:
-    """Return the choices for each part of the name that begins at ``position``, and where it ends.
+    """Return the choices for each part of the name that starts at ``position``, and where it ends.
 
-    Text behind the last bracket belongs to that bracket's part.
+    Text after the last bracket belongs to that bracket's part.
     """
     parts: list[list[str]] = []
     hosts, ends_in_text = 1, False
@@ -79,7 +79,7 @@ def _parts(text: str, position: int) -> tuple[list[list[str]], int]:
 
 
 def _numbers(ranges: str, text: str) -> Iterator[str]:
-    """Yield the numbers of one bracket as they stand in names."""
+    """Yield the numbers of one bracket as they are written in names."""
     for item in ranges.split(","):
         match = _RANGE.fullmatch(item)
         if match is None:

@@ -1,4 +1,4 @@
-"""What ``squeue`` says about jobs."""
+"""Parser of the output of ``squeue``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-# Slurm's own fields only, nothing that a user may write. A width is needed, or what is longer than 20 letters is cut.
+# Only fields that Slurm writes itself, none that users write. Without a width, squeue cuts values after 20 characters.
 _FIELDS: Final = (
     ("JobArrayID", 40), ("State", 24), ("RestartCnt", 8), ("SubmitTime", 24), ("StartTime", 24), ("TimeUsed", 24),
     ("TimeLimit", 24), ("NumNodes", 8), ("NodeList", 300), ("Reason", 300),
 )  # fmt: skip
 FORMAT: Final = ",".join(f"{name}:{width}|" for name, width in _FIELDS)
-"""What ``--Format`` gets; every field ends with a bar (squeue(1), 22.05)."""
+"""The value of ``--Format``; every field ends with a bar (squeue(1), 22.05)."""
 
 _TIME = re.compile(r"(?:(?:(?P<days>\d+)-)?(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)", re.ASCII)
 _NO_TIMES: Final = frozenset({"N/A", "NONE", "Unknown", "(null)", ""})
@@ -20,19 +20,19 @@ _NO_TIMES: Final = frozenset({"N/A", "NONE", "Unknown", "(null)", ""})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedJob:
-    """A job that the controller knows; it forgets those that have ended after a while (slurm.conf(5), MinJobAge).
+    """A job that the controller knows; it forgets ended jobs after a while (slurm.conf(5), MinJobAge).
 
     Args:
         job_id: its id, ``123`` or ``123_4``.
-        state: Slurm's word, such as ``RUNNING``.
+        state: its state, such as ``RUNNING``.
         restarts: how often it was requeued.
         submit_time: when it was submitted or last requeued, as Slurm writes it.
-        start_time: when it started, or will at the earliest; None if Slurm does not know.
-        used_s: seconds that it has run, None before its start.
-        limit_s: its time limit in seconds, None without one.
-        nodes: how many nodes it has or wants.
+        start_time: its start or its expected start; None if Slurm does not know.
+        used_s: seconds that it has run; None before its start.
+        limit_s: its time limit in seconds; None without one.
+        nodes: how many nodes it has or requests.
         node_list: their names as Slurm writes them; empty before its start.
-        reason: why it waits, or why it has ended.
+        reason: why it is pending, or why it ended.
     """
 
     job_id: str
@@ -48,8 +48,8 @@ class QueuedJob:
 
 
 def parse_queue(answer: str) -> list[QueuedJob]:
-    """Return the jobs in what ``squeue --noheader --Format`` printed; a line of something else is passed over."""
-    # The reason, a text of Slurm's plugins, stands last and may hold anything.
+    """Return the jobs in the output of ``squeue --noheader --Format``; other lines are skipped."""
+    # The reason is a text of Slurm's plugins that may contain a bar, so it is the last field.
     rows = (line.split("|", len(_FIELDS) - 1) for line in answer.splitlines())
     return [_job([field.strip(" |") for field in row]) for row in rows if len(row) == len(_FIELDS)]
 
@@ -71,7 +71,7 @@ def _job(row: list[str]) -> QueuedJob:
 
 
 def seconds_in(text: str) -> int | None:
-    """Return the seconds in a time as squeue prints it, ``2-03:04:05``; None for words such as ``UNLIMITED``."""
+    """Return the seconds of a time such as ``2-03:04:05``; None for texts such as ``UNLIMITED``."""
     match = _TIME.fullmatch(text)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, from the environment that its launcher gave it."""
+"""Rank, world size and hosts of a process, from the environment that its launcher set."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Literal, Self
 
 from hpcddp.errors import HpcddpError
 from hpcddp.slurm.hostlist import HostListError, expand
-from hpcddp.stop.exit_codes import ExitCode
+from hpcddp.stop.reasons import ExitCode
 
 Source = Literal["slurm", "submitit", "torchrun"]
 
-# Nine digits: more than Slurm counts, and no trouble for int().
+# Digits: enough for any number of Slurm.
 _LONGEST_NUMBER = 9
 _TASKS = re.compile(r"(?P<tasks>[0-9]{1,9})(?:\(x(?P<nodes>[0-9]{1,9})\))?", re.ASCII)
 
 
 class RankEnvError(HpcddpError):
-    """The environment does not say who this process is, or contradicts itself."""
+    """The environment does not give the rank of this process, or contradicts itself."""
 
     kind = "rank_environment"
     exit_code = ExitCode.INFRASTRUCTURE
@@ -28,7 +28,7 @@ class RankEnvError(HpcddpError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnv:
-    """Who a process is. The numbers have been checked against each other.
+    """The rank of a process and its place in the job. The numbers are checked against each other.
 
     Args:
         rank: 0 to world_size - 1.
@@ -37,12 +37,12 @@ class RankEnv:
         local_world_size: ranks on this node.
         node_rank: 0 to nodes - 1.
         nodes: nodes of the step.
-        hosts: the nodes' names, one for each; empty where the launcher does not tell them.
-        tasks_per_node: ranks on each node, one number for each; empty where the launcher does not tell them.
-        consecutive: whether ranks are numbered node by node, as they are unless another distribution was asked for.
+        hosts: the name of each node; empty if the launcher does not set them.
+        tasks_per_node: the number of ranks on each node; empty if the launcher does not set them.
+        consecutive: whether ranks are numbered node by node; true unless another distribution was requested.
         job_id: Slurm's job id (``123``, ``123_4`` for an array element) or submitit's; None without one.
         restart_count: how often the job was requeued.
-        source: who started this process.
+        source: the launcher that started this process.
     """
 
     rank: int
@@ -92,13 +92,10 @@ class RankEnv:
     def from_env(cls, env: Mapping[str, str]) -> Self:
         """Read the environment of a task.
 
-        The innermost launcher wins: torchrun, then submitit's local executor, then srun.
-
-        Args:
-            env: the environment that the process was started with.
+        The innermost launcher takes precedence: torchrun, then submitit's local executor, then srun.
 
         Raises:
-            RankEnvError: no launcher is recognised, or a variable is missing, no number, or contradicts another.
+            RankEnvError: no launcher is recognised, or a variable is missing, is not a number, or contradicts another.
         """
         if "TORCHELASTIC_RUN_ID" in env:
             return cls._from_torchrun(_Variables(env))
@@ -170,7 +167,7 @@ class RankEnv:
         )
 
     def host_of(self, rank: int) -> str | None:
-        """Return the name of the host that ``rank`` runs on, or None if the environment does not tell."""
+        """Return the name of the host that ``rank`` runs on; None if the environment does not give it."""
         if not self.hosts:
             return None
         if rank == self.rank:
@@ -183,7 +180,7 @@ class RankEnv:
         return next((host for host, end in zip(self.hosts, ends, strict=True) if rank < end), None)
 
     def exports(self, master_addr: str, master_port: int) -> dict[str, str]:
-        """Return the variables that torch and its relatives read.
+        """Return the variables of PyTorch's env:// rendezvous.
 
         Args:
             master_addr: rank 0's host, as this rank reaches it.
@@ -200,13 +197,27 @@ class RankEnv:
             "MASTER_PORT": str(master_port),
         }
 
+    def slurm_exports(self) -> dict[str, str]:
+        """Return the variables that srun sets for this rank (srun(1), OUTPUT ENVIRONMENT VARIABLES).
+
+        ``from_env`` returns an equal value for them. The job id, host names and tasks per node must be known.
+        """
+        tasks_per_node = ",".join(map(str, self.tasks_per_node))
+        return {
+            "SLURM_JOB_ID": str(self.job_id),
+            "SLURM_PROCID": str(self.rank),
+            "SLURM_LOCALID": str(self.local_rank),
+            "SLURM_NODEID": str(self.node_rank),
+            **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), str(self.world_size)),
+            **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), str(self.nodes)),
+            "SLURM_NTASKS_PER_NODE": str(max(self.tasks_per_node)),
+            **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), tasks_per_node),
+            **dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"), ",".join(self.hosts)),
+        }
+
 
 class _Variables:
-    """Reads single variables, and names the one that is wrong.
-
-    Args:
-        env: the environment.
-    """
+    """Reads single variables; an error names the variable."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
@@ -245,7 +256,7 @@ class _Variables:
         return tuple(tasks for tasks, count in groups for _ in range(count))
 
     def slurm_job_id(self) -> str | None:
-        """Return the job's id; an element of an array is named by the array and its index."""
+        """Return the job's id, ``ARRAY_INDEX`` for an array element."""
         if "SLURM_ARRAY_JOB_ID" in self._env:
             return f"{self._env['SLURM_ARRAY_JOB_ID']}_{self.text('SLURM_ARRAY_TASK_ID')}"
         return self._env.get("SLURM_JOB_ID")

@@ -1,1 +1,1 @@
-"""How a run ends: exit codes and the decision to stop. No torch."""
+"""Stop reasons, exit codes, signals, deadline, heartbeat and fault injection, for tasks and trainings. No torch."""

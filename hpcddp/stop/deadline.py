@@ -1,4 +1,4 @@
-"""When to stop so that a save still fits before the job's end, from measured steps and saves."""
+"""The time at which a training stops so that a save fits before the job's end, from measured steps and saves."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-_KEPT: Final = 512
+_MOST_DURATIONS: Final = 512
 _PERCENTILE: Final = 0.95
 _MARGIN_S: Final = 10.0
-# Votes are read one step late, so two steps may follow the moment in which a rank looks at its clock.
-_STEPS_TO_COME: Final = 2
+# Votes are read one step later, so up to two steps follow after a rank has looked at its clock.
+_STEPS_AHEAD: Final = 2
 _UNKNOWN_SAVE_FRACTION: Final = 0.02
 _LONGEST_UNKNOWN_SAVE_S: Final = 60.0
 
 
 class Durations:
-    """The newest measured durations of one kind of thing, in seconds."""
+    """The latest measured durations of one kind of work, in seconds."""
 
     def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_KEPT)
+        self._seconds: deque[float] = deque(maxlen=_MOST_DURATIONS)
 
     def __len__(self) -> int:
-        """Return how many are kept."""
+        """Return the number of durations."""
         return len(self._seconds)
 
     def add(self, seconds: float) -> None:
-        """Add one."""
+        """Add a duration."""
         self._seconds.append(seconds)
 
     def p95(self) -> float | None:
-        """Return the smallest duration that 95 of 100 do not exceed; None before the first."""
+        """Return the 95th percentile; None before the first duration."""
         if not self._seconds:
             return None
         return sorted(self._seconds)[math.ceil(_PERCENTILE * len(self._seconds)) - 1]
@@ -39,11 +39,11 @@ class Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """The end of the job, as a rank's clock sees it.
+    """The end of the job by a rank's clock.
 
     Args:
-        end_time: seconds since the epoch; None = there is no limit.
-        start_time: when the attempt began, in seconds since the epoch.
+        end_time: seconds since the epoch; None = no limit.
+        start_time: the start of the attempt in seconds since the epoch.
     """
 
     end_time: float | None = None
@@ -59,7 +59,7 @@ class Deadline:
         if save_s is None:
             length_s = 0.0 if self.end_time is None else self.end_time - self.start_time
             save_s = min(_LONGEST_UNKNOWN_SAVE_S, max(0.0, _UNKNOWN_SAVE_FRACTION * length_s))
-        return _STEPS_TO_COME * (step_s or 0.0) + save_s + _MARGIN_S
+        return _STEPS_AHEAD * (step_s or 0.0) + save_s + _MARGIN_S
 
     def is_near(self, now: float, *, step_s: float | None, save_s: float | None) -> bool:
         """Return whether it is time to stop.
@@ -76,7 +76,7 @@ def short_lead_sentence(lead_s: float | None, step_s: float | None, save_s: floa
     """Return the warning that ``requeue.signal_lead`` is too short for a step and a save; None if it is long enough.
 
     Args:
-        lead_s: seconds; None = Slurm does not warn.
+        lead_s: seconds; None = Slurm sends no warning.
         step_s: the 95th percentile of steps; None before the first.
         save_s: the 95th percentile of saves; None before the first.
     """

@@ -1,4 +1,4 @@
-"""Noticing that a rank does not go on: a sign of life at each step, and a thread that misses it."""
+"""Heartbeat of a rank, and a watchdog thread that acts when the heartbeat stops."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _FIRST_FACTOR: Final = 6.0
 _SLOWEST_FACTOR: Final = 10.0
 _LONGEST_POLL_S: Final = 1.0
 _POLLS_PER_TIMEOUT: Final = 10.0
-# A thread that sleeps may wake this much late on a busy host.
+# On a busy host, a thread may wake this much later than it asked for.
 _BUSY_HOST_S: Final = 3.0
-# What the others say about a rank that stood still reaches it soon after it has woken.
-_MOMENT_S: Final = 60.0
+# A rank that stood still learns soon after it has resumed that the other ranks have failed.
+_STANDSTILL_MEMORY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """What is known when a rank has not gone on for too long.
+    """The time without a heartbeat.
 
     Args:
-        seconds: since the last sign of life.
+        seconds: since the last heartbeat.
         step: optimizer steps done then; None before the first.
     """
 
@@ -33,10 +33,10 @@ class Silence:
 
 
 class Heartbeat:
-    """A rank's signs of life, and the watchdog that waits for them.
+    """The heartbeat of a rank, and its watchdog.
 
     Before the first step, which may compile, the watchdog waits at least half an hour. After it, it waits for
-    ``timeout_s``, or for ten times the longest wait between two signs so far if that is more, and never longer than
+    ``timeout_s``, or for ten times the longest time between two heartbeats if that is more, and never longer than
     before the first step.
 
     Args:
@@ -56,8 +56,8 @@ class Heartbeat:
         self._last = self._looked = monotonic()
         self._slowest_s = 0.0
         self._step: int | None = None
-        self._patient = False
-        self._still_s, self._woken = 0.0, float("-inf")
+        self._long_wait = False
+        self._last_standstill_s, self._resumed = 0.0, float("-inf")
         self._running = False
         self._ended, self._given_up = threading.Event(), threading.Event()
 
@@ -74,45 +74,45 @@ class Heartbeat:
     @property
     def timeout_s(self) -> float:
         """How long the watchdog waits now, in seconds."""
-        if self._step is None or self._patient:
+        if self._step is None or self._long_wait:
             return self.first_timeout_s
         return min(self.first_timeout_s, max(self._configured_s, _SLOWEST_FACTOR * self._slowest_s))
 
     def beat(self) -> None:
-        """Give a sign of life: a batch was evaluated, a save was made."""
+        """Record progress: a batch was evaluated, or a save was made."""
         if self._given_up.is_set():
-            # Too late: the others have been told, and the watchdog ends this process.
+            # Too late: the failure record is written, and the watchdog ends this process.
             self._ended.wait()
         now = self._monotonic()
         if self._step is not None:
             self._slowest_s = max(self._slowest_s, now - self._last)
         self._last = now
-        self._patient = False
+        self._long_wait = False
 
     def expect_long(self) -> None:
-        """Say that the next sign may take as long as the first step: one rank writes, the others wait for it."""
+        """Allow the next heartbeat to take as long as the first step: one rank writes, the others wait for it."""
         self.beat()
-        self._patient = True
+        self._long_wait = True
 
     def at_step(self, step: int) -> None:
-        """Give a sign of life at the boundary after ``step`` optimizer steps."""
+        """Record progress at the boundary after ``step`` optimizer steps."""
         self.beat()
         self._step = step
 
     def silence(self) -> Silence:
-        """Return how long ago the last sign was."""
+        """Return the time since the last heartbeat."""
         return Silence(seconds=self._monotonic() - self._last, step=self._step)
 
     def stood_still_s(self) -> float:
-        """Return for how long even the watchdog did not run until a moment ago, in seconds; 0 if it did.
+        """Return how long the watchdog thread did not run until a moment ago, in seconds; 0 if it ran.
 
-        The whole process stood still then: it was stopped, or its host was.
+        The whole process did not run then: it was stopped, or its host was.
         """
         now = self._monotonic()
         gap_s = now - self._looked
-        if self._running and gap_s > self._standstill_s:
+        if self._running and gap_s > self._standstill_threshold_s:
             return gap_s
-        return self._still_s if now - self._woken < _MOMENT_S else 0.0
+        return self._last_standstill_s if now - self._resumed < _STANDSTILL_MEMORY_S else 0.0
 
     def start(self) -> None:
         """Start the watchdog."""
@@ -130,7 +130,7 @@ class Heartbeat:
         return min(_LONGEST_POLL_S, self._configured_s / _POLLS_PER_TIMEOUT)
 
     @property
-    def _standstill_s(self) -> float:
+    def _standstill_threshold_s(self) -> float:
         return self._poll_s + _BUSY_HOST_S
 
     def _watch(self) -> None:
@@ -142,13 +142,13 @@ class Heartbeat:
                 return
 
     def look(self) -> None:
-        """Notice that the watchdog runs. Time in which the process did not run counts toward no timeout.
+        """Record that the watchdog runs. Time in which the process did not run counts toward no timeout.
 
-        A job that Slurm suspends and resumes goes on as if nothing had been.
+        So a job that Slurm suspends and resumes continues to train.
         """
         now = self._monotonic()
         gap_s = now - self._looked
-        if gap_s > self._standstill_s:
-            self._still_s, self._woken = gap_s, now
+        if gap_s > self._standstill_threshold_s:
+            self._last_standstill_s, self._resumed = gap_s, now
             self._last += gap_s
         self._looked = now

@@ -1,1 +1,1 @@
-"""The training itself: the only room that imports torch."""
+"""The training: steps, data, losses, metrics, checkpoints. The only package, with `doctor`, that imports torch."""

@@ -1,11 +1,12 @@
-"""What the ranks tell each other once per step, in one small sum: the loss, and who wants what.
+"""One all-reduce per optimizer step: the sum of the losses, and the requests of the ranks to save or stop.
 
-Nothing that differs between ranks is ever decided by one of them alone (batch contract, section 4). The sum is read one
-step later, so that no step waits for it, and costs no collective of its own.
+Every decision that all ranks must take alike follows from this sum (batch contract, section 4). The sum is read one
+step later, so that no step waits for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,54 +16,48 @@ from torch import Tensor
 
 from hpcddp.stop.reasons import StopReason
 
-STOP_CODES: Final = int(max(StopReason))
-"""The largest stop code: a ``StopReason``. When ranks have different reasons in one step, the largest wins."""
-
 _LOSS, _NONFINITE, _SMALL, _LARGE, _SECONDS, _SAVE = range(6)
-_SLOTS: Final = _SAVE + 1 + STOP_CODES
+# The slot of a reason to stop is ``_SAVE`` plus its number. If ranks have different reasons, the largest wins.
+_SLOTS: Final = _SAVE + 1 + max(StopReason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Votes:
-    """What one rank wants, and how long it took.
+    """Requests of one rank, and the duration of its last step.
 
     Args:
-        save: whether a save is due; only rank 0 looks at its clock.
-        stop: 0, or the code of a reason to stop, 1..``STOP_CODES``.
-        seconds: how long the rank's last step took; 0 if there was none.
+        save: whether a save is due; only rank 0 reads its clock.
+        stop: why the rank wants to stop.
+        seconds: duration of the rank's last step; 0 if there was none.
     """
 
     save: bool = False
-    stop: int = 0
+    stop: StopReason = StopReason.NONE
     seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.stop <= STOP_CODES:
-            raise ValueError(f"a stop code is 0..{STOP_CODES}, not {self.stop}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """What all ranks know after a step, the same on each.
+    """Result of one agreement, the same on every rank.
 
     Args:
         loss_sum: the sum of the losses of the global batch's samples.
-        nonfinite: whether a gradient is infinite or not a number on any rank; False unless somebody looked.
-        norms: (small, large) of the gradient noise scale; zeros unless it is measured.
+        nonfinite: whether a gradient is infinite or not a number on any rank; False if gradients are not checked.
+        norms: (small, large) of the gradient noise scale; zeros if it is not measured.
         save: whether a save is due.
-        stop: 0, or the code of the reason to stop.
-        seconds: the sum of the ranks' times for their last steps.
+        stop: why the ranks stop.
+        seconds: sum of the durations of the ranks' last steps.
     """
 
     loss_sum: float = 0.0
     nonfinite: bool = False
     norms: tuple[float, float] = (0.0, 0.0)
     save: bool = False
-    stop: int = 0
+    stop: StopReason = StopReason.NONE
     seconds: float = 0.0
 
     def merged(self, later: Agreed) -> Agreed:
-        """Return the wishes of two steps; the loss and the time are the later one's."""
+        """Return the requests of two steps together, with the loss and the duration of the later one."""
         return Agreed(
             loss_sum=later.loss_sum,
             nonfinite=later.nonfinite,
@@ -73,7 +68,7 @@ class Agreed:
 
 
 class PendingAgreement:
-    """A sum under way."""
+    """An all-reduce that may still be running."""
 
     def __init__(
         self, loss_sum: Tensor, votes: Votes, nonfinite: Tensor | None = None, norms: Tensor | None = None
@@ -82,8 +77,8 @@ class PendingAgreement:
 
         Args:
             loss_sum: this rank's sum of losses, a float64 scalar on the device.
-            votes: what this rank wants.
-            nonfinite: a scalar on the device that is not 0 if this rank's gradients are not finite; None = not looked.
+            votes: this rank's requests.
+            nonfinite: a scalar on the device that is not 0 if this rank's gradients are not finite; None = not checked.
             norms: this rank's part of the lengths of gradients, float64 ``[2]``; None = not measured.
         """
         vector = torch.zeros(_SLOTS, dtype=torch.float64, device=loss_sum.device)
@@ -106,16 +101,18 @@ class PendingAgreement:
             self._copy_to_host()
 
     def _copy_to_host(self) -> None:
-        # On a GPU waiting for the collective orders streams and does not hold the host.
+        # On a GPU, wait() orders the streams and does not block the host.
         self._work.wait()
         host = torch.empty(_SLOTS, dtype=torch.float64, pin_memory=True)
         host.copy_(self._vector, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # torch leaves the class without types.
+        new_event: Callable[[], torch.cuda.Event] = torch.cuda.Event
+        self._event = new_event()
         self._event.record()
         self._vector = host
 
     def read(self) -> Agreed:
-        """Return what was agreed; waits for the step if it still runs."""
+        """Wait for the all-reduce if necessary, and return its result."""
         if self._agreed is None:
             if self._event is None:
                 self._work.wait()
@@ -126,12 +123,12 @@ class PendingAgreement:
 
 
 def _agreed(sums: list[float]) -> Agreed:
-    stops = [code for code in range(1, STOP_CODES + 1) if sums[_SAVE + code] > 0]
+    stops = [reason for reason in StopReason if reason and sums[_SAVE + reason] > 0]
     return Agreed(
         loss_sum=sums[_LOSS],
         nonfinite=sums[_NONFINITE] != 0,
         norms=(sums[_SMALL], sums[_LARGE]),
         save=sums[_SAVE] > 0,
-        stop=max(stops, default=0),
+        stop=max(stops, default=StopReason.NONE),
         seconds=sums[_SECONDS],
     )

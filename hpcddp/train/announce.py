@@ -1,11 +1,12 @@
-"""The start-up lines: every derived number, for the person who reads rank 0's log."""
+"""Start-up lines of a training in rank 0's log: every number that was derived from the job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcddp.spec.job import Every, LearningRate
+from hpcddp.jobfile.fields import Every
+from hpcddp.jobfile.sections import LearningRate
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.images import Data
 from hpcddp.train.progress import Progress
@@ -15,13 +16,13 @@ from hpcddp.train.schedule import Schedule
 def start_up_lines(
     context: TrainContext, data: Data, schedule: Schedule, progress: Progress, facts: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield the lines.
+    """Yield the lines, without line ends.
 
     Args:
         context: the job and this rank.
         data: the data set.
         schedule: the steps of the training.
-        progress: where the training begins.
+        progress: how far the training is at its start.
         facts: ``parameters`` (a count), ``workers`` (of each rank), ``notes`` (a list of sentences).
     """
     train, plan, rate = context.train, schedule.plan, schedule.learning_rate
@@ -36,7 +37,7 @@ def start_up_lines(
         f"{data.classes} classes"
     )
     yield (
-        f"  global batch {plan.global_batch_size} {plan.unit}s = per rank {_runs(plan.per_rank_samples)}, "
+        f"  global batch {plan.global_batch_size} {plan.unit}s = per rank {_shares_text(plan.per_rank_samples)}, "
         f"in {plan.grad_accum_steps} micro-steps of at most {max(plan.micro_batches[0])}"
     )
     yield (
@@ -45,9 +46,10 @@ def start_up_lines(
         f"{plan.dropped} left out)"
     )
     yield (
-        f"  learning rate {rate.base:g}{_by_rule(context.spec.learning_rate)}, {rate.schedule}, warm-up "
+        f"  learning rate {rate.base:g}{_rule_text(context.spec.learning_rate)}, {rate.schedule}, warm-up "
         f"{rate.warmup_epochs:g} epochs; evaluation every "
-        f"{schedule.eval_every} epochs; checkpoint {_every(schedule.every)}, {context.spec.checkpoint.keep} kept"
+        f"{schedule.eval_every} epochs; checkpoint {_interval_text(schedule.every)}, "
+        f"{context.spec.checkpoint.keep} kept"
     )
     yield from (f"  note: {note}" for note in facts["notes"])
     if progress.step:
@@ -57,13 +59,13 @@ def start_up_lines(
         )
 
 
-def _by_rule(stated: LearningRate) -> str:
+def _rule_text(stated: LearningRate) -> str:
     if stated.rule == "none":
         return ""
     return f" ({stated.rule} from {stated.base:g} at a global batch of {stated.base_global_batch_size or 'the same'})"
 
 
-def _runs(shares: tuple[int, ...]) -> str:
+def _shares_text(shares: tuple[int, ...]) -> str:
     """Return shares with equal neighbours counted: ``86 + 2 x 85``."""
     larger, smaller = shares[0], shares[-1]
     if larger == smaller:
@@ -71,7 +73,7 @@ def _runs(shares: tuple[int, ...]) -> str:
     return f"{shares.count(larger)} x {larger} + {shares.count(smaller)} x {smaller}"
 
 
-def _every(every: Every) -> str:
+def _interval_text(every: Every) -> str:
     if every.steps is not None:
         return f"every {every.steps} steps and epoch"
     if every.epochs is not None:

@@ -1,4 +1,4 @@
-"""From the job to the parts of its training: data, numbers, model, loop."""
+"""Assembly of a training from its job: data, batch plan, schedule, model and loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hpcddp.batch.job import JobPlan, plan_job
 from hpcddp.batch.plan import BatchPlan, refuse_single_over_ranks, refuse_single_sample
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.batch.scaling import ScaledRule, scaled_hyperparameters
-from hpcddp.spec.job import JobSpec
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.train.checkpoint.save import Saver
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.grouping import with_groups
 from hpcddp.train.data.images import Batch, Data
@@ -32,25 +33,21 @@ from hpcddp.train.precision import Precision
 from hpcddp.train.progress import Progress
 from hpcddp.train.randomness import seed_initialisation
 from hpcddp.train.replica import Replica, build_replica
-from hpcddp.train.saving import Saver
 from hpcddp.train.schedule import Schedule
-from hpcddp.train.stepping import Stepper
+from hpcddp.train.step import Stepper
 
-# Batch contract, section 2: statistics of so few samples are mostly noise.
+# Largest micro-batch whose BatchNorm statistics are mostly noise (batch contract, section 2).
 _FEW_FOR_BATCH_NORM = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What does not change while a training runs.
+    """Everything that stays the same while a training runs.
 
     Args:
-        context: the job and this rank.
-        data: the data set.
-        plan: the split, from the data's real size.
-        scaled: the constants that the learning-rate rule gives.
-        schedule: the steps.
-        placement: where batches go.
+        plan: the batch plan, for the size of the opened data set.
+        scaled: the hyperparameters after the learning-rate rule.
+        placement: device and layout of the batches.
         workers: loader processes of this rank.
     """
 
@@ -63,13 +60,13 @@ class Setting:
     workers: int
 
 
-def settle(context: TrainContext) -> Setting:
+def derive_setting(context: TrainContext) -> Setting:
     """Open the data and derive every number from its real size.
 
     Raises:
         DataError: the data is missing or damaged, its groups differ, or it is not the same on all ranks.
         PlanError: the batch does not fit the data.
-        TrainingError: another number of ranks has started than the job asks for.
+        TrainingError: the number of ranks is not the one that the job asks for.
     """
     spec, train = context.spec, context.train
     data = open_data(train)
@@ -108,18 +105,18 @@ def _global_batches(spec: JobSpec, data: Data) -> GlobalBatches:
 
 
 def _sample_counter(spec: JobSpec, data: Data) -> Callable[[int, int], int] | None:
-    """Return a function (epoch, step) -> samples of that global batch; None where the plan says it."""
+    """Return a function (epoch, step) -> samples of that global batch; None if every unit is one sample."""
     groups, batches = data.groups, _global_batches(spec, data)
     return None if groups is None else lambda epoch, step: groups.count(batches.indices(epoch, step))
 
 
 def make_replica(setting: Setting) -> Replica:
-    """Build the model, the same on every rank, try it on real samples, and wrap it.
+    """Build the model with the same parameters on every rank, check it with two samples, and wrap it in DDP.
 
     Raises:
-        ModelError: it cannot be built or does not take the data.
+        ModelError: the model cannot be built or does not take the data.
         UserCodeError: the user's model or data failed.
-        PlanError: it has BatchNorm, and some micro-batch has one sample.
+        PlanError: the model has BatchNorm, and some micro-batch has one sample.
     """
     context, data, placement = setting.context, setting.data, setting.placement
     train = context.train
@@ -134,7 +131,7 @@ def make_replica(setting: Setting) -> Replica:
     if unused:
         context.tell(f"note: no gradient reaches {len(unused)} parameters of the model, {unused[0]} for one")
     first_rate = next(setting.schedule.positions(0)).learning_rate
-    # A compiled model is made for the shape that it sees first.
+    # torch.compile specialises the model for the shape of its first input.
     samples = _largest_micro_batch(setting) if train.compile else len(inputs)
     placeholder = inputs[torch.arange(samples, device=inputs.device) % len(inputs)]
     constants = {"optimizer": setting.scaled.optimizer(train.optimizer), "ema_decay": setting.scaled.ema_decay}
@@ -144,20 +141,20 @@ def make_replica(setting: Setting) -> Replica:
         placeholder,
         learning_rate=first_rate,
         unused_parameters=_on_any_rank(
-            bool(unused) or bool(getattr(model, "find_unused_parameters", False)), placement.device
+            placement.device, flag=bool(unused) or bool(getattr(model, "find_unused_parameters", False))
         ),
     )
 
 
-def _on_any_rank(flag: bool, device: torch.device) -> bool:  # noqa: FBT001
-    """Return whether ``flag`` is set on any rank: ranks that reduce differently would wait for each other forever."""
+def _on_any_rank(device: torch.device, *, flag: bool) -> bool:
+    """Return whether ``flag`` is set on any rank; DDP deadlocks where ranks differ in unused parameters."""
     most = torch.tensor(float(flag), device=device)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return bool(most.item())
 
 
 def _refuse_single(model: nn.Module, plan: BatchPlan) -> None:
-    """Refuse what leaves BatchNorm a single sample: on one rank where it is local, on all where it is synchronised."""
+    """Refuse batches of one sample for BatchNorm: per rank if it is local, over all ranks if it is synchronised."""
     if local_batch_norms(model):
         refuse_single_sample(plan)
     if synchronised_batch_norms(model):
@@ -172,20 +169,20 @@ def _largest_micro_batch(setting: Setting) -> int:
 def make_loop(
     setting: Setting, replica: Replica, saver: Saver, metrics: MetricsFile | None, progress: Progress
 ) -> Loop:
-    """Put the parts together.
+    """Return the loop that trains a replica from ``progress`` on.
 
     Args:
-        setting: what does not change.
-        replica: what is trained.
-        saver: saves it.
-        metrics: where rank 0's records go; None on the other ranks.
-        progress: where to begin.
+        setting: the constant parts of the training.
+        replica: the model with its optimizer.
+        saver: writes checkpoints.
+        metrics: the metrics file, on rank 0; None on the other ranks.
+        progress: how far the training is.
     """
     context, batch = setting.context, setting.plan.batch
     evaluator = Evaluator(
         setting.data,
         setting.placement,
-        # What fits into memory while training does so without gradients, too.
+        # A forward without gradients needs less memory than a training step of this size.
         batch_size=_largest_micro_batch(setting),
         workers=setting.workers,
         seed=context.train.seed,
@@ -220,7 +217,7 @@ def _training_batches(setting: Setting, first_step: int) -> Iterator[Batch]:
 
 
 def notes_of(setting: Setting, replica: Replica) -> list[str]:
-    """Return what the person who reads the log should know beyond the numbers."""
+    """Return notes for rank 0's log, one sentence each."""
     notes = list(setting.plan.notes)
     batch = setting.plan.batch
     smallest = min(batch.micro_batch_sizes(batch.global_batch_size)) * (batch.smallest_group or 1)

@@ -1,4 +1,4 @@
-"""A model's buffers, such as BatchNorm's running statistics: put back after a placeholder, taken from rank 0."""
+"""Copy, restore and broadcast the buffers of a model, such as the running statistics of BatchNorm."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import nn
 
 @contextmanager
 def buffers_put_back(model: nn.Module, *, but: Collection[nn.Module] = ()) -> Iterator[None]:
-    """Give every buffer the value that it had before the block.
+    """Restore every buffer after the block to its value before.
 
     Args:
         model: the model.
-        but: layers whose own buffers stay as the block leaves them.
+        but: layers whose own buffers keep the values that the block gives them.
     """
     kept = {id(buffer) for layer in but for buffer in layer.buffers(recurse=False)}
     before = copy_buffers(model)
@@ -34,19 +34,24 @@ def copy_buffers(model: nn.Module) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def restore_buffers(model: nn.Module, values: list[torch.Tensor]) -> None:
-    """Give every buffer a value of ``copy_buffers``."""
+    """Set every buffer to its value in ``copy_buffers``."""
     for buffer, value in zip(model.buffers(), values, strict=True):
         buffer.copy_(value)
 
 
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view that every collective takes: complex numbers as pairs of real numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 @torch.no_grad()
 def broadcast_buffers(model: nn.Module) -> None:
-    """Give every rank the buffers of rank 0: one collective per number format."""
-    by_format: dict[torch.dtype, list[torch.Tensor]] = {}
+    """Broadcast rank 0's buffers to all ranks, one collective per dtype."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for buffer in model.buffers():
-        by_format.setdefault(buffer.dtype, []).append(buffer)
-    for buffers in by_format.values():
+        by_dtype.setdefault(buffer.dtype, []).append(buffer)
+    for buffers in by_dtype.values():
         flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-        dist.broadcast(flat, src=0)
+        dist.broadcast(as_real(flat), src=0)
         for buffer, part in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
             buffer.copy_(part.view_as(buffer))

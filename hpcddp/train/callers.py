@@ -1,4 +1,4 @@
-"""Who calls from a loop of one's own: a rank of the default process group, or the only process there is."""
+"""Rank and collectives for ``Stopper`` and ``Checkpointer``, which also work in one process without a process group."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from hpcddp.errors import UserError
 
-# As torchrun and srun tell their processes; the variables of sbatch are not enough, a script has them too.
+# Set by torchrun and by srun. The variables of sbatch do not count: the batch script itself has them.
 _COUNTS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class NoGroupError(UserError):
-    """Several processes have been started, and they cannot talk to each other."""
+    """Several processes have been started, and no process group is open."""
 
     kind: ClassVar[str] = "no_group"
 
@@ -26,30 +26,23 @@ def rank() -> int:
 
 
 def broadcast_numbers(numbers: Sequence[int]) -> list[int]:
-    """Return rank 0's numbers on every rank.
-
-    Args:
-        numbers: as many on every rank.
-    """
+    """Return rank 0's numbers on every rank; every rank passes equally many."""
     if not dist.is_initialized():
         return list(numbers)
-    told = torch.tensor(list(numbers), dtype=torch.int64, device=collective_device())
-    dist.broadcast(told, src=0)
-    return [int(number) for number in told.tolist()]
+    tensor = torch.tensor(list(numbers), dtype=torch.int64, device=collective_device())
+    dist.broadcast(tensor, src=0)
+    return [int(number) for number in tensor.tolist()]
 
 
 def collective_device() -> torch.device:
-    """Return where a tensor must lie to travel in the default process group."""
+    """Return the device of tensors for collectives of the default process group."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def refuse_without_group(environment: Mapping[str, str]) -> None:
-    """Refuse that each of several processes takes itself for the only one.
-
-    Args:
-        environment: of this process.
+    """Refuse to work without a process group if several processes have been started.
 
     Raises:
         NoGroupError: several processes have been started, and no process group is open.

@@ -10,16 +10,19 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.sections import Train
 from hpcddp.run.directory import RunDirectory
-from hpcddp.spec.job import JobSpec, Train
+from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import Deadline
 from hpcddp.stop.heartbeat import Heartbeat
+from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import TrainingError
 
 
-def never_stop() -> int:
-    """Return 0: there is no reason to stop."""
-    return 0
+def never_stop() -> StopReason:
+    """Return that there is no reason to stop."""
+    return StopReason.NONE
 
 
 def unknown_cause() -> str | None:
@@ -42,16 +45,14 @@ class TrainContext:
 
     Args:
         spec: the resolved job.
-        rank: 0..world_size-1.
-        local_rank: the rank on this node.
-        world_size: ranks in the job; the default process group is open and has as many.
+        rank_env: this rank; the default process group is open and has ``rank_env.world_size`` ranks.
         device: the device of this rank.
         run: the run's directory.
         attempt: the number of this attempt; 0 is the first.
         threads: torch's threads in this process.
         cpus: CPUs that the kernel lets this process use; loader workers are counted from them.
-        should_stop: asked once per optimizer step on every rank; 0, or the code (a ``StopReason``) of the reason why
-            this rank wants to stop. All ranks stop after the same step when any of them wants to.
+        should_stop: called once per optimizer step on every rank; returns why this rank wants to stop. All ranks stop
+            after the same step when any of them wants to.
         cause: asked on rank 0 at a stop; a ``Cause``'s word, or None if it is not known.
         deadline: the end of the job.
         heartbeat: takes this rank's signs of life.
@@ -61,21 +62,29 @@ class TrainContext:
     """
 
     spec: JobSpec
-    rank: int
-    local_rank: int
-    world_size: int
+    rank_env: RankEnv
     device: torch.device
     run: RunDirectory
     attempt: int
     threads: int
     cpus: int = field(default_factory=_allowed_cpus)
-    should_stop: Callable[[], int] = never_stop
+    should_stop: Callable[[], StopReason] = never_stop
     cause: Callable[[], str | None] = unknown_cause
     deadline: Deadline = field(default_factory=Deadline)
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     say: Callable[[str], None] = _write_line
+
+    @property
+    def rank(self) -> int:
+        """0..world_size-1."""
+        return self.rank_env.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the job."""
+        return self.rank_env.world_size
 
     @property
     def train(self) -> Train:

@@ -1,4 +1,4 @@
-"""What every attempt of a run must agree with, because it decides which samples each step sees."""
+"""Settings that must be the same in every attempt of a run, because they decide which samples each step sees."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from hpcddp.batch.order import CONTRACT_VERSION
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.checkpoints import Checkpoint
-from hpcddp.spec.job import JobSpec
 from hpcddp.train.data.images import Data
 from hpcddp.train.errors import ResumeError
 
@@ -21,12 +21,12 @@ _LABELS: Final = {
     "tail": "batch.tail",
     "order": "batch.order",
 }
-# What every training did before it became a choice.
-_BEFORE: Final = {"unit": "sample"}
+# Values that checkpoints of earlier versions do not state.
+_IMPLIED_BEFORE: Final = {"unit": "sample"}
 
 
 def contract_of(spec: JobSpec, data: Data, seed: int) -> dict[str, Any]:
-    """Return what every attempt of a run must agree with: it decides which samples each step sees."""
+    """Return the settings that must be the same in every attempt of a run."""
     return {
         "version": CONTRACT_VERSION,
         "seed": seed,
@@ -42,21 +42,21 @@ def contract_of(spec: JobSpec, data: Data, seed: int) -> dict[str, Any]:
 def refuse_another_contract(
     checkpoint: Checkpoint, contract: Mapping[str, Any], labels: Mapping[str, str] = _LABELS
 ) -> None:
-    """Refuse to go on from a checkpoint of a training that sees other batches.
+    """Refuse to resume from a checkpoint with another contract.
 
     Args:
-        checkpoint: what there is to go on from.
-        contract: what holds now.
-        labels: what a person knows its entries by.
+        checkpoint: the checkpoint to resume from.
+        contract: the contract of this attempt.
+        labels: the entries' names in the error message.
 
     Raises:
-        ResumeError: names what differs, and both values.
+        ResumeError: names the first entry that differs, with both values.
     """
-    for name, here in contract.items():
-        saved = checkpoint.manifest.contract.get(name, _BEFORE.get(name))
-        if saved != here:
+    for name, now in contract.items():
+        saved = checkpoint.manifest.contract.get(name, _IMPLIED_BEFORE.get(name))
+        if saved != now:
             label = labels.get(name, name)
             raise ResumeError(
-                f"{checkpoint.path.name} was saved with {label} {saved}, and now it is {here}, so that the "
+                f"{checkpoint.path.name} was saved with {label} {saved}, and now it is {now}, so that the "
                 "steps to come would not see the samples that are left; bring the old one back, or submit a new run"
             )

@@ -1,4 +1,4 @@
-"""Opening and closing the process group: all ranks, or an error that names the missing one."""
+"""Open and close the default process group; errors name the ranks that are missing or differ."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from hpcddp.errors import HpcddpError
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.stop.exit_codes import ExitCode
 from hpcddp.stop.heartbeat import Heartbeat
+from hpcddp.stop.reasons import ExitCode
 
 _POLL_S = 0.05
-# How long the others may take to read rank 0's verdict after it was given.
+# How long the other ranks may take to read rank 0's verdict.
 _VERDICT_GRACE = timedelta(seconds=30)
 _TEARDOWN_TIMEOUT = timedelta(seconds=30)
 _GROUP_FACTOR = 2
+# Ranks that one error names.
+_MOST_NAMED = 16
 
 
 class MissingRankError(HpcddpError):
-    """Some ranks did not arrive."""
+    """Some ranks did not start within the rendezvous timeout."""
 
     kind = "missing_rank"
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
 
 
 class DisagreementError(HpcddpError):
-    """The ranks are not of one mind: another version, job file, attempt, or one GPU twice."""
+    """The ranks differ in version, job file or attempt, or two of them share a GPU."""
 
     kind = "disagreement"
     exit_code: ClassVar[int] = ExitCode.USER_CODE
 
 
 class DeviceError(HpcddpError):
-    """The device that this rank should use is not there."""
+    """The device of this rank does not exist."""
 
     kind = "device"
     exit_code: ClassVar[int] = ExitCode.USER_CODE
@@ -53,16 +55,11 @@ class DeviceError(HpcddpError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What must agree on all ranks, and where this rank is.
+    """Host and GPU of a rank, and the versions and the job that must be the same on all ranks.
 
     Args:
-        host: this rank's host.
-        hpcddp: version of hpcddp.
-        python: version of Python.
-        torch: version of torch.
         job: sha256 of the resolved job file as this rank read it.
-        attempt: the attempt's number.
-        gpu: the GPU's UUID, or None on a CPU.
+        gpu: UUID of the GPU; None on a CPU.
     """
 
     host: str
@@ -86,14 +83,14 @@ _MUST_AGREE = {
 def choose_device(env: RankEnv, kind: str) -> torch.device:
     """Return the device of this rank and make it the current one.
 
-    The index is decided from what the process sees: 0 if Slurm left one device visible, else the local rank.
+    The index is 0 if the process sees one device, else the local rank.
 
     Args:
-        env: who this rank is.
+        env: this rank.
         kind: ``cuda`` or ``cpu``.
 
     Raises:
-        DeviceError: GPUs were asked for and this host shows none, or fewer than the local rank needs.
+        DeviceError: the process sees no GPU, or not as many as its local rank needs.
     """
     if kind == "cpu":
         return torch.device("cpu")
@@ -133,26 +130,26 @@ def process_group(
     hang_timeout: timedelta,
     watch: Callable[[], None],
 ) -> Iterator[list[dict[str, Any]]]:
-    """Open the default process group with every rank in it, and close it at the end.
+    """Open the default process group with all ranks, and close it after the block.
 
     Args:
-        env: who this rank is.
+        env: this rank.
         address: rank 0's host.
         port: the port that rank 0 listens on.
-        token: what this attempt's keys begin with, so that a stranger's keys never meet ours.
+        token: prefix of this attempt's keys in the store, so that another attempt's keys never mix with them.
         listener: rank 0's listening socket, handed over to the store; None on the other ranks.
         identity: what must agree on all ranks.
         device: this rank's device: NCCL on a GPU, gloo on a CPU.
         rendezvous_timeout: how long to wait for the ranks.
-        hang_timeout: how long a rank may not go on; a collective may take longer, so that the ranks' watchdogs, which
-            know more, come first.
-        watch: called while waiting; raises if it is known that waiting is in vain.
+        hang_timeout: how long a rank may make no progress. The timeout of collectives is longer, so that the watchdogs
+            of the ranks, which report more, act first.
+        watch: called while waiting; raises if a rank is known to have failed.
 
     Yields:
-        The identities of all ranks, in order, on rank 0; nothing on the others.
+        The identities of all ranks by rank, on rank 0; an empty list on the others.
 
     Raises:
-        MissingRankError: names the ranks that did not arrive, and their hosts.
+        MissingRankError: names the missing ranks and their hosts.
         DisagreementError: names the rank that differs, or the two ranks on one GPU.
     """
     store = PrefixStore(token, _open_store(env, address, port, listener, rendezvous_timeout))
@@ -167,15 +164,15 @@ def process_group(
         device_id=device if device.type == "cuda" else None,
     )
     yield identities
-    # Only after success: after an exception no collective is entered and the process ends at once.
+    # Only after success: after an exception no collective may be entered, and the process ends at once.
     dist.barrier()
-    with _deadline(_TEARDOWN_TIMEOUT):
+    with _exit_after(_TEARDOWN_TIMEOUT):
         dist.destroy_process_group()
 
 
 @contextlib.contextmanager
-def _deadline(timeout: timedelta) -> Iterator[None]:
-    """End the process with success if tearing down hangs: every rank has passed the last barrier, all is written."""
+def _exit_after(timeout: timedelta) -> Iterator[None]:
+    """Exit with success if the block hangs: every rank has passed the last barrier, and all files are written."""
     timer = threading.Timer(timeout.total_seconds(), os._exit, [ExitCode.FINISHED])
     timer.daemon = True
     timer.start()
@@ -186,7 +183,7 @@ def _deadline(timeout: timedelta) -> Iterator[None]:
 def _open_store(env: RankEnv, address: str, port: int, listener: socket.socket | None, timeout: timedelta) -> TCPStore:
     if listener is None:
         return TCPStore(address, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
-    # The store owns the descriptor from here on: detach, or Python would close it a second time.
+    # The store closes the descriptor itself; without detach() Python would close it a second time.
     return TCPStore(
         address,
         port,
@@ -201,11 +198,11 @@ def _open_store(env: RankEnv, address: str, port: int, listener: socket.socket |
 def _gather_ranks(
     store: Store, env: RankEnv, identity: Identity, timeout: timedelta, watch: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """Wait for every rank, compare them on rank 0, and let all ranks hear the same verdict."""
+    """Wait for every rank, compare the identities on rank 0, and send the verdict to all ranks."""
     store.set(f"rank/{env.rank}", json.dumps(asdict(identity)))
     identities: list[dict[str, Any]] = []
     if env.rank == 0:
-        identities, error = _judge(store, env, timeout, watch)
+        identities, error = _compare_ranks(store, env, timeout, watch)
         store.set("verdict", json.dumps(error))
         _wait_until(lambda: store.check([f"heard/{rank}" for rank in _arrived(store, env)[1:]]), _VERDICT_GRACE, watch)
     else:
@@ -220,10 +217,10 @@ def _gather_ranks(
     return identities
 
 
-def _judge(
+def _compare_ranks(
     store: Store, env: RankEnv, timeout: timedelta, watch: Callable[[], None]
 ) -> tuple[list[dict[str, Any]], dict[str, str] | None]:
-    """Return who the ranks are, and what is wrong with those that arrived, or None."""
+    """Return the identities of all ranks, and the error; None if there is none."""
     everyone = [f"rank/{rank}" for rank in range(env.world_size)]
     if not _wait_until(lambda: store.check(everyone), timeout, watch):
         arrived = set(_arrived(store, env))
@@ -250,10 +247,10 @@ def _wait_until(met: Callable[[], bool], timeout: timedelta, watch: Callable[[],
 
 def missing_sentence(env: RankEnv, missing: list[int], timeout: timedelta) -> str:
     """Return the error that names the ranks in ``missing`` and their hosts."""
-    # Without names from the launcher, a job of one host has this one.
+    # If the launcher gives no host names, a job of one node runs on this host.
     unnamed = socket.gethostname() if env.nodes == 1 else "an unknown host"
-    named = ", ".join(f"rank {rank} on {env.host_of(rank) or unnamed}" for rank in missing[:16])
-    more = f" and {len(missing) - 16} more" if len(missing) > 16 else ""  # noqa: PLR2004
+    named = ", ".join(f"rank {rank} on {env.host_of(rank) or unnamed}" for rank in missing[:_MOST_NAMED])
+    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
     return (
         f"{len(missing)} of {env.world_size} ranks did not start within the rendezvous timeout of "
         f"{timeout.total_seconds():.0f} s: {named}{more}; look at those hosts, or raise launch.rendezvous_timeout"

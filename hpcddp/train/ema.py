@@ -1,4 +1,4 @@
-"""Averaged weights: an exponential moving average of the model, one update per optimizer step (``train.ema_decay``)."""
+"""Exponential moving average of a model's weights, updated once per optimizer step (``train.ema_decay``)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hpcddp.train.errors import UserCodeError
 
 
 class Ema:
-    """A second copy of the model that follows the trained one slowly; it is what gets evaluated.
+    """A copy of the model with averaged weights, used for evaluation.
 
     After each optimizer step::
 
         average <- decay * average + (1 - decay) * value
 
-    for every parameter and every running statistic of BatchNorm, since statistics of the newest weights do not fit
-    averaged ones. It begins at the first weights. Other buffers are taken over as they are.
+    for every parameter and every running statistic of BatchNorm: statistics of the latest weights do not fit averaged
+    weights. The average starts at the initial weights. Other buffers are copied.
 
     Args:
         model: the model, on its device, before DDP and compilation.
@@ -53,11 +53,11 @@ class Ema:
         if skipped is None:
             torch._foreach_lerp_(averages, values, 1 - self.decay)
         else:
-            # Decided on the device: the host would have to wait for the step.
-            factor = (skipped == 0).to(averages[0].dtype) * (1 - self.decay)
+            # Computed on the device, so that the host does not wait for the step.
+            factor = (skipped == 0).to(averages[0].real.dtype) * (1 - self.decay)
             for average, value in zip(averages, values, strict=True):
                 average.add_((value - average) * factor)
-        for own, other in zip(_taken_over(self.model), _taken_over(model), strict=True):
+        for own, other in zip(_copied(self.model), _copied(model), strict=True):
             own.copy_(other)
 
 
@@ -71,6 +71,6 @@ def _statistics(model: nn.Module) -> list[Tensor]:
     return [value for value in both if value is not None]
 
 
-def _taken_over(model: nn.Module) -> list[Tensor]:
+def _copied(model: nn.Module) -> list[Tensor]:
     averaged = {id(value) for value in _statistics(model)}
     return [buffer for buffer in model.buffers() if id(buffer) not in averaged]

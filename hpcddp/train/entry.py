@@ -1,4 +1,4 @@
-"""Calling a function of the user's own as the work of a run: ``entrypoint: pkg.module:function``."""
+"""Run the user's function ``entrypoint: pkg.module:function`` as the work of a run."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.batch.job import JobPlan, plan_job
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.decision import Decision
 from hpcddp.run.events import append_event, read_events
-from hpcddp.run.files import write_json
-from hpcddp.run.lease import raise_if_fenced
+from hpcddp.run.ownership import raise_if_fenced
+from hpcddp.run.result import FINISHED, Result, write_result
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.spec.job import JobSpec
-from hpcddp.stop.cause import Cause
-from hpcddp.stop.reasons import StopReason
-from hpcddp.train.checkpointer import Checkpointer, Stateful
+from hpcddp.stop.reasons import Cause, StopReason
+from hpcddp.train.checkpoint.checkpointer import Checkpointer, Stateful
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import UserCodeError
 from hpcddp.train.metrics import MetricsFile
 from hpcddp.train.stopper import Stopper
-from hpcddp.train.stopping import write_down
+from hpcddp.train.stopping import record_decision
 from hpcddp.train.tracking.opening import Tracking, tracked
 from hpcddp.train.user_code import load_function
 
@@ -38,12 +37,12 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class RunStopper(Stopper):
-    """The stopper of a run's own function: it knows the job's end, and says where the ranks have stopped.
+    """The stopper of an ``entrypoint``: it knows the deadline of the job, and records where the ranks have stopped.
 
     Args:
         context: the run and this rank.
-        metrics: what is still to be written when the process ends; None on other ranks than 0.
-        tracking: what shows it.
+        metrics: flushed before the process ends; None on other ranks than 0.
+        tracking: stopped before the process ends.
     """
 
     def __init__(self, context: TrainContext, metrics: MetricsFile | None, tracking: Tracking) -> None:
@@ -53,14 +52,14 @@ class RunStopper(Stopper):
 
     def should_stop(self) -> bool:
         """Return whether to stop now: the same answer on every rank. A collective, called once after every step."""
-        # From the first step on the ranks stop together; before it, a process that is told to leaves at once.
+        # The call also says that the loop has begun: before it, a signal ends the process at once.
         self._context.should_stop()
         return super().should_stop()
 
     def exit(self) -> NoReturn:
-        """End the process on every rank together, with exit code 75: it has saved, and wants to go on.
+        """End the process on all ranks with exit code 75: the state is saved, and the job asks to be requeued.
 
-        Nothing runs after it, neither ``finally`` nor ``atexit``. Save before, and wait until it is written.
+        Neither ``finally`` blocks nor ``atexit`` functions run. Save first, and wait until the checkpoint is written.
         """
         if self._metrics is not None:
             self._metrics.flush()
@@ -73,7 +72,7 @@ class RunStopper(Stopper):
         saves = [event for event in read_events(context.run.events) if event["event"] == "save" and event["step"]]
         cause = Cause.TIME_LIMIT.value if self._reason is StopReason.DEADLINE else context.cause()
         raise_if_fenced(context.run, context.attempt)
-        write_down(
+        record_decision(
             context,
             Decision(
                 attempt=context.attempt,
@@ -89,18 +88,18 @@ class RunStopper(Stopper):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What an ``entrypoint`` is called with, on every rank.
+    """The argument of an ``entrypoint``, on every rank.
 
     Args:
-        rank_env: who this rank is: ``rank``, ``local_rank``, ``world_size``, ``node_rank``, ``hosts`` and more.
+        rank_env: this rank: ``rank``, ``local_rank``, ``world_size``, ``node_rank``, ``hosts`` and more.
         process_group: the default process group, open: NCCL on GPUs, gloo on CPUs.
         device: the device of this rank.
-        plan: who gets how many samples; None where the job states no global batch.
+        plan: the batch plan; None if the job states no global batch.
         spec: the whole job file.
         run_dir: the run's directory, the same over all attempts.
         attempt: the number of this attempt; 0 is the first.
-        stopper: says after every step whether to stop; see ``hpcddp.Stopper``.
-        logger: writes to this rank's log, with its rank in front.
+        stopper: tells after every step whether to stop; see ``hpcddp.Stopper``.
+        logger: writes to this rank's log; every line states the rank.
     """
 
     rank_env: RankEnv
@@ -129,7 +128,7 @@ class Context:
 
         Args:
             objects: what to save, by name: anything with ``state_dict`` and ``load_state_dict``.
-            contract: what must be the same when the run goes on, beside the global batch.
+            contract: what must be the same when the run is resumed, besides the global batch.
 
         Raises:
             CheckpointerError: a name cannot be used.
@@ -139,26 +138,25 @@ class Context:
         return Checkpointer(self.run_dir, objects, keep=self.spec.checkpoint.keep, contract=stated)
 
     def log(self, step: int, **numbers: float) -> None:
-        """Add a line to ``metrics.jsonl``, which ``hpcddp status`` reads; on rank 0, the others do nothing.
+        """Add a line to ``metrics.jsonl``, which ``hpcddp status`` reads; on rank 0; other ranks do nothing.
 
         Args:
             step: optimizer steps done.
-            numbers: by name, such as ``loss``, ``lr``, ``samples_per_s``. A number that must be fetched from a device
-                makes the loop wait for it: give one every now and then.
+            numbers: by name, such as ``loss``, ``lr``, ``samples_per_s``. Reading a number from a GPU makes the loop
+                wait for it, so do not log one after every step.
         """
         if self._metrics is not None:
             plain = {name: value if type(value) in {int, float} else float(value) for name, value in numbers.items()}
             self._metrics.add({"step": int(step), **plain, "time": time.time()})
 
 
-def run_entrypoint(context: TrainContext, env: RankEnv) -> None:
+def run_entrypoint(context: TrainContext) -> None:
     """Call the job's ``entrypoint`` on this rank; the run has finished when it returns on all ranks.
 
-    What it returns on rank 0 stands in ``result.json`` as ``returned``, if JSON can hold it.
+    The value that it returns on rank 0 is written to ``result.json`` as ``returned``, if it can be written as JSON.
 
     Args:
         context: the job and this rank; the default process group is open.
-        env: who this rank is.
 
     Raises:
         UserCodeError: there is no such function.
@@ -171,7 +169,7 @@ def run_entrypoint(context: TrainContext, env: RankEnv) -> None:
     began = context.monotonic()
     function = load_function("entrypoint", name)
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        # Called, it would do nothing, and the run would have finished.
+        # Calling it would run none of its code, and the run would count as finished.
         raise UserCodeError(
             f"entrypoint is {name}, which is an async function or a generator, and calling it runs nothing of it; "
             "write a plain function"
@@ -180,8 +178,8 @@ def run_entrypoint(context: TrainContext, env: RankEnv) -> None:
     if context.is_main:
         append_event(context.run.events, kind="train", time=context.now(), attempt=context.attempt, reason=name)
     with tracked(context, first_step=None) as tracking:
-        returned = function(_context_for(context, env, metrics, tracking))
-        # Freeing DDP after its process group has gone can deadlock, so all of it goes first.
+        returned = function(_context_for(context, metrics, tracking))
+        # Freeing DDP after its process group is destroyed can deadlock, so it is freed before.
         gc.collect()
         dist.barrier()
         if metrics is not None:
@@ -199,10 +197,10 @@ def _metrics_of(context: TrainContext) -> MetricsFile:
     )
 
 
-def _context_for(context: TrainContext, env: RankEnv, metrics: MetricsFile | None, tracking: Tracking) -> Context:
+def _context_for(context: TrainContext, metrics: MetricsFile | None, tracking: Tracking) -> Context:
     spec = context.spec
     return Context(
-        rank_env=env,
+        rank_env=context.rank_env,
         process_group=cast("dist.ProcessGroup", dist.group.WORLD),
         device=context.device,
         plan=None if spec.batch.global_batch_size is None else plan_job(spec, samples=None),
@@ -210,7 +208,7 @@ def _context_for(context: TrainContext, env: RankEnv, metrics: MetricsFile | Non
         run_dir=context.run.path,
         attempt=context.attempt,
         stopper=RunStopper(context, metrics, tracking),
-        logger=_logger(env.rank),
+        logger=_logger(context.rank),
         _metrics=metrics,
     )
 
@@ -227,22 +225,21 @@ def _logger(rank: int) -> logging.Logger:
 
 def _finish(context: TrainContext, returned: object, *, wall_s: float) -> None:
     raise_if_fenced(context.run, context.attempt)
-    write_json(
-        context.run.result,
-        {
-            "status": "finished",
-            "returned": _as_json(returned, context),
-            "attempts": context.attempt + 1,
-            "world_size": context.world_size,
-            "wall_s": round(wall_s, 3),
-        },
+    result = Result(
+        status=FINISHED,
+        attempts=context.attempt + 1,
+        world_size=context.world_size,
+        wall_s=round(wall_s, 3),
+        facts={"returned": _as_json(returned, context)},
     )
+    write_result(context.run, result)
     append_event(context.run.events, kind="finish", time=context.now(), attempt=context.attempt)
 
 
-def _as_json(returned: object, context: TrainContext) -> Any:  # noqa: ANN401
+def _as_json(returned: object, context: TrainContext) -> object:
     try:
-        return json.loads(json.dumps(returned, allow_nan=False))
+        document: object = json.loads(json.dumps(returned, allow_nan=False))
     except (TypeError, ValueError) as error:
         context.tell(f"warning: what the entrypoint returned is not kept in result.json: {error}")
         return None
+    return document

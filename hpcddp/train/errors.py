@@ -1,11 +1,11 @@
-"""What can go wrong in a training, each with the exit code that the requeue decision reads."""
+"""Errors of a training, each with the exit code that the requeue decision reads."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from hpcddp.errors import HpcddpError
-from hpcddp.stop.exit_codes import ExitCode
+from hpcddp.stop.reasons import ExitCode
 
 
 class TrainingError(HpcddpError):
@@ -28,7 +28,7 @@ class ModelError(TrainingError):
 
 
 class UserCodeError(TrainingError):
-    """A function or an object of the user's own failed; the original exception is the cause.
+    """The user's code failed; the original exception is the cause.
 
     Attributes:
         traceback: the user's traceback as text.
@@ -61,12 +61,12 @@ class SaveError(TrainingError):
 
 
 class StoppedError(TrainingError):
-    """All ranks agreed to stop after the same step; a checkpoint holds it, unless its save failed.
+    """All ranks agreed to stop after the same step; its state is saved, unless the save failed.
 
     Attributes:
         step: optimizer steps done.
-        code: the agreed stop code.
-        outcome: what came of the save; None on other ranks than 0.
+        reason: the ``StopReason`` that the ranks agreed on.
+        outcome: result of the save; None on other ranks than 0.
     """
 
     kind = "stopped"
@@ -74,12 +74,12 @@ class StoppedError(TrainingError):
 
 
 class DriftError(TrainingError):
-    """The ranks no longer hold the same model.
+    """The replicas of the ranks are no longer equal.
 
     Attributes:
         step: optimizer steps done.
         rank: the rank that differs most.
-        names: what differs on it.
+        names: the tensors that differ on it.
     """
 
     kind = "drift"

@@ -1,4 +1,4 @@
-"""Evaluation: every validation sample exactly once, whatever the number of ranks (batch contract, section 7)."""
+"""Evaluate a model on every validation sample exactly once, on any number of ranks (batch contract, section 7)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOP: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What came out of one evaluation, over the whole validation part.
+    """Metrics of the whole validation part.
 
     Args:
         val_loss: mean cross entropy per sample, without label smoothing.
@@ -38,7 +38,7 @@ class Evaluation:
     val_samples: int
 
     def as_record(self) -> dict[str, float | int]:
-        """Return what there is, by name."""
+        """Return the metrics that were computed, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -54,13 +54,10 @@ class Evaluator:
     """Evaluates a model over all ranks.
 
     Args:
-        data: the data set.
-        placement: where batches go.
+        placement: device and layout of the batches.
         batch_size: samples per forward, >= 1.
-        workers: processes that load.
+        workers: loader processes.
         seed: the root seed.
-        rank: this rank.
-        world_size: ranks.
     """
 
     def __init__(
@@ -76,20 +73,20 @@ class Evaluator:
     def evaluate(
         self, replica: Replica, *, vote: Callable[[], StopReason] = _no_reason, beat: Callable[[], None] = _nothing
     ) -> Evaluation:
-        """Evaluate the averaged weights, where there are some, with running statistics merged over ranks.
+        """Evaluate the averaged weights if there are any, else the model, with buffers merged over ranks.
 
         Args:
-            replica: this rank's.
-            vote: asked every few batches for this rank's reason to stop.
-            beat: called after each batch, as a sign of life.
+            replica: the replica of this rank.
+            vote: returns this rank's reason to stop; called every few batches.
+            beat: called after each batch, for the heartbeat.
 
         Raises:
-            EvaluationStopped: the ranks agreed to stop.
+            EvaluationStoppedError: the ranks agreed to stop.
         """
         device = self._placement.device
         pauses = Pauses(self._share.samples, self._batch_size, ranks=self._ranks, device=device, vote=vote)
         with replica.evaluated() as model:
-            results = _paused(self._results(model, replica.precision), pauses, beat)
+            results = _with_stop_checks(self._results(model, replica.precision), pauses, beat)
             values = evaluate(self._share, results, self._metrics, device=device)
         return Evaluation(**values, val_samples=self._share.samples)
 
@@ -105,7 +102,7 @@ class Evaluator:
             yield logits, labels
 
 
-def _paused(
+def _with_stop_checks(
     results: Iterator[tuple[Tensor, Tensor]], pauses: Pauses, beat: Callable[[], None]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     for result in results:

@@ -1,4 +1,4 @@
-"""The replica guard: do all ranks still hold the same model? (``train.replica_check_every``)."""
+"""Compare the replicas of all ranks every few steps (``train.replica_check_every``)."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from hpcddp.train.replica import Replica
 
 LEARNING_RATE: Final = "the learning rate"
 
-_WHOLE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER_BY_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # 2^64 divided by the golden ratio, made odd: it spreads small numbers (Knuth, The Art of Computer Programming, 6.4).
-_SPREAD: Final = 0x9E3779B97F4A7C15 - 2**64
+_MULTIPLIER: Final = 0x9E3779B97F4A7C15 - 2**64
 
 
 def digest(tensor: Tensor) -> Tensor:
-    """Return an int64 scalar on the tensor's device that depends on every bit and its place.
+    """Return a hash of the tensor's bits and their positions: an int64 scalar on the tensor's device.
 
-    Each entry's bits are mixed, one to one, and summed with an odd factor for the place, modulo 2^64: a change of one
-    entry always shows, and of several with overwhelming probability. Nothing leaves the device.
+    The bits of each entry pass through a bijection and are summed with an odd factor per position, modulo 2^64. A
+    change of one entry always changes the hash; changes of several entries do so with overwhelming probability. Nothing
+    is copied to the host.
     """
-    whole = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    bits = whole.detach().view(_WHOLE[whole.element_size()]).reshape(-1).to(torch.int64)
-    mixed = bits * _SPREAD
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    bits = real.detach().view(_INTEGER_BY_SIZE[real.element_size()]).reshape(-1).to(torch.int64)
+    mixed = bits * _MULTIPLIER
     mixed.bitwise_xor_((mixed >> 32).bitwise_and_(0xFFFFFFFF))
     places = torch.arange(1, 2 * bits.numel() + 1, 2, device=bits.device)
     return mixed.mul_(places).sum()
 
 
 class ReplicaGuard:
-    """Compares the replicas of all ranks every so many steps: one hash per tensor, one small collective.
+    """Compares the replicas of all ranks at regular steps, with one hash per tensor and one small collective.
 
-    It compares what must be the same bits everywhere: parameters, averaged weights, buffers, the learning rate and the
-    scale of fp16. Running statistics of local normalisation layers are each rank's own, and left out.
+    Parameters, averaged weights, buffers, the learning rate and the scale of fp16 must be bitwise equal on all ranks.
+    The running statistics of local normalisation layers differ between ranks by design and are not compared.
 
     Args:
         every: steps between comparisons; None = never.
@@ -49,14 +50,10 @@ class ReplicaGuard:
         self._every = every
 
     def check(self, replica: Replica, steps: int) -> None:
-        """Compare, if it is time.
-
-        Args:
-            replica: this rank's.
-            steps: optimizer steps done.
+        """Compare the replicas if a comparison is due after ``steps`` steps.
 
         Raises:
-            DriftError: names the rank and what differs; the same error on every rank.
+            DriftError: names the rank and the tensors that differ; the same error on every rank.
         """
         if self._every is None or steps % self._every or dist.get_world_size() == 1:
             return
@@ -86,16 +83,18 @@ def _digests(replica: Replica) -> Iterator[tuple[str, Tensor]]:
 
 
 def drift_error(names: tuple[str, ...], table: list[list[int]], steps: int) -> DriftError:
-    """Return the error that names who differs from most ranks (from the lowest ones where none are most), and in what.
+    """Return the error that names the rank that differs most from the majority, and the tensors that differ.
+
+    Where two values are equally frequent, the value of the lowest rank counts as the majority.
 
     Args:
-        names: what was compared.
-        table: ``[W][names]``, a hash each.
+        names: of the compared tensors.
+        table: hashes ``[W][names]``.
         steps: optimizer steps done.
     """
     differing: dict[int, list[str]] = {}
     for name, column in zip(names, zip(*table, strict=True), strict=True):
-        # The first of equally many wins.
+        # Of equally frequent values, most_common returns the first.
         usual = Counter(column).most_common(1)[0][0]
         for rank, value in enumerate(column):
             if value != usual:
@@ -103,7 +102,7 @@ def drift_error(names: tuple[str, ...], table: list[list[int]], steps: int) -> D
     rank, what = min(differing.items(), key=lambda item: (-len(item[1]), item[0]))
     more_ranks = len(differing) - 1
     who = f"ranks {rank} and {more_ranks} more differ" if more_ranks else f"rank {rank} differs"
-    # A wrong rate is the cause, what it did to the weights the effect: both are told.
+    # A wrong learning rate is the cause of wrong weights: the message names both.
     parameters = [name for name in what if name != LEARNING_RATE]
     rate = [LEARNING_RATE] if LEARNING_RATE in what else []
     named = " and ".join([*rate, *parameters[:1]])

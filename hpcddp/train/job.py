@@ -1,4 +1,4 @@
-"""One rank's training, from finding out where the run stands to ``result.json``."""
+"""The built-in training of one rank, from the choice of the checkpoint to ``result.json``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from hpcddp import __version__
 from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import EventKind, append_event
 from hpcddp.run.files import write_json
-from hpcddp.run.lease import raise_if_fenced
+from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.train.announce import start_up_lines
-from hpcddp.train.assembly import Setting, make_loop, make_replica, notes_of, settle
+from hpcddp.train.assembly import Setting, derive_setting, make_loop, make_replica, notes_of
+from hpcddp.train.checkpoint.restore import progress_of, restore
+from hpcddp.train.checkpoint.save import Saver
+from hpcddp.train.checkpoint.start import agree_on_start
 from hpcddp.train.context import TrainContext
 from hpcddp.train.contract import contract_of, refuse_another_contract
 from hpcddp.train.data.workers import lost_worker
@@ -25,10 +28,7 @@ from hpcddp.train.models import count_parameters
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.progress import Progress
 from hpcddp.train.replica import Replica
-from hpcddp.train.restoring import restore
-from hpcddp.train.result import write_result
-from hpcddp.train.saving import Saver
-from hpcddp.train.starting import agree_on_start
+from hpcddp.train.result import write_training_result
 from hpcddp.train.tracking.opening import tracked
 
 __all__ = ["TrainContext", "run_training"]
@@ -37,8 +37,8 @@ __all__ = ["TrainContext", "run_training"]
 def run_training(context: TrainContext) -> None:
     """Train the job's model to the end, from the newest valid checkpoint if there is one.
 
-    Returns when the run has finished: ``result.json`` is written and every rank has passed a barrier. A run that had
-    finished before is not touched.
+    Returns when ``result.json`` is written and every rank has passed a barrier. A run that has finished before is not
+    changed.
 
     Args:
         context: the job and this rank; the default process group is open.
@@ -49,30 +49,30 @@ def run_training(context: TrainContext) -> None:
         FencedError: another attempt owns the run.
         PlanError: the batch does not fit the data or the model.
     """
-    found = agree_on_start(context.run, context.attempt, tell=context.tell)
+    found = agree_on_start(context.run, context.attempt, tell=context.tell, check=progress_of)
     if found.finished:
         context.tell(f"run {context.run.run_id} has finished already; nothing to do")
         return
     try:
         _train(context, found.checkpoint)
     except StoppedError:
-        # All ranks come here together, and whoever starts them ends the others when the first has gone.
+        # The launcher may end the other ranks as soon as one has exited, so all ranks leave together.
         dist.barrier()
         raise
     except RuntimeError as error:
-        # torch tells it by an exception in whatever the main thread does at that moment.
+        # torch reports a lost loader process by an exception at any place of the main thread.
         lost = lost_worker(error)
         if lost is None:
             raise
         raise lost from error
-    # Freeing DDP after its process group has gone can deadlock, so all of it goes first.
+    # Freeing DDP after its process group is destroyed can deadlock, so it is freed before.
     gc.collect()
     dist.barrier()
 
 
 def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     set_up_backends(Precision(context.train.precision, context.device.type), deterministic=context.train.deterministic)
-    setting = settle(context)
+    setting = derive_setting(context)
     contract = contract_of(context.spec, setting.data, context.train.seed)
     if checkpoint is not None:
         refuse_another_contract(checkpoint, contract)
@@ -90,7 +90,7 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
 
 
 def _open_files(setting: Setting, replica: Replica, progress: Progress) -> MetricsFile:
-    """Write the plan, tell people and the event log what begins, and make the metrics agree with the checkpoint."""
+    """Write the plan, the event and the start-up lines, and drop metrics that are later than the checkpoint."""
     context = setting.context
     raise_if_fenced(context.run, context.attempt)
     write_json(context.run.plan, setting.plan.as_json())
@@ -113,7 +113,7 @@ def _open_files(setting: Setting, replica: Replica, progress: Progress) -> Metri
 
 def _finish(context: TrainContext, replica: Replica, progress: Progress) -> None:
     raise_if_fenced(context.run, context.attempt)
-    result = write_result(context, replica.models, progress)
+    result = write_training_result(context, replica.models, progress)
     _event(context, "finish", progress.step, "all steps are done")
     if progress.noise is not None:
         context.tell(progress.noise.advice(context.spec.global_batch_size))
@@ -121,7 +121,7 @@ def _finish(context: TrainContext, replica: Replica, progress: Progress) -> None
 
 
 def _information(setting: Setting) -> dict[str, Any]:
-    """Return what a checkpoint says about the attempt that wrote it; a later one may differ."""
+    """Return facts about this attempt for its checkpoints; other attempts may differ in them."""
     batch = setting.plan.batch
     return {
         "world_size": batch.world_size,

@@ -1,4 +1,4 @@
-"""The loop over all steps, and what happens between them. The thinnest loop that keeps every promise."""
+"""Loop over all optimizer steps, with evaluations, saves and stops between them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Final
 from hpcddp.stop import faults
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.agreement import Agreed, Votes
+from hpcddp.train.checkpoint.save import Saver
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import NonFiniteError, StoppedError
 from hpcddp.train.evaluation import Evaluator
 from hpcddp.train.guard import ReplicaGuard
 from hpcddp.train.metrics import MetricsFile
 from hpcddp.train.noise import NoiseScale
-from hpcddp.train.pausing import EvaluationStopped
+from hpcddp.train.pausing import EvaluationStoppedError
 from hpcddp.train.progress import Progress
 from hpcddp.train.replica import Replica
-from hpcddp.train.saving import Saver
 from hpcddp.train.schedule import Schedule
-from hpcddp.train.stepping import Position, StepOutcome, Stepper
+from hpcddp.train.step import Position, StepOutcome, Stepper
 from hpcddp.train.stopping import Stopping
 
-# Some hundred times what a sum over ranks takes.
+# Some hundred times the duration of the all-reduce of an agreement.
 _SLOW_STEP_S: Final = 0.5
 
 
@@ -31,13 +31,8 @@ class Loop:
     """Trains from where ``progress`` stands to the end.
 
     Args:
-        context: who this rank is.
         schedule: the steps, and what is due after each.
-        replica: what is trained.
-        stepper: makes the steps.
-        evaluator: evaluates.
-        saver: saves.
-        metrics: where rank 0's records go; None on the other ranks.
+        metrics: the metrics file, on rank 0; None on the other ranks.
         progress: how far the training is.
     """
 
@@ -59,78 +54,78 @@ class Loop:
         self._began = self._saved_at = self._resumed_at = context.monotonic()
         self._wall_before_s = progress.wall_s
         self._pending: tuple[StepOutcome, float] | None = None
-        self._wishes = Agreed()
+        self._requests = Agreed()
         self._last_step_s = self._step_s = 0.0
         self._stopping = Stopping(context, saver)
-        # What an attempt begins with is a checkpoint, or nothing at all.
+        # The state at the start is saved already, or it is the initial one.
         self._resumed_step = progress.step or None
         self._guard = ReplicaGuard(context.train.replica_check_every)
 
     def run(self) -> Progress:
-        """Train to the end and return how far the training is then.
+        """Train to the end and return the final progress.
 
         Raises:
             StoppedError: the ranks agreed to stop; the state is saved.
-            NonFiniteError: a loss is not finite and the job says stop.
-            DriftError: the ranks no longer hold the same model.
+            NonFiniteError: a loss is not finite, and train.nonfinite_loss is stop.
+            DriftError: the replicas of the ranks are no longer equal.
         """
         self._context.heartbeat.beat()
         if self._schedule.evaluation_missing(self._progress.step, self._progress.evaluated_step):
             self._evaluate()
         for position in self._schedule.positions(self._progress.step):
-            faults.reach("step", step=position.step)
+            faults.inject("step", step=position.step)
             before, slow = self._resumed_at, self._is_slow()
             outcome = self._stepper.take(position, self._votes)
             self._resumed_at = self._context.monotonic()
-            # The sum of the step before has arrived by now; waiting for it holds nothing up.
-            self._settle()
+            # The agreement of the step before has arrived by now, so reading it does not block.
+            self._read_pending()
             self._pending = outcome, self._resumed_at - before
             if slow:
-                self._settle()
+                self._read_pending()
             self._guard.check(self._replica, position.step + 1)
             self._saver.settle()
             self._between_steps(position)
             self._context.heartbeat.at_step(position.step + 1)
         self._context.heartbeat.expect_long()
-        # An attempt that only made up the last evaluation has saved nothing, which would have flushed.
+        # A save flushes the metrics, but an attempt that only evaluated has saved nothing.
         self._flush()
         self._saver.finish()
-        return self._now()
+        return self._progress_now()
 
     def _is_slow(self) -> bool:
-        """Return whether steps take so long that waiting for their sums costs nothing, as all ranks know alike.
+        """Return whether steps take so long that waiting for their agreement costs nothing; the same on all ranks.
 
-        A stop then comes after the step in which it was asked for, and not after the next one.
+        The ranks then stop after the step in which the stop was requested, and not after the next one.
         """
         return self._step_s >= _SLOW_STEP_S
 
     def _votes(self) -> Votes:
         every = self._context.spec.checkpoint.every.duration
         due = every is not None and self._context.monotonic() - self._saved_at >= every.total_seconds()
-        # A write that is under way is not waited for: the clock asks again.
+        # While a write is running no save is requested; it stays due.
         due = due and self._context.is_main and not self._saver.busy
         return Votes(save=due, stop=self._stopping.vote(), seconds=self._last_step_s)
 
     def _between_steps(self, position: Position) -> None:
-        """Evaluate, save and stop: each of them decided by all ranks alike."""
+        """Evaluate, save or stop, as the schedule and the agreement say; the same on all ranks."""
         evaluates, save_reason = self._schedule.evaluates_after(position), self._schedule.saves_after(position)
-        if not (evaluates or save_reason or self._wishes.save or self._wishes.stop):
+        if not (evaluates or save_reason or self._requests.save or self._requests.stop):
             return
-        self._settle()
+        self._read_pending()
         self._flush()
         finished = position.step + 1 == self._schedule.total_steps
-        if self._wishes.stop and not finished:
-            # Whoever asks to stop may not wait for an evaluation; the next attempt makes it up.
-            raise self._stopped(StopReason(self._wishes.stop))
+        if self._requests.stop and not finished:
+            # A stop does not wait for an evaluation; the next attempt makes it.
+            raise self._stopped(self._requests.stop)
         if evaluates:
             self._evaluate()
-        if save_reason or self._wishes.save:
+        if save_reason or self._requests.save:
             self._save(save_reason or "every so often by the clock")
-        self._wishes = Agreed()
+        self._requests = Agreed()
         self._resumed_at = self._context.monotonic()
 
     def _stopped(self, reason: StopReason) -> StoppedError:
-        """Save what there is, wait until it is written, and return the error that ends the loop."""
+        """Save the state if it is not saved yet, wait until it is written, and return the error that ends the loop."""
         step = self._progress.step
         has_checkpoint = step == self._resumed_step
         if not has_checkpoint:
@@ -139,17 +134,17 @@ class Loop:
         outcome = self._saver.wait()
         return self._stopping.leave(reason, step=step, outcome=outcome, has_checkpoint=has_checkpoint)
 
-    def _settle(self) -> None:
-        """Read what came of the step that was handed over last, and write it down."""
+    def _read_pending(self) -> None:
+        """Read the agreement of the pending step, and add the step to the progress and the metrics."""
         if self._pending is None:
             return
         (outcome, seconds), self._pending = self._pending, None
         agreed = outcome.agreement.read()
-        self._wishes = self._wishes.merged(agreed)
+        self._requests = self._requests.merged(agreed)
         self._last_step_s, self._step_s = seconds, agreed.seconds / self._context.world_size
         loss = agreed.loss_sum / outcome.position.samples
         step = outcome.position.step + 1
-        # The scaler of fp16 leaves steps out by itself.
+        # The GradScaler of fp16 skips steps with a nonfinite gradient itself.
         skipped = outcome.skipped or agreed.nonfinite
         self._progress = replace(
             self._progress,
@@ -198,7 +193,7 @@ class Loop:
             evaluation = self._evaluator.evaluate(
                 self._replica, vote=self._stopping.vote, beat=self._context.heartbeat.beat
             )
-        except EvaluationStopped as stop:
+        except EvaluationStoppedError as stop:
             raise self._stopped(stop.reason) from None
         self._progress = replace(self._progress, evaluation=evaluation, evaluated_step=self._progress.step)
         epoch = self._progress.epoch - 1
@@ -213,7 +208,7 @@ class Loop:
 
     def _save(self, reason: str) -> None:
         self._flush()
-        self._saver.save(self._replica, self._now(), reason)
+        self._saver.save(self._replica, self._progress_now(), reason)
         self._saved_at = self._context.monotonic()
         self._context.heartbeat.beat()
 
@@ -221,6 +216,6 @@ class Loop:
         if self._metrics is not None:
             self._metrics.flush()
 
-    def _now(self) -> Progress:
+    def _progress_now(self) -> Progress:
         wall_s = self._wall_before_s + self._context.monotonic() - self._began
         return replace(self._progress, wall_s=wall_s)

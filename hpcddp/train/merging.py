@@ -1,9 +1,9 @@
-"""One model from many: the buffers that evaluation and checkpoints use, where those of the ranks differ.
+"""Merge the buffers of the ranks for evaluations and checkpoints, and collect those that differ.
 
-Running statistics of local BatchNorm are merged over ranks; of other buffers rank 0's are taken. Each rank trains on
-with its own afterwards, so that neither an evaluation nor a save, whose time a clock or a signal decides, leaves a
-trace in what follows. A checkpoint holds the merged model, for everyone who wants to use it, and beside it what
-differs, for a run that goes on with as many ranks.
+Running statistics of local BatchNorm are merged over ranks; other buffers are taken from rank 0. Each rank then
+continues to train with its own buffers, so that an evaluation or a save, whose time may depend on a clock or a signal,
+does not change the training. A checkpoint holds the merged model, and also the buffers that differ between ranks, for
+a run that is resumed with as many ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpcddp.train.buffers import broadcast_buffers, copy_buffers, restore_buffers
+from hpcddp.train.buffers import as_real, broadcast_buffers, copy_buffers, restore_buffers
 from hpcddp.train.normalisation import local_batch_norms
 
 
@@ -25,7 +25,7 @@ def merged_buffers(model: nn.Module, samples: int) -> Iterator[None]:
 
     Args:
         model: the model.
-        samples: samples that this rank has trained on; the weight of its statistics.
+        samples: samples that this rank has trained on, which weight its statistics.
     """
     if dist.get_world_size() == 1:
         yield
@@ -40,9 +40,9 @@ def merged_buffers(model: nn.Module, samples: int) -> Iterator[None]:
 
 
 def _merged_statistics(model: nn.Module, samples: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the running statistics of local BatchNorm with what they are over all ranks.
+    """Return the running statistics of local BatchNorm, each with its value over all ranks.
 
-    The mean is weighted with the counts, the variance is the one within ranks plus the one between them::
+    The mean is weighted by the counts; the variance is the variance within ranks plus the variance between them::
 
         m = sum(c_r * m_r) / sum(c_r)
         v = sum(c_r * (v_r + (m_r - m)^2)) / sum(c_r)
@@ -50,7 +50,7 @@ def _merged_statistics(model: nn.Module, samples: int) -> list[tuple[Tensor, Ten
     layers = [layer for layer in local_batch_norms(model) if layer.running_mean is not None]
     if not layers:
         return []
-    running = _known([layer.running_mean for layer in layers]), _known([layer.running_var for layer in layers])
+    running = _present([layer.running_mean for layer in layers]), _present([layer.running_var for layer in layers])
     means, variances = (torch.cat([value.double() for value in values]) for values in running)
     sums = torch.cat([means * samples, variances * samples, means.new_tensor([samples])])
     dist.all_reduce(sums)
@@ -62,7 +62,7 @@ def _merged_statistics(model: nn.Module, samples: int) -> list[tuple[Tensor, Ten
     return [*_in_parts(running[0], mean), *_in_parts(running[1], within + between / sums[-1])]
 
 
-def _known(buffers: Iterable[Tensor | None]) -> list[Tensor]:
+def _present(buffers: Iterable[Tensor | None]) -> list[Tensor]:
     return [buffer.detach() for buffer in buffers if buffer is not None]
 
 
@@ -71,18 +71,18 @@ def _in_parts(buffers: Sequence[Tensor], flat: Tensor) -> list[tuple[Tensor, Ten
 
 
 def gather_differing(models: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Return, on rank 0, the buffers that are not the same on every rank: ``[W, ...]`` by name, one row per rank.
+    """Return, on rank 0, the buffers that differ between ranks: ``[W, ...]`` by name, one row per rank.
 
     Args:
-        models: by the name that their buffers' names begin with.
+        models: by the prefix of their buffers' names.
 
     Returns:
-        On the other ranks, and where all agree, nothing.
+        An empty mapping on the other ranks.
     """
     rows: dict[str, Tensor] = {}
     if dist.get_world_size() == 1:
         return rows
-    for buffers in _by_format(_named_buffers(models)):
+    for buffers in _by_dtype(_named_buffers(models)):
         differing = _differing(buffers)
         if not differing:
             continue
@@ -99,8 +99,8 @@ def _named_buffers(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tenso
         yield from ((f"{prefix}.{name}", buffer.detach()) for name, buffer in model.named_buffers())
 
 
-def _by_format(named: Iterable[tuple[str, Tensor]]) -> Iterable[dict[str, Tensor]]:
-    """Return the tensors in groups of one number format each, so that a collective can take a group at once."""
+def _by_dtype(named: Iterable[tuple[str, Tensor]]) -> Iterable[dict[str, Tensor]]:
+    """Return the tensors in groups of one dtype each, so that one collective can take a group."""
     groups: dict[torch.dtype, dict[str, Tensor]] = {}
     for name, tensor in named:
         groups.setdefault(tensor.dtype, {})[name] = tensor
@@ -108,10 +108,10 @@ def _by_format(named: Iterable[tuple[str, Tensor]]) -> Iterable[dict[str, Tensor
 
 
 def _differing(buffers: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of those that differ from rank 0's on some rank; the same list on every rank."""
+    """Return the names of the buffers that differ from rank 0's on some rank; the same list on every rank."""
     own = torch.cat([buffer.reshape(-1) for buffer in buffers.values()])
     first = own.clone()
-    dist.broadcast(first, src=0)
+    dist.broadcast(as_real(first), src=0)
     parts = torch.split(first != own, [buffer.numel() for buffer in buffers.values()])
     differs = torch.stack([part.any() for part in parts]).to(torch.int64)
     dist.all_reduce(differs)
@@ -121,17 +121,12 @@ def _differing(buffers: Mapping[str, Tensor]) -> list[str]:
 def _gather(row: Tensor) -> Tensor | None:
     """Return ``[W, ...]`` on rank 0."""
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
-    dist.gather(row, rows, dst=0)
+    dist.gather(as_real(row), None if rows is None else [as_real(other) for other in rows], dst=0)
     return None if rows is None else torch.stack(rows)
 
 
 def gather_samples(samples: int, device: torch.device) -> list[int]:
-    """Return ``[W]``, on every rank: how many samples each rank has trained on.
-
-    Args:
-        samples: this rank's.
-        device: this rank's device.
-    """
+    """Return how many samples each rank has trained on, ``[W]``, on every rank."""
     counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, torch.tensor([samples], device=device))
     return [int(count) for count in counts]
@@ -139,11 +134,11 @@ def gather_samples(samples: int, device: torch.device) -> list[int]:
 
 @torch.no_grad()
 def take_rows(models: Mapping[str, nn.Module], rows: Mapping[str, Tensor]) -> None:
-    """Give this rank back its rows of ``gather_differing``.
+    """Copy this rank's rows of ``gather_differing`` into the buffers.
 
     Args:
-        models: as they were there.
-        rows: what came of it, with as many ranks as there are now.
+        models: by the same prefixes.
+        rows: result of ``gather_differing`` on as many ranks as now.
 
     Raises:
         KeyError: a model has no such buffer.

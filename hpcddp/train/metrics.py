@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.run.files import append_line, write_text
+from hpcddp.run.metrics import MetricsLine
+from hpcddp.run.record import parse_lines
 
 FLUSH_EVERY_S = 2.0
 
@@ -73,13 +75,12 @@ def keep_until(path: Path, step: int, evaluated_step: int | None) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if record["step"] <= (last_evaluation if "val_samples" in record else step):
-            kept.append(f"{line}\n")
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        kept += [
+            f"{line}\n"
+            for record in parse_lines(line.encode(), MetricsLine).records
+            if record.step <= (last_evaluation if "val_samples" in record.facts else step)
+        ]
     write_text(path, "".join(kept))
 
 

@@ -1,4 +1,4 @@
-"""Does the model take the data? Tried before the first step, and if not, the sentence says what would work."""
+"""Check before the first step that the model takes the data; the error says which input would work."""
 
 from __future__ import annotations
 
@@ -12,29 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from hpcddp.train.buffers import buffers_put_back
+from hpcddp.train.data.images import IMAGE_DIMENSIONS
 from hpcddp.train.errors import ModelError, UserCodeError
 from hpcddp.train.models import build_model
 from hpcddp.train.objective import check_outputs, zero_loss
 from hpcddp.train.precision import Precision
 from hpcddp.train.user_code import describe, is_own
 
-# Sides that published models are made for, and a few between.
+# Side lengths that published models are made for, and a few between.
 _SIDES: Final = (8, 16, 28, 32, 48, 64, 96, 128, 160, 192, 224, 240, 256, 299, 320, 384, 480, 512, 518)
-# What makes a model smaller, so that it takes smaller images.
+# Arguments that make a model smaller, so that it takes smaller images.
 _LESS: Final = {"aux_logits": False}
 _FAILURES: Final = (RuntimeError, ValueError, AssertionError, TypeError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A model and the data that it should take.
-
-    Args:
-        model_name: ``train.model``.
-        model_args: ``train.model_args``.
-        dataset: ``train.dataset``.
-        classes: K.
-    """
+    """The settings of a model and its data set, from the section ``train`` of the job."""
 
     model_name: str
     model_args: Mapping[str, Any]
@@ -43,22 +37,22 @@ class Fit:
 
 
 def check_model_input(fit: Fit, model: nn.Module, inputs: Tensor, precision: Precision) -> tuple[str, ...]:
-    """Run real samples through the model, forward while evaluating and forward and backward while training.
+    """Run two samples through the model: forward in evaluation mode, forward and backward in training mode.
 
-    Buffers come out as they went in; gradients are cleared; the model is left in training mode.
+    Buffers are restored and gradients cleared; the model is left in training mode.
 
     Args:
-        fit: what the model and the data are called.
+        fit: the settings, for the error messages.
         model: the model on its device.
-        inputs: two samples, placed on the device.
-        precision: what the forward computes in.
+        inputs: two samples on the device.
+        precision: the precision of the forward.
 
     Returns:
         Names of the parameters that get no gradient.
 
     Raises:
         ModelError: a torchvision model does not take the input, or the outputs do not fit the loss.
-        UserCodeError: a model of the user's own raised.
+        UserCodeError: the user's model raised.
     """
     try:
         with buffers_put_back(model):
@@ -96,7 +90,7 @@ def _try(fit: Fit, model: nn.Module, inputs: Tensor, precision: Precision) -> No
         outputs = model(inputs)
         check_outputs(fit.model_name, outputs, len(inputs), fit.classes)
         loss = zero_loss(outputs)
-    loss.backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss)
 
 
 def _shape(inputs: Tensor) -> str:
@@ -104,8 +98,8 @@ def _shape(inputs: Tensor) -> str:
 
 
 def _advice(fit: Fit, inputs: Tensor) -> str:
-    """Return what would work; everything named has been tried, on tensors without content."""
-    if inputs.ndim != 4:  # noqa: PLR2004
+    """Return what would work; every advice has been tried on meta tensors."""
+    if inputs.ndim != IMAGE_DIMENSIONS:
         return "torchvision's models take images of shape channels x height x width; give it those"
     channels, side = inputs.shape[1], int(inputs.shape[-1])
     for name, value in (("image_size", side), ("input_size", [side, side]), *_LESS.items()):
@@ -129,7 +123,7 @@ def _yaml(value: object) -> str:
 
 
 def _smallest_side(fit: Fit, arguments: Mapping[str, Any], *, channels: int) -> int | None:
-    """Return the smallest side that works: the first of a list, then halving towards the one before it."""
+    """Return the smallest side that works: the first in ``_SIDES``, then bisection down to the one before it."""
     before = 0
     for side in _SIDES:
         if _works(fit, arguments, channels=channels, side=side):
@@ -147,7 +141,7 @@ def _smallest_side(fit: Fit, arguments: Mapping[str, Any], *, channels: int) -> 
 
 
 def _works(fit: Fit, arguments: Mapping[str, Any], *, channels: int, side: int) -> bool:
-    """Return whether a model with these arguments takes images of this side; costs neither memory nor arithmetic."""
+    """Return whether a model with these arguments takes images of this side; tried on the meta device."""
     try:
         with torch.device("meta"), torch.no_grad():
             model = build_model(fit.model_name, arguments, fit.classes)

@@ -1,4 +1,4 @@
-"""Building the model: torchvision's by name, or one's own."""
+"""Build the model: a torchvision model by name, or the user's own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcddp.train.errors import ModelError, UserCodeError
+from hpcddp.train.precision import kept_in
 from hpcddp.train.user_code import call_function, describe, is_own
 
-# These warn unless told how to draw their first weights; True is what they have always done.
+# These models warn if init_weights is not given; True is their default.
 _WANT_INIT_WEIGHTS = ("googlenet", "inception_v3")
 
 
@@ -21,12 +21,12 @@ def build_model(name: str, arguments: Mapping[str, Any], classes: int) -> nn.Mod
 
     Args:
         name: a torchvision model, or ``pkg.module:function``.
-        arguments: ``train.model_args``, handed on.
-        classes: K, handed on as ``num_classes``.
+        arguments: ``train.model_args``, passed to the model.
+        classes: K, passed as ``num_classes``.
 
     Raises:
         ModelError: torchvision has no such model, or does not take the arguments.
-        UserCodeError: a function of the user's own failed, or returned something that cannot be trained.
+        UserCodeError: the user's function failed, or returned something that cannot be trained.
     """
     if is_own(name):
         return _checked(name, call_function("train.model", name, {"num_classes": classes, **arguments}))
@@ -56,19 +56,17 @@ def _checked(name: str, model: object) -> nn.Module:
     return model
 
 
-def has_batch_norm(model: nn.Module) -> bool:
-    """Return whether a layer of the model takes statistics over the samples of a micro-batch."""
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
-
-
 def count_parameters(model: nn.Module) -> int:
-    """Return how many numbers are trained."""
+    """Return the number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def place_model(model: nn.Module, device: torch.device, dtype: torch.dtype, *, channels_last: bool) -> None:
     """Move a model to the device, in the precision and layout of the training."""
-    model.to(device=device, dtype=dtype)
+    for tensor in (*model.parameters(), *model.buffers()):
+        # Module.to(dtype) would make complex tensors real.
+        tensor.data = tensor.data.to(kept_in(tensor, dtype))
+    model.to(device)
     if channels_last:
-        # Only four-dimensional parameters have channels to move; ``Module.to`` leaves the others alone.
+        # Module.to changes the layout of four-dimensional parameters only.
         model.to(memory_format=torch.channels_last)

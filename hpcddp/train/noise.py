@@ -1,16 +1,8 @@
-"""The gradient noise scale: how large a batch still pays (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1).
+"""Checks and norms of a model's gradients, and the gradient noise scale that is estimated from them.
 
-Each rank's gradient is one over a small batch, the averaged one is one over the global batch, and both are there in
-every step. Their squared lengths tell the true gradient G from its noise. With n_r samples on the R ranks that have
-some, b in all, g_r the mean gradient of a rank and g that of the global batch::
-
-    E |g_r|^2 = |G|^2 + tr(S) / n_r          E |g|^2 = |G|^2 + tr(S) / b
-
-    tr(S)  is estimated by  (mean |g_r|^2 - |g|^2) / (mean 1/n_r - 1/b)
-    |G|^2  is estimated by  |g|^2 - tr(S) / b
-
-without bias; the noise scale is tr(S) / |G|^2, in samples. Of one step both are mostly noise themselves, and a ratio
-of noisy numbers has a bias: each is averaged over steps first.
+The noise scale is tr(S) / |G|^2, with S the covariance of the gradients of single samples and G their mean
+(McCandlish et al. 2018, arXiv 1812.06162). It is estimated from the norms of each rank's gradient and of the gradient
+of the global batch.
 """
 
 from __future__ import annotations
@@ -18,17 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, not marked so
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.batch.noise_scale import verdict
-from hpcddp.train.gradients import gradients
+from hpcddp.train.buffers import as_real
 
 # About 500 steps: steadier estimates need more steps than the noise scale stays the same for.
 _DECAY: Final = 0.998
@@ -37,12 +28,12 @@ _FEW_STEPS: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseScale:
-    """The estimate, as far as it is; travels in the checkpoint.
+    """The estimate after some steps; it is part of the checkpoint.
 
     Args:
-        trace: moving average of the estimates of tr(S), from 0 on.
-        signal: moving average of the estimates of |G|^2, from 0 on; both are too small by the same factor.
-        steps: steps that were observed.
+        trace: moving average of the estimates of tr(S), starting at 0.
+        signal: moving average of the estimates of |G|^2, starting at 0; both are too small by the same factor.
+        steps: observed steps.
     """
 
     trace: float = 0.0
@@ -51,7 +42,7 @@ class NoiseScale:
 
     @property
     def samples(self) -> float | None:
-        """The noise scale, in samples; None while nothing sensible is known."""
+        """The noise scale, in samples; None while an estimate is not positive."""
         return self.trace / self.signal if self.signal > 0 and self.trace > 0 else None
 
     def observed(self, *, small: float, large: float, shares: Sequence[int]) -> NoiseScale:
@@ -76,11 +67,7 @@ class NoiseScale:
         )
 
     def advice(self, global_batch_size: int) -> str:
-        """Return the sentence on whether a larger batch would still pay.
-
-        Args:
-            global_batch_size: B.
-        """
+        """Return a sentence that says whether a larger global batch would be worth it."""
         noise = self.samples
         if noise is None:
             return f"gradient noise scale: not known after {self.steps} steps, the gradient is too small to be told"
@@ -90,41 +77,59 @@ class NoiseScale:
         )
 
 
+def gradients(model: nn.Module) -> list[Tensor]:
+    """Return the gradients of all parameters that have one."""
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def nonfinite_gradient(model: nn.Module) -> Tensor:
+    """Return a float64 scalar on the device: 1 if some gradient is infinite or not a number, else 0."""
+    # The maximum norm: a sum of squares could overflow although every entry is finite.
+    largest = nn.utils.get_total_norm(gradients(model), norm_type=math.inf)
+    return torch.isfinite(largest).logical_not().double()
+
+
+class _Bucket(Protocol):
+    """What is used of ``torch.distributed.GradBucket``, which torch's types leave out."""
+
+    def buffer(self) -> Tensor: ...
+
+
 class GradientNorms:
-    """Lengths of this rank's own gradient, taken by a hook where DDP is about to average it.
+    """Norm of this rank's own gradient, measured by a DDP communication hook before the gradients are averaged.
 
     Args:
-        parallel: the model in DDP; it averages as before, to rounding.
+        parallel: the model in DDP; it averages as without the hook, up to rounding.
     """
 
     def __init__(self, parallel: DistributedDataParallel) -> None:
         self._ranks = dist.get_world_size()
         self._squares: list[Tensor] = []
-        # DDP wants annotations to be types, and ours are text: a lambda has none.
+        # DDP checks annotations and expects types, but ours are strings: a lambda has none.
         parallel.register_comm_hook(None, lambda _, bucket: self._average(bucket))
 
-    def _average(self, bucket: GradBucket) -> Future[Tensor]:
-        buffer = bucket.buffer()
+    def _average(self, bucket: _Bucket) -> Future[Tensor]:
+        buffer = as_real(bucket.buffer())
         self._squares.append(torch.linalg.vector_norm(buffer, dtype=torch.float64).square())
         buffer.mul_(1 / self._ranks)
         work = dist.all_reduce(buffer, async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
+        return work.get_future().then(lambda _: bucket.buffer())
 
     def begin(self) -> None:
-        """Forget the gradient before."""
+        """Discard the norms of the last step."""
         self._squares.clear()
 
     def read(self, model: nn.Module, *, share: int, samples: int, scale: float = 1.0) -> Tensor:
         """Return this rank's part of (small, large) for ``NoiseScale.observed``, float64 ``[2]``, to be summed.
 
-        DDP's own input is ``sum over a of W * n[r,a] / b * (mean gradient)``, so that the rank's mean gradient is
-        ``b / (W * n_r)`` times that.
+        The input of DDP's all-reduce is ``sum over a of W * n[r,a] / b * (mean gradient)``, so the rank's mean gradient
+        is ``b / (W * n_r)`` times that.
 
         Args:
             model: the model; its gradients are averaged and unscaled.
-            share: n_r.
-            samples: b.
-            scale: what fp16's scaler multiplied the gradient by.
+            share: n_r, samples of this rank.
+            samples: b, samples of the global batch.
+            scale: the factor of fp16's GradScaler.
         """
         small = torch.stack(self._squares).sum()
         small *= (samples / (self._ranks * share * scale)) ** 2 if share else 0

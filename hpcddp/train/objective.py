@@ -1,19 +1,22 @@
-"""The loss: cross entropy of the main output, and of auxiliary outputs where a model has them; or the user's own."""
+"""The training loss: cross entropy of the main and any auxiliary outputs of a model, or the user's own loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hpcddp.spec.job import Train
+from hpcddp.jobfile.sections import Train
 from hpcddp.train.errors import ModelError, UserCodeError
 from hpcddp.train.losses import DeclaredLoss, Reduction
 from hpcddp.train.user_code import blame, load_function
+
+ModelOutputs: TypeAlias = Tensor | Sequence[Tensor | None]
+"""Logits ``[n, K]``, or a named tuple of the main and the auxiliary ones, None where the model has left one out."""
 
 # By the type that the model returns. Inception v3: torchvision's and TensorFlow's value; GoogLeNet: Szegedy et al. 2015
 # (arXiv 1409.4842), section 5.
@@ -21,14 +24,10 @@ _AUXILIARY_WEIGHTS: Final = {"InceptionOutputs": 0.4, "GoogLeNetOutputs": 0.3}
 
 
 def choose_loss(train: Train, device: torch.device) -> DeclaredLoss:
-    """Return the job's loss with what it does with the samples.
-
-    Args:
-        train: the job's training.
-        device: where outputs and labels are.
+    """Return the job's loss with its declared reduction, on ``device``.
 
     Raises:
-        UserCodeError: a loss of the user's own cannot be imported or made, or holds parameters.
+        UserCodeError: the user's loss cannot be imported or created, or has parameters.
     """
     if train.loss is None:
         return DeclaredLoss(function=partial(mean_loss, label_smoothing=train.label_smoothing))
@@ -45,17 +44,17 @@ def choose_loss(train: Train, device: torch.device) -> DeclaredLoss:
         function.to(device)
     reduction = Reduction(train.loss_reduction)
     if reduction is not Reduction.GLOBAL:
-        # A failure of a collective is not the loss's.
+        # A global loss calls collectives, whose failures are not those of the loss.
         function = partial(_blamed, train.loss, function)
     return DeclaredLoss(function=function, reduction=reduction)
 
 
-def _blamed(name: str, function: Callable[[Any, Tensor], Tensor], outputs: Any, labels: Tensor) -> Tensor:  # noqa: ANN401
+def _blamed(name: str, function: Callable[[Any, Tensor], Tensor], outputs: object, labels: Tensor) -> Tensor:
     with blame(f"train.loss is {name}, which failed on a micro-batch of {len(labels)} samples"):
         return function(outputs, labels)
 
 
-def mean_loss(outputs: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:  # noqa: ANN401
+def mean_loss(outputs: ModelOutputs, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return the mean loss over the samples of a micro-batch.
 
     Args:
@@ -71,40 +70,36 @@ def mean_loss(outputs: Any, labels: Tensor, label_smoothing: float = 0.0) -> Ten
     return loss
 
 
-def zero_loss(outputs: Any) -> Tensor:  # noqa: ANN401
-    """Return 0 as a function of every output, so that an empty share goes through the same collectives."""
+def zero_loss(outputs: ModelOutputs) -> Tensor:
+    """Return 0 as a function of every output, so that the backward of an empty share joins the same collectives."""
     return sum((logits.sum() * 0 for logits in all_logits(outputs)), start=next(all_logits(outputs)).new_zeros(()))
 
 
-def no_rows(outputs: Any) -> Any:  # noqa: ANN401
-    """Return the outputs for no samples, of the same type and with the same collectives behind them."""
+def no_rows(outputs: ModelOutputs) -> ModelOutputs:
+    """Return the outputs cut to zero samples, of the same type and with the same autograd graph."""
     if isinstance(outputs, Tensor):
         return outputs[:0]
-    return type(outputs)(*(None if logits is None else logits[:0] for logits in outputs))
+    make = cast("Callable[..., ModelOutputs]", type(outputs))
+    return make(*(None if logits is None else logits[:0] for logits in outputs))
 
 
-def all_logits(outputs: Any) -> Iterator[Tensor]:  # noqa: ANN401
-    """Yield the main logits, then auxiliary ones."""
+def all_logits(outputs: ModelOutputs) -> Iterator[Tensor]:
+    """Yield the main logits, then the auxiliary ones."""
     if isinstance(outputs, Tensor):
         yield outputs
     else:
         yield from (logits for logits in outputs if logits is not None)
 
 
-def check_outputs(name: str, outputs: Any, samples: int, classes: int) -> None:  # noqa: ANN401
-    """Refuse outputs that cross entropy cannot take.
-
-    Args:
-        name: ``train.model``.
-        outputs: what the model returned.
-        samples: n, samples that went in.
-        classes: K.
+def check_outputs(name: str, outputs: object, samples: int, classes: int) -> None:
+    """Check that the outputs of a model are logits ``[samples, classes]``.
 
     Raises:
-        ModelError: the outputs are no logits ``[n, K]``.
+        ModelError: they are not.
     """
     known = isinstance(outputs, Tensor) or type(outputs).__name__ in _AUXILIARY_WEIGHTS
-    if known and all(logits.shape == (samples, classes) for logits in all_logits(outputs)):
+    shape = (samples, classes)
+    if known and all(logits.shape == shape for logits in all_logits(cast("ModelOutputs", outputs))):
         return
     raise ModelError(
         f"train.model is {name}, which returns {_describe(outputs)} for {samples} samples, and the loss needs "

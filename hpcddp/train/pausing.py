@@ -1,4 +1,4 @@
-"""Whether an evaluation goes on: asked by all ranks alike every few batches, so that a long one holds up no stop."""
+"""Agreement of the ranks, every few batches of an evaluation, on whether to stop it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hpcddp.batch.split import ceil_div
 from hpcddp.stop.reasons import StopReason
 
 BATCHES_BETWEEN: Final = 8
-"""Batches from one question to the next; shorter evaluations are not interrupted."""
+"""Batches between two agreements; shorter evaluations are not interrupted."""
 
 
-class EvaluationStopped(Exception):  # noqa: N818  not an error: the ranks agreed
+class EvaluationStoppedError(Exception):
     """All ranks agreed to stop in the middle of an evaluation.
 
     Args:
-        reason: the weightiest of the ranks' reasons.
+        reason: the largest of the ranks' reasons.
     """
 
     def __init__(self, reason: StopReason) -> None:
@@ -28,38 +28,39 @@ class EvaluationStopped(Exception):  # noqa: N818  not an error: the ranks agree
 
 
 class Pauses:
-    """The questions of one evaluation: as many on every rank, also on one that has a batch less than another.
+    """The agreements of one evaluation: equally many on every rank, even if one has a batch less than another.
 
     Args:
         samples: samples of the validation part.
         batch_size: the most samples in one batch.
-        ranks: ranks that evaluate.
-        device: where the small tensor of a question lies.
-        vote: asked for this rank's reason to stop.
+        ranks: number of ranks.
+        device: device of the collectives.
+        vote: returns this rank's reason to stop.
     """
 
     def __init__(
         self, samples: int, batch_size: int, *, ranks: int, device: torch.device, vote: Callable[[], StopReason]
     ) -> None:
-        # Shares differ by a sample, so a rank has this many batches or one less: no question comes after the last one.
+        # Shares differ by one sample at most, so a rank has `most` batches or one less. No agreement follows the last
+        # batch.
         most = ceil_div(ceil_div(samples, ranks), batch_size)
         self._left = (most - 1) // BATCHES_BETWEEN
         self._device, self._vote = device, vote
         self._batches = 0
 
     def after_batch(self) -> None:
-        """Count a batch, and ask if it is time.
+        """Count a batch, and agree with the other ranks if an agreement is due.
 
         Raises:
-            EvaluationStopped: the ranks agreed to stop.
+            EvaluationStoppedError: the ranks agreed to stop.
         """
         self._batches += 1
         if self._batches % BATCHES_BETWEEN == 0 and self._left:
-            self._ask()
+            self._agree()
 
-    def _ask(self) -> None:
+    def _agree(self) -> None:
         self._left -= 1
-        weightiest = torch.tensor(int(self._vote()), device=self._device)
-        dist.all_reduce(weightiest, op=dist.ReduceOp.MAX)
-        if reason := StopReason(int(weightiest.item())):
-            raise EvaluationStopped(reason)
+        largest = torch.tensor(int(self._vote()), device=self._device)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        if reason := StopReason(int(largest.item())):
+            raise EvaluationStoppedError(reason)

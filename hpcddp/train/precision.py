@@ -1,20 +1,21 @@
-"""Number formats: what the parameters are kept in, what the forward computes in, and how exactly."""
+"""Number formats of parameters, inputs and the forward, and the process-wide switches of torch's backends."""
 
 from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 from hpcddp.train.errors import TrainingError
 
 PrecisionName: TypeAlias = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
 
 _AUTOCAST: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# CUDA's documentation, "cuBLAS results reproducibility": the two settings under which results repeat.
+# The two settings under which cuBLAS is deterministic (CUDA documentation, "cuBLAS results reproducibility").
 _REPEATABLE_WORKSPACES: Final = (":4096:8", ":16:8")
 
 
@@ -32,17 +33,28 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What parameters and inputs are kept in."""
+        """The dtype of real parameters and inputs; see ``kept_in`` for others."""
         return torch.float64 if self.name == "fp64" else torch.float32
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context of a forward pass."""
+        """Return the autocast context of a forward pass."""
         dtype = _AUTOCAST.get(self.name)
         return torch.autocast(self.device_type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
     def scaler(self) -> torch.amp.GradScaler:
         """Return the gradient scaler; it does nothing except in fp16."""
         return torch.amp.GradScaler(self.device_type, enabled=self.name == "fp16")
+
+
+def kept_in(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a parameter, buffer or input in a training in ``dtype``.
+
+    A complex tensor stays complex, with parts in ``dtype``, because torch multiplies matrices of equal precision only.
+    Integer and boolean tensors keep their dtype.
+    """
+    if tensor.is_complex():
+        return dtype.to_complex()
+    return dtype if tensor.is_floating_point() else tensor.dtype
 
 
 def set_up_backends(precision: Precision, *, deterministic: bool) -> None:
@@ -59,8 +71,10 @@ def set_up_backends(precision: Precision, *, deterministic: bool) -> None:
     """
     products = "tf32" if precision.name == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = products
-    torch.backends.cudnn.conv.fp32_precision = products  # type: ignore[attr-defined]
-    torch.backends.cudnn.rnn.fp32_precision = products  # type: ignore[attr-defined]
+    # torch declares no types for these two.
+    cudnn: Any = torch.backends.cudnn
+    cudnn.conv.fp32_precision = products
+    cudnn.rnn.fp32_precision = products
     if deterministic and precision.device_type == "cuda":
         _check_cublas_workspace()
     torch.use_deterministic_algorithms(deterministic)
@@ -69,7 +83,7 @@ def set_up_backends(precision: Precision, *, deterministic: bool) -> None:
 
 
 def _check_cublas_workspace() -> None:
-    # torch reads it at the first product, which is still to come.
+    # cuBLAS reads the variable at the first matrix product, which comes later.
     setting = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _REPEATABLE_WORKSPACES[0])
     if setting not in _REPEATABLE_WORKSPACES:
         raise TrainingError(

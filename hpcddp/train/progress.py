@@ -1,4 +1,4 @@
-"""How far a training is; travels in the checkpoint's manifest, where people and programs can read it."""
+"""Progress of a training, as it is written to the manifest of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Progress:
         step: optimizer steps done.
         epoch: the epoch that the next step belongs to, zero-based.
         samples_seen: samples trained on, repeats counted.
-        skipped_steps: updates left out because a loss or gradient was not finite.
+        skipped_steps: updates skipped because a loss or gradient was not finite.
         wall_s: seconds spent in ``run_training`` over all attempts, up to here.
         last_loss: loss of the last step; None before the first, or if it was not finite.
         evaluation: the last evaluation; None before the first.
@@ -38,7 +38,7 @@ class Progress:
     noise: NoiseScale | None = None
 
     def as_document(self) -> dict[str, Any]:
-        """Return it as JSON; what is not finite becomes null."""
+        """Return the progress as a JSON document; numbers that are not finite become null."""
         document = asdict(self)
         if self.evaluation is not None:
             document["evaluation"] = {
@@ -53,6 +53,6 @@ class Progress:
         if evaluation is not None:
             numbers: dict[str, Any] = {name: math.nan if value is None else value for name, value in evaluation.items()}
             evaluation = Evaluation(**numbers)
-        # Checkpoints of earlier versions do not know of it.
+        # Checkpoints of earlier versions have no such entry.
         noise = document.get("noise")
         return cls(**{**document, "evaluation": evaluation, "noise": noise and NoiseScale(**noise)})

@@ -1,4 +1,4 @@
-"""One root seed, many keyed ones (batch contract, section 5)."""
+"""Seeds and random numbers that are derived from the root seed by keys (batch contract, section 5)."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ def keyed_seed(*key: int | str) -> int:
 
 
 def seed_initialisation(seed: int) -> None:
-    """Make the next draws the same on all ranks: parameters begin alike."""
+    """Seed torch so that all ranks draw the same initial parameters."""
     torch.manual_seed(keyed_seed("initialisation", seed))
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Make forward noise such as dropout depend on (seed, step, rank) alone, so that a rerun repeats it.
+    """Seed torch so that the noise of a forward, such as dropout, is a function of (seed, step, rank) only.
 
     Args:
         seed: the root seed.
         step: optimizer steps done before this one.
-        rank: the rank; masks differ between ranks.
+        rank: this rank; dropout masks differ between ranks.
     """
     torch.manual_seed(keyed_seed("step", seed, step, rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleKeys:
-    """The keys of some samples, and the random numbers that belong to them.
+    """The keys of some samples, and the random numbers that are derived from them.
 
-    What a sample draws is a function of (seed, split, epoch, index) and of nothing else: not of the samples beside it,
-    the rank, the number of ranks, micro-steps or loader workers. It is made of 64-bit integer arithmetic and a hash, so
-    that it is the same on every platform and for every version of numpy and torch.
+    The random numbers of a sample are a function of (seed, split, epoch, index) only: not of the other samples of its
+    batch, the rank, or the number of ranks, micro-steps or loader workers. They are computed with 64-bit integer
+    arithmetic and a hash, so that they are the same on every platform and with every version of numpy and torch.
 
     Args:
         seed: the root seed.
         split: the part of the data set.
-        epoch: zero-based; a validation part is always drawn as in epoch 0, so that evaluations can be compared.
+        epoch: zero-based; always 0 for a validation part, so that evaluations can be compared.
         indices: the samples, 0..2^63-1 each.
     """
 
@@ -65,7 +65,7 @@ class SampleKeys:
     indices: Sequence[int]
 
     def words(self, draws: int) -> Words:
-        """Return ``draws`` random 64-bit words for each sample, ``[n, draws]``; asking for more changes none."""
+        """Return ``draws`` random 64-bit words per sample, ``[n, draws]``; a larger ``draws`` changes none."""
         text = f"hpcddp samples {CONTRACT_VERSION}: seed {self.seed}, split {self.split}, epoch {self.epoch}"
         keys = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), dtype="<u8")
         states = np.asarray(self.indices, dtype=np.uint64)
@@ -88,29 +88,29 @@ def split_mix(states: Words, draws: int) -> Words:
 
 
 def mix(words: Words) -> Words:
-    """Return 64 well-mixed bits per word: the finaliser of SplitMix64."""
+    """Return the words after the finaliser of SplitMix64, a bijection that mixes all bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
 def seed_sample(words: Sequence[int]) -> None:
-    """Seed the generators that a data set draws from: those of ``random``, ``numpy.random`` and torch's on the CPU.
+    """Seed ``random``, ``numpy.random`` and torch's CPU generator, which data sets use.
 
     Args:
-        words: three numbers of 64 bits.
+        words: three 64-bit integers.
     """
     for_python, for_numpy, for_torch = words
     random.seed(for_python)
     np.random.seed(for_numpy >> 32)  # noqa: NPY002  the generator that transforms draw from
-    # Not torch.manual_seed, which seeds the GPU's generators too: those are the model's, and it takes a hundred times
-    # as long.
+    # torch.manual_seed would also seed the GPU's generators, which belong to the model, and takes a hundred times as
+    # long.
     torch.default_generator.manual_seed(for_torch)
 
 
 @contextmanager
 def random_states_put_back() -> Iterator[None]:
-    """Leave the generators that ``seed_sample`` seeds as they were before the block."""
+    """Restore the generators that ``seed_sample`` seeds after the block."""
     python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
         yield

@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcddp import __version__
 from hpcddp.batch.noise_scale import larger_batch_pays
-from hpcddp.run.files import write_json
+from hpcddp.run.result import FINISHED, Result, write_result
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.fingerprint import tensor_bytes
 from hpcddp.train.progress import Progress
@@ -26,7 +26,7 @@ def parameters_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def write_result(context: TrainContext, models: Mapping[str, nn.Module], progress: Progress) -> dict[str, Any]:
+def write_training_result(context: TrainContext, models: Mapping[str, nn.Module], progress: Progress) -> dict[str, Any]:
     """Write the result of a finished run, whole, and return it.
 
     Args:
@@ -36,12 +36,9 @@ def write_result(context: TrainContext, models: Mapping[str, nn.Module], progres
     """
     evaluation = progress.as_document()["evaluation"] or {}
     noise, batch = None if progress.noise is None else progress.noise.samples, context.spec.global_batch_size
-    document = {
-        "status": "finished",
-        "steps": progress.step,
+    facts = {
         "epochs": progress.epoch,
         "final_loss": progress.last_loss,
-        "val_accuracy": evaluation.get("val_accuracy"),
         "val_top5": evaluation.get("val_top5"),
         "val_loss": evaluation.get("val_loss"),
         "val_samples": evaluation.get("val_samples"),
@@ -51,16 +48,22 @@ def write_result(context: TrainContext, models: Mapping[str, nn.Module], progres
         "ema_sha256": parameters_sha256(models["ema"]) if "ema" in models else None,
         "noise_scale": noise,
         "larger_batch_pays": None if noise is None else larger_batch_pays(noise, batch),
-        "world_size": context.world_size,
-        "attempts": context.attempt + 1,
-        "wall_s": round(progress.wall_s, 3),
         "threads": context.threads,
         "precision": context.train.precision,
         "device": _device_name(context.device),
         "versions": {"hpcddp": __version__, "torch": str(torch.__version__)},
     }
-    write_json(context.run.result, document)
-    return document
+    result = Result(
+        status=FINISHED,
+        steps=progress.step,
+        val_accuracy=evaluation.get("val_accuracy"),
+        world_size=context.world_size,
+        attempts=context.attempt + 1,
+        wall_s=round(progress.wall_s, 3),
+        facts=facts,
+    )
+    write_result(context.run, result)
+    return result.as_json()
 
 
 def _device_name(device: torch.device) -> str:

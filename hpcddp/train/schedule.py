@@ -1,28 +1,27 @@
-"""What is due after which step: positions, evaluations and saves, all from numbers that every rank has."""
+"""Schedule of a training: the position and learning rate of each step, and the evaluations and saves after it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hpcddp.batch.learning_rate import learning_rate_at
 from hpcddp.batch.plan import BatchPlan
-from hpcddp.spec.job import Every, LearningRate
-from hpcddp.train.stepping import Position
+from hpcddp.batch.scaling import learning_rate_at
+from hpcddp.jobfile.fields import Every
+from hpcddp.jobfile.sections import LearningRate
+from hpcddp.train.step import Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The steps of a training, and what is due after each.
+    """The steps of a training, and what is due after each; the same on every rank.
 
     Args:
-        plan: the split; its number of samples is known.
-        epochs: epochs of the training.
+        plan: the batch plan, with a known number of samples.
         learning_rate: the job's ``learning_rate``.
         eval_every: epochs between evaluations.
         every: the job's ``checkpoint.every``.
-        count_samples: samples of the global batch of an (epoch, step in the epoch); None = as the plan says, which
-            counts samples.
+        count_samples: samples of the global batch of an (epoch, step in the epoch); None if every unit is one sample.
     """
 
     plan: BatchPlan
@@ -34,7 +33,7 @@ class Schedule:
 
     @property
     def steps_per_epoch(self) -> int:
-        """S."""
+        """Optimizer steps of one epoch."""
         return self.plan.steps_per_epoch or 0
 
     @property
@@ -43,7 +42,7 @@ class Schedule:
         return self.steps_per_epoch * self.epochs
 
     def positions(self, first_step: int) -> Iterator[Position]:
-        """Yield every step from ``first_step`` (steps done) on."""
+        """Yield the position of every step from ``first_step`` on, counted in steps done."""
         return self._positions(first_step, self.total_steps)
 
     def _positions(self, first_step: int, last_step: int) -> Iterator[Position]:
@@ -81,9 +80,9 @@ class Schedule:
         return self.ends_epoch(position) and (epochs_done % self.eval_every == 0 or epochs_done == self.epochs)
 
     def saves_after(self, position: Position) -> str | None:
-        """Return why a save is due after this step, or None; saves by the clock are agreed on elsewhere.
+        """Return why a save is due after this step, or None; saves by the clock are part of the agreement.
 
-        Every epoch ends with a save, unless the job counts its saves in epochs; so does the training.
+        Every epoch ends with a save, unless the job counts its saves in epochs. The training ends with a save.
         """
         done = position.step + 1
         if done == self.total_steps:

@@ -1,4 +1,4 @@
-"""Stopping a loop of one's own: ``hpcddp.Stopper``."""
+"""``hpcddp.Stopper``: stop the user's own training loop on all ranks after the same step."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ from torch import Tensor
 
 from hpcddp.errors import UserError
 from hpcddp.stop.deadline import Deadline, Durations
-from hpcddp.stop.exit_codes import ExitCode
-from hpcddp.stop.reasons import StopReason
-from hpcddp.stop.signals import LISTENER, SignalListener
+from hpcddp.stop.listener import LISTENER, SignalListener
+from hpcddp.stop.reasons import ExitCode, StopReason
 from hpcddp.train import callers
 from hpcddp.train.data.workers import start_worker
 
 REQUEUE_FILE: Final = "HPCDDP_REQUEUE_FILE"
-"""The environment variable that names a file whose presence says that the command wants to go on."""
+"""The environment variable with the path of a file whose presence asks for a requeue of the job."""
 
-# The first is what hpcddp tells a command.
+# hpcddp sets the first one for the commands that it runs.
 _END_TIMES: Final = ("HPCDDP_END_TIME", "SLURM_JOB_END_TIME")
 _START_TIME: Final = "SLURM_JOB_START_TIME"
 
 
 class StopperError(UserError):
-    """The stopper is used in a way that it cannot work."""
+    """The stopper is used in a way in which it cannot work."""
 
     kind = "stopper"
 
 
 class Stopper:
-    """Tells a loop when to stop: on every rank after the same step, also when only one rank was told.
+    """Tells a loop when to stop: on every rank after the same step, even if only one rank got the signal.
 
-    Make one as early as you can, in the main thread: from then on SIGTERM (the job must leave its nodes), SIGUSR2 (the
-    time limit is near) and SIGINT (Ctrl-C) no longer end the process, but are heard. Ask once after every step, on
-    every rank. The ranks agree in one small sum of their own group, which is read one step later, so that no step waits
-    for it::
+    Create it as early as possible, in the main thread: from then on SIGTERM (the job must leave its nodes), SIGUSR2
+    (the time limit is near) and SIGINT (Ctrl-C) no longer end the process, but request a stop. Call ``should_stop``
+    once after every step, on every rank. The ranks agree by a small all-reduce in a process group of its own, which is
+    read one step later, so that no step waits for it::
 
         stopper = hpcddp.Stopper()
         for step in range(checkpointer.restore().step, 1000):
@@ -52,16 +51,16 @@ class Stopper:
                 checkpointer.wait()
                 stopper.exit()
 
-    It works with the default process group of any backend, and without one in a single process. Where the job's end is
-    known (``SLURM_JOB_END_TIME``, Slurm 23.02 and later), rank 0 also looks at its clock.
+    It works with the default process group of any backend, and without one in a single process. If the end of the job
+    is known (``SLURM_JOB_END_TIME``, Slurm 23.02 and later), rank 0 also compares it with its clock.
 
     Args:
         save_s: how long a save takes, in seconds; None = 2 % of the job's time, a minute at most.
-        environment: where the job's end stands.
+        environment: environment variables of the job.
 
     Raises:
         StopperError: this is not the main thread.
-        NoGroupError: several processes have been started, and no process group is open when the ranks are to agree.
+        NoGroupError: several processes have been started, and no process group is open when the ranks must agree.
     """
 
     def __init__(self, *, save_s: float | None = None, environment: Mapping[str, str] = os.environ) -> None:
@@ -78,19 +77,19 @@ class Stopper:
         self._pending: tuple[Tensor, dist.Work] | None = None
         self._requested = False
         self._steps = Durations()
-        self._asked: float | None = None
+        self._last_call: float | None = None
         self._reason = StopReason.NONE
 
     @property
     def reason(self) -> str:
-        """Why the ranks stop, in a word: ``requested``, ``deadline``, ``warned``, ``terminated``, ``interrupted``.
+        """Why the ranks stop: ``requested``, ``deadline``, ``warned``, ``terminated`` or ``interrupted``.
 
-        ``none`` as long as they do not.
+        ``none`` while they do not stop.
         """
         return self._reason.word
 
     def request(self) -> None:
-        """Ask for a stop from this rank; every rank is told one step later."""
+        """Request a stop from this rank; all ranks agree on it one step later."""
         self._requested = True
 
     def should_stop(self) -> bool:
@@ -111,41 +110,41 @@ class Stopper:
 
     @staticmethod
     def worker_init(worker: int) -> None:
-        """Let a loader process outlive the signals, and end with this one: ``DataLoader(worker_init_fn=...)``.
+        """Make a loader process ignore the signals and end with this process: ``DataLoader(worker_init_fn=...)``.
 
-        Slurm may send signals to every process of a job; without this a loader process dies of them before the loop has
-        saved.
+        Slurm may send signals to every process of a job. Without this, a signal kills loader processes before the loop
+        has saved.
         """
         start_worker(worker)
 
     def exit(self) -> NoReturn:
-        """End the process on every rank together, with exit code 75: it has saved, and wants to go on.
+        """End the process on all ranks with exit code 75: the state is saved, and the job asks to be requeued.
 
-        Nothing runs after it, neither ``finally`` nor ``atexit``. Save before, and wait until it is written.
+        Neither ``finally`` blocks nor ``atexit`` functions run. Save first, and wait until the checkpoint is written.
         """
         if callers.rank() == 0 and (path := self._environment.get(REQUEUE_FILE)):
-            Path(path).touch()
+            Path(path).touch(mode=0o600)
         if dist.is_initialized():
-            # Whoever started the ranks may end all of them when the first has gone.
+            # The launcher may end the other ranks as soon as one has exited.
             dist.barrier(group=self._group)
         sys.stdout.flush()
         sys.stderr.flush()
-        # Freeing DDP can deadlock once a peer has gone.
+        # Freeing DDP can deadlock after another rank has exited.
         os._exit(ExitCode.STOPPED)
 
     def _measure(self) -> None:
         now = time.monotonic()
-        if self._asked is not None:
-            self._steps.add(now - self._asked)
-        self._asked = now
+        if self._last_call is not None:
+            self._steps.add(now - self._last_call)
+        self._last_call = now
 
     def _vote(self) -> StopReason:
-        told = self._listener.reason()
-        if told is StopReason.NONE and self._requested:
-            told = StopReason.REQUESTED
-        if told is StopReason.NONE and callers.rank() == 0 and self._is_near_the_end():
-            told = StopReason.DEADLINE
-        return told
+        reason = self._listener.reason()
+        if reason is StopReason.NONE and self._requested:
+            reason = StopReason.REQUESTED
+        if reason is StopReason.NONE and callers.rank() == 0 and self._is_near_the_end():
+            reason = StopReason.DEADLINE
+        return reason
 
     def _is_near_the_end(self) -> bool:
         if self._deadline.end_time is None:
@@ -153,19 +152,19 @@ class Stopper:
         return self._deadline.is_near(time.time(), step_s=self._steps.p95(), save_s=self._save_s)
 
     def _agree(self, vote: StopReason) -> StopReason:
-        """Return what the ranks agreed on one call before, and start the next agreement."""
+        """Return the result of the agreement that the last call started, and start the next one."""
         agreed = StopReason.NONE
         if self._group is None:
-            # A group of its own: its sums stay out of the order of the loop's, and lie on the CPU whatever trains.
+            # A separate group keeps these collectives independent of the loop's, and on the CPU.
             self._group = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
         if self._pending is not None:
-            weightiest, work = self._pending
+            largest, work = self._pending
             work.wait()
-            agreed = StopReason(int(weightiest.item()))
+            agreed = StopReason(int(largest.item()))
         if agreed is StopReason.NONE:
-            mine = torch.tensor(int(vote))
-            work = dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
-            self._pending = mine, work
+            own = torch.tensor(int(vote))
+            work = dist.all_reduce(own, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._pending = own, work
         return agreed
 
 

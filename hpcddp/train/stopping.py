@@ -1,4 +1,4 @@
-"""When a rank wants to stop, and what the ranks leave behind when they do."""
+"""Request a stop of the built-in training on this rank, and record the stop that all ranks agreed on."""
 
 from __future__ import annotations
 
@@ -9,52 +9,51 @@ from typing import Final
 
 from hpcddp.run.decision import Decision, write_decision
 from hpcddp.run.events import append_event
-from hpcddp.run.lease import raise_if_fenced
-from hpcddp.stop.cause import Cause
+from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.stop.deadline import Durations, short_lead_sentence
-from hpcddp.stop.reasons import StopReason
+from hpcddp.stop.reasons import Cause, StopReason
+from hpcddp.train.checkpoint.save import Saver
+from hpcddp.train.checkpoint.writer import SaveOutcome
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import StoppedError
-from hpcddp.train.saving import Saver
-from hpcddp.train.writing import SaveOutcome
 
-# How often rank 0 looks at its clock; each look sorts some hundred numbers.
-_LOOK_EVERY_S: Final = 0.5
-# So few steps say little about the slowest ones.
+# How often rank 0 checks the deadline; each check sorts some hundred numbers.
+_CHECK_EVERY_S: Final = 0.5
+# Fewer steps say little about the slowest ones.
 _ENOUGH_STEPS: Final = 20
 
 
 class Stopping:
-    """Knows whether this rank wants to stop, and writes down that all ranks have.
+    """Decides whether this rank requests a stop, and records the stop of all ranks.
 
     Args:
-        context: who this rank is.
-        saver: knows how long saves take.
+        context: the run and this rank.
+        saver: its past saves tell how long a save takes.
     """
 
     def __init__(self, context: TrainContext, saver: Saver) -> None:
         self._context, self._saver = context, saver
         self._steps = Durations()
         self._first_step_seen = self._warned = self._is_near = False
-        self._looked = float("-inf")
+        self._checked_at = float("-inf")
 
     def add_step(self, seconds: float) -> None:
-        """Add the duration of a step; the first one of an attempt, which may compile, says nothing about the others."""
+        """Add the duration of a step; the first one of an attempt is left out, because it may compile."""
         if self._first_step_seen:
             self._steps.add(seconds)
         self._first_step_seen = True
 
     def vote(self) -> StopReason:
         """Return why this rank wants to stop: what its process was told, or its clock. Only rank 0 looks at its own."""
-        told = StopReason(self._context.should_stop())
+        told = self._context.should_stop()
         if told or not self._context.is_main:
             return told
         return StopReason.DEADLINE if self._deadline_is_near() else StopReason.NONE
 
     def _deadline_is_near(self) -> bool:
         now = self._context.monotonic()
-        if now - self._looked >= _LOOK_EVERY_S:
-            self._looked = now
+        if now - self._checked_at >= _CHECK_EVERY_S:
+            self._checked_at = now
             step_s, save_s = self._steps.p95(), self._p95_of_saves()
             deadline = self._context.deadline
             self._is_near = deadline.is_near(self._context.now(), step_s=step_s, save_s=save_s)
@@ -76,7 +75,7 @@ class Stopping:
         if sentence is not None:
             self._warned = True
             context.tell(f"warning: {sentence}")
-            with _warned_of_the_disk(context, context.run.events):
+            with _disk_errors_as_warnings(context, context.run.events):
                 append_event(
                     context.run.events, kind="warning", time=context.now(), attempt=context.attempt, reason=sentence
                 )
@@ -84,13 +83,13 @@ class Stopping:
     def leave(
         self, reason: StopReason, *, step: int, outcome: SaveOutcome | None, has_checkpoint: bool
     ) -> StoppedError:
-        """Write the decision down, on rank 0, and return the error that ends the loop on every rank.
+        """Record the decision on rank 0, and return the error that ends the loop on every rank.
 
         Args:
-            reason: what the ranks agreed on.
+            reason: the reason that the ranks agreed on.
             step: optimizer steps done.
-            outcome: what came of the save of this step; None on other ranks than 0, and where none was needed.
-            has_checkpoint: whether a checkpoint of this step had been there before.
+            outcome: result of the save of this step; None on other ranks than 0, and if no save was needed.
+            has_checkpoint: whether a checkpoint of this step existed before.
 
         Raises:
             FencedError: another attempt owns the run.
@@ -102,7 +101,7 @@ class Stopping:
         return StoppedError(
             f"all ranks stopped after step {step} ({reason.word}), and the state is {told}",
             step=step,
-            code=int(reason),
+            reason=reason,
             outcome=outcome,
         )
 
@@ -119,19 +118,14 @@ class Stopping:
             save_s=round(save_s, 3),
             time=context.now(),
         )
-        write_down(context, decision)
+        record_decision(context, decision)
         how = f"saved in {save_s:.1f} s" if saved else "not saved"
         context.tell(f"all ranks stopped after step {step} ({reason.word}, cause {cause or 'unknown'}), {how}")
 
 
-def write_down(context: TrainContext, decision: Decision) -> None:
-    """Write a decision to the event log and into the attempt's directory, as far as the disk lets it.
-
-    Args:
-        context: the run, on rank 0.
-        decision: where the ranks have stopped.
-    """
-    with _warned_of_the_disk(context, context.run.events):
+def record_decision(context: TrainContext, decision: Decision) -> None:
+    """Write a decision to the event log and to the attempt's directory, on rank 0; disk errors are warnings."""
+    with _disk_errors_as_warnings(context, context.run.events):
         append_event(
             context.run.events,
             kind="stop",
@@ -144,13 +138,13 @@ def write_down(context: TrainContext, decision: Decision) -> None:
             save_s=decision.save_s,
         )
     attempt = context.run.attempt(context.attempt)
-    with _warned_of_the_disk(context, attempt.decision):
+    with _disk_errors_as_warnings(context, attempt.decision):
         write_decision(attempt, decision)
 
 
 @contextlib.contextmanager
-def _warned_of_the_disk(context: TrainContext, path: Path) -> Iterator[None]:
-    """Go on where a file cannot be written: a full disk is no reason to end in any other way."""
+def _disk_errors_as_warnings(context: TrainContext, path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a warning: the training must stop in the same way with a full disk."""
     try:
         yield
     except OSError as error:

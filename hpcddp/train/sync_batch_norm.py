@@ -1,13 +1,14 @@
-"""BatchNorm over the samples of all ranks: torch's own on GPUs, and on CPUs, where torch has none, one for any shares.
+"""Synchronised BatchNorm, with statistics over all ranks: torch's layer on GPUs, and a layer of hpcddp on CPUs.
 
-Both know shares that are empty: a rank without samples goes through its placeholder, joins every collective and counts
-nothing (batch contract, section 2).
+Both support empty shares: a rank without samples passes its placeholder through the layer and joins every collective,
+but its values do not count (batch contract, section 2).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Final, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -19,10 +20,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcddp.train.losses.ranks import add_over_ranks, world_size
 
+_Forward: TypeAlias = Callable[["SyncBatchNorm", Tensor], Tensor]
+
+# torch leaves the decorator without types.
+_not_compiled: Callable[[_Forward], _Forward] = torch.compiler.disable
+# [n, C], before any dimensions of space.
+_LEAST_DIMENSIONS: Final = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """Statistics of every channel over all ranks, the same bits on each.
+    """Statistics of every channel over all ranks, bitwise equal on each.
 
     Args:
         count: values per channel, over all ranks.
@@ -38,13 +46,13 @@ class Statistics:
 def gather_statistics(inputs: Tensor, *, absent: bool, group: dist.ProcessGroup | None) -> Statistics:
     """Return the statistics over all ranks; one collective.
 
-    Each rank takes the mean and the squared distances of its own values; they are put together by the formula of Chan,
-    Golub and LeVeque 1979 ("Updating formulae and a pairwise algorithm for computing sample variances"). No large sums
-    are subtracted from each other.
+    Each rank computes the mean and the squared distances of its own values. They are combined by the formula of Chan,
+    Golub and LeVeque 1979 ("Updating formulae and a pairwise algorithm for computing sample variances"), which does
+    not subtract large sums from each other.
 
     Args:
         inputs: ``[n, C, ...]``, n >= 0.
-        absent: whether the inputs are a placeholder, and count nothing.
+        absent: whether the inputs are a placeholder that does not count.
         group: the process group; None = the default one.
     """
     count = 0 if absent else inputs.numel() // inputs.shape[1]
@@ -63,13 +71,38 @@ def gather_statistics(inputs: Tensor, *, absent: bool, group: dist.ProcessGroup 
 
 
 def _reduced(inputs: Tensor) -> list[int]:
-    """Return the dimensions that a channel's values lie along: all but the second."""
+    """Return the dimensions over which a channel's statistics are taken: all but the second."""
     return [0, *range(2, inputs.ndim)]
 
 
 def _along_channels(values: Tensor, inputs: Tensor) -> Tensor:
     """Return ``[C]`` as ``[1, C, 1, ...]``."""
     return values.view(1, -1, *[1] * (inputs.ndim - 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OverRanks:
+    """How the statistics of a forward were taken over ranks.
+
+    Args:
+        count: values per channel, over all ranks.
+        group: the process group; None = the default one.
+        absent: whether this rank's inputs are a placeholder that does not count.
+    """
+
+    count: int
+    group: dist.ProcessGroup | None
+    absent: bool
+
+
+class _NormaliseContext(Protocol):
+    """What the forward keeps for the backward."""
+
+    over_ranks: _OverRanks
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, Tensor | None, Tensor, Tensor]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
 
 class _Normalise(Function):
@@ -85,17 +118,15 @@ class _Normalise(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: _NormaliseContext,
         inputs: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
         mean: Tensor,
         inverse: Tensor,
-        count: int,
-        group: dist.ProcessGroup | None,
-        absent: bool,  # noqa: FBT001
+        over_ranks: _OverRanks,
     ) -> Tensor:
-        ctx.count, ctx.group, ctx.absent = count, group, absent
+        ctx.over_ranks = over_ranks
         ctx.save_for_backward(inputs, weight, mean, inverse)
         outputs = (inputs - _along_channels(mean, inputs)) * _along_channels(inverse, inputs)
         if weight is not None:
@@ -106,50 +137,51 @@ class _Normalise(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: _NormaliseContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, mean, inverse = ctx.saved_tensors
+        over_ranks = ctx.over_ranks
         outer = gradients[0].to(mean.dtype)
         normalised = (inputs - _along_channels(mean, inputs)) * _along_channels(inverse, inputs)
         own = torch.stack([outer.sum(_reduced(inputs)), (outer * normalised).sum(_reduced(inputs))])
         inner = None
         if ctx.needs_input_grad[0]:
-            sums = torch.zeros_like(own) if ctx.absent else own.clone()
-            add_over_ranks(sums, ctx.group)
-            if not ctx.absent:
+            sums = torch.zeros_like(own) if over_ranks.absent else own.clone()
+            add_over_ranks(sums, over_ranks.group)
+            if not over_ranks.absent:
                 through = normalised * _along_channels(sums[1], inputs) + _along_channels(sums[0], inputs)
-                outer = outer - through / ctx.count
+                outer = outer - through / over_ranks.count
             factor = inverse if weight is None else inverse * weight
             inner = (outer * _along_channels(factor, inputs)).to(inputs.dtype)
-        of_weight = own[1].to(weight.dtype) if ctx.needs_input_grad[1] else None
+        of_weight = own[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
         of_bias = own[0] if ctx.needs_input_grad[2] else None
-        return inner, of_weight, of_bias, None, None, None, None, None
+        return inner, of_weight, of_bias, None, None, None
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm over all ranks, on any device; while evaluating it is BatchNorm.
+    """BatchNorm over all ranks, on any device; in evaluation mode it is BatchNorm.
 
-    It is exact for shares of any size: the outputs, gradients and running statistics are those of one process that
-    sees the samples of all ranks at once. Parameters and buffers are called as those of BatchNorm.
+    It is exact for shares of any size: outputs, gradients and running statistics are those of one process with the
+    samples of all ranks. Parameters and buffers have the names of those of BatchNorm.
 
     Attributes:
-        absent: whether what comes in is a placeholder, and counts nothing.
+        absent: whether the input is a placeholder that does not count.
         process_group: the ranks; None = all.
     """
 
     absent = False
     process_group: dist.ProcessGroup | None = None
 
-    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  torch's name
-        if input.ndim < 2:  # noqa: PLR2004
-            raise ValueError(f"expected at least 2D input (got {input.ndim}D input)")
+    def _check_input_dim(self, inputs: Tensor) -> None:
+        if inputs.ndim < _LEAST_DIMENSIONS:
+            raise ValueError(f"expected at least 2D input (got {inputs.ndim}D input)")
 
-    # Collectives and numbers that decide have no place in a compiled graph.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    # Collectives and control flow that depends on data cannot be compiled.
+    @_not_compiled
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
         """Normalise ``[n, C, ...]``.
 
         Raises:
-            ValueError: while training there is no more than one value per channel over all ranks.
+            ValueError: in training mode there is at most one value per channel over all ranks.
         """
         if not self.training or world_size(self.process_group) == 1:
             return super().forward(input)
@@ -169,14 +201,12 @@ class SyncBatchNorm(_BatchNorm):
             self.bias,
             statistics.mean.to(dtype),
             inverse.to(dtype),
-            statistics.count,
-            self.process_group,
-            self.absent,
+            _OverRanks(count=statistics.count, group=self.process_group, absent=self.absent),
         )
         return outputs
 
     def _track(self, statistics: Statistics) -> None:
-        """Move the running statistics, as BatchNorm does: momentum None is the mean over all batches."""
+        """Update the running statistics as BatchNorm does; momentum None means the mean over all batches."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         factor = self.momentum
@@ -190,10 +220,10 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class NativeSyncBatchNorm(nn.SyncBatchNorm):
-    """torch's SyncBatchNorm, which needs a GPU, with placeholders that count nothing.
+    """torch's SyncBatchNorm, which needs a GPU, with placeholders that do not count.
 
     Attributes:
-        absent: whether what comes in is a placeholder, and counts nothing.
+        absent: whether the input is a placeholder that does not count.
     """
 
     absent = False
@@ -202,8 +232,8 @@ class NativeSyncBatchNorm(nn.SyncBatchNorm):
         """Normalise ``[n, C, ...]``."""
         if not (self.absent and self.training):
             return super().forward(input)
-        # No rows join torch's collectives and count 0. It makes them in the input's format, where half precision would
-        # meet the other ranks' single precision.
+        # An input without rows joins torch's collectives and counts 0. torch communicates in the input's dtype, so a
+        # half-precision input would not match the single precision of the other ranks.
         nothing = super().forward(input[:0].to(torch.promote_types(input.dtype, torch.float32)))
         outputs = functional.batch_norm(
             input,
@@ -214,5 +244,5 @@ class NativeSyncBatchNorm(nn.SyncBatchNorm):
             training=self.running_mean is None,
             eps=self.eps,
         )
-        # The backward passes through those collectives too.
+        # The backward must pass through those collectives too.
         return outputs + nothing.sum().to(outputs.dtype) * 0

@@ -1,4 +1,4 @@
-"""Calling what the user wrote: ``pkg.module:function`` is found, called, and blamed by name when it fails."""
+"""Import and call the user's functions, ``pkg.module:function``; errors name the function that failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcddp.train.errors import UserCodeError
 
 
 def is_own(name: str) -> bool:
-    """Return whether ``name`` means a function of the user's own, ``pkg.module:function``."""
+    """Return whether ``name`` names a function of the user, ``pkg.module:function``."""
     return ":" in name
 
 
@@ -43,11 +43,11 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", function)
 
 
-def call_function(key: str, name: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Import a function of the user's own and return what it returns.
+def call_function(key: str, name: str, arguments: Mapping[str, Any]) -> object:
+    """Import and call a function of the user, and return its result.
 
     Raises:
-        UserCodeError: it cannot be imported, or raises.
+        UserCodeError: the function cannot be imported, or raises.
     """
     function = load_function(key, name)
     given = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
@@ -71,5 +71,5 @@ def describe(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__
-    # A loader's worker sends its traceback as text; the line that says what happened is the last one.
+    # The text of an error from a loader process is its traceback, whose last line is the error.
     return lines[-1] if "Original Traceback" in str(error) else f"{type(error).__name__}: {lines[0]}"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hpcddp.batch.explain import explain
 from hpcddp.batch.job import JobPlan, plan_numbers
 from hpcddp.batch.plan import plan_batch
-from hpcddp.spec.job import LearningRate
+from hpcddp.jobfile.sections import LearningRate
 
 WHOLE = """\
 Step

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batch.batch_plan import BatchPlan
 from hpcddp.batch.explain import explain
 from hpcddp.batch.job import plan_numbers
-from hpcddp.batch.plan import PlanError, plan_batch, refuse_single_sample
+from hpcddp.batch.plan import BatchPlan, plan_batch, refuse_single_sample
+from hpcddp.batch.refusals import PlanError
 from hpcddp.batch.sampler import share_of
 
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from hpcddp.batch.explain import explain
 from hpcddp.batch.groups import GroupTable
-from hpcddp.batch.job import plan_numbers
-from hpcddp.batch.notes import split_notes
-from hpcddp.batch.plan import PlanError, plan_batch, refuse_single_sample
+from hpcddp.batch.job import plan_numbers, split_notes
+from hpcddp.batch.plan import plan_batch, refuse_single_sample
+from hpcddp.batch.refusals import PlanError
 from hpcddp.batch.sampler import GlobalBatches, share_of
 
 

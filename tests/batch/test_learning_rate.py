@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batch.learning_rate import learning_rate_at
-from hpcddp.spec.job import LearningRate
+from hpcddp.batch.scaling import learning_rate_at
+from hpcddp.jobfile.sections import LearningRate
 
 
 def rates(steps_per_epoch: int, epochs: int, **fields: Any) -> list[float]:

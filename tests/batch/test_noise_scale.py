@@ -5,7 +5,7 @@ import pytest
 from hpcddp.batch.job import plan_job, plan_numbers
 from hpcddp.batch.noise_scale import MeasuredNoise, larger_batch_pays
 from hpcddp.batch.plan import plan_batch
-from hpcddp.spec.job import JobSpec
+from hpcddp.jobfile.job import JobSpec
 
 BEFORE = MeasuredNoise(samples=500.0, source="run 7")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.batch.notes import split_notes
+from hpcddp.batch.job import split_notes
 from hpcddp.batch.plan import plan_batch
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batch.numbers import batch_variables
-from hpcddp.batch.plan import PlanError, plan_batch
+from hpcddp.batch.job import batch_variables
+from hpcddp.batch.plan import plan_batch
+from hpcddp.batch.refusals import PlanError
 
 
 @given(size=st.integers(1, 50), world=st.integers(1, 50), steps=st.integers(1, 9))

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batch.observed import explain_steps
-from hpcddp.batch.observed_uneven import UnevenBatch
+from hpcddp.batch.observed import UnevenBatch, explain_steps
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.refusals import PlanError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.batch.own_dataset import OwnDatasetError, count_own_groups, count_own_samples
+from hpcddp.batch.samples import OwnDatasetError, count_own_groups, count_own_samples
 
 
 def measure(directory: Path, source: str, arguments: dict[str, Any] | None = None, timeout_s: float = 60.0) -> int:

@@ -6,15 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batch.plan import (
-    BatchPlan,
-    PlanError,
-    has_single_sample,
-    plan_batch,
-    refuse_single_over_ranks,
-    refuse_single_sample,
-)
-from hpcddp.spec.job import Tail
+from hpcddp.batch.plan import BatchPlan, has_single_sample, plan_batch, refuse_single_over_ranks, refuse_single_sample
+from hpcddp.batch.refusals import PlanError
+from hpcddp.jobfile.sections import Tail
 
 TAILS: tuple[Tail, ...] = ("keep", "drop", "wrap")
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batch.plan import PlanError, plan_batch
+from hpcddp.batch.plan import plan_batch
+from hpcddp.batch.refusals import PlanError
 from hpcddp.batch.sampler import GlobalBatches, share_of
 
 sizes = st.integers(1, 300)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcddp.batch.samples import IMAGE_EXTENSIONS, SampleCount, count_samples
-from hpcddp.spec.job import Train
+from hpcddp.jobfile.sections import Train
 
 
 def count(directory: Path, **fields: Any) -> SampleCount:

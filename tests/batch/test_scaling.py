@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from hpcddp.batch.refusals import PlanError
 from hpcddp.batch.scaling import ScaledRule, scale, scaled_hyperparameters, scaling_of
-from hpcddp.spec.job import Batch, JobSpec, LearningRate, Optimizer, Resources, Train
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.resources import Resources
+from hpcddp.jobfile.sections import Batch, LearningRate, Optimizer, Train
 
 
 def scaled(

@@ -2,12 +2,14 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.errors import HpcddpError, UserError
+from hpcddp.run.record import RecordError
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -72,6 +74,13 @@ def test_an_interrupt_is_130() -> None:
         raise KeyboardInterrupt
 
     assert boundary.run(interrupt, []) == 130  # type: ignore[arg-type]
+
+
+def test_a_damaged_file_of_a_run_is_no_exit_code_of_a_job() -> None:
+    def fail(**_: object) -> None:
+        raise RecordError("result.json is empty", path=Path("result.json"))
+
+    assert boundary.run(fail, []) == 2  # type: ignore[arg-type]
 
 
 def test_errors_survive_pickling_with_their_values() -> None:

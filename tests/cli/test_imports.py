@@ -77,3 +77,16 @@ def test_commands_that_only_look_load_nothing_slow(words: list[str]) -> None:
     done = python(run, *words)
     assert done.returncode == 0
     assert SLOW & set(done.stderr.split()) == set()
+
+
+def test_rendering_a_script_loads_neither_the_planner_nor_progress_bars() -> None:
+    run = (
+        "import sys\n"
+        "from hpcddp.cli import boundary\n"
+        "from hpcddp.cli.main import app\n"
+        "boundary.run(app, sys.argv[1:])\n"
+        "print(*sorted({'hpcddp.batch.job', 'hpcddp.task', 'rich'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = python(run, "render", str(JOBS / "quickstart.yaml"))
+    assert (done.returncode, done.stderr.split()) == (0, [])
+    assert "#SBATCH" in done.stdout

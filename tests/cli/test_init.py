@@ -11,7 +11,7 @@ import pytest
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 
-RECORDED = Path(__file__).parents[1] / "slurm_language" / "site"
+RECORDED = Path(__file__).parents[1] / "slurm" / "site"
 NO_SLURM = (
     "so there is no cluster to look at; run hpcddp init on a login node, or run jobs on this machine with hpcddp "
     "submit JOB --cluster local\n"

@@ -14,8 +14,8 @@ from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.slurm import commands
 from hpcddp.slurm.queue import QueuedJob
-from tests.report.runs import make, queued
-from tests.slurm_language.programs import program
+from tests.manage.runs import make, queued
+from tests.slurm.programs import program
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
-from hpcddp.spec.schema import job_schema
+from hpcddp.jobfile.schema import job_schema
 
 
 @pytest.mark.parametrize("arguments", [["schema"], ["schema", "--json"]])

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.rendezvous import meet, raise_if_a_rank_failed
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.task.rendezvous import meet, raise_if_a_rank_failed
 from hpcddp.train.distributed import Identity, process_group
 
 

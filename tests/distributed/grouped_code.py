@@ -1,4 +1,4 @@
-"""What a user might write for batches of groups, and for BatchNorm over micro-batches of one size."""
+"""Functions and models of a user for batches of groups, and for BatchNorm over micro-batches of one size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses that a user might name in a job file."""
+"""Losses of a user, named in job files."""
 
 from __future__ import annotations
 

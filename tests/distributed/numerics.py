@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcddp.batch.plan import plan_batch
-from hpcddp.spec.job import Train
+from hpcddp.jobfile.sections import Train
 from hpcddp.train.agreement import Votes
 from hpcddp.train.errors import DriftError, UserCodeError
 from hpcddp.train.guard import ReplicaGuard
@@ -30,8 +30,7 @@ from hpcddp.train.merging import gather_differing, merged_buffers, take_rows
 from hpcddp.train.noise import NoiseScale
 from hpcddp.train.normalisation import absent, choose_batch_norm
 from hpcddp.train.replica import build_replica
-from hpcddp.train.stepping import Position, Stepper
-from hpcddp.train.updating import update
+from hpcddp.train.step import Position, Stepper, update
 
 RATE = 0.1
 

@@ -1,4 +1,4 @@
-"""What a user might write: models and data sets for the tests' trainings."""
+"""Models and data sets of a user, for the trainings of the tests."""
 
 from __future__ import annotations
 
@@ -54,6 +54,40 @@ def norm_model(num_classes: int) -> nn.Module:
         nn.Dropout(0.2),
         nn.Linear(4 * 8 * 8, num_classes),
     )
+
+
+class _ComplexModel(nn.Module):
+    """A model with a complex parameter and complex buffers, or with the same numbers in pairs of real ones."""
+
+    def __init__(self, num_classes: int, *, pairs: bool) -> None:
+        super().__init__()
+        self._pairs = pairs
+        angles = torch.arange(8.0)
+        self.weight = nn.Parameter(self._stored(torch.randn(3 * 8 * 8, 8, 2) / 8))
+        self.register_buffer("turns", self._stored(torch.stack([angles.cos(), angles.sin()], dim=1)))
+        self.register_buffer("seen", self._stored(torch.zeros(8, 2)))
+        self.head = nn.Linear(8, num_classes)
+
+    def _stored(self, numbers: Tensor) -> Tensor:
+        return numbers if self._pairs else torch.view_as_complex(numbers)
+
+    def _complex(self, stored: Tensor) -> Tensor:
+        return torch.view_as_complex(stored) if self._pairs else stored
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        pixels = nn.functional.avg_pool2d(inputs, 4).flatten(1)
+        weight = self._complex(self.weight)
+        values = pixels.to(weight.dtype) @ weight * self._complex(self.get_buffer("turns"))
+        if self.training:
+            # Differs between the ranks.
+            self._complex(self.get_buffer("seen")).add_(values.detach().sum(dim=0))
+        outputs: Tensor = self.head(torch.tanh(values.real) * values.imag)
+        return outputs
+
+
+def complex_model(num_classes: int, *, pairs: bool = False) -> nn.Module:
+    """Return a model that computes in complex numbers; its own are in pairs of real ones if asked for."""
+    return _ComplexModel(num_classes, pairs=pairs)
 
 
 class RecordedDigits(FewDigits):

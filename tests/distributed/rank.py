@@ -16,11 +16,14 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import RunDirectory
-from hpcddp.spec.job import JobSpec
+from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop import faults
+from hpcddp.stop.reasons import StopReason
+from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import StoppedError
-from hpcddp.train.job import TrainContext, run_training
+from hpcddp.train.job import run_training
 
 
 def main(plan_path: Path, rank: int) -> int:
@@ -63,18 +66,24 @@ def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
     faults.arm(job.get("faults"), rank=rank, attempt=job.get("attempt", 0))
     calls = 0
 
-    def should_stop() -> int:
+    def should_stop() -> StopReason:
         nonlocal calls
         calls += 1
         if kill_at is not None and calls > kill_at:
             os.kill(os.getpid(), 9)
-        return 3 if stop_at is not None and calls > stop_at else 0
+        return StopReason.WARNED if stop_at is not None and calls > stop_at else StopReason.NONE
 
     return TrainContext(
         spec=JobSpec.model_validate(job["spec"]),
-        rank=rank,
-        local_rank=rank,
-        world_size=world_size,
+        rank_env=RankEnv(
+            rank=rank,
+            local_rank=rank,
+            world_size=world_size,
+            local_world_size=world_size,
+            node_rank=0,
+            nodes=1,
+            source="torchrun",
+        ),
         device=torch.device("cpu"),
         run=run,
         attempt=job.get("attempt", 0),

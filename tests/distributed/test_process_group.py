@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_json
+from hpcddp.run.job_records import Start, write_start
 from hpcddp.train.distributed import shared_gpu_sentence
 
 pytestmark = pytest.mark.distributed
@@ -26,7 +26,7 @@ def run_ranks(
 ) -> list[tuple[int, str]]:
     attempt = RunDirectory(tmp_path).attempt(0)
     attempt.path.mkdir(parents=True)
-    write_json(attempt.start, {"token": "abc"})
+    write_start(attempt, Start(job_id="1", host="n1", time=0.0, token="abc"))
     processes = [
         subprocess.Popen(
             [

@@ -19,6 +19,12 @@ CHANGES: dict[str, dict[str, Any]] = {
         "batch__max_per_device_batch_size": 5,
         "batch__tail": "drop",
     },
+    "complex": {
+        "train__model": "tests.distributed.own_code:complex_model",
+        "train__optimizer": {"name": "adamw"},
+        "train__ema_decay": 0.8,
+        "learning_rate__base": 0.01,
+    },
 }
 
 

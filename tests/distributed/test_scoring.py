@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.distributed.scored import METRICS, evaluate_here
+from tests.distributed.scoring_rank import METRICS, evaluate_samples
 
 
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_evaluation_on_several_ranks_equals_that_of_one_process(tmp_path: Path, ranks: int) -> None:
-    script = Path(__file__).with_name("scored.py")
+    script = Path(__file__).with_name("scoring_rank.py")
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), str(tmp_path / "store"), str(rank), str(ranks)],
@@ -33,6 +33,6 @@ def test_evaluation_on_several_ranks_equals_that_of_one_process(tmp_path: Path, 
         "metric odd returns 1 numbers per sample on one rank and 2 on another; return as many for every batch"
     )
     for samples, found in enumerate(answer["found"], start=1):
-        expected = evaluate_here(samples, METRICS)
+        expected = evaluate_samples(samples, METRICS)
         assert found.pop("loss") == pytest.approx(expected.pop("loss"), rel=0, abs=1e-12)
         assert np.array_equal([found[name] for name in expected], list(expected.values()), equal_nan=True), samples

@@ -1,4 +1,4 @@
-"""Starting real ranks for a test."""
+"""Starts real ranks for a test and reads what they leave."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
+from hpcddp.train.buffers import as_real
+
 _TIMEOUT_S = 300
 
 
 @dataclass
 class Outcome:
-    """What came of the ranks."""
+    """Exit codes, outputs and error records of the ranks."""
 
     codes: list[int]
     outputs: list[str]
@@ -106,6 +108,6 @@ def without_times(run: Path) -> list[dict[str, Any]]:
 
 
 def parameters(run: Path, step: int) -> torch.Tensor:
-    """Return everything that the model of a checkpoint holds, as one vector."""
+    """Return everything that the model of a checkpoint holds, as one vector; complex numbers are pairs."""
     state = torch.load(run / "checkpoints" / f"step-{step:06d}" / "model.pt", weights_only=True)
-    return torch.cat([tensor.double().reshape(-1) for tensor in state.values()])
+    return torch.cat([as_real(tensor).double().reshape(-1) for tensor in state.values()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -72,6 +73,106 @@ class _ByRank(nn.Module):
 
 def by_rank(num_classes: int) -> nn.Module:
     return _ByRank(num_classes)
+
+
+class _Turning(nn.Module):
+    """Has a complex weight whose gradient loses its imaginary part on all ranks but one."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3 * 8 * 8, 4, dtype=torch.complex64) / 8)
+        self.head = nn.Linear(4, num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        pixels = nn.functional.avg_pool2d(inputs, inputs.shape[-1] // 8).flatten(1)
+        weight: Tensor = self.weight
+        if dist.get_rank():
+            weight = torch.complex(weight.real, weight.imag.detach())
+        outputs: Tensor = self.head((pixels.to(weight.dtype) @ weight).abs())
+        return outputs
+
+
+def turning(num_classes: int) -> nn.Module:
+    return _Turning(num_classes)
+
+
+# What a module of the user's own reads when it is imported.
+RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class _Scaled(nn.Module):
+    """Multiplies by a number that it was made with."""
+
+    def __init__(self, num_classes: int, factor: int) -> None:
+        super().__init__()
+        self.body, self.factor = linear(num_classes), factor
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.body(inputs)
+        return outputs * self.factor
+
+
+def by_variable(num_classes: int, name: str = "RANK") -> nn.Module:
+    """Return a model that depends on a number in the environment, as far as it is there."""
+    return _Scaled(num_classes, 1 + int(os.environ.get(name, "0")))
+
+
+def smaller_with_more_ranks(num_classes: int) -> nn.Module:
+    model = linear(num_classes)
+    with torch.no_grad():
+        next(model.parameters()).div_(WORLD_SIZE)
+    return model
+
+
+def dead(num_classes: int) -> nn.Module:
+    return _Scaled(num_classes, 0)
+
+
+class _Noisy(nn.Module):
+    """Divides its gradient by the number of ranks, behind noise."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body = linear(num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.body(inputs + 0.1 * torch.randn_like(inputs))
+        return outputs / dist.get_world_size()
+
+
+def noisy(num_classes: int) -> nn.Module:
+    return _Noisy(num_classes)
+
+
+class _Shard(torch.utils.data.Dataset[Any]):
+    """Holds every W-th sample."""
+
+    def __init__(self, split: str) -> None:
+        del split
+        g = torch.Generator().manual_seed(0)
+        self._images = torch.randn(128, 3, 32, 32, generator=g)[RANK::WORLD_SIZE]
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._images[index], index % 10
+
+
+def one_class(split: str) -> list[tuple[Tensor, int]]:
+    """Return noise of one class, so that a weight for it cancels."""
+    g = torch.Generator().manual_seed(len(split))
+    return [(torch.randn(3, 32, 32, generator=g), 3) for _ in range(100)]
+
+
+def shard(split: str) -> torch.utils.data.Dataset[Any]:
+    return _Shard(split)
+
+
+def told(num_classes: int) -> nn.Module:
+    """Fail, and say what the environment tells."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "SLURM_PROCID", "SLURM_NTASKS")
+    raise RuntimeError(f"{num_classes} classes, " + " ".join(f"{name}={os.environ.get(name)}" for name in names))
 
 
 class _Stubborn(nn.Module):

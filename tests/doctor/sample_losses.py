@@ -36,6 +36,58 @@ def cross_entropy_sum(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets, reduction="sum")
 
 
+def nll(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.nll_loss(outputs.log_softmax(1), targets)
+
+
+def focal(outputs: Tensor, targets: Tensor) -> Tensor:
+    entropy = functional.cross_entropy(outputs, targets, reduction="none")
+    return ((1 - torch.exp(-entropy)) ** 2 * entropy).mean()
+
+
+def distillation(outputs: Tensor, targets: Tensor) -> Tensor:
+    divergence = functional.kl_div((outputs / 4).log_softmax(-1), (targets / 4).softmax(-1), reduction="none")
+    return 16 * divergence.sum(-1).mean()
+
+
+def cosine_distance(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (1 - functional.cosine_similarity(outputs, targets, dim=-1)).mean()
+
+
+def positive_weight(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(outputs, targets, pos_weight=torch.tensor(3.0))
+
+
+def hard_samples(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over the samples whose answer the model does not know yet."""
+    entropy = functional.cross_entropy(outputs, targets, reduction="none")
+    return entropy[entropy > 0.36].mean()
+
+
+def one_rare_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    weight = torch.ones(1000).to(outputs)
+    weight[777] = 5
+    return functional.cross_entropy(outputs, targets, weight=weight)
+
+
+def ignores_250(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, ignore_index=250)
+
+
+def ignores_what_is_said(outputs: Tensor, targets: Tensor, ignore_index: int = 77) -> Tensor:
+    return functional.cross_entropy(outputs, targets, ignore_index=ignore_index)
+
+
+class Ignores119(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entropy = nn.CrossEntropyLoss(ignore_index=119)
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self.entropy(outputs, targets)
+        return loss
+
+
 def three_weights(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 2.0, 5.0]))
 
@@ -100,6 +152,86 @@ def barlow(outputs: Tensor, targets: Tensor) -> Tensor:
     return (correlation - torch.eye(len(correlation))).square().sum()
 
 
+def gaussian(one: Tensor, two: Tensor) -> Tensor:
+    return torch.exp(-torch.cdist(one, two).square() / 2)
+
+
+def mmd(outputs: Tensor, targets: Tensor) -> Tensor:
+    within = gaussian(outputs, outputs).mean() + gaussian(targets, targets).mean()
+    return within - 2 * gaussian(outputs, targets).mean()
+
+
+def energy_distance(outputs: Tensor, targets: Tensor) -> Tensor:
+    within = torch.cdist(outputs, outputs).mean() + torch.cdist(targets, targets).mean()
+    return 2 * torch.cdist(outputs, targets).mean() - within
+
+
+def rkd_distance(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.smooth_l1_loss(torch.cdist(outputs, outputs), torch.cdist(targets, targets))
+
+
+def rkd_angle(outputs: Tensor, targets: Tensor) -> Tensor:
+    def angles(z: Tensor) -> Tensor:
+        directions = functional.normalize(z.unsqueeze(0) - z.unsqueeze(1), dim=-1)
+        return directions @ directions.transpose(-2, -1)
+
+    return functional.smooth_l1_loss(angles(outputs), angles(targets))
+
+
+def similarity_preserving(outputs: Tensor, targets: Tensor) -> Tensor:
+    one, two = (functional.normalize(z @ z.transpose(-2, -1), dim=-1) for z in (outputs, targets))
+    return (one - two).square().mean()
+
+
+def dist_kd(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Correlations within a sample, and within a class over the samples of the batch."""
+
+    def distance(one: Tensor, two: Tensor) -> Tensor:
+        one, two = (z - z.mean(1, keepdim=True) for z in (one, two))
+        return 1 - functional.cosine_similarity(one, two, dim=1).mean()
+
+    one, two = outputs.softmax(1), targets.softmax(1)
+    return distance(one, two) + distance(one.transpose(0, 1), two.transpose(0, 1))
+
+
+def coral(outputs: Tensor, targets: Tensor) -> Tensor:
+    def covariance(z: Tensor) -> Tensor:
+        centred = z - z.mean(-2, keepdim=True)
+        return centred.transpose(-2, -1) @ centred / (z.shape[-2] - 1)
+
+    return (covariance(outputs) - covariance(targets)).square().mean()
+
+
+def cka(outputs: Tensor, targets: Tensor) -> Tensor:
+    one, two = outputs - outputs.mean(0), targets - targets.mean(0)
+    alignment: Tensor = (one.T @ two).norm() ** 2 / ((one.T @ one).norm() * (two.T @ two).norm())
+    return 1 - alignment
+
+
+def vicreg(outputs: Tensor, targets: Tensor) -> Tensor:
+    loss = 25 * functional.mse_loss(outputs, targets)
+    for z in (outputs, targets):
+        centred = z - z.mean(0)
+        covariance = centred.T @ centred / (len(z) - 1)
+        loss = loss + 25 * functional.relu(1 - (z.var(0) + 1e-4).sqrt()).mean()
+        loss = loss + (covariance - covariance.diag().diag()).square().sum() / z.shape[1]
+    return loss
+
+
+def supervised_contrast(outputs: Tensor, targets: Tensor) -> Tensor:
+    z = functional.normalize(outputs, dim=1)
+    others = ~torch.eye(len(z), dtype=torch.bool)
+    logits = (z @ z.T / 0.1).masked_fill(~others, -1e9)
+    same = (targets[:, None] == targets) & others
+    return -((logits.log_softmax(1) * same).sum(1) / same.sum(1).clamp(min=1)).mean()
+
+
+def batch_hard(outputs: Tensor, targets: Tensor) -> Tensor:
+    distances, same = torch.cdist(outputs, outputs), targets[:, None] == targets
+    nearest = distances.masked_fill(same, 1e9).amin(1)
+    return functional.relu((distances * same).amax(1) - nearest + 0.3).mean()
+
+
 def correlation(outputs: Tensor, targets: Tensor) -> Tensor:
     return 1 - torch.corrcoef(torch.stack((outputs.flatten(), targets.flatten())))[0, 1]
 
@@ -147,6 +279,12 @@ def dropout(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def python_random(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets) * random.random()
+
+
+def noise_on_maps(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Draws some of the pixels, where there are pixels."""
+    entropy = functional.cross_entropy(outputs, targets, reduction="none")
+    return entropy[..., torch.randperm(entropy.shape[-1])[:3]].mean() if entropy.dim() > 1 else entropy.mean()
 
 
 def in_place(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -218,6 +356,11 @@ def two_batches() -> list[tuple[dict[str, Tensor], list[dict[str, Tensor]]]]:
         ({"box": torch.randn(n, 4, generator=g)}, [{"box": torch.randn(4, generator=g)} for _ in range(n)])
         for n in (12, 13)
     ]
+
+
+def mask_pairs() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(5)
+    return torch.randn(12, 1, 6, 6, generator=g), torch.randint(0, 2, (12, 1, 6, 6), generator=g).double()
 
 
 def boxes(outputs: dict[str, Tensor], targets: list[dict[str, Tensor]]) -> Tensor:

@@ -14,14 +14,13 @@ import pytest
 import typer
 
 from hpcddp.cli import boundary
-from hpcddp.cli.doctor_ddp import ddp
-from hpcddp.doctor.ddp import DdpDiagnosis, examine_job
-from hpcddp.doctor.ddp_errors import ComparisonError
-from hpcddp.doctor.ddp_finding import DdpFinding
-from hpcddp.doctor.ddp_findings import failure
-from hpcddp.doctor.ddp_job import comparison_of
-from hpcddp.doctor.ddp_processes import Place, run_ranks
-from hpcddp.spec.job import JobSpec
+from hpcddp.cli.doctor import ddp
+from hpcddp.doctor.ddp.compare import DdpDiagnosis, examine_job
+from hpcddp.doctor.ddp.findings import DdpFinding, failure
+from hpcddp.doctor.ddp.job import comparison_of
+from hpcddp.doctor.ddp.processes import Place, run_ranks
+from hpcddp.doctor.errors import ComparisonError
+from hpcddp.jobfile.job import JobSpec
 
 ROOT = Path(__file__).parents[2]
 MODELS = "tests.doctor.ddp_models"
@@ -38,8 +37,10 @@ def diagnose(job: Mapping[str, Any], world_size: int | None = 2) -> DdpDiagnosis
     return examine_job(spec, world_size=world_size, steps=3, directory=ROOT, environment=os.environ, timeout_s=240)
 
 
+TWO_NODES = {"nodes": 2, "tasks_per_node": 2}
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "clean": (document("with_batch_norm", batch={"max_per_device_batch_size": 4}), 3),
+    "complex": (document("turning"), 2),
     "scaled": (document("scaled", train={"batch_norm": "sync"}), 2),
     "centred": (document("centred"), 2),
     "gated": (document("gated"), 2),
@@ -49,6 +50,21 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "sum, not declared": (document("linear", train={"loss": f"{MODELS}:total_loss"}), 2),
     "class weights": (document("linear", train={"loss": f"{MODELS}:class_weights"}), 2),
     "gather": (document("linear", size=32, train={"loss": f"{MODELS}:repulsion", "loss_reduction": "global"}), 4),
+    "by RANK": (document("by_variable"), 2),
+    "by NODE_RANK": (document("by_variable", train={"model_args": {"name": "NODE_RANK"}}, resources={"nodes": 2}), 2),
+    "by WORLD_SIZE": (document("smaller_with_more_ranks"), 2),
+    "shard": (
+        document("linear", train={"dataset": f"{MODELS}:shard", "num_classes": 10, "epochs": 1}, size=32),
+        2,
+    ),
+    "noisy": (document("noisy"), 2),
+    "one class": (
+        document(
+            "linear",
+            train={"dataset": f"{MODELS}:one_class", "num_classes": 10, "loss": f"{MODELS}:class_weights"},
+        ),
+        2,
+    ),
     "other_samples": (document("stubborn", train={"dataset": f"{MODELS}:other_samples", "num_classes": 10}), 2),
 }
 
@@ -84,6 +100,13 @@ def test_ghost_batch_norm_and_dropout_are_notes_and_all_else_is_the_same(
     text = found.explain()
     assert text.startswith("small: THE SAME\none process against 3 ranks, 2 micro-steps each: 3 steps of 31 samples")
     assert "note: Dropout masks differ between ranks, as they should" in text
+
+
+def test_complex_parameters_are_compared_in_both_parts(diagnoses: Mapping[str, Future[DdpDiagnosis]]) -> None:
+    found = diagnoses["complex"].result()
+    assert kinds(found) == {"gradient": "defect"}
+    assert "The gradient of weight is off by" in finding(found, "gradient").sentence
+    assert found.comparison.precision == "fp64"
 
 
 def test_gradients_scaled_by_the_number_of_ranks_are_named_with_their_cause(
@@ -153,6 +176,90 @@ def test_drift_first_weights_and_masks_by_rank_are_told_apart(diagnoses: Mapping
     assert "body.2.weight on rank 1 is not that of rank 0" in finding(found, "initialisation_by_rank").sentence
 
 
+@pytest.mark.parametrize("name", ["by RANK", "by NODE_RANK"])
+def test_a_model_that_depends_on_what_a_rank_finds_in_its_environment_is_a_defect(
+    name: str, diagnoses: Mapping[str, Future[DdpDiagnosis]]
+) -> None:
+    assert kinds(diagnoses[name].result()) == {"gradient": "defect"}
+
+
+def test_first_weights_that_depend_on_the_number_of_ranks_in_the_environment_are_a_defect(
+    diagnoses: Mapping[str, Future[DdpDiagnosis]],
+) -> None:
+    assert kinds(diagnoses["by WORLD_SIZE"].result()) == {"initialisation_by_world_size": "defect"}
+
+
+def test_a_data_set_that_shards_by_the_environment_is_a_defect_also_where_ranks_make_fewer_steps(
+    diagnoses: Mapping[str, Future[DdpDiagnosis]],
+) -> None:
+    assert kinds(diagnoses["shard"].result()) == {"other_samples": "defect"}
+    assert diagnoses["shard"].result().steps == 2
+
+
+def test_noise_that_hides_whether_gradients_are_right_is_no_all_clear(
+    diagnoses: Mapping[str, Future[DdpDiagnosis]],
+) -> None:
+    found = diagnoses["noisy"].result()
+    assert found.verdict == found.as_json()["verdict"] == "NOT COMPARED"
+    assert finding(found, "own_noise").severity == "hidden"
+    assert found.explain().startswith("small: NOT COMPARED\n")
+
+
+def test_a_loss_that_is_not_what_it_is_declared_is_a_defect_also_where_the_samples_do_not_show_it(
+    diagnoses: Mapping[str, Future[DdpDiagnosis]],
+) -> None:
+    found = diagnoses["one class"].result()
+    assert kinds(found) == {"loss_not_decomposable": "defect"}
+    assert found.gradient_error is not None
+    assert found.gradient_error <= 1e-12
+    assert found.findings[0].sentence.endswith(
+        "is declared mean, and it is NOT DECOMPOSABLE on random outputs and labels, though the samples of these steps "
+        "do not show it."
+    )
+
+
+def test_a_model_without_any_gradient_leaves_nothing_to_compare() -> None:
+    with pytest.raises(ComparisonError, match="the gradient of every parameter is 0 in one process, in every step"):
+        diagnose(document("dead"))
+
+
+def test_every_rank_is_told_who_it_is_and_the_one_process_that_it_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.setenv(name, "7")
+    with pytest.raises(
+        ComparisonError,
+        match="RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 NODE_RANK=0 SLURM_PROCID=0 SLURM_NTASKS=1",
+    ):
+        diagnose(document("told"))
+    job = comparison_of(JobSpec.model_validate(document("told", resources=TWO_NODES)), world_size=3)
+    where = Place(
+        python=sys.executable,
+        directory=ROOT,
+        environment=os.environ,
+        scratch=tmp_path,
+        steps=1,
+        timeout_s=240,
+        nodes=job.nodes,
+    )
+    last = run_ranks(where, "ranks", job.document(ranks=3), 3)[2]
+    assert last["error"]["message"].endswith(
+        "RANK=2 LOCAL_RANK=0 WORLD_SIZE=3 LOCAL_WORLD_SIZE=1 NODE_RANK=1 SLURM_PROCID=2 SLURM_NTASKS=3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tasks", "ranks", "stands_for"), [(1, 8, 4, 1), (64, 1, 4, 4), (8, 8, 4, 2), (2, 2, 3, 2), (2, 8, 2, 1)]
+)
+def test_the_ranks_stand_for_nodes_of_the_job_with_two_ranks_where_it_has_them(
+    nodes: int, tasks: int, ranks: int, stands_for: int
+) -> None:
+    resources = {"nodes": nodes, "tasks_per_node": tasks}
+    job = JobSpec.model_validate(document("linear", size=128, resources=resources))
+    assert comparison_of(job, world_size=ranks).nodes == stands_for
+
+
 def test_samples_that_depend_on_the_rank_are_counted_in_the_precision_that_the_model_takes(
     diagnoses: Mapping[str, Future[DdpDiagnosis]],
 ) -> None:
@@ -186,12 +293,12 @@ def test_the_command_exits_with_1_for_a_defect_and_0_without(
     app.command()(ddp)
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps(document("scaled")))
-    for name, code in (("scaled", 1), ("clean", 0)):
+    for name, code in (("scaled", 1), ("clean", 0), ("noisy", 2)):
         known = diagnoses[name].result()
-        monkeypatch.setattr("hpcddp.doctor.ddp.examine_job", lambda *_, known=known, **__: known)
+        monkeypatch.setattr("hpcddp.doctor.ddp.compare.examine_job", lambda *_, known=known, **__: known)
         assert boundary.run(app, [str(job), "--json"]) == code
         printed = json.loads(capsys.readouterr().out)
-        assert printed["defect"] is bool(code)
+        assert printed["defect"] is (code == 1)
         assert {found["kind"] for found in printed["findings"]} == set(kinds(known))
 
 

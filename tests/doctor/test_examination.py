@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from hpcddp.doctor.errors import DoctorError
-from hpcddp.doctor.examination import Diagnosis, examine
-from hpcddp.doctor.explain import as_json, explain
-from hpcddp.doctor.judging import Verdict
+from hpcddp.doctor.loss.batches import Batch
+from hpcddp.doctor.loss.call import Loss
+from hpcddp.doctor.loss.examination import Diagnosis, examine
+from hpcddp.doctor.loss.explain import as_json, explain
+from hpcddp.doctor.loss.trial import Finding, judge_all
+from hpcddp.doctor.loss.verdict import Verdict
+from tests.doctor import sample_losses
 
 HERE = Path(__file__).parent
 SAMPLES = "tests.doctor.sample_losses"
@@ -45,7 +50,6 @@ def refusal(name: str, *, world_size: int = 4, samples: int | None = None, data:
         "label_smoothing",
         "kl_batchmean",
         "dice_per_sample",
-        "dice_per_sample_from_the_end",
         "in_place",
         "make_mse",
         "ArcFace",
@@ -242,16 +246,60 @@ def test_notes_say_what_else_was_seen() -> None:
     assert diagnose("casts_to_float32").notes[-1] == (
         "It computes in float32, so that deviations below 0.0001 are not seen."
     )
-    assert diagnose("dice_per_sample_from_the_end").notes[0] == (
-        "On 10 logits and 10 0/1 targets per sample it is NOT DECOMPOSABLE: give batches like your own with "
-        "--data to be sure."
-    )
     bad_share = diagnose("positives_only").notes[-1]
     assert bad_share.endswith("though it is on the whole batch: a rank with such a share makes every parameter NaN.")
 
 
+@pytest.mark.parametrize("name", ["dice_per_sample_from_the_end", "mmd"])
+def test_where_kinds_of_batches_disagree_the_worst_verdict_counts_and_says_on_what_it_was_seen(name: str) -> None:
+    diagnosis = diagnose(name)
+    assert diagnosis.verdict is Verdict.NOT_DECOMPOSABLE
+    assert diagnosis.finding.data == "10 logits and 10 0/1 targets per sample"
+    assert diagnosis.notes == (
+        "On maps of logits and 0/1 masks it is MEAN: give batches like your own with --data to be sure.",
+    )
+    assert diagnose(name, data="mask_pairs").verdict is Verdict.MEAN
+
+
+def test_of_ones_own_batches_the_one_with_the_worst_verdict_decides() -> None:
+    g = torch.Generator().manual_seed(0)
+    outputs, targets = torch.randn(12, 3, generator=g), torch.randn(12, 3, generator=g)
+    loss = Loss(name="m:neighbours", function=sample_losses.neighbours)
+    sums = Loss(name="m:total", function=lambda one, two: (one - two).square().sum())
+    batch = Batch(arguments=(outputs, targets), differentiable=1, samples=12)
+    (worst,) = judge_all(loss, [batch], "own", 4).judgements
+    (milder,) = judge_all(sums, [batch], "own", 4).judgements
+    assert (worst.verdict, milder.verdict) == (Verdict.ORDER_DEPENDENT, Verdict.SUM)
+    assert milder.ddp.deviation.worst > worst.ddp.deviation.worst
+    assert Finding(data="own", batches=(batch, batch), judgements=(milder, worst)).worst == 1
+
+
+def test_a_loss_that_draws_random_numbers_on_some_kinds_of_batches_is_refused() -> None:
+    assert "noise_on_maps draws random numbers: it gives" in refusal("noise_on_maps")
+
+
 def test_the_same_question_gets_the_same_answer() -> None:
     assert as_json(diagnose("batch_iou")) == as_json(diagnose("batch_iou"))
+
+
+def test_gradients_of_complex_outputs_and_parameters_are_pairs_of_real_numbers() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(1 - 2j))
+
+        def forward(self, outputs: tuple[Tensor, Tensor]) -> Tensor:
+            real, turned = outputs
+            return (real * (turned * self.weight).imag).sum()
+
+    real, turned = torch.ones(3, dtype=torch.float64), torch.tensor([1 + 1j, 2j, 3])
+    batch = Batch(arguments=((real, turned),), differentiable=1, samples=3)
+    found = Loss(name="weighted", function=Weighted()).evaluate(batch)
+    assert found.gradients[0].tolist() == [-1, 2, -6]
+    # d/da and d/db of Im((a + bi)(1 - 2i)) = b - 2a.
+    assert found.gradients[1].tolist() == [[-2, 1]] * 3
+    # Of the parameter c + di: the sum of a d + b c.
+    assert found.parameter_gradients[0].tolist() == [3, 4]
 
 
 def test_nothing_of_the_process_is_changed() -> None:

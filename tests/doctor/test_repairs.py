@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import hpcddp
-from hpcddp.doctor.batches import Batch
-from hpcddp.doctor.judging import Verdict
-from hpcddp.doctor.repairs import repair_for
-from hpcddp.doctor.running import Loss
+from hpcddp.doctor.loss.batches import Batch
+from hpcddp.doctor.loss.call import Loss
+from hpcddp.doctor.loss.repairs import repair_for
+from hpcddp.doctor.loss.verdict import Verdict
 from tests.doctor import sample_losses
 
 

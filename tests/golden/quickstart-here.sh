@@ -15,9 +15,6 @@
 # means itself, dollar signs too; a list may have one item.
 # shellcheck disable=SC2016,SC2043
 
-# The run directory is nobody else's business.
-umask 077
-
 # On this machine the process id of this shell is the job id. Whoever ends this shell means the tasks, which save and
 # end. Whoever insists does not want to wait for that.
 export HPCDDP_LOCAL_JOB_ID=$$
@@ -40,13 +37,19 @@ trap hpcddp_stop INT TERM
 
 # --- This attempt -----------------------------------------------------------------------------------------------------
 
+# The run directory is nobody else's business. What the user's own code writes keeps the umask of the submitter, or of
+# environment.setup: the tasks restore it for that.
+HPCDDP_UMASK=$(umask)
+export HPCDDP_UMASK
+umask 077
+
 hpcddp_python=/opt/hpcddp/bin/python
 
 # Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
 # run has finished already.
 HPCDDP_ATTEMPT_DIR=$(
   trap '' INT TERM USR2
-  "$hpcddp_python" -P -m hpcddp.launch.attempt begin --run-root=runs --name=quickstart --run-id=r1 <<'HPCDDP_JOB'
+  "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=quickstart --run-id=r1 <<'HPCDDP_JOB'
 name: quickstart
 run_root: runs
 profile: null
@@ -158,7 +161,7 @@ max_parallel: null
 HPCDDP_JOB
 ) || {
   code=$?
-  "$hpcddp_python" -P -c 'import hpcddp.launch.attempt' 2>/dev/null ||
+  "$hpcddp_python" -P -c 'import hpcddp.supervise.begin' 2>/dev/null ||
     echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
       "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
   exit "$code"
@@ -193,4 +196,4 @@ fi
 # Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
 # Slurm signals the whole job when it is requeued.
 trap '' INT TERM USR2
-"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code" "${cancelled[@]}"
+"$hpcddp_python" -P -m hpcddp.supervise end --code "$code" "${cancelled[@]}"

@@ -16,9 +16,6 @@
 # means itself, dollar signs too; a list may have one item.
 # shellcheck disable=SC2016,SC2043
 
-# The run directory is nobody else's business.
-umask 077
-
 # Which element of the sweep this is. A sweep that is too long for one array is several, which begin further on.
 export HPCDDP_SWEEP_INDEX=$((${HPCDDP_SWEEP_FIRST:-0} + ${SLURM_ARRAY_TASK_ID:?a sweep runs as a job array}))
 
@@ -38,13 +35,19 @@ export LABEL="${hpcddp_values[HPCDDP_SWEEP_INDEX / 5 % 2]}"
 
 # --- This attempt -----------------------------------------------------------------------------------------------------
 
+# The run directory is nobody else's business. What the user's own code writes keeps the umask of the submitter, or of
+# environment.setup: the tasks restore it for that.
+HPCDDP_UMASK=$(umask)
+export HPCDDP_UMASK
+umask 077
+
 hpcddp_python=/opt/hpcddp/bin/python
 
 # Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
 # run has finished already.
 HPCDDP_ATTEMPT_DIR=$(
   trap '' INT TERM USR2
-  "$hpcddp_python" -P -m hpcddp.launch.attempt begin --run-root=runs --name=digits-rates --run-id=20260401-120000-ab12 \
+  "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=digits-rates --run-id=20260401-120000-ab12 \
     --element="$HPCDDP_SWEEP_INDEX" <<'HPCDDP_JOB'
 name: digits-rates
 run_root: runs
@@ -160,7 +163,7 @@ max_parallel: 4
 HPCDDP_JOB
 ) || {
   code=$?
-  "$hpcddp_python" -P -c 'import hpcddp.launch.attempt' 2>/dev/null ||
+  "$hpcddp_python" -P -c 'import hpcddp.supervise.begin' 2>/dev/null ||
     echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
       "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
   exit "$code"
@@ -179,7 +182,7 @@ if [[ -z $interrupted ]]; then
   srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
     --distribution=block --kill-on-bad-exit=1 --unbuffered \
     sh -c 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
-    "$hpcddp_python" -P -u -m hpcddp.launch.task &
+    "$hpcddp_python" -P -u -m hpcddp.task &
   tasks=$!
 
   # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
@@ -196,4 +199,4 @@ fi
 # Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
 # Slurm signals the whole job when it is requeued.
 trap '' INT TERM USR2
-"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code"
+"$hpcddp_python" -P -m hpcddp.supervise end --code "$code"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import hashlib
 import json
 import os
+import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -13,15 +17,18 @@ import pytest
 
 from hpcddp.run.checkpoints import (
     Checkpoint,
+    FileRecord,
     InvalidCheckpointError,
+    Manifest,
     NoCheckpointError,
     list_checkpoints,
     newest_valid,
     set_aside_newer,
+    survey,
+    valid_or_none,
     verify,
 )
-from hpcddp.run.lease import FencedError
-from hpcddp.run.manifest import Manifest
+from hpcddp.run.ownership import FencedError
 from hpcddp.run.publish import advance_latest, prune, publish
 
 
@@ -97,6 +104,48 @@ def test_rotten_latest_is_written_anew(tmp_path: Path) -> None:
     assert (tmp_path / "latest").read_text() == "step-000020\n"
 
 
+def test_latest_that_names_a_step_that_was_never_saved_is_written_anew(tmp_path: Path) -> None:
+    save(tmp_path, 20)
+    latest = tmp_path / "latest"
+    whole = latest.read_bytes()
+    for bit in range(8 * len(whole)):
+        latest.write_bytes(with_flipped_bit(whole, bit))
+        advance_latest(tmp_path, 20, may_publish=nothing)
+        # White space around the name is no damage.
+        assert latest.read_text().strip() == "step-000020"
+    latest.write_text("step-" + "9" * 5000)
+    advance_latest(tmp_path, 20, may_publish=nothing)
+    assert latest.read_bytes() == whole
+
+
+def sha256_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def with_flipped_bit(content: bytes, bit: int) -> bytes:
+    flipped = bytearray(content)
+    flipped[bit // 8] ^= 1 << bit % 8
+    return bytes(flipped)
+
+
+def flip(path: Path, part: bytes, bit: int) -> None:
+    """Flip a bit of a part of a file, counted from the part's beginning."""
+    replace(path, part, with_flipped_bit(part, bit))
+
+
+def replace(path: Path, part: bytes, by: bytes) -> None:
+    content = path.read_bytes()
+    assert content.count(part) == 1 or part == b'"sha256": '
+    path.write_bytes(content.replace(part, by, 1))
+
+
+def as_before_checksums(path: Path, **changes: Any) -> None:
+    """Write a checkpoint's manifest as versions without a checksum did, with some values changed."""
+    document = json.loads((path / "manifest.json").read_text())
+    document.pop("sha256", None)
+    (path / "manifest.json").write_text(json.dumps({**document, **changes}, indent=2, ensure_ascii=False) + "\n")
+
+
 def damage_missing_manifest(path: Path) -> None:
     (path / "manifest.json").unlink()
 
@@ -109,9 +158,75 @@ def damage_foreign_manifest(path: Path) -> None:
     (path / "manifest.json").write_text('{"files": {}}')
 
 
+def damage_flipped_manifest(path: Path) -> None:
+    flip(path / "manifest.json", b'"epoch": 2', 8 * 9)
+
+
+def damage_checksum_without_its_name(path: Path) -> None:
+    flip(path / "manifest.json", b'"sha256": ', 8)
+
+
 def damage_other_step(path: Path) -> None:
-    document = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**document, "step": 3}))
+    as_before_checksums(path, step=3)
+
+
+def damage_unknown_key(path: Path) -> None:
+    as_before_checksums(path, more=1)
+
+
+def damage_text_for_a_number(path: Path) -> None:
+    as_before_checksums(path, attempt="0")
+
+
+def damage_endless_time(path: Path) -> None:
+    as_before_checksums(path, time=float("inf"))
+
+
+def damage_same_key_twice(path: Path) -> None:
+    as_before_checksums(path)
+    replace(path / "manifest.json", b'"epoch": 2', b'"epoch": 2, "epoch": 3')
+
+
+def damage_nesting(path: Path) -> None:
+    as_before_checksums(path)
+    replace(path / "manifest.json", b'"epoch": 2', b'"epoch": ' + b"[" * 100_000 + b"]" * 100_000)
+
+
+def damage_no_text(path: Path) -> None:
+    (path / "manifest.json").write_bytes(b"\xff\xfe{")
+
+
+def damage_size_of_the_manifest(path: Path) -> None:
+    os.truncate(path / "manifest.json", 1 << 40)
+
+
+def damage_record(path: Path) -> None:
+    as_before_checksums(path, files={"a.bin": 5})
+
+
+def damage_manifest_that_is_a_pipe(path: Path) -> None:
+    (path / "manifest.json").unlink()
+    os.mkfifo(path / "manifest.json")
+
+
+def damage_pipe(path: Path) -> None:
+    (path / "a.bin").unlink()
+    os.mkfifo(path / "a.bin")
+
+
+def damage_link(path: Path) -> None:
+    (path / "a.bin").rename(path.parent / "elsewhere")
+    (path / "a.bin").symlink_to(path.parent / "elsewhere")
+
+
+def damage_directory(path: Path) -> None:
+    (path / "a.bin").unlink()
+    (path / "a.bin").mkdir()
+
+
+def damage_file_for_a_directory(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("")
 
 
 def damage_missing_file(path: Path) -> None:
@@ -127,9 +242,24 @@ def damage_flipped(path: Path) -> None:
 
 
 DAMAGES = {
-    damage_missing_manifest: "step-000020 has no manifest.json",
-    damage_broken_manifest: "manifest.json is damaged (JSONDecodeError",
-    damage_foreign_manifest: "manifest.json is damaged (TypeError",
+    damage_missing_manifest: "step-000020/manifest.json is missing",
+    damage_broken_manifest: "manifest.json is damaged (Expecting property name",
+    damage_foreign_manifest: "manifest.json is damaged (its keys are not those of a manifest)",
+    damage_flipped_manifest: "manifest.json is damaged (its content does not have its checksum)",
+    damage_checksum_without_its_name: "manifest.json is damaged (its keys are not those of a manifest)",
+    damage_unknown_key: "manifest.json is damaged (its keys are not those of a manifest)",
+    damage_text_for_a_number: "manifest.json is damaged (its attempt is a str)",
+    damage_endless_time: "manifest.json is damaged (its time is no time)",
+    damage_same_key_twice: "manifest.json is damaged (it has the same key twice)",
+    damage_nesting: "manifest.json is damaged (its content is nested too deeply)",
+    damage_no_text: "manifest.json is damaged ('utf-8' codec can't decode",
+    damage_size_of_the_manifest: "manifest.json is damaged (it has 1099511627776 bytes)",
+    damage_record: "manifest.json is damaged (what it says of a.bin is not a size and a sha256)",
+    damage_manifest_that_is_a_pipe: "manifest.json is not a regular file",
+    damage_pipe: "a.bin is not a regular file",
+    damage_link: "a.bin cannot be read (it is a symbolic link)",
+    damage_directory: "a.bin cannot be read (Is a directory)",
+    damage_file_for_a_directory: "manifest.json cannot be read (Not a directory)",
     damage_other_step: "manifest.json is of step 3, not of its directory's",
     damage_missing_file: "a.bin is missing",
     damage_truncated: "a.bin has 4 bytes, not the 5 of its manifest",
@@ -150,6 +280,104 @@ def test_damaged_checkpoint_is_passed_over_and_named(
     assert sentence in warnings[0]
     with pytest.raises(InvalidCheckpointError):
         verify(tmp_path / "step-000020")
+    assert [state.damage is None for state in survey(tmp_path)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "name", ["../step-000010/a.bin", "../../dev/zero", "/etc/hostname", "", ".", "..", ".hidden", "a\0b", "a" * 300]
+)
+def test_manifest_that_names_files_outside_of_its_directory_is_damaged(tmp_path: Path, name: str) -> None:
+    older = save(tmp_path, 10)
+    newer = save(tmp_path, 20)
+    files = {name: older.manifest.files["a.bin"]}
+    (newer.path / "manifest.json").write_text(dataclasses.replace(newer.manifest, files=files).to_text())
+    with pytest.raises(InvalidCheckpointError, match="is not the name of a file of a checkpoint"):
+        verify(newer.path)
+
+
+def test_files_that_the_manifest_does_not_name_are_not_looked_at(tmp_path: Path) -> None:
+    published = save(tmp_path, 10)
+    os.mkfifo(published.path / ".nfs0001")
+    assert verify(published.path) == published
+    assert survey(tmp_path)[0].damage is None
+
+
+def flip_one_bit(content: bytes, chance: random.Random) -> bytes:
+    return with_flipped_bit(content, chance.randrange(8 * len(content)))
+
+
+def flip_three_bits(content: bytes, chance: random.Random) -> bytes:
+    for bit in chance.sample(range(8 * len(content)), 3):
+        content = with_flipped_bit(content, bit)
+    return content
+
+
+def truncate(content: bytes, chance: random.Random) -> bytes:
+    return content[: chance.randrange(len(content))]
+
+
+@pytest.mark.parametrize(("change", "times"), [(flip_one_bit, 2000), (flip_three_bits, 500), (truncate, 500)])
+def test_no_checkpoint_is_accepted_with_another_content(
+    tmp_path: Path, change: Callable[[bytes, random.Random], bytes], times: int
+) -> None:
+    path = save(tmp_path, 188, bytes(range(256))).path
+    contents = {file: file.read_bytes() for file in sorted(path.iterdir())}
+    chance = random.Random(0)
+    places = chance.choices(list(contents), weights=[len(content) for content in contents.values()], k=times)
+    for file in places:
+        file.write_bytes(change(contents[file], chance))
+        assert valid_or_none(path) is None, file.read_bytes()
+        file.write_bytes(contents[file])
+    assert valid_or_none(path) is not None
+
+
+def test_checksum_of_a_manifest_can_be_computed_by_hand(tmp_path: Path) -> None:
+    lines = (save(tmp_path, 10).path / "manifest.json").read_bytes().splitlines(keepends=True)
+    assert lines[1] == f'  "sha256": "{hashlib.sha256(b"".join(lines[2:])).hexdigest()}",\n'.encode()
+
+
+def test_checkpoint_of_a_version_without_checksums_is_read(tmp_path: Path) -> None:
+    # As hpcddp wrote it at e82bc51.
+    path = tmp_path / "step-000020"
+    path.mkdir()
+    (path / "a.bin").write_bytes(b"state")
+    (path / "manifest.json").write_text("""{
+  "step": 20,
+  "attempt": 0,
+  "time": 1.5,
+  "contract": {
+    "seed": 1
+  },
+  "progress": {
+    "epoch": 2
+  },
+  "information": {
+    "world_size": 3
+  },
+  "files": {
+    "a.bin": {
+      "size": 5,
+      "sha256": "4ba69735ca53765ed6a709edb56c6ea236b7193a3b29a6b390c346f0f4340e4e"
+    }
+  }
+}
+""")
+    expected = dataclasses.replace(manifest(20), files={"a.bin": FileRecord(size=5, sha256=sha256_of(b"state"))})
+    assert newest_valid(tmp_path, expected=True, warn=no_warning) == Checkpoint(path, expected)
+
+
+def test_manifest_that_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcddp.run.checkpoints.LARGEST_MANIFEST", 1000)
+    large = dataclasses.replace(manifest(10), progress={"log": "x" * 1000})
+    with pytest.raises(ValueError, match="put what is large into the objects that are saved"):
+        publish(tmp_path, large, {}, may_publish=nothing)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["step-20", "step-0000020", "step-" + 19 * "9", "step-000020.bak"])
+def test_other_names_are_no_checkpoints(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 20).path.rename(tmp_path / name)
+    assert list_checkpoints(tmp_path) == []
 
 
 def test_all_damaged_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:

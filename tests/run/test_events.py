@@ -1,8 +1,11 @@
 """The run's own event log."""
 
+import os
 from pathlib import Path
 
-from hpcddp.run.events import append_event, read_events
+import pytest
+
+from hpcddp.run.events import append_event, read_event_log, read_events
 
 
 def test_events_come_back_in_order_with_their_facts(tmp_path: Path) -> None:
@@ -32,3 +35,22 @@ def test_a_last_line_torn_within_a_character_is_passed_over(tmp_path: Path) -> N
 
 def test_a_run_without_events_has_none(tmp_path: Path) -> None:
     assert read_events(tmp_path / "events.jsonl") == []
+
+
+def test_a_damaged_line_is_left_out_counted_and_does_not_swallow_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    append_event(path, kind="start", time=1.0, attempt=0)
+    with path.open("ab") as stream:
+        stream.write(
+            b'7\nnull\n\xff\n[]\n{}\n{"event": "save", "time": "then", "attempt": 0}\n{"format": 1000}\n{"event": "s'
+        )
+    append_event(path, kind="stop", time=2.0, attempt=0, cause="crash", reason="one\u2028line")
+    assert [event["event"] for event in read_events(path)] == ["start", "stop"]
+    log = read_event_log(path)
+    assert (log.damaged, log.records[-1].cause) == (8, "crash")
+    assert log.sentence(path) == f"{path}: 8 lines are damaged, and left out; all others are read"
+    path.unlink()
+    os.mkfifo(path)
+    assert read_events(path) == []
+    with pytest.raises(OSError, match="not a regular file"):
+        append_event(path, kind="stop", time=2.0, attempt=0)

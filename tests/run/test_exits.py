@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.exits import beginning, exit_of, exits_in, never_started
-from hpcddp.run.failure import failure_sentence
+from hpcddp.run.failure import beginning, cause_in_log, exit_of, exits_in, failure_sentence, never_started
+from hpcddp.stop.reasons import Cause
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,28 @@ def test_what_srun_said_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> 
     attempt.run.batch_log.write_text(f"{earlier}{beginning(attempt)}srun: error: n2: task 1: Aborted\n")
     assert exit_of(attempt, 0) is None
     assert exit_of(attempt, 1) == "Aborted"
+
+
+NOTICE = "slurmstepd-n1: error: *** {} ON n1 CANCELLED AT 2026-11-22T05:17:38 DUE TO {} ***\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (NOTICE.format("STEP 3.0", "PREEMPTION") + NOTICE.format("JOB 3", "PREEMPTION"), Cause.PREEMPTION),
+        (NOTICE.format("JOB 3", "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), Cause.NODE_FAILURE),
+        (NOTICE.format("JOB 3", "TIME LIMIT"), Cause.TIME_LIMIT),
+        (NOTICE.format("JOB 3", "JOB REQUEUE"), None),
+        ("slurmstepd-n1: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-11-22T05:18:30 ***\n", None),
+        ("a program says: " + NOTICE.format("JOB 3", "PREEMPTION"), None),
+        ("", None),
+    ],
+)
+def test_slurmstepd_says_why_slurm_ends_a_job(tmp_path: Path, text: str, cause: Cause | None) -> None:
+    attempt = attempt_in(tmp_path)
+    earlier = NOTICE.format("JOB 3", "TIME LIMIT")
+    attempt.run.batch_log.write_text(f"{earlier}{beginning(attempt)}srun: got SIGCONT\n{text}")
+    assert cause_in_log(attempt) is cause
 
 
 def test_a_killed_rank_has_a_likely_reason(tmp_path: Path) -> None:

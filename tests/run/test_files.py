@@ -72,3 +72,21 @@ def test_a_line_that_a_full_disk_cuts_is_taken_back(tmp_path: Path, monkeypatch:
             files.append_line(path, "a line of some length")
     files.append_line(path, "last")
     assert path.read_text() == "first\nlast\n"
+
+
+def test_a_link_in_place_of_a_file_is_never_written_through(tmp_path: Path) -> None:
+    precious, link = tmp_path / "precious", tmp_path / "events.jsonl"
+    precious.write_text("mine")
+    link.symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic links"):
+        files.append_line(link, "{}")
+    files.write_text(link, "{}")
+    assert (precious.read_text(), link.read_text(), link.is_symlink()) == ("mine", "{}", False)
+
+
+def test_a_torn_line_never_swallows_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("first\nto")
+    files.append_line(path, "second")
+    files.append_line(path, "third")
+    assert path.read_text() == "first\nto\nsecond\nthird\n"

@@ -1,8 +1,8 @@
-"""What Slurm shows about a job that must go, row by row as it was seen, and what it means."""
+"""The cause of the end of a job, for every record of Slurm that was seen."""
 
 import pytest
 
-from hpcddp.stop.cause import Cause, JobFacts, cause_of
+from hpcddp.stop.reasons import Cause, JobFacts, cause_of
 
 ROWS = [
     # (what happened, what scontrol showed about an attempt started with restart count 2, the cause)

@@ -1,4 +1,4 @@
-"""When to stop so that a save still fits."""
+"""The time at which a training stops so that a save fits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_only_the_newest_durations_are_kept() -> None:
     assert (len(kept), kept.p95()) == (512, 1.0)
 
 
-def test_without_a_limit_it_is_never_time() -> None:
+def test_without_a_limit_the_end_is_never_near() -> None:
     assert not Deadline().is_near(1e12, step_s=1.0, save_s=1.0)
 
 
@@ -37,11 +37,11 @@ def test_two_steps_a_save_and_ten_seconds_must_fit(now: float, *, expected: bool
 
 
 @pytest.mark.parametrize(("length_s", "need_s"), [(60.0, 11.2), (3600.0, 70.0), (86400.0, 70.0)])
-def test_a_save_that_was_never_measured_is_taken_for_a_part_of_the_job(length_s: float, need_s: float) -> None:
+def test_a_save_without_a_measurement_is_assumed_to_take_a_fraction_of_the_job(length_s: float, need_s: float) -> None:
     assert Deadline(end_time=length_s, start_time=0.0).need_s(None, None) == pytest.approx(need_s)
 
 
-def test_a_lead_that_is_too_short_is_told_with_what_to_write() -> None:
+def test_a_short_lead_gives_a_warning_with_the_value_to_write() -> None:
     assert short_lead_sentence(30.0, 10.0, 40.0) == (
         "requeue.signal_lead is 30 s, and a step takes 10.0 s and a save 40.0 s (95 of 100), so that a save may not "
         "fit before the time limit; write 100s or more"
@@ -51,7 +51,7 @@ def test_a_lead_that_is_too_short_is_told_with_what_to_write() -> None:
 @pytest.mark.parametrize(
     ("lead", "step", "save"), [(None, 10.0, 40.0), (50.0, 10.0, 40.0), (1.0, None, 40.0), (1.0, 10.0, None)]
 )
-def test_a_lead_that_is_long_enough_or_unknown_is_not_told(
+def test_a_lead_that_is_long_enough_or_unknown_gives_no_warning(
     lead: float | None, step: float | None, save: float | None
 ) -> None:
     assert short_lead_sentence(lead, step, save) is None

@@ -1,4 +1,4 @@
-"""Noticing that a rank does not go on."""
+"""The heartbeat of a rank and its watchdog."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def clock() -> Clock:
 
 
 @pytest.mark.parametrize(("configured", "first"), [(60.0, 1800.0), (300.0, 1800.0), (900.0, 5400.0)])
-def test_before_the_first_step_the_watchdog_is_generous(clock: Clock, configured: float, first: float) -> None:
+def test_before_the_first_step_the_timeout_is_long(clock: Clock, configured: float, first: float) -> None:
     assert Heartbeat(configured, monotonic=clock).timeout_s == first
 
 
-def test_after_the_first_step_it_is_as_configured(clock: Clock) -> None:
+def test_after_the_first_step_the_timeout_is_the_configured_one(clock: Clock) -> None:
     heartbeat = Heartbeat(300.0, monotonic=clock)
     clock.now += 700.0
     heartbeat.at_step(1)
     assert (heartbeat.timeout_s, heartbeat.step) == (300.0, 1)
 
 
-def test_it_is_never_shorter_than_ten_of_the_slowest_waits(clock: Clock) -> None:
+def test_the_timeout_is_at_least_ten_times_the_slowest_wait(clock: Clock) -> None:
     heartbeat = Heartbeat(300.0, monotonic=clock)
     heartbeat.at_step(1)
     for seconds in (5.0, 45.0, 2.0):
@@ -43,7 +43,7 @@ def test_it_is_never_shorter_than_ten_of_the_slowest_waits(clock: Clock) -> None
     assert heartbeat.timeout_s == 450.0
 
 
-def test_it_is_never_longer_than_before_the_first_step(clock: Clock) -> None:
+def test_the_timeout_is_never_longer_than_before_the_first_step(clock: Clock) -> None:
     heartbeat = Heartbeat(300.0, monotonic=clock)
     heartbeat.at_step(1)
     clock.now += 1000.0
@@ -51,7 +51,7 @@ def test_it_is_never_longer_than_before_the_first_step(clock: Clock) -> None:
     assert heartbeat.timeout_s == 1800.0
 
 
-def test_a_wait_that_may_be_long_is_given_time_until_the_next_sign(clock: Clock) -> None:
+def test_a_long_wait_has_the_long_timeout_until_the_next_heartbeat(clock: Clock) -> None:
     heartbeat = Heartbeat(300.0, monotonic=clock)
     heartbeat.at_step(1)
     heartbeat.expect_long()
@@ -60,7 +60,7 @@ def test_a_wait_that_may_be_long_is_given_time_until_the_next_sign(clock: Clock)
     assert heartbeat.timeout_s == 300.0
 
 
-def test_silence_counts_from_the_last_sign(clock: Clock) -> None:
+def test_silence_counts_from_the_last_heartbeat(clock: Clock) -> None:
     heartbeat = Heartbeat(300.0, monotonic=clock)
     heartbeat.at_step(7)
     clock.now += 12.0
@@ -78,7 +78,7 @@ def test_time_in_which_the_process_stood_still_counts_toward_no_timeout(clock: C
     assert heartbeat.stood_still_s() == 3600.0
 
 
-def test_a_standstill_is_told_soon_after_it_and_not_for_ever(clock: Clock) -> None:
+def test_a_standstill_is_reported_for_a_minute_after_it(clock: Clock) -> None:
     heartbeat = Heartbeat(300.0, monotonic=clock)
     clock.now += 100.0
     heartbeat.look()
@@ -97,7 +97,7 @@ def test_a_busy_host_is_no_standstill(clock: Clock) -> None:
     assert heartbeat.stood_still_s() == 0.0
 
 
-def test_the_watchdog_calls_once_when_a_rank_does_not_go_on() -> None:
+def test_the_watchdog_calls_once_when_the_heartbeat_stops() -> None:
     hung = threading.Event()
     silences: list[Silence] = []
 
@@ -112,7 +112,7 @@ def test_the_watchdog_calls_once_when_a_rank_does_not_go_on() -> None:
     assert [silence.step for silence in silences] == [3]
 
 
-def test_a_stopped_watchdog_calls_nobody() -> None:
+def test_a_stopped_watchdog_calls_nothing() -> None:
     hung = threading.Event()
     heartbeat = Heartbeat(0.2, lambda _: hung.set())
     heartbeat.start()

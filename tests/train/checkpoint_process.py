@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import IO
 
 from hpcddp.errors import HpcddpError
+from hpcddp.run.checkpoints import Manifest
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.manifest import Manifest
 from hpcddp.stop import faults
-from hpcddp.train.writing import CheckpointWriter
+from hpcddp.train.checkpoint.writer import CheckpointWriter
 
 
 def main(run: RunDirectory, attempt: int, steps: list[int]) -> int:

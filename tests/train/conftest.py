@@ -12,14 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import RunDirectory
-from hpcddp.spec.job import JobSpec
+from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import Deadline
+from hpcddp.stop.reasons import StopReason
 from hpcddp.train.context import TrainContext, never_stop, unknown_cause
 from hpcddp.train.job import run_training
 from tests.distributed.training import job_document
 
 NO_DEADLINE = Deadline()
+ONE_RANK = RankEnv(rank=0, local_rank=0, world_size=1, local_world_size=1, node_rank=0, nodes=1, source="torchrun")
 
 
 @pytest.fixture(scope="session")
@@ -60,15 +63,13 @@ class Training:
         """Return what an attempt is told; ``changes`` as for ``job_document``."""
         return TrainContext(
             spec=JobSpec.model_validate(job_document(**changes)),
-            rank=0,
-            local_rank=0,
-            world_size=1,
+            rank_env=ONE_RANK,
             device=torch.device("cpu"),
             run=self.run,
             attempt=attempt,
             threads=1,
             cpus=2,
-            should_stop=should_stop,
+            should_stop=lambda: StopReason(should_stop()),
             monotonic=monotonic,
             cause=cause,
             deadline=deadline,
@@ -109,3 +110,11 @@ def new_training(group: None, tmp_path: Path) -> Callable[[str], Training]:  # n
 def training(new_training: Callable[[str], Training]) -> Training:
     """Return a new run."""
     return new_training("run")
+
+
+@pytest.fixture
+def nan_in_new_memory() -> Iterator[None]:
+    """Let torch fill memory that nothing has written with NaN."""
+    torch.use_deterministic_algorithms(mode=True)
+    yield
+    torch.use_deterministic_algorithms(mode=False)

@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.transforms.v2 import functional
 
-from hpcddp.spec.job import Train
+from hpcddp.jobfile.sections import Train
 from hpcddp.train.data.augmentation import BOX_DRAWS, Box, crop_and_flip, random_box
 from hpcddp.train.data.images import Data
 from hpcddp.train.data.opening import open_data

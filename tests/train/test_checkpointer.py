@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import hpcddp
 from hpcddp.run.checkpoints import NoCheckpointError, list_checkpoints
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
-from hpcddp.run.lease import FencedError
+from hpcddp.run.ownership import FencedError
 from hpcddp.stop import faults
 from hpcddp.train.callers import NoGroupError
-from hpcddp.train.checkpointer import Checkpointer, CheckpointerError, Stateful
+from hpcddp.train.checkpoint.checkpointer import Checkpointer, CheckpointerError, Stateful
 from hpcddp.train.errors import ResumeError, SaveError
+from tests.run.test_checkpoints import flip
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +102,28 @@ def test_rotten_newest_is_passed_over_and_named(tmp_path: Path, capsys: pytest.C
     model.write_bytes(model.read_bytes()[:-1])
     assert Loop(tmp_path / "run").checkpointer.restore().step == 1
     assert "hpcddp: checkpoint step-000002 is passed over: " in capsys.readouterr().err
+
+
+def test_flipped_bit_in_the_newest_manifest_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop(tmp_path / "run")
+    loop.checkpointer.restore()
+    for step in (1, 2):
+        loop.checkpointer.save(step, {"seen": 188})
+    loop.checkpointer.wait()
+    flip(tmp_path / "run" / "checkpoints" / "step-000002" / "manifest.json", b"188", 8 + 3)
+    assert Loop(tmp_path / "run").checkpointer.restore().facts == {"seen": 188}
+    assert "its content does not have its checksum" in capsys.readouterr().err
+
+
+def test_file_that_the_manifest_does_not_name_is_not_loaded(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run")
+    loop.checkpointer.restore()
+    loop.checkpointer.save(1)
+    loop.checkpointer.wait()
+    path = tmp_path / "run" / "checkpoints" / "step-000001"
+    shutil.copy(path / "model.pt", path / "network.pt")
+    with pytest.raises(ResumeError, match=r"step-000001 is of another model or optimizer .* \(it has no network.pt\)"):
+        Checkpointer(tmp_path / "run", {"network": loop.model}).restore()
 
 
 def test_all_rotten_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:

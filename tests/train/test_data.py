@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from hpcddp.batch.samples import TRAINING_SAMPLES, VALIDATION_SAMPLES
-from hpcddp.spec.job import Train
+from hpcddp.jobfile.sections import Train
 from hpcddp.train.data.digits import load_digits
 from hpcddp.train.data.fingerprint import fingerprint, tensor_bytes
 from hpcddp.train.data.images import Data

@@ -15,7 +15,7 @@ import pytest
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.decision import read_decision
 from hpcddp.run.directory import RunDirectory
-from tests.launch.test_commands_local import ended, result, wait_for
+from tests.submit.test_commands_local import ended, result, wait_for
 
 MODULE = """
 import os, time

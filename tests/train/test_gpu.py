@@ -9,17 +9,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.directory import RunDirectory
-from hpcddp.spec.job import JobSpec
+from hpcddp.train.checkpoint.staging import Staging
 from hpcddp.train.context import TrainContext
 from hpcddp.train.job import run_training
 from hpcddp.train.scoring import ValidationShare, evaluate
 from hpcddp.train.scoring.tally import Tally
-from hpcddp.train.staging import Staging
-from tests.distributed.scored import METRICS, outputs_and_targets
+from tests.distributed.scoring_rank import METRICS, outputs_and_targets
 from tests.distributed.training import job_document, result, steps
-from tests.train.conftest import Training
+from tests.train.conftest import ONE_RANK, Training
+from tests.train.test_parts import after_steps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,9 +43,7 @@ def train(run: Training, device: torch.device, **changes: Any) -> None:
     run_training(
         TrainContext(
             spec=JobSpec.model_validate(job_document(train__epochs=2, **changes)),
-            rank=0,
-            local_rank=0,
-            world_size=1,
+            rank_env=ONE_RANK,
             device=device,
             run=run.run,
             attempt=0,
@@ -83,6 +82,13 @@ def test_deterministic_run_repeats_its_bits(nccl: torch.device, tmp_path: Any, o
         )
         digests.add(result(run.run.path)["parameters_sha256"])
     assert len(digests) == 1
+
+
+@pytest.mark.usefixtures("nan_in_new_memory")
+@pytest.mark.parametrize("gradients", [["inf", 2.0, 3.0], [2.0, "inf", 3.0], [None, "inf", 2.0]])
+def test_fused_sgd_leaves_out_steps_that_overflow(gradients: list[Any]) -> None:
+    found = [after_steps(gradients, nesterov=False, fused=fused, device="cuda") for fused in (False, True)]
+    assert torch.equal(found[0], found[1])
 
 
 def test_compiled_model_trains(nccl: torch.device, gpu_training: Training) -> None:

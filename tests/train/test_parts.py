@@ -12,10 +12,14 @@ import torch
 from torch import nn, optim
 
 from hpcddp.batch.plan import plan_batch
-from hpcddp.spec.job import Every, LearningRate, Optimizer
-from hpcddp.train.agreement import STOP_CODES, Agreed, PendingAgreement, Votes
+from hpcddp.jobfile.fields import Every
+from hpcddp.jobfile.sections import LearningRate, Optimizer
+from hpcddp.stop.reasons import StopReason
+from hpcddp.train.agreement import Agreed, PendingAgreement, Votes
+from hpcddp.train.data.loader import Placement
 from hpcddp.train.errors import TrainingError
 from hpcddp.train.metrics import MetricsFile, keep_until
+from hpcddp.train.models import place_model
 from hpcddp.train.optimizers import build_optimizer, set_learning_rate
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.randomness import keyed_seed
@@ -148,22 +152,25 @@ def test_metrics_beyond_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path
     assert not (tmp_path / "nothing").exists()
 
 
-@pytest.mark.parametrize("code", [-1, STOP_CODES + 1])
+@pytest.mark.parametrize("code", [-1, 6])
 def test_vote_for_an_unknown_stop_code_is_an_error(code: int) -> None:
-    with pytest.raises(ValueError, match=f"a stop code is 0..5, not {code}"):
-        Votes(stop=code)
+    with pytest.raises(ValueError, match=f"{code} is not a valid StopReason"):
+        Votes(stop=StopReason(code))
 
 
 @pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("votes", [Votes(), Votes(save=True), Votes(stop=1), Votes(save=True, stop=STOP_CODES)])
+@pytest.mark.parametrize(
+    "votes", [Votes(), Votes(save=True), *(Votes(save=True, stop=reason) for reason in StopReason)]
+)
 def test_agreement_carries_the_loss_and_every_wish(votes: Votes) -> None:
     agreed = PendingAgreement(torch.tensor(2.5, dtype=torch.float64), votes, torch.tensor(1.0)).read()
     assert agreed == Agreed(loss_sum=2.5, nonfinite=True, save=votes.save, stop=votes.stop)
 
 
 def test_wishes_of_two_steps_add_up() -> None:
-    merged = Agreed(loss_sum=1, save=True, stop=2).merged(Agreed(loss_sum=3, stop=1))
-    assert merged == Agreed(loss_sum=3, save=True, stop=2)
+    later = Agreed(loss_sum=3, stop=StopReason.REQUESTED)
+    merged = Agreed(loss_sum=1, save=True, stop=StopReason.DEADLINE).merged(later)
+    assert merged == Agreed(loss_sum=3, save=True, stop=StopReason.DEADLINE)
 
 
 def test_seeds_depend_on_every_part_of_their_key() -> None:
@@ -199,6 +206,63 @@ def test_optimizers_take_the_constants_of_the_job() -> None:
     assert (tuple(group["betas"]), group["eps"], group["weight_decay"]) == ((0.8, 0.9), 1e-6, 0.2)
     set_learning_rate(adamw, 0.25)
     assert group["lr"] == 0.25
+
+
+@pytest.mark.usefixtures("nan_in_new_memory")
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("gradients", [["inf", 2.0, 3.0], ["inf", "inf", 2.0], [2.0, "inf", 3.0], [None, "inf", 2.0]])
+def test_fused_sgd_leaves_out_steps_that_overflow(gradients: list[Any], *, nesterov: bool) -> None:
+    found = [after_steps(gradients, nesterov=nesterov, fused=fused) for fused in (False, True)]
+    assert torch.equal(found[0], found[1])
+
+
+def after_steps(gradients: list[Any], *, nesterov: bool, fused: bool, device: str = "cpu") -> torch.Tensor:
+    """Return two parameters after steps under fp16's scaler; where the gradient is None one of them has none."""
+    model = nn.ParameterList(nn.Parameter(torch.tensor([value], device=device)) for value in (1.0, -2.0))
+    # Powers of two: nothing rounds.
+    constants = Optimizer(momentum=0.5, weight_decay=0.25, nesterov=nesterov)
+    # The fused kernel is there on the CPU too.
+    device_type = "cuda" if fused else "cpu"
+    optimizer = build_optimizer(constants, model, learning_rate=0.5, device_type=device_type)
+    assert optimizer.param_groups[0]["fused"] is (True if fused else None)
+    scaler = torch.amp.GradScaler(device, init_scale=1.0)
+    scaler.scale(torch.zeros((), device=device))
+    for gradient in gradients:
+        model[0].grad = torch.tensor([1.0 if gradient is None else float(gradient)], device=device)
+        model[1].grad = None if gradient is None else torch.tensor([float(gradient)], device=device)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update(1.0)
+    return torch.cat([parameter.detach().cpu() for parameter in model])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_placed_model_keeps_what_is_imaginary_or_no_number_of_its_format(dtype: torch.dtype) -> None:
+    model = nn.Linear(2, 2)
+    model.rotation = nn.Parameter(torch.tensor([1 + 2j, -0.5j], dtype=torch.complex64))
+    model.register_buffer("freqs_cis", torch.polar(torch.ones(3), torch.arange(3.0)))
+    model.register_buffer("count", torch.tensor(2**40))
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    rotation = model.rotation
+    place_model(model, torch.device("cpu"), dtype, channels_last=False)
+    formats = {name: value.dtype for name, value in model.state_dict().items()}
+    real = {"weight": dtype, "bias": dtype, "count": torch.int64}
+    assert formats == {**real, "rotation": dtype.to_complex(), "freqs_cis": dtype.to_complex()}
+    assert all(torch.equal(value, values[name].to(value.dtype)) for name, value in model.state_dict().items())
+    assert model.rotation is rotation
+    inputs = torch.tensor([1 + 2j, -0.5j], dtype=torch.complex64)
+    placed = Placement(torch.device("cpu"), dtype, channels_last=False).place_inputs(inputs)
+    assert (placed.dtype, placed.tolist()) == (dtype.to_complex(), inputs.tolist())
+
+
+def test_complex_parameters_take_no_fused_kernel() -> None:
+    model = nn.ParameterList([nn.Parameter(torch.ones(2, dtype=torch.complex64)), nn.Parameter(torch.ones(2))])
+    for constants in (Optimizer(momentum=0.9), Optimizer(name="adamw")):
+        optimizer = build_optimizer(constants, model, learning_rate=0.5, device_type="cuda")
+        for parameter in model:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    assert float(model[0].detach().real[0]) != 1.0
 
 
 def test_frozen_parameters_are_left_to_themselves() -> None:

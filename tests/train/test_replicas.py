@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpcddp.batch.plan import PlanError
+from hpcddp.batch.refusals import PlanError
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.train.ema import Ema
 from hpcddp.train.errors import ModelError, ResumeError, UserCodeError
@@ -121,6 +121,24 @@ def test_average_takes_other_buffers_over_as_they_are() -> None:
     model.mask[1] = 4.0  # type: ignore[operator]
     average.update(model)
     assert average.model.state_dict()["mask"].tolist() == [-torch.inf, 4.0]
+
+
+@pytest.mark.parametrize("skipped", [None, torch.tensor(0.0), torch.tensor(1.0)])
+def test_average_of_complex_and_real_weights_moves_both(skipped: torch.Tensor | None) -> None:
+    model = nn.ParameterList([nn.Parameter(torch.tensor([1 + 2j])), nn.Parameter(torch.ones(1))])
+    average = Ema(model, 0.5)
+    with torch.no_grad():
+        for parameter in model:
+            parameter.mul_(3)
+    average.update(model, skipped)
+    left_out = skipped is not None and bool(skipped)
+    expected = [1 + 2j, 1.0] if left_out else [2 + 4j, 2.0]
+    assert [parameter.item() for parameter in average.model.parameters()] == expected
+
+
+def test_complex_parameters_are_refused_in_fp16(training: Training) -> None:
+    with pytest.raises(ModelError, match=r"train.precision is fp16, and weight is complex, whose gradients torch's"):
+        training.train(train__model="tests.distributed.own_code:complex_model", train__precision="fp16")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ import pytest
 from hpcddp.run.checkpoints import NoCheckpointError, list_checkpoints
 from hpcddp.run.decision import read_decision
 from hpcddp.run.events import read_events
-from hpcddp.run.lease import FencedError
+from hpcddp.run.ownership import FencedError
+from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import ResumeError, StoppedError
 from tests.distributed.training import evaluations, records, result, steps
+from tests.run.test_checkpoints import as_before_checksums, flip
 from tests.train.conftest import Training
 
 NewTraining = Callable[[str], Training]
@@ -103,7 +105,7 @@ def test_stop_saves_and_loses_no_step(new_training: NewTraining) -> None:
         StoppedError, match=r"all ranks stopped after step 6 \(interrupted\), and the state is saved"
     ) as caught:
         stopped.train(should_stop=lambda: next(calls, 0), **SAVES)
-    assert (caught.value.step, caught.value.code, caught.value.exit_code) == (6, 5, 75)
+    assert (caught.value.step, caught.value.reason, caught.value.exit_code) == (6, StopReason.INTERRUPTED, 75)
     stop = read_events(stopped.run.events)[-1]
     assert (stop["event"], stop["step"], stop["reason"], stop["saved"]) == ("stop", 6, "interrupted", True)
     decision = read_decision(stopped.run.attempt(0))
@@ -150,6 +152,45 @@ def test_rotten_newest_checkpoint_is_passed_over_loudly(new_training: NewTrainin
     assert aside.name.startswith("invalid-step-000006-")
 
 
+@pytest.mark.parametrize("with_checksum", [True, False])
+@pytest.mark.parametrize(
+    ("part", "bit", "sentence"),
+    [
+        # 6 becomes 4: the step before was trained twice.
+        (b'"step": 6,\n    "epoch"', 8 * 8 + 1, "its step is 6, that of its progress 4"),
+        (b'"epoch": 1', 8, "its progress is not that of a training"),
+    ],
+    ids=["number", "name"],
+)
+def test_flipped_bit_in_the_progress_of_the_newest_checkpoint_is_noticed(
+    new_training: NewTraining, part: bytes, bit: int, sentence: str, *, with_checksum: bool
+) -> None:
+    whole, broken = new_training("whole"), new_training("broken")
+    whole.train(**SAVES)
+    broken.crash(steps=7, **SAVES)
+    newest = broken.run.checkpoints / "step-000006"
+    if not with_checksum:
+        as_before_checksums(newest)
+    flip(newest / "manifest.json", part, bit)
+    broken.train(attempt=1, **SAVES)
+    why = "its content does not have its checksum" if with_checksum else sentence
+    assert any("checkpoint step-000006 is passed over" in line and why in line for line in broken.said)
+    assert any("going on after step 4" in line for line in broken.said)
+    assert result(broken.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
+    assert without_times(broken) == without_times(whole)
+
+
+def test_run_goes_on_from_a_checkpoint_of_a_version_without_checksums(new_training: NewTraining) -> None:
+    whole, broken = new_training("whole"), new_training("broken")
+    whole.train(**SAVES)
+    broken.crash(steps=7, **SAVES)
+    for path in list_checkpoints(broken.run.checkpoints):
+        as_before_checksums(path)
+    broken.train(attempt=1, **SAVES)
+    assert any("going on after step 6" in line for line in broken.said)
+    assert result(broken.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
+
+
 def test_run_without_a_valid_checkpoint_never_starts_anew(training: Training) -> None:
     training.crash(steps=7, **SAVES)
     for path in list_checkpoints(training.run.checkpoints):
@@ -158,7 +199,7 @@ def test_run_without_a_valid_checkpoint_never_starts_anew(training: Training) ->
         NoCheckpointError, match=r"checkpoints holds no valid checkpoint although the run has saved some"
     ):
         training.train(attempt=1, **SAVES)
-    assert any("step-000006 is passed over" in line and "has no manifest.json" in line for line in training.said)
+    assert any("step-000006 is passed over" in line and "manifest.json is missing" in line for line in training.said)
 
 
 def test_run_whose_checkpoints_are_gone_never_starts_anew(training: Training) -> None:

@@ -12,11 +12,11 @@ import torch
 
 from hpcddp.run.checkpoints import list_checkpoints, newest_valid
 from hpcddp.run.events import read_events
-from hpcddp.run.lease import FencedError
+from hpcddp.run.ownership import FencedError
 from hpcddp.stop import faults
 from hpcddp.stop.faults import InjectedError
+from hpcddp.train.checkpoint.staging import Staging
 from hpcddp.train.errors import StoppedError
-from hpcddp.train.staging import Staging
 from tests.distributed.training import result
 from tests.train.conftest import Training
 from tests.train.test_resume import without_times

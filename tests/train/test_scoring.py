@@ -26,7 +26,7 @@ from hpcddp.train.scoring import (
     evaluate,
 )
 from hpcddp.train.scoring.tally import Tally
-from tests.distributed.scored import METRICS, outputs_and_targets
+from tests.distributed.scoring_rank import METRICS, outputs_and_targets
 
 CPU = torch.device("cpu")
 
@@ -187,6 +187,16 @@ class _BatchMean:
         return float(sums) / samples
 
 
+class _Outputs:
+    """The mean of the outputs."""
+
+    def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+        return outputs
+
+    def from_sums(self, sums: Tensor, samples: int) -> float:
+        return float(sums.sum()) / samples
+
+
 def results_of(sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
     return [(torch.zeros(size, 2), torch.zeros(size).long()) for size in sizes]
 
@@ -221,6 +231,12 @@ def test_what_is_not_one_result_per_sample_is_refused(results: Any, metric: Metr
     with pytest.raises(MetricError) as caught:
         evaluate(ValidationShare(5, 3), results, {"it": metric})
     assert sentence in caught.value.message
+
+
+def test_complex_results_are_refused() -> None:
+    results = [(torch.ones(3, 2, dtype=torch.complex64), torch.zeros(3))]
+    with pytest.raises(MetricError, match="metric it returns complex64 values, and they are summed in float64, which"):
+        evaluate(ValidationShare(3, 3), results, {"it": _Outputs()})
 
 
 def test_ranks_that_together_miss_samples_are_refused() -> None:

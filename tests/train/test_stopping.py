@@ -41,7 +41,7 @@ def stop(training: Training, *, attempt: int = 0, **changes: Any) -> Decision:
     decision = read_decision(training.run.attempt(attempt))
     assert decision is not None
     assert (decision.attempt, decision.step) == (attempt, caught.value.step)
-    assert decision.reason == StopReason(caught.value.code).word
+    assert decision.reason == caught.value.reason.word
     return decision
 
 

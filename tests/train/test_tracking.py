@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.spec.job import JobSpec
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.tracking import opening
@@ -257,6 +257,16 @@ def test_memory_that_cannot_be_read_does_not_keep_a_run_from_its_training(traini
     training.run.tracker("tensorboard").mkdir(parents=True)
     training.train(**JOB)
     assert training.run.result.exists()
+
+
+def test_damaged_decision_does_not_hide_that_the_ranks_stopped(training: Training) -> None:
+    context = training.context(trackers={"use": []})
+    decision = context.run.attempt(context.attempt).decision
+    decision.parent.mkdir(parents=True)
+    decision.write_text('{"attempt": 0, "st')
+    stopped = StoppedError("", step=4, reason=StopReason.TERMINATED, outcome=None)
+    with pytest.raises(StoppedError), opening.tracked(context, first_step=None):
+        raise stopped
 
 
 def test_records_of_a_function_of_ones_own_are_shown_once(training: Training) -> None:

@@ -14,16 +14,15 @@ from typing import IO
 
 import pytest
 
-from hpcddp.run.checkpoints import list_checkpoints, newest_valid
+from hpcddp.run.checkpoints import Manifest, left_by, list_checkpoints, newest_valid, step_of
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
-from hpcddp.run.lease import FencedError
-from hpcddp.run.manifest import Manifest, left_by, step_of
+from hpcddp.run.ownership import FencedError
 from hpcddp.run.publish import sweep
 from hpcddp.stop import faults
 from hpcddp.stop.faults import InjectedError
+from hpcddp.train.checkpoint.writer import CheckpointWriter
 from hpcddp.train.errors import SaveError
-from hpcddp.train.writing import CheckpointWriter
 from tests.train.checkpoint_process import content
 
 PROGRAM = Path(__file__).with_name("checkpoint_process.py")
@@ -175,7 +174,7 @@ def test_next_save_waits_for_the_one_before_it(run: RunDirectory, writer: Checkp
 
 
 def test_whoever_waits_gives_signs_of_life(writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcddp.train.writing._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("hpcddp.train.checkpoint.writer._LOOK_EVERY_S", 0.01)
     faults.arm("sleep=0.2@save.begin", rank=0, attempt=0)
     start(writer, 10)
     signs: list[None] = []

@@ -1,1 +1,1 @@
-"""The data sets of the built-in training, one's own, and the loader that takes this rank's share of them."""
+"""Data sets of the built-in training, and the loader of a rank's share of them."""

@@ -1,4 +1,4 @@
-"""``train.dataset_args`` of the built-in data sets."""
+"""Read and check ``train.dataset_args`` of the built-in data sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def refuse_unknown(dataset: str, arguments: Mapping[str, Any], known: Sequence[s
     """Refuse an argument that the data set does not have.
 
     Raises:
-        DataError: names it, and the nearest or all that there are.
+        DataError: names it, and the closest argument or all of them.
     """
     for name in arguments:
         if name not in known:
@@ -25,10 +25,10 @@ def refuse_unknown(dataset: str, arguments: Mapping[str, Any], known: Sequence[s
 
 
 def take_flag(arguments: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    """Return true or false.
+    """Return a boolean argument.
 
     Raises:
-        DataError: the value is something else.
+        DataError: the value is not a boolean.
     """
     value = arguments.get(name, default)
     if not isinstance(value, bool):
@@ -37,10 +37,10 @@ def take_flag(arguments: Mapping[str, Any], name: str, *, default: bool) -> bool
 
 
 def take_size(arguments: Mapping[str, Any], name: str, default: int) -> int:
-    """Return a whole number >= 1.
+    """Return an integer argument >= 1.
 
     Raises:
-        DataError: the value is something else.
+        DataError: the value is not such an integer.
     """
     value = arguments.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -1,22 +1,27 @@
-"""Random crops and flips whose random numbers are given, never drawn here."""
+"""Random crops and flips of images, as functions of given random numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 CROP_AND_FLIP_DRAWS: Final = 3
 """Random numbers that ``crop_and_flip`` needs for each image."""
 
 BOX_DRAWS: Final = 22
 """Random numbers that ``random_box`` needs."""
+
+FLIP_PROBABILITY: Final = 0.5
 
 # Szegedy et al. 2015 (arXiv 1409.4842), section 6, as torchvision's RandomResizedCrop has them.
 _AREA: Final = (0.08, 1.0)
@@ -42,9 +47,9 @@ def crop_and_flip(pixels: Tensor, fractions: NDArray[np.float64], *, padding: in
     margins = ((0, 0), (0, 0), (padding, padding), (padding, padding))
     padded = np.pad(images, margins)
     corners = (fractions[:, :2] * (2 * padding + 1)).astype(int).tolist()
-    flips = (fractions[:, 2] < 0.5).tolist()  # noqa: PLR2004
+    flips = (fractions[:, 2] < FLIP_PROBABILITY).tolist()
     out = np.empty_like(images)
-    # One copy of a window each: half the time of any gather over all pixels of the batch.
+    # Copying one window per image takes half the time of indexing all pixels of the batch.
     for target, source, (top, left), flip in zip(out, padded, corners, flips, strict=True):
         window = source[:, top : top + height, left : left + width]
         target[...] = window[:, :, ::-1] if flip else window
@@ -90,9 +95,12 @@ def _between(bounds: tuple[float, float], fraction: float) -> float:
     return bounds[0] + (bounds[1] - bounds[0]) * fraction
 
 
-def cut_resize_flip(image: Any, box: Box, *, size: int, flip: bool) -> Any:  # noqa: ANN401
+def cut_resize_flip(image: Image, box: Box, *, size: int, flip: bool) -> Image:
     """Return the part of a PIL image in ``box``, resized to ``size`` x ``size``, flipped from left to right or not."""
     from torchvision.transforms.v2 import functional
 
-    cut = functional.resized_crop(image, box.top, box.left, box.height, box.width, [size, size], antialias=True)
-    return functional.horizontal_flip(cut) if flip else cut
+    cut: Image = functional.resized_crop(image, box.top, box.left, box.height, box.width, [size, size], antialias=True)
+    if not flip:
+        return cut
+    flipped: Image = functional.horizontal_flip(cut)
+    return flipped

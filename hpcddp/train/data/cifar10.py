@@ -1,4 +1,4 @@
-"""CIFAR-10 from local files, in either of the two layouts that are handed out."""
+"""CIFAR-10 from local files, in the Python or the binary version."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _read_pickled(folder: Path, name: str) -> tuple[Tensor, Tensor]:
     return _checked(path, pixels, labels)
 
 
-def _value(content: Any, name: str) -> Any:  # noqa: ANN401
+def _value(content: Mapping[Any, Any], name: str) -> object:
     """Return an entry by its name, which files written by Python 2 hold as bytes and those by Python 3 as text."""
     return content[name if name in content else name.encode()]
 
@@ -111,7 +111,7 @@ class _ArraysOnly(pickle.Unpickler):
         {
             ("numpy.core.multiarray", "_reconstruct"),
             ("numpy._core.multiarray", "_reconstruct"),
-            # What numpy uses from pickle protocol 5 on.
+            # Used by numpy from pickle protocol 5 on.
             ("numpy.core.numeric", "_frombuffer"),
             ("numpy._core.numeric", "_frombuffer"),
             ("numpy.core.multiarray", "scalar"),
@@ -122,11 +122,11 @@ class _ArraysOnly(pickle.Unpickler):
         }
     )
 
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
+    def find_class(self, module: str, name: str) -> object:
         """Return an allowed class; refuse every other."""
         if (module, name) not in self._ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are admitted")
         if hasattr(np, "_core"):
-            # numpy moved them; the old place warns.
+            # numpy moved these names; the old module warns.
             module = module.replace("numpy.core.", "numpy._core.")
         return super().find_class(module, name)

@@ -1,4 +1,4 @@
-"""The groups of the training samples, by the user's function ``batch.group``."""
+"""Group the training samples by the user's function ``batch.group``."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _DIGEST_BYTES = 32
 
 
 def with_groups(data: Data, function: str, device: torch.device) -> Data:
-    """Return the data with its training samples grouped, the same way on every rank.
+    """Return the data with grouped training samples, the same groups on every rank.
 
-    Every rank calls the user's function for every sample and keeps the answers, N integers, so that each knows which
-    samples all the others have. A collective compares them.
+    Every rank calls the user's function for every sample and keeps the N results, so that each rank knows the samples
+    of all others. A collective compares the results.
 
     Args:
         data: the data set.
-        function: ``batch.group``, ``pkg.module:function``: gets the index of a training sample, returns its group.
+        function: ``batch.group``, ``pkg.module:function``: takes the index of a training sample, returns its group.
         device: this rank's device; the default process group is open.
 
     Raises:
-        UserCodeError: the function cannot be imported, raises, or returns something that names no group.
-        DataError: it does not give the same groups on every rank.
+        UserCodeError: the function cannot be imported, raises, or returns neither an int nor a str.
+        DataError: the groups are not the same on every rank.
     """
     groups = GroupTable(_names(function, len(data.train)))
     _refuse_other_groups(function, groups, device)

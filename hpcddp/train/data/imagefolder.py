@@ -1,19 +1,22 @@
-"""A folder of images, one sub-folder per class: ``data_dir/train`` and ``data_dir/val``."""
+"""Data set of image files in ``data_dir/train`` and ``data_dir/val``, with one sub-folder per class."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from hpcddp.train.data.arguments import refuse_unknown, take_flag, take_size
-from hpcddp.train.data.augmentation import BOX_DRAWS, cut_resize_flip, random_box
+from hpcddp.train.data.augmentation import BOX_DRAWS, FLIP_PROBABILITY, cut_resize_flip, random_box
 from hpcddp.train.data.keyed import KeyedPart
 from hpcddp.train.errors import DataError
 from hpcddp.train.randomness import SampleKeys
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 # Of ImageNet's training part, as torchvision's weights use them.
 _MEAN: Final = (0.485, 0.456, 0.406)
@@ -24,8 +27,8 @@ _IMAGE_SIZE, _RESIZE = 224, 256
 def load_imagefolder(data_dir: Path, arguments: dict[str, Any]) -> tuple[Any, Any]:
     """Return the training and the validation part; every image is resized, cropped and normalised.
 
-    Crops of the validation part lie in the centre. Those of the training part do so too without augmentation; with it
-    they are random parts of the image of random size, and flipped at random.
+    Validation images are cropped in the centre. So are training images without augmentation; with it, random parts of
+    random size are cropped and flipped at random.
 
     Args:
         data_dir: the folder that holds ``train`` and ``val``.
@@ -33,7 +36,7 @@ def load_imagefolder(data_dir: Path, arguments: dict[str, Any]) -> tuple[Any, An
             centre (default image_size * 256 / 224); ``augment``, whether training images are augmented (default true).
 
     Raises:
-        DataError: a folder is missing or holds no images, the parts have other classes, or an argument is wrong.
+        DataError: a folder is missing or has no images, the classes of the parts differ, or an argument is wrong.
     """
     from torchvision import datasets, transforms
 
@@ -62,16 +65,28 @@ def load_imagefolder(data_dir: Path, arguments: dict[str, Any]) -> tuple[Any, An
     return AugmentedFolder(parts[0], image_size, normalise) if augment else parts[0], parts[1]
 
 
+class _ImageFolder(Protocol):
+    """What is used of ``torchvision.datasets.ImageFolder``, which has no types."""
+
+    root: str
+    classes: list[str]
+    samples: list[tuple[str, int]]
+    targets: list[int]
+    loader: Callable[[str], Image]
+
+    def __getitem__(self, index: int, /) -> tuple[Tensor, int]: ...
+
+
 class AugmentedFolder(KeyedPart):
     """An image folder whose images are cropped, resized and flipped at random, by the keys of the samples.
 
     Args:
-        folder: torchvision's image folder; indexing gives its samples, without augmentation.
+        folder: the image folder, without augmentation.
         image_size: the side of the crops after resizing.
         normalise: from a PIL image to a tensor.
     """
 
-    def __init__(self, folder: Any, image_size: int, normalise: Callable[[Any], Tensor]) -> None:  # noqa: ANN401
+    def __init__(self, folder: _ImageFolder, image_size: int, normalise: Callable[[Image], Tensor]) -> None:
         self.root, self.classes = folder.root, folder.classes
         self.samples, self.targets = folder.samples, folder.targets
         self._folder, self._size, self._normalise = folder, image_size, normalise
@@ -94,7 +109,7 @@ class AugmentedFolder(KeyedPart):
         image = self._folder.loader(path)
         *for_box, for_flip = fractions
         box = random_box(image.height, image.width, for_box)
-        flip = for_flip < 0.5  # noqa: PLR2004
+        flip = for_flip < FLIP_PROBABILITY
         return self._normalise(cut_resize_flip(image, box, size=self._size, flip=flip)), label
 
 

@@ -1,11 +1,11 @@
-"""The shapes that data sets come in: batches of images and labels, whole or sample by sample."""
+"""Types of the data sets: a batch, data sets that make whole batches, and the two parts of a data set."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,12 +15,15 @@ from hpcddp.train.data.augmentation import CROP_AND_FLIP_DRAWS, crop_and_flip
 from hpcddp.train.data.keyed import KeyedPart
 from hpcddp.train.randomness import SampleKeys
 
+IMAGE_DIMENSIONS: Final = 4
+"""Dimensions of a batch of images, ``[n, C, H, W]``."""
+
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs ``[n, ...]`` and integer labels ``[n]``."""
 
 
 class WholeBatches(KeyedPart):
-    """A data set that makes a batch in one go, which is far quicker than sample by sample."""
+    """A data set that makes a whole batch at once, which is faster than collating samples."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -30,7 +33,7 @@ class WholeBatches(KeyedPart):
         """Return the samples at ``indices`` as one batch, without augmentation."""
 
     def take(self, keys: SampleKeys) -> Batch:
-        """Return the samples of ``keys`` as one batch, augmented where the data set does so."""
+        """Return the samples of ``keys`` as one batch, with augmentation if the data set has any."""
         return self.__getitems__(keys.indices)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
@@ -40,16 +43,16 @@ class WholeBatches(KeyedPart):
 
 
 class MemoryImages(WholeBatches):
-    """Small images that stay in memory as bytes and are normalised when a batch is taken.
+    """Small images that are kept in memory as bytes and normalised per batch.
 
     Args:
         pixels: ``[N, C, H, W]``, uint8.
         labels: ``[N]``, int64, 0..len(classes)-1.
         classes: names of the classes.
-        levels: the pixel value that means 1.0.
+        levels: the pixel value that stands for 1.0.
         mean: per channel, of pixels scaled to 0..1.
         std: per channel, likewise.
-        crop_padding: the padding of the random crops, in pixels, which go with random flips; None = no augmentation.
+        crop_padding: padding of the random crops, in pixels; images are also flipped at random. None = no augmentation.
     """
 
     def __init__(
@@ -99,9 +102,9 @@ class Data:
         name: as the job file has it.
         train: the training part, map-style.
         val: the validation part, map-style.
-        classes: K, how many classes the model tells apart.
-        fingerprint: hex digest of what identifies the training data.
-        groups: the groups of the training samples, where the batch counts groups; None = it counts samples.
+        classes: K, number of classes.
+        fingerprint: hex digest that identifies the training data.
+        groups: groups of the training samples if the batch counts groups; None = it counts samples.
     """
 
     name: str
@@ -113,10 +116,10 @@ class Data:
 
     @property
     def units(self) -> int:
-        """What the batch counts in the training part: groups where there are some, else samples."""
+        """Number of units that the batch counts in the training part: groups if there are any, else samples."""
         return len(self.train) if self.groups is None else len(self.groups)
 
     @property
     def in_memory(self) -> bool:
-        """Whether a batch is made in one go from memory, so that loader workers would only cost."""
+        """Whether batches are made from memory, so that loader workers would only slow them down."""
         return isinstance(self.train, WholeBatches)

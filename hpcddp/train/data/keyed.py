@@ -1,9 +1,10 @@
-"""Samples with their keys: what a data set draws at random belongs to the sample, not to the process that loads it."""
+"""Data sets that are indexed by sample keys, so that random augmentation depends on the sample only."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from torch.utils.data import Dataset
 
@@ -12,32 +13,37 @@ from hpcddp.train.randomness import SampleKeys, random_states_put_back, seed_sam
 _WORDS_PER_SAMPLE = 3
 
 
+class MapStyle(Protocol):
+    """A map-style data set of PyTorch: a length, and samples by their index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
 class KeyedPart(Dataset[Any], ABC):
-    """A part of a built-in data set, which takes its random numbers from the samples' keys."""
+    """A part of a built-in data set, whose random numbers are derived from the keys of the samples."""
 
     @abstractmethod
-    def take(self, keys: SampleKeys) -> Any:  # noqa: ANN401
+    def take(self, keys: SampleKeys) -> Sequence[Any]:
         """Return the samples: one batch, or a list of them."""
 
 
 class Keyed(Dataset[Any]):
     """A part of any data set, indexed by ``SampleKeys``.
 
-    A part of the user's own is taken sample by sample, and the generators of ``random``, ``numpy.random`` and torch's
-    on the CPU are seeded for each: about 10 microseconds a sample. What it draws from another generator is its own.
-
-    Args:
-        part: the part.
+    Samples of the user's own data set are read one by one, and ``random``, ``numpy.random`` and torch's CPU generator
+    are seeded for each, in about 10 microseconds. Other generators are not seeded.
     """
 
-    def __init__(self, part: Any) -> None:  # noqa: ANN401
+    def __init__(self, part: MapStyle) -> None:
         self._part = part
 
-    def __getitem__(self, keys: SampleKeys) -> Any:  # noqa: ANN401
+    def __getitem__(self, keys: SampleKeys) -> Sequence[Any]:
         """Return the samples: one batch, or a list of them."""
         return self.__getitems__(keys)
 
-    def __getitems__(self, keys: SampleKeys) -> Any:  # noqa: ANN401
+    def __getitems__(self, keys: SampleKeys) -> Sequence[Any]:
         """Return the samples: one batch, or a list of them."""
         if isinstance(self._part, KeyedPart):
             return self._part.take(keys)
@@ -49,6 +55,6 @@ class Keyed(Dataset[Any]):
         seeds: list[list[int]] = keys.words(_WORDS_PER_SAMPLE).tolist()
         return seeds
 
-    def _sample(self, index: int, words: list[int]) -> Any:  # noqa: ANN401
+    def _sample(self, index: int, words: list[int]) -> object:
         seed_sample(words)
         return self._part[index]

@@ -1,10 +1,10 @@
-"""This rank's micro-batches, in order, from any step on."""
+"""Load this rank's micro-batches in order, starting at any step."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,25 +13,23 @@ from torch.utils.data import DataLoader
 from hpcddp.batch.groups import GroupTable
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, share_of
-from hpcddp.train.data.images import Batch, Data, WholeBatches
-from hpcddp.train.data.keyed import Keyed
+from hpcddp.train.data.images import IMAGE_DIMENSIONS, Batch, Data, WholeBatches
+from hpcddp.train.data.keyed import Keyed, MapStyle
 from hpcddp.train.data.workers import lost_worker, remember, signals_held, start_worker
 from hpcddp.train.errors import DataError, UserCodeError
+from hpcddp.train.precision import kept_in
 from hpcddp.train.randomness import SampleKeys
 from hpcddp.train.user_code import describe, is_own
 
 
 class MicroBatchKeys:
-    """The samples of this rank's micro-batches, over all epochs; empty shares are left out.
+    """Sample keys of this rank's micro-batches, over all epochs, without empty shares.
 
     Args:
-        batches: the global batches of the training.
-        plan: the split.
-        rank: this rank.
         groups: the groups that the batches count; None = they count samples.
         seed: the root seed.
-        first_step: where to begin, in optimizer steps done; may lie within an epoch.
-        last_step: where to end, exclusive.
+        first_step: the first step, in optimizer steps done; may be within an epoch.
+        last_step: the end, exclusive.
     """
 
     def __init__(
@@ -59,12 +57,12 @@ class MicroBatchKeys:
 
 
 class Placement:
-    """Where and how a batch lies on the device.
+    """Device, dtype and memory format of batches.
 
     Args:
         device: this rank's device.
-        dtype: what floating inputs are cast to; integer inputs stay as they are.
-        channels_last: whether images ``[n, C, H, W]`` lie with the channels innermost.
+        dtype: of floating-point inputs and of the parts of complex ones; integer inputs keep their dtype.
+        channels_last: whether images ``[n, C, H, W]`` are in channels-last memory format.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, channels_last: bool) -> None:
@@ -76,10 +74,9 @@ class Placement:
 
     def place_inputs(self, inputs: Tensor) -> Tensor:
         """Return the inputs on the device."""
-        dtype = self.dtype if inputs.is_floating_point() else inputs.dtype
-        image = self.channels_last and inputs.ndim == 4  # noqa: PLR2004
-        layout = torch.channels_last if image else torch.preserve_format
-        return inputs.to(self.device, dtype, non_blocking=True, memory_format=layout)
+        are_images = inputs.ndim == IMAGE_DIMENSIONS
+        layout = torch.channels_last if self.channels_last and are_images else torch.preserve_format
+        return inputs.to(self.device, kept_in(inputs, self.dtype), non_blocking=True, memory_format=layout)
 
 
 class Batches:
@@ -88,15 +85,15 @@ class Batches:
     Args:
         data: the data set; its name is used in errors.
         part: its training or validation part.
-        keys: the samples of each batch.
-        placement: where batches go.
-        workers: processes that load; 0 loads in this one.
+        keys: the keys of each batch.
+        placement: where batches are placed.
+        workers: loader processes; 0 loads in this process.
     """
 
     def __init__(
         self,
         data: Data,
-        part: Any,  # noqa: ANN401
+        part: MapStyle,
         keys: Iterable[SampleKeys],
         placement: Placement,
         *,
@@ -106,14 +103,15 @@ class Batches:
         self._placement = placement
         loader: DataLoader[Any] = DataLoader(
             Keyed(part),
-            batch_sampler=keys,  # type: ignore[arg-type]  # torch says lists; it passes on whatever comes
+            # torch's types ask for lists of indices; it hands to the data set whatever comes.
+            batch_sampler=cast("Iterable[list[int]]", keys),
             num_workers=workers,
-            # A batch that was made in one go needs no collating.
-            collate_fn=_as_it_is if isinstance(part, WholeBatches) else None,
+            # A whole batch needs no collating.
+            collate_fn=_unchanged if isinstance(part, WholeBatches) else None,
             pin_memory=placement.device.type == "cuda",
             worker_init_fn=start_worker if workers else None,
-            # A generator of its own: drawing the workers' seed must not move the training's random numbers. The seed is
-            # of no consequence, as samples bring theirs.
+            # Its own generator: the DataLoader draws a seed for its workers, which must not advance the training's
+            # generator. The seed itself is not used, since samples are seeded by their keys.
             generator=torch.Generator(),
             multiprocessing_context="fork" if workers else None,
         )
@@ -145,7 +143,7 @@ class Batches:
         return inputs, labels
 
     def _check_labels(self, labels: Tensor) -> None:
-        """Refuse labels beyond K: the loss would leave some out in silence, and on a GPU others kill the context."""
+        """Refuse labels outside 0..K-1: the loss silently ignores some, and others break the CUDA context."""
         smallest, largest = (int(label) for label in labels.aminmax())
         if smallest < 0 or largest >= self._classes:
             raise DataError(
@@ -156,17 +154,17 @@ class Batches:
 
 
 def choose_workers(num_workers: int | None, data: Data, cpus: int) -> int:
-    """Return how many processes load data for this rank.
+    """Return the number of loader processes of this rank.
 
     Args:
-        num_workers: the job's choice; None = 0 for data in memory, else one CPU less than there are.
+        num_workers: the job's setting; None = 0 for data in memory, else one less than ``cpus``.
         data: the data set.
-        cpus: CPUs that this task may use.
+        cpus: CPUs of this task.
     """
     if num_workers is not None:
         return num_workers
     return 0 if data.in_memory else max(0, cpus - 1)
 
 
-def _as_it_is(batch: Any) -> Any:  # noqa: ANN401
+def _unchanged(batch: object) -> object:
     return batch

@@ -1,4 +1,4 @@
-"""From ``train.dataset`` to its two parts."""
+"""Open the data set that ``train.dataset`` names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.batch.samples import SYNTHETIC_DEFAULTS
-from hpcddp.spec.job import Train
+from hpcddp.jobfile.sections import Train
 from hpcddp.train.data.arguments import refuse_unknown, take_size
 from hpcddp.train.data.cifar10 import load_cifar10
 from hpcddp.train.data.digits import load_digits
@@ -23,11 +23,11 @@ def open_data(train: Train) -> Data:
     """Open the data set of a job.
 
     Args:
-        train: the job's training; relative paths mean the working directory.
+        train: the job's training; relative paths are relative to the working directory.
 
     Raises:
         DataError: the data is missing, damaged, or not what the job says.
-        UserCodeError: a data set of the user's own failed.
+        UserCodeError: the user's data set failed.
     """
     parts = dict(zip(("train", "val"), _open_parts(train), strict=True))
     for split, part in parts.items():

@@ -1,39 +1,42 @@
-"""A data set of the user's own, and what can be checked of any data set before the first step."""
+"""Load the user's own data set, and check classes, labels and first samples of any data set."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Integral
-from typing import Any
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 
 from hpcddp.train.data.images import Batch
+from hpcddp.train.data.keyed import MapStyle
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.user_code import blame, call_function
 
+_PAIR: Final = 2  # (tensor, label)
 
-def load_own(name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the training and validation part that ``function(split=..., **dataset_args)`` gives.
+
+def load_own(name: str, arguments: Mapping[str, Any]) -> tuple[MapStyle, MapStyle]:
+    """Return the training and validation part that ``function(split=..., **dataset_args)`` returns.
 
     Raises:
-        UserCodeError: the function cannot be imported, raises, or returns something that is no map-style data set.
+        UserCodeError: the function cannot be imported, raises, or does not return a map-style data set.
     """
     return _part(name, "train", arguments), _part(name, "val", arguments)
 
 
-def _part(name: str, split: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _part(name: str, split: str, arguments: Mapping[str, Any]) -> MapStyle:
     part = call_function("train.dataset", name, {"split": split, **arguments})
     if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
         raise UserCodeError(
             f"train.dataset is {name}, which returned a {type(part).__name__} for split {split}, and that has no "
             "length or no indexing; return a map-style data set, an object with __len__ and __getitem__"
         )
-    return part
+    return cast("MapStyle", part)
 
 
-def known_labels(part: Any) -> Tensor | None:  # noqa: ANN401
+def known_labels(part: MapStyle) -> Tensor | None:
     """Return all labels ``[N]`` of a part whose attribute ``targets`` or ``labels`` holds them, or None."""
     for attribute in ("targets", "labels"):
         values = getattr(part, attribute, None)
@@ -48,8 +51,8 @@ def known_labels(part: Any) -> Tensor | None:  # noqa: ANN401
     return None
 
 
-def count_classes(name: str, parts: Mapping[str, Any], num_classes: int | None) -> int:
-    """Return K: ``train.num_classes``, or what the training part itself says.
+def count_classes(name: str, parts: Mapping[str, MapStyle], num_classes: int | None) -> int:
+    """Return the number of classes K: ``train.num_classes``, or the number that the training part has.
 
     Args:
         name: ``train.dataset``.
@@ -57,7 +60,7 @@ def count_classes(name: str, parts: Mapping[str, Any], num_classes: int | None) 
         num_classes: ``train.num_classes``.
 
     Raises:
-        DataError: nobody says, or a label is beyond K.
+        DataError: K is not known, or a label is not in 0..K-1.
     """
     classes = num_classes or _own_classes(parts["train"])
     if classes is None:
@@ -79,7 +82,7 @@ def count_classes(name: str, parts: Mapping[str, Any], num_classes: int | None) 
     return classes
 
 
-def _own_classes(train: Any) -> int | None:  # noqa: ANN401
+def _own_classes(train: MapStyle) -> int | None:
     names = getattr(train, "classes", None)
     if names is not None and hasattr(names, "__len__"):
         return len(names)
@@ -87,12 +90,12 @@ def _own_classes(train: Any) -> int | None:  # noqa: ANN401
     return None if labels is None else int(labels.max()) + 1
 
 
-def first_samples(name: str, train: Any, classes: int) -> Batch:  # noqa: ANN401
+def first_samples(name: str, train: MapStyle, classes: int) -> Batch:
     """Return the first two samples as a batch (one sample twice when there is no other).
 
     Raises:
-        UserCodeError: the data set raises, or gives something else than (tensor, int label).
-        DataError: a label is beyond K.
+        UserCodeError: the data set raises, or a sample is not a pair (tensor, int label).
+        DataError: a label is not in 0..K-1.
     """
     samples = [_sample(name, train, index, classes) for index in (0, min(1, len(train) - 1))]
     shapes = [tuple(image.shape) for image, _ in samples]
@@ -104,12 +107,12 @@ def first_samples(name: str, train: Any, classes: int) -> Batch:  # noqa: ANN401
     return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
 
 
-def _sample(name: str, train: Any, index: int, classes: int) -> tuple[Tensor, int]:  # noqa: ANN401
+def _sample(name: str, train: MapStyle, index: int, classes: int) -> tuple[Tensor, int]:
     with blame(f"dataset {name} failed at sample {index}"):
-        sample = train[index]
-    pair = isinstance(sample, tuple | list) and len(sample) == 2  # noqa: PLR2004
-    if not pair or not isinstance(sample[0], Tensor) or not _is_label(sample[1]):
-        found = f"({', '.join(type(part).__name__ for part in sample)})" if pair else type(sample).__name__
+        sample: Any = train[index]
+    is_pair = isinstance(sample, tuple | list) and len(sample) == _PAIR
+    if not is_pair or not isinstance(sample[0], Tensor) or not _is_label(sample[1]):
+        found = f"({', '.join(type(part).__name__ for part in sample)})" if is_pair else type(sample).__name__
         raise UserCodeError(f"dataset {name} gives {found} at sample {index}; give a pair (tensor, int label)")
     if not 0 <= int(sample[1]) < classes:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Do all ranks see the same data? Each opens it by itself, on its own host."""
+"""Check that all ranks have opened the same data."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import torch.distributed as dist
 from hpcddp.train.data.images import Data
 from hpcddp.train.errors import DataError
 
-_DIGITS = 15  # of the fingerprint; sixty bits fit into an int64
+_DIGITS = 15  # hex digits of the fingerprint, 60 bits, which fit into an int64
 
 
 def refuse_other_data(data: Data, *, rank: int, world_size: int, device: torch.device) -> None:
     """Refuse a training whose ranks have opened different data; a collective.
 
-    With other sizes the ranks would make other numbers of steps and meet in the wrong collective; with other samples a
-    global batch would be nobody's.
+    With different sizes, the ranks would make different numbers of steps and mix up their collectives. With different
+    samples, the global batch would not be defined.
 
     Args:
-        data: what this rank has opened.
+        data: the data set as this rank has opened it.
         rank: this rank.
-        world_size: ranks.
-        device: where collectives take place.
+        world_size: number of ranks.
+        device: device of the collective.
 
     Raises:
-        DataError: some rank sees other data than rank 0; on all ranks, with the same sentence.
+        DataError: the data of some rank differs from rank 0's; raised on all ranks.
     """
     rows = torch.zeros(world_size, 3, dtype=torch.int64)
     rows[rank] = torch.tensor([len(data.train), len(data.val), int(data.fingerprint[:_DIGITS] or "0", 16)])
     seen = rows.to(device)
-    # Every row is written by one rank alone, so that the sum gathers them.
+    # Each rank fills its own row only, so the sum gathers the rows.
     dist.all_reduce(seen)
     first, *others = seen.tolist()
     for other_rank, other in enumerate(others, start=1):

@@ -1,4 +1,4 @@
-"""Images of noise, for measurements: as quick as memory can be copied, and the same for every run."""
+"""Data set of noise images for measurements, as fast as a memory copy and the same in every run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hpcddp.train.data.images import Batch, WholeBatches
 from hpcddp.train.randomness import GOLDEN, mix
 
-# Windows into one strip of noise: this many begin at different places, so that images differ at no cost.
+# Images are windows into one strip of noise, with this many different offsets.
 _OFFSETS = 1 << 16
 _SEED = 20_240_229
 
@@ -22,7 +22,7 @@ class SyntheticImages(WholeBatches):
         samples: N >= 1.
         image_size: height and width.
         classes: K >= 1.
-        first: the index of the first sample; parts that begin elsewhere differ.
+        first: the index of the first sample, which makes parts differ.
     """
 
     def __init__(self, samples: int, *, image_size: int, classes: int, first: int = 0) -> None:

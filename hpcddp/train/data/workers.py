@@ -1,4 +1,4 @@
-"""Loader processes: what they answer to, and what their death means."""
+"""Signals of loader processes, and errors for those that have ended unexpectedly."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
-from hpcddp.stop.exit_codes import ExitCode
+from hpcddp.stop.reasons import ExitCode
 from hpcddp.train.errors import TrainingError
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG: Final = 1
 
-_HELD: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+_BLOCKED: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 # torch/csrc/DataLoader.cpp, and torch/utils/data/dataloader.py.
-_LOST: Final = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\)")
-_LIKELY: Final = {
+_WORKER_LOST: Final = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\)")
+_LIKELY_CAUSES: Final = {
     signal.SIGKILL: "most likely because the memory of the job or its node ran out; ask for more with resources.mem, "
     "or set a smaller train.num_workers",
     signal.SIGBUS: "most likely because /dev/shm is full; make it larger, or set a smaller train.num_workers",
@@ -44,9 +44,9 @@ class WorkerExitError(LostWorkerError):
 _workers: dict[int, tuple[int, BaseProcess]] = {}
 
 
-def remember(iterator: Any) -> None:  # noqa: ANN401
-    """Remember which processes load for an iterator of a ``DataLoader``, so that they can be named if they die."""
-    # They are named nowhere else; without them an error names the process id alone.
+def remember(iterator: object) -> None:
+    """Remember the loader processes of a ``DataLoader``'s iterator, for the error if one of them ends."""
+    # torch has no public name for them; without them the error names only the process id.
     processes = getattr(iterator, "_workers", [])
     for pid in [pid for pid, (_, process) in _workers.items() if not process.is_alive()]:
         del _workers[pid]
@@ -54,9 +54,9 @@ def remember(iterator: Any) -> None:  # noqa: ANN401
 
 
 def lost_worker(error: BaseException | None) -> LostWorkerError | None:
-    """Return what an error means if it says, or came from, the death of a loader process; else None."""
+    """Return the error for a lost loader process if ``error`` or one of its causes reports one, else None."""
     while error is not None:
-        match = _LOST.search(str(error)) if isinstance(error, RuntimeError) else None
+        match = _WORKER_LOST.search(str(error)) if isinstance(error, RuntimeError) else None
         if match is not None:
             return _error_for(int(match["pids"].split(",")[0]))
         error = error.__cause__ or error.__context__
@@ -76,40 +76,40 @@ def _error_for(pid: int) -> LostWorkerError:
             f"{who} left with exit code {code}, so that samples are missing; take exit calls out of the data set"
         )
     signum = signal.Signals(-code)
-    likely = _LIKELY.get(signum, "which a crash in a library below Python does; look above for what it printed")
+    likely = _LIKELY_CAUSES.get(signum, "which a crash in a library below Python does; look above for what it printed")
     return LostWorkerError(f"{who} was ended by {signum.name}, {likely}")
 
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Hold signals back in this thread while it forks workers: a worker inherits that, until it says what it wants.
+    """Block signals in this thread while it forks workers, which inherit the mask until they change it.
 
-    The process itself hears them all the while, in its other threads.
+    The process itself still receives them in its other threads.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start_worker(worker: int) -> None:  # noqa: ARG001  torch passes it
-    """Let the main process alone decide when this one ends: signals that ask the job for a save kill no worker."""
+def start_worker(_worker: int) -> None:
+    """Make a loader process ignore the signals that request a save; it ends only with its parent."""
     for number in (signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    # SIGTERM is blocked here and in every thread to come, so that only the one that waits for it gets it.
+    # SIGTERM is blocked in this and all later threads, so that only the thread that waits for it receives it.
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM})
     parent = os.getppid()
-    threading.Thread(target=_end_at_the_parents_word, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_on_sigterm_of, args=(parent,), daemon=True).start()
     # prctl(2): the kernel kills this process when the thread that forked it ends, however it ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        # It ended before that.
+        # The parent ended before prctl was called.
         os._exit(0)
 
 
-def _end_at_the_parents_word(parent: int) -> None:
-    """End this process at a SIGTERM that its parent sent: multiprocessing does so at its exit, and then waits."""
+def _exit_on_sigterm_of(parent: int) -> None:
+    """Exit on a SIGTERM from the parent: multiprocessing sends one at exit, and then waits."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)

@@ -1,13 +1,13 @@
-"""Losses that mean the same on any number of ranks: batch contract, section 0.
+"""Helpers that make losses exact on any number of ranks (batch contract, section 0).
 
-Which one fits: `hpcddp doctor loss module:function` says it for a loss of your own.
+`hpcddp doctor loss module:function` tells which helper a loss needs:
 
 - The mean, the sum or the vector of losses per sample: :class:`DeclaredLoss`.
 - A sum divided by a count that is not the number of samples: :func:`weighted_mean`.
 - Any function of sums over samples (Dice, IoU, correlation): :func:`additive_loss`.
 - A loss that compares samples with each other (contrastive): :func:`gather_with_grad`.
 
-With accumulation, :func:`accumulate_additive` and :func:`accumulate_gathered` make the two passes that are needed then.
+With gradient accumulation, use :func:`accumulate_additive` and :func:`accumulate_gathered`, which make two passes.
 """
 
 from __future__ import annotations

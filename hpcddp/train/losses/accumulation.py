@@ -1,7 +1,8 @@
-"""Losses of whole batches under accumulation: a first pass learns what a second pass needs before its first backward.
+"""Losses of the global batch with gradient accumulation, computed in two passes over the micro-batches.
 
-Both passes see the same noise (dropout masks) and leave the running statistics of one pass behind. Where there is one
-micro-batch per step, one pass is enough, and only one is made. Two passes cost one forward more.
+The first pass, without gradient, computes what the second one needs before its first backward. Both passes use the same
+random numbers (dropout masks), and running statistics are updated once. The two passes cost one more forward. With one
+micro-batch per step one pass is enough.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MicroBatch = TypeVar("MicroBatch")
 
 
 def unscaled(loss: Tensor) -> Tensor:
-    """Return the loss as it is."""
+    """Return the loss unchanged."""
     return loss
 
 
@@ -72,7 +73,7 @@ def accumulate_additive(
     totals = sum_statistics(passes.first(statistics), group=group) if passes.two else None
     for s in passes.second(statistics):
         loss = additive_loss(function, *s, totals=totals, group=group)
-        scale(loss).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(scale(loss))
     return loss.detach()
 
 
@@ -121,7 +122,7 @@ def accumulate_gathered(
     if not passes.two:
         (outputs,) = passes.second(lambda batch: [gather_with_grad(z, group=group) for z in embed(batch)])
         loss = function(*outputs)
-        scale(loss).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(scale(loss))
         return loss.detach()
     rows = [tuple(row) for row in passes.first(embed)]
     gathered, begin = _gather_rows(rows, group)
@@ -130,37 +131,37 @@ def accumulate_gathered(
         surrogate = _surrogate(row, gradients, begin, world_size(group))
         if a == len(micro_batches) - 1:
             surrogate = surrogate + function(*gathered)
-        scale(surrogate).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(scale(surrogate))
         begin += len(row[0])
     return loss
 
 
 class _Passes(Generic[MicroBatch]):
-    """Runs a function over the micro-batches, once without gradient and once with, under the same noise."""
+    """Runs a function over the micro-batches, without and with gradient, with the same random numbers."""
 
     def __init__(self, model: nn.Module, micro_batches: Sequence[MicroBatch]) -> None:
         self._model, self._micro_batches = model, micro_batches
-        self._noise: list[_Noise] = []
+        self._states: list[_RngState] = []
         self.two = len(micro_batches) > 1
 
     @torch.no_grad()
     def first(self, run: Callable[[MicroBatch], Sequence[Tensor]]) -> list[Sequence[Tensor]]:
-        """Return what ``run`` gives for every micro-batch; running statistics stay as they were."""
+        """Return the results of ``run`` for all micro-batches, without gradient; running statistics are restored."""
         rows: list[Sequence[Tensor]] = []
         with buffers_put_back(self._model):
             for batch in self._micro_batches:
-                self._noise.append(_Noise())
+                self._states.append(_RngState())
                 rows.append([tensor.detach() for tensor in run(batch)])
-        # Autocast keeps the casts of weights, and those of this pass have no gradient.
+        # Autocast caches cast weights, and those of this pass have no gradient.
         torch.clear_autocast_cache()
         return rows
 
     def second(self, run: Callable[[MicroBatch], Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
-        """Yield what ``run`` gives for every micro-batch; the backward belongs in the body of the loop."""
+        """Yield the result of ``run`` for every micro-batch; the caller runs the backward in the body of its loop."""
         for a, batch in enumerate(self._micro_batches):
-            if self._noise:
-                self._noise[a].put_back()
-            # The forward belongs inside: DDP decides there whether the backward will reduce.
+            if self._states:
+                self._states[a].restore()
+            # The forward belongs inside: there DDP decides whether the backward reduces gradients.
             with self._no_sync() if a < len(self._micro_batches) - 1 else contextlib.nullcontext():
                 yield run(batch)
 
@@ -170,15 +171,17 @@ class _Passes(Generic[MicroBatch]):
         return contextlib.nullcontext()
 
 
-class _Noise:
-    """The state of the random number generators that a forward draws from."""
+class _RngState:
+    """The state of the random number generators that a forward uses."""
 
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()
-        self._gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        # torch leaves the function without types.
+        gpu_in_use: Callable[[], bool] = torch.cuda.is_initialized
+        self._gpu = torch.cuda.get_rng_state() if gpu_in_use() else None
 
-    def put_back(self) -> None:
-        """Draw again from where this object was made."""
+    def restore(self) -> None:
+        """Restore the state that the generators had when this object was created."""
         torch.set_rng_state(self._cpu)
         if self._gpu is not None:
             torch.cuda.set_rng_state(self._gpu)
@@ -203,7 +206,7 @@ def _loss_and_gradients(
     function: Callable[..., Tensor], gathered: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return F without gradient, and dF/dz for each output; None where it has none."""
-    leaves = [z.detach().requires_grad_(z.is_floating_point()) for z in gathered]
+    leaves = [z.detach().requires_grad_(z.is_floating_point() or z.is_complex()) for z in gathered]
     loss = function(*leaves)
     wanted = [z for z in leaves if z.requires_grad]
     found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
@@ -219,5 +222,10 @@ def _surrogate(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], be
         begin: where the micro-batch begins in it.
         factor: W.
     """
-    products = [(g[begin : begin + len(z)] * z).sum() for z, g in zip(outputs, gradients, strict=True) if g is not None]
+    # For complex z, the real part of the inner product has the gradient g.
+    products = [
+        (g[begin : begin + len(z)].conj() * z).real.sum()
+        for z, g in zip(outputs, gradients, strict=True)
+        if g is not None
+    ]
     return sum(products[1:], start=products[0]) * factor

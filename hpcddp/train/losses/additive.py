@@ -1,4 +1,4 @@
-"""Losses that are functions of sums over samples: exact under any split, once the sums are those of all ranks."""
+"""Losses that are functions of sums over samples, exact for every split of the global batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def weighted_mean(
 ) -> Tensor:
     """Return the loss ``sum / count`` of the global batch, to call ``backward`` on under DDP.
 
-    For every loss that is divided by something else than the number of samples: tokens that are not padding, pixels
+    For losses that are divided by something other than the number of samples: tokens that are not padding, pixels
     that are not ignored, class weights, positives. DDP averages over ranks (batch contract, section 0):
     ``gradient = (1/W) sum over r, a of grad L[r,a]``. The loss of the global batch is ``sum of s[r,a] / C`` with ``C``
     the count over all ranks and micro-steps. So ``L[r,a] = W * s[r,a] / C`` is exact, and ``s[r,a] / c[r,a]`` is not,
@@ -51,11 +51,12 @@ def weighted_mean(
         ``global_count`` it is L[r,a]: the mean over ranks of the sum over micro-steps is the loss of the global batch.
 
     Raises:
-        LossError: not exactly one of ``count`` and ``global_count`` is given.
+        LossError: not exactly one of ``count`` and ``global_count`` is given, or the sum is complex.
     """
     if count is not None and global_count is None:
         return additive_loss(torch.div, total, count, group=group)
     if global_count is not None and count is None:
+        _refuse_complex(total)
         return total.double() * world_size(group) / global_count
     raise LossError(
         f"weighted_mean got {'neither count nor' if count is None else 'both count and'} global_count; give count "
@@ -71,10 +72,9 @@ def additive_loss(
 ) -> Tensor:
     """Return the loss ``function(sums over the global batch)``, to call ``backward`` on under DDP.
 
-    The one generic repair: batch Dice and IoU, class-weighted cross entropy, token means, correlation, Barlow Twins.
-    The loss of the global batch is ``f(S)`` with ``S = sum of s[r,a]``, so its gradient is
-    ``f'(S) * sum over r, a of grad s[r,a]``. DDP computes ``(1/W) sum over r, a of grad L[r,a]`` (batch contract,
-    section 0). With::
+    It makes many losses exact: batch Dice and IoU, class-weighted cross entropy, token means, correlation, Barlow
+    Twins. The loss of the global batch is ``f(S)`` with ``S = sum of s[r,a]``, so its gradient is ``f'(S) * sum over r,
+    a of grad s[r,a]``. DDP computes ``(1/W) sum over r, a of grad L[r,a]`` (batch contract, section 0). With::
 
         L[r,a] = W * f(S + s[r,a] - stopgrad(s[r,a]))
 
@@ -100,8 +100,9 @@ def additive_loss(
         micro-step: log it as it is. Its gradient is that of L[r,a].
 
     Raises:
-        LossError: ``totals`` do not match the statistics, or ``function`` returns no scalar.
+        LossError: ``totals`` do not match the statistics, one is complex, or ``function`` returns no scalar.
     """
+    _refuse_complex(*statistics)
     sums = sum_statistics([statistics], group=group) if totals is None else tuple(totals)
     shapes, expected = [tuple(s.shape) for s in statistics], [tuple(total.shape) for total in sums]
     if shapes != expected:
@@ -132,7 +133,8 @@ def sum_statistics(
         One float64 tensor per statistic, in its shape.
 
     Raises:
-        LossError: there is no micro-batch: a rank without samples gives sums over none, not nothing.
+        LossError: there is no micro-batch: a rank without samples gives sums over none, not nothing; or a statistic
+            is complex.
     """
     rows = [tuple(row) for row in statistics]
     if not rows or not rows[0]:
@@ -140,7 +142,18 @@ def sum_statistics(
             "sum_statistics got no statistics, and every rank must take part in the sum; give those of an empty share: "
             "sums over no samples, which are 0"
         )
+    _refuse_complex(*(s for row in rows for s in row))
     flat = torch.stack([torch.cat([s.detach().double().reshape(-1) for s in row]) for row in rows]).sum(0)
     add_over_ranks(flat, group)
     parts = torch.split(flat, [s.numel() for s in rows[0]])
     return tuple(part.view(s.shape) for part, s in zip(parts, rows[0], strict=True))
+
+
+def _refuse_complex(*statistics: Tensor) -> None:
+    """Refuse complex statistics, which float64 cannot hold."""
+    for s in statistics:
+        if s.is_complex():
+            raise LossError(
+                f"a statistic is a {str(s.dtype).removeprefix('torch.')} tensor, and sums are made in float64, which "
+                "would lose its imaginary part; give torch.view_as_real of it"
+            )

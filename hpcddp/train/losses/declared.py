@@ -1,4 +1,4 @@
-"""Losses by declaration: the user says what the loss does with the samples, the weight of a share follows."""
+"""Losses with a declared reduction over samples, from which the weight of each share follows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcddp.train.losses.errors import LossError, describe
 
 
 class Reduction(StrEnum):
-    """What a loss does with the losses of single samples."""
+    """The reduction of a loss over samples."""
 
     MEAN = "mean"
     """A scalar: their mean over the samples that it is given."""
@@ -55,35 +55,49 @@ class ShareLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredLoss:
-    """A loss ``function(outputs, targets)`` with what it does with the samples.
+    """A loss ``function(outputs, targets)`` with its reduction over samples.
 
-    Right is what makes ``(1/W) sum over r, a of L[r,a]`` the loss of the global batch (batch contract, section 0), so
-    that L[r,a] is::
+    ``(1/W) sum over r, a of L[r,a]`` must be the loss of the global batch (batch contract, section 0). L[r,a] is
+    therefore::
 
         mean         W * n[r,a] / b * loss     the target is the mean over the b samples
         sum          W * loss                  the target is the sum over the b samples
         per_sample   W / b * sum of losses     the target is the mean over the b samples
-        global       loss                      it is the target: the helper has seen to W
+        global       loss                      the target itself: the helper includes the factor W
 
     Args:
         function: the user's loss.
-        reduction: what it does with the samples; `hpcddp doctor loss` tells whether that is true.
+        reduction: its reduction, also as text such as ``"sum"``; `hpcddp doctor loss` checks it.
+
+    Raises:
+        LossError: there is no such reduction.
     """
 
     function: Callable[[Any, Any], Tensor]
     reduction: Reduction = Reduction.MEAN
 
-    def of_share(self, outputs: Any, targets: Any, share: Share) -> ShareLoss:  # noqa: ANN401
+    def __post_init__(self) -> None:
+        try:
+            reduction = Reduction(self.reduction)
+        except ValueError as error:
+            raise LossError(
+                f"the reduction of a DeclaredLoss is {self.reduction!r}, and there is no such one; write one of "
+                f"{', '.join(Reduction)}"
+            ) from error
+        # A text compares equal to its enum member, but the code compares with `is`.
+        object.__setattr__(self, "reduction", reduction)
+
+    def of_share(self, outputs: object, targets: object, share: Share) -> ShareLoss:
         """Return the loss of one share.
 
         Args:
-            outputs: what the model returned for the share; for an empty one, for placeholder inputs, or, where the
-                reduction is global, no rows of that: every rank takes part in the helper's collectives.
-            targets: what belongs to them; an empty share's are looked at only where the reduction is global.
-            share: which part of the global batch it is.
+            outputs: outputs of the model for the share. For an empty share, outputs for placeholder inputs; if the
+                reduction is global, cut to no rows, since every rank joins the collectives of the helper.
+            targets: the targets of the share; for an empty share used only if the reduction is global.
+            share: the part of the global batch.
 
         Raises:
-            LossError: the loss has another shape than the declaration says.
+            LossError: the shape of the loss is not that of its reduction.
         """
         if share.samples == 0 and self.reduction is not Reduction.GLOBAL:
             # The sum of the outputs times 0, never a mean, which would be NaN (batch contract, section 2).
@@ -112,8 +126,8 @@ class DeclaredLoss:
 
 
 def _zero(outputs: object) -> Tensor:
-    """Return 0 as a function of every output, so that the backward goes through the same collectives."""
-    zeros = [tensor.sum() * 0 for tensor in _tensors(outputs) if tensor.is_floating_point()]
+    """Return 0 as a function of every output, so that the backward joins the same collectives."""
+    zeros = [t.real.sum() * 0 for t in _tensors(outputs) if t.is_floating_point() or t.is_complex()]
     if not zeros:
         raise LossError(
             f"the model returned a {type(outputs).__name__} without a floating-point tensor for an empty share, so "

@@ -1,9 +1,9 @@
-"""What losses ask of the process group: its size, sums and shares of the other ranks. No group means one rank."""
+"""Collectives for losses and metrics; without a process group there is one rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ def rank_in(group: dist.ProcessGroup | None) -> int:
 
 
 def add_over_ranks(values: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Put the sum over all ranks in the place of ``values``, which must be contiguous."""
+    """Replace ``values``, which must be contiguous, by their sum over all ranks."""
     if dist.is_initialized():
         dist.all_reduce(values, group=group)
 
@@ -36,7 +36,7 @@ def gather_sizes(share: Tensor, group: dist.ProcessGroup | None) -> list[int]:
 
 
 def gather_shares(share: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
-    """Return the shares of all ranks behind one another, without gradient.
+    """Return the shares of all ranks, concatenated in rank order, without gradient.
 
     Args:
         share: this rank's share ``[n_r, ...]``.
@@ -45,7 +45,7 @@ def gather_shares(share: Tensor, sizes: Sequence[int], group: dist.ProcessGroup 
     """
     if not dist.is_initialized():
         return share.detach()
-    # Collectives move equal shapes: short shares are padded, and the padding is cut off again.
+    # all_gather needs equal shapes: short shares are padded, and the padding is removed.
     padded = share.new_zeros((max(sizes), *share.shape[1:]))
     padded[: len(share)] = share.detach()
     gathered = [torch.empty_like(padded) for _ in sizes]
@@ -53,17 +53,23 @@ def gather_shares(share: Tensor, sizes: Sequence[int], group: dist.ProcessGroup 
     return torch.cat([piece[:size] for piece, size in zip(gathered, sizes, strict=True)])
 
 
+class _ScaleContext(Protocol):
+    """What the forward keeps for the backward."""
+
+    factor: float
+
+
 class ScaleGradient(Function):
-    """Identity whose backward multiplies by a number."""
+    """Identity whose backward multiplies the gradient by a number."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:  # noqa: ANN401
+    def forward(ctx: _ScaleContext, value: Tensor, factor: float) -> Tensor:
         """Return ``value``."""
         ctx.factor = factor
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+    def backward(ctx: _ScaleContext, *gradients: Tensor) -> tuple[Tensor, None]:
         """Return the gradient times the factor."""
         return gradients[0] * ctx.factor, None
 

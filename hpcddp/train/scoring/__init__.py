@@ -1,8 +1,8 @@
-"""Metrics that are exact on any number of ranks: batch contract, section 7.
+"""Metrics that are exact on any number of ranks (batch contract, section 7).
 
-A metric says what one sample contributes. Sums over samples, or the contributions of all samples by their index, are
-made here, over all ranks at once; every rank gets the same value. A metric never sees which rank it is on, so that
-a mean of per-rank metrics, which is wrong as soon as the ranks have other numbers of samples, cannot be written.
+A metric defines the contribution of one sample. The contributions are summed over the samples of all ranks, or gathered
+in the order of the samples, and every rank gets the same value. A metric never computes a value per rank: the mean of
+such values is wrong when the ranks have different numbers of samples.
 """
 
 from __future__ import annotations

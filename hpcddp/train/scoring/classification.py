@@ -1,4 +1,4 @@
-"""Metrics of classifiers."""
+"""Metrics of classifiers: top-k accuracy, cross entropy, area under the ROC curve."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hpcddp.train.scoring.protocols import MetricError
 class TopKAccuracy:
     """The fraction of samples whose label is among the k largest logits; an :class:`AdditiveMetric`.
 
-    Among equal logits that of the smaller class counts as larger, so that the value does not depend on the device. A
-    logit that is not a number counts as larger than the label's, and a label's that is none as the smallest.
+    Of equal logits, the one of the smaller class counts as larger, so that the value does not depend on the device. A
+    NaN logit counts as larger than the label's logit; if the label's logit is NaN, it counts as the smallest.
 
     Args:
-        k: 1 is plain accuracy.
+        k: >= 1; 1 is accuracy.
     """
 
     def __init__(self, k: int) -> None:
@@ -43,7 +43,7 @@ class CrossEntropy:
     """The mean cross entropy per sample, without label smoothing; an :class:`AdditiveMetric`."""
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each sample, ``[n]``, from logits ``[n, K]``; computed in float32 at least."""
+        """Return the loss of each sample, ``[n]``, from logits ``[n, K]``; computed in float32 or float64."""
         wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return functional.cross_entropy(wide, targets, reduction="none")
 
@@ -57,7 +57,7 @@ class AreaUnderRocCurve:
 
     It is the probability that a positive sample has a larger score than a negative one, a tie counting half (Hanley and
     McNeil 1982): ``(R - P (P + 1) / 2) / (P * Q)`` with P positive and Q negative samples and R the sum of the positive
-    ones' mid-ranks. The value is NaN where one of the classes does not occur, or a score is not a number.
+    ones' mid-ranks. The value is NaN if one of the classes does not occur, or if a score is NaN.
     """
 
     def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every validation sample exactly once, whatever the number of ranks, and one value on all of them."""
+"""Evaluate metrics over every validation sample exactly once, with the same values on every rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcddp.train.losses.ranks import add_over_ranks, rank_in, world_size
 from hpcddp.train.scoring.protocols import Metric, MetricError
 from hpcddp.train.scoring.tally import Tally
 
-# Beyond every width: what a rank without samples votes for, so that it never decides a maximum.
+# The vote of a rank without samples: smaller than every width and its negative, so that it never is the maximum.
 _NO_VOTE: Final = -(1 << 62)
 
 
@@ -28,8 +28,8 @@ class ValidationShare:
         samples: N >= 1, samples of the validation part.
         batch_size: the most samples in one batch, >= 1.
         group: the process group; None = the default one, or one process where none is open.
-        rank: in place of this rank of the group.
-        ranks: in place of the size of the group.
+        rank: the rank; None = this process's rank in the group.
+        ranks: the number of ranks; None = the size of the group.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the value of every metric over the whole validation part, the same on every rank.
 
-    A collective: every rank calls it, those without samples too, with the same metrics. Two small tensors are summed
-    over the ranks, no objects are sent::
+    A collective: every rank calls it with the same metrics, also ranks without samples. Two tensors are reduced over
+    the ranks::
 
         share = ValidationShare(len(validation), batch_size=64)
         loader = DataLoader(validation, batch_sampler=share)
@@ -79,13 +79,13 @@ def evaluate(
 
     Args:
         share: the samples of this rank.
-        results: outputs and targets of each batch of the share, in its order; taken one by one, without gradient.
+        results: outputs and targets of each batch of the share, in its order; iterated without gradient.
         metrics: by name.
-        device: where the sums lie; None = the current GPU if the group is NCCL's, else the CPU.
+        device: device of the sums; None = the current GPU if the group uses NCCL, else the CPU.
         group: the process group; None = the default one, or one process where none is open.
 
     Raises:
-        MetricError: batches are missing or too many, or a metric does not give one row per sample.
+        MetricError: there are too few or too many batches, or a metric does not return one row per sample.
     """
     tally = Tally(metrics, share.samples, device or _device_of(group))
     with torch.no_grad():
@@ -114,9 +114,9 @@ def _take_all(tally: Tally, share: ValidationShare, results: Iterable[tuple[Tens
 def _agree_on_widths(
     tally: Tally, names: list[str], device: torch.device, group: dist.ProcessGroup | None
 ) -> list[int]:
-    """Return k of every metric, which a rank without samples cannot know by itself."""
+    """Return k of every metric, which a rank without samples learns from the others."""
     own = tally.widths()
-    # The largest of k and of -k over all ranks: equal but for the sign exactly when all agree.
+    # All ranks have the same k if and only if max(k) equals -max(-k).
     votes = torch.tensor([[k, -k] if k else [_NO_VOTE, _NO_VOTE] for k in own], device=device).reshape(-1)
     if dist.is_initialized() and own:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=group)

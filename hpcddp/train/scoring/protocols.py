@@ -1,4 +1,4 @@
-"""What a metric is: two kinds, told apart by their methods."""
+"""The two protocols of metrics: additive metrics, and metrics of all samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcddp.train.errors import TrainingError
 
 
 class MetricError(TrainingError):
-    """A metric, or what it is given, does not describe every sample once."""
+    """A metric or its input does not cover every sample exactly once."""
 
     kind = "metric"
 
@@ -20,14 +20,14 @@ class AdditiveMetric(Protocol):
     """A function of sums over samples: accuracy, mean loss, IoU of a confusion matrix."""
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return what each sample adds to the sums.
+        """Return the contribution of each sample to the sums.
 
         Args:
-            outputs: of the model, ``[n, ...]``, n >= 1.
+            outputs: outputs of the model, ``[n, ...]``, n >= 1.
             targets: ``[n, ...]``.
 
         Returns:
-            ``[n, k]`` or ``[n]``, with the same k for every batch; any number format, summed in float64.
+            ``[n, k]`` or ``[n]``, with the same k for every batch; any real dtype, summed in float64.
         """
         ...
 
@@ -36,27 +36,27 @@ class AdditiveMetric(Protocol):
 
         Args:
             sums: over all samples of all ranks, ``[k]``, float64, on the CPU.
-            samples: how many there are.
+            samples: number of samples.
         """
         ...
 
 
 @runtime_checkable
 class GatheredMetric(Protocol):
-    """A function of all samples together, which no sum replaces: area under the ROC curve, rank correlation.
+    """A function of all samples that is no function of sums: area under the ROC curve, rank correlation.
 
-    What is kept of the samples lies in the memory of every rank, 8 k N bytes: keep little of each.
+    The rows of all samples take 8 k N bytes of memory on every rank, so rows should be short.
     """
 
     def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return what to keep of each sample.
+        """Return the row of each sample.
 
         Args:
-            outputs: of the model, ``[n, ...]``, n >= 1.
+            outputs: outputs of the model, ``[n, ...]``, n >= 1.
             targets: ``[n, ...]``.
 
         Returns:
-            ``[n, k]`` or ``[n]``, with the same k for every batch; numbers that float64 holds.
+            ``[n, k]`` or ``[n]``, with the same k for every batch; values that float64 can represent.
         """
         ...
 

@@ -1,13 +1,16 @@
-"""Metrics of segmentations."""
+"""Metric of segmentations: mean intersection over union."""
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from hpcddp.train.scoring.protocols import MetricError
+
+_LEAST_DIMENSIONS: Final = 2  # samples and classes
 
 
 class MeanIoU:
@@ -15,7 +18,7 @@ class MeanIoU:
 
     ``IoU(c) = pixels that are c in both / pixels that are c in either``, summed over all samples *before* the division
     (Everingham et al. 2010, PASCAL VOC). A class that occurs in no label and no prediction has no IoU and is left out;
-    NaN where that leaves none. It is not the mean of the samples' IoUs.
+    the value is NaN if no class occurs. It is not the mean of the samples' IoUs.
 
     Args:
         classes: K >= 1.
@@ -33,9 +36,10 @@ class MeanIoU:
             targets: labels ``[n, ...]``, integers.
 
         Raises:
-            MetricError: the shapes do not fit, or a label is none of 0..K-1.
+            MetricError: the shapes do not match, or a label is not in 0..K-1.
         """
-        if outputs.ndim < 2 or (len(targets), self._classes, *targets.shape[1:]) != outputs.shape:  # noqa: PLR2004
+        no_classes = outputs.ndim < _LEAST_DIMENSIONS
+        if no_classes or (len(targets), self._classes, *targets.shape[1:]) != outputs.shape:
             raise MetricError(
                 f"the mean IoU of {self._classes} classes is given outputs of shape {tuple(outputs.shape)} for labels "
                 f"of shape {tuple(targets.shape)}; give logits of shape [n, {self._classes}, ...] and labels [n, ...]"
@@ -62,7 +66,7 @@ class MeanIoU:
         keys = (samples * self._classes + classes)[counts]
         return torch.bincount(keys, minlength=len(classes) * self._classes).view(len(classes), self._classes)
 
-    def from_sums(self, sums: Tensor, samples: int) -> float:  # noqa: ARG002  the interface passes it
+    def from_sums(self, sums: Tensor, samples: int) -> float:  # noqa: ARG002  part of the protocol
         """Return the mean over the classes that occur."""
         both, either = sums.view(2, self._classes)
         occurs = either > 0

@@ -1,4 +1,4 @@
-"""What one rank's samples contribute to some metrics, as one vector whose sum over ranks decides all values."""
+"""Contributions of one rank's samples to metrics, in one vector whose sum over ranks gives all values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpcddp.train.scoring.protocols import AdditiveMetric, Metric, MetricError
 
 
 class Tally:
-    """The contributions of a share of the samples.
+    """The contributions of the samples of one rank.
 
     Args:
         metrics: by name.
         samples: N, over all ranks.
-        device: where the contributions lie.
+        device: device of the contributions.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], samples: int, device: torch.device) -> None:
@@ -27,15 +27,15 @@ class Tally:
         self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in metrics}
 
     def add(self, indices: Sequence[int], outputs: Tensor, targets: Tensor) -> None:
-        """Count a batch.
+        """Add the contributions of a batch.
 
         Args:
-            indices: its samples, 0..N-1.
-            outputs: of the model, ``[n, ...]``.
+            indices: indices of its samples, 0..N-1.
+            outputs: outputs of the model, ``[n, ...]``.
             targets: ``[n, ...]``.
 
         Raises:
-            MetricError: there are other numbers of outputs, targets or contributions than samples.
+            MetricError: the number of outputs, targets or contributions is not the number of samples.
         """
         for what, tensor in (("outputs", outputs), ("targets", targets)):
             if len(tensor) != len(indices):
@@ -59,10 +59,15 @@ class Tally:
                 f"metric {name} returns {describe(values)} for {samples} samples; return one row for each sample, a "
                 f"tensor of shape ({samples}, k): sums and means are made over all ranks"
             )
+        if values.is_complex():
+            raise MetricError(
+                f"metric {name} returns {str(values.dtype).removeprefix('torch.')} values, and they are summed in "
+                "float64, which would lose their imaginary part; return real ones"
+            )
         return values.detach().to(self._device, torch.float64).reshape(samples, -1)
 
     def widths(self) -> list[int]:
-        """Return k of every metric, or 0 where this rank has no samples to tell it."""
+        """Return k of every metric; 0 if this rank has no samples."""
         return [self._width(name) for name in self._metrics]
 
     def _width(self, name: str) -> int:
@@ -71,7 +76,7 @@ class Tally:
         return self._rows[name][0][1].shape[1] if self._rows[name] else 0
 
     def vector(self, widths: Sequence[int]) -> Tensor:
-        """Return all contributions and the number of samples behind one another, float64: 0 where others contribute.
+        """Return the number of samples and all contributions in one float64 vector, 0 for samples of other ranks.
 
         Args:
             widths: k of every metric.

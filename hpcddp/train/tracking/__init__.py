@@ -1,6 +1,6 @@
-"""Trackers: they show what ``metrics.jsonl`` says, in a process beside rank 0.
+"""Experiment trackers, which show the records of ``metrics.jsonl`` and run in a process of their own beside rank 0.
 
-The loop and the trackers share neither an interpreter nor a lock: a tracker's library, its threads, its network and its
-crashes are no business of the training. ``opening`` is the training's side; ``python -m hpcddp.train.tracking`` the
-other one, which does not load torch.
+The training and the trackers share no interpreter and no lock, so that a tracker's library, threads, network and
+crashes cannot affect the training. ``opening`` belongs to the training; ``python -m hpcddp.train.tracking`` is the
+process of the trackers, which does not import torch.
 """

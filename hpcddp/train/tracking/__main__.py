@@ -1,7 +1,7 @@
-"""The process of the trackers: follows ``metrics.jsonl`` until it is told how the attempt has ended.
+"""Process of the trackers: follow ``metrics.jsonl`` until the attempt has ended.
 
-The first line of its input is the order, the second one the ending's name. Where that never comes, rank 0 has been
-killed, and nobody knows how the run goes on.
+The first line of its standard input is the order, the second one the name of the ending. If the second line is missing,
+rank 0 was killed, and the ending is not known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpcddp.train.tracking.follower import Follower
 from hpcddp.train.tracking.order import Order
 from hpcddp.train.tracking.protocol import Ending, Subject, Tracker
 
-# Rank 0 waits less. On a cluster nothing outlives the job step anyway.
+# Rank 0 waits for less time. On a cluster no process outlives the job step.
 _LONGEST_END_S = 120.0
 
 
@@ -23,7 +23,8 @@ def main() -> None:
     """Follow to the end."""
     order = Order.from_json(sys.stdin.readline())
     followers = [
-        Follower(name, order.subject(name), connect=_opener(name, order.first_step), warn=_warn) for name in order.names
+        Follower(name, order.subject(name), connect=_connector(name, order.first_step), warn=_warn)
+        for name in order.names
     ]
     for follower in followers:
         follower.start()
@@ -33,11 +34,11 @@ def main() -> None:
     for follower in followers:
         follower.join(_LONGEST_END_S)
     sys.stderr.flush()
-    # What a tracker leaves behind, threads or hooks, is waited for no longer.
+    # Do not wait for threads and exit hooks of the trackers' libraries.
     os._exit(0)
 
 
-def _opener(name: str, first_step: int | None) -> Callable[[Subject], Tracker]:
+def _connector(name: str, first_step: int | None) -> Callable[[Subject], Tracker]:
     def connect(subject: Subject) -> Tracker:
         module = importlib.import_module(f"hpcddp.train.tracking.{name}")
         tracker: Tracker = module.connect(subject, first_step)

@@ -1,4 +1,4 @@
-"""One thread for each tracker: it follows ``metrics.jsonl`` and tells the tracker, so that nothing waits for it."""
+"""Thread that follows ``metrics.jsonl`` and passes new records to one tracker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from hpcddp.run.lease import FencedError, raise_if_fenced
+from hpcddp.run.ownership import FencedError, raise_if_fenced
 from hpcddp.train.tracking.points import MetricsReader
 from hpcddp.train.tracking.protocol import Ending, Subject, Tracker
 
@@ -15,16 +15,16 @@ _BLOCK: Final = 500
 
 
 class Follower(threading.Thread):
-    """Tells one tracker what is written, until the attempt ends.
+    """Passes new records to one tracker until the attempt ends.
 
-    A tracker that fails costs a warning. At the end it is tried once more, from where it has been told, since the
-    network may be back, or the tracker's own process may have died of the signal that ended the job.
+    The failure of a tracker is a warning. At the end the tracker is tried once more with the records that it misses:
+    the network may work again, or a signal to the job may have ended the tracker's own process.
 
     Args:
-        name: the tracker's.
-        subject: what it shows.
+        name: name of the tracker.
+        subject: the run that it shows.
         connect: opens the tracker; called in this thread.
-        warn: is told what went wrong.
+        warn: writes a warning.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Follower(threading.Thread):
         self._warned = ""
 
     def end(self, ending: Ending | None) -> None:
-        """Let the follower tell the rest and close, where it is known how the attempt ended; ``join`` waits for it."""
+        """Let the follower pass the last records and, if the ending is known, close the tracker; ``join`` waits."""
         self._ending = ending
         self._ended.set()
 
@@ -48,11 +48,11 @@ class Follower(threading.Thread):
                 self._ended.wait()
                 self._follow(is_last=True)
         except FencedError:
-            # Another attempt tells the tracker now, and has read what this one has not told.
+            # Another attempt owns the run and passes the remaining records itself.
             return
 
     def _follow(self, *, is_last: bool) -> bool:
-        """Return whether the tracker was told everything."""
+        """Return whether the tracker got all records."""
         reader = MetricsReader(self._subject.run.metrics)
         self._subject.memory.recall()
         try:
@@ -66,7 +66,7 @@ class Follower(threading.Thread):
                 tracker.close(self._ending)
         except FencedError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever a tracker does, the training goes on
+        except Exception as error:  # noqa: BLE001  trackers may raise anything; it is a warning
             self._report(error, is_last=is_last)
             return False
         finally:
@@ -84,7 +84,7 @@ class Follower(threading.Thread):
 
     def _report(self, error: Exception, *, is_last: bool) -> None:
         if self._ended.is_set() and not is_last:
-            # The signal that ends the job has ended the tracker's process, and it is tried again at once.
+            # A signal to the job may have ended the tracker's process; it is tried again at once.
             return
         reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no reason given'}"
         later = "what it misses is in metrics.jsonl, and the next attempt tries again"

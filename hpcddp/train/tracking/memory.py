@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from hpcddp.run.files import read_json, write_json
+from hpcddp.run.record import RecordError
+from hpcddp.run.trackers import TrackerMemory, read_memory, write_memory
 
 
 class Memory:
@@ -26,10 +26,10 @@ class Memory:
 
     def recall(self) -> None:
         """Go back to what was saved last."""
-        document = _saved(self._path)
-        self.run_id: str | None = document.get("run_id")
-        self.step: int = document.get("step", -1)
-        self.evaluated_step: int = document.get("evaluated_step", -1)
+        saved = _saved(self._path)
+        self.run_id: str | None = saved.run_id
+        self.step: int = saved.step
+        self.evaluated_step: int = saved.evaluated_step
         self._last: tuple[int, bool] | None = None
 
     def name(self, run_id: str) -> None:
@@ -60,14 +60,13 @@ class Memory:
     def save(self) -> None:
         """Write it down."""
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        document = {"run_id": self.run_id, "step": self.step, "evaluated_step": self.evaluated_step}
-        write_json(self._path, document)
+        memory = TrackerMemory(run_id=self.run_id, step=self.step, evaluated_step=self.evaluated_step)
+        write_memory(self._path, memory)
 
 
-def _saved(path: Path) -> dict[str, Any]:
+def _saved(path: Path) -> TrackerMemory:
     try:
-        document: dict[str, Any] | None = read_json(path)
-    except (OSError, ValueError):
+        return read_memory(path)
+    except RecordError:
         # A tracker that begins anew is better than a training that does not begin.
-        return {}
-    return document or {}
+        return TrackerMemory()

@@ -1,4 +1,4 @@
-"""MLflow: one run over all attempts."""
+"""Tracker for MLflow, with one MLflow run for all attempts."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ class Mlflow:
         self._client, self._run_id = client, run_id
 
     def write(self, points: Sequence[Point]) -> None:
-        """Send the points, and return when the server has them."""
+        """Send the points to the server."""
         metrics = iter([metric for point in points for metric in _metrics(point)])
         while block := list(islice(metrics, _MOST_METRICS)):
             self._client.log_batch(self._run_id, metrics=block)
 
     def close(self, ending: Ending) -> None:
-        """Say how the attempt ended; one that may go on waits to be scheduled."""
+        """Set the status of the MLflow run; an attempt that may be continued is SCHEDULED."""
         if ending is Ending.STOPPED:
             self._client.update_run(self._run_id, status="SCHEDULED")
         else:
             self._client.set_terminated(self._run_id, status=_STATUS[ending])
 
 
-def connect(subject: Subject, first_step: int | None) -> Mlflow:  # noqa: ARG001  a step told before stays
-    """Make the run of MLflow, or go on with the one that an earlier attempt made."""
+def connect(subject: Subject, _first_step: int | None) -> Mlflow:
+    """Create the MLflow run, or continue the one of an earlier attempt."""
     uri = subject.settings.tracking_uri
     if (uri or os.environ.get("MLFLOW_TRACKING_URI", "")).startswith("file:"):
-        # A folder is what a cluster without a network has, and MLflow wants to hear that it is meant.
+        # MLflow accepts a local folder only with this variable; clusters without network access need it.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient(tracking_uri=uri)
     run_id = subject.memory.run_id
@@ -81,7 +81,7 @@ def _experiment(client: MlflowClient, name: str) -> str:
         try:
             return str(client.create_experiment(name))
         except MlflowException:
-            # Another run has made it in the same moment.
+            # Another run has created it at the same time.
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise

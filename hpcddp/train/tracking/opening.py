@@ -1,4 +1,4 @@
-"""The trackers of a run, from the beginning of an attempt to its end."""
+"""Start the process of the trackers at the beginning of an attempt, and end it with the attempt."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.decision import read_decision
+from hpcddp.run.record import RecordError
 from hpcddp.run.trackers import PACKAGES, chosen, is_installed
-from hpcddp.spec.job import JobSpec
-from hpcddp.stop.cause import Cause
-from hpcddp.stop.reasons import StopReason
+from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.workers import signals_held
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.tracking.order import Order
 from hpcddp.train.tracking.protocol import Ending
 
-# How long an attempt waits for its trackers at the end, if they need it. A job that must leave has saved, and has
-# written down why, so that Slurm may end it meanwhile; the signal may have ended W&B's process, and another one starts.
+# How long an attempt waits for its trackers at the end, in seconds. After a stop, the state and the decision are saved,
+# so Slurm may end the job meanwhile. The wait then includes the start of another W&B process, if the signal ended the
+# first.
 _WAIT_S: Final[Mapping[Ending, float]] = MappingProxyType(
     {Ending.FINISHED: 30.0, Ending.FAILED: 2.0, Ending.STOPPED: 10.0, Ending.CANCELLED: 10.0}
 )
@@ -36,18 +37,18 @@ class Tracking:
 
     Args:
         context: the run and this rank.
-        process: the trackers' own; None without trackers.
+        process: the process of the trackers; None without trackers.
     """
 
     def __init__(self, context: TrainContext, process: subprocess.Popen[bytes] | None) -> None:
         self._context, self._process = context, process
 
     def stop(self) -> None:
-        """Let the trackers finish, since the ranks have stopped; the decision says why."""
-        self.end(_how_it_stopped(self._context))
+        """Let the trackers finish after a stop, with the ending that follows from the decision."""
+        self.end(_ending_of_stop(self._context))
 
     def end(self, ending: Ending) -> None:
-        """Let the trackers finish, and end them if they take too long. Later calls do nothing."""
+        """Let the trackers finish, and kill them if they take too long. Later calls do nothing."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -64,11 +65,11 @@ class Tracking:
 
 @contextlib.contextmanager
 def tracked(context: TrainContext, *, first_step: int | None) -> Iterator[Tracking]:
-    """Show what rank 0 writes to ``metrics.jsonl`` while the block runs, and how it ended.
+    """Run the trackers while the block runs, on rank 0, and tell them how it ended.
 
     Args:
         context: the run, which this attempt owns, and this rank.
-        first_step: optimizer steps done, where the file holds nothing later when the block begins; None where it may.
+        first_step: optimizer steps done if ``metrics.jsonl`` has no later records at the start; None if it may have.
     """
     tracking = Tracking(context, _start(context, first_step))
     try:
@@ -96,7 +97,7 @@ def _start(context: TrainContext, first_step: int | None) -> subprocess.Popen[by
     if not order.names:
         return None
     try:
-        # What asks the job for a save ends none of its processes: they inherit the mask.
+        # The process inherits the mask, so that signals to the job do not end it.
         with signals_held():
             process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, bufsize=0)
     except OSError as error:
@@ -121,7 +122,7 @@ def _usable(name: str, tell: Callable[[str], None]) -> bool:
 
 
 def config_of(spec: JobSpec) -> dict[str, Any]:
-    """Return the resolved job as JSON, without what may be or hold a secret: variables, shell lines, passwords."""
+    """Return the resolved job as JSON without possible secrets: variables, shell lines, passwords."""
     config = spec.model_dump(mode="json")
     for name in ("env", "setup"):
         config["environment"].pop(name)
@@ -131,12 +132,12 @@ def config_of(spec: JobSpec) -> dict[str, Any]:
     return config
 
 
-def _how_it_stopped(context: TrainContext) -> Ending:
+def _ending_of_stop(context: TrainContext) -> Ending:
     try:
         decision = read_decision(context.run.attempt(context.attempt))
-    except (OSError, ValueError):
+    except RecordError:
         decision = None
-    by_its_user = decision is not None and (
+    cancelled = decision is not None and (
         decision.cause == Cause.CANCELLED or decision.reason == StopReason.INTERRUPTED.word
     )
-    return Ending.CANCELLED if by_its_user else Ending.STOPPED
+    return Ending.CANCELLED if cancelled else Ending.STOPPED

@@ -1,4 +1,4 @@
-"""What rank 0 tells the process of the trackers."""
+"""Message with which rank 0 starts the process of the trackers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from hpcddp.jobfile.sections import Trackers
 from hpcddp.run.directory import RunDirectory
-from hpcddp.spec.trackers import Trackers
 from hpcddp.train.tracking.memory import Memory
 from hpcddp.train.tracking.protocol import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Which trackers show which run.
+    """The trackers to run, and the run that they show.
 
     Args:
-        names: the trackers.
+        names: names of the trackers.
         run: the run's directory.
         attempt: the attempt that begins; it owns the run.
-        first_step: optimizer steps done, where ``metrics.jsonl`` holds nothing later; None where it may.
-        config: the resolved job, without what may be secret.
+        first_step: optimizer steps done if ``metrics.jsonl`` has no later records; None if it may have.
+        config: the resolved job without possible secrets.
         settings: ``trackers`` of the job.
     """
 
@@ -35,7 +35,7 @@ class Order:
     settings: Mapping[str, Any]
 
     def as_json(self) -> str:
-        """Return one line."""
+        """Return the order as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -44,7 +44,7 @@ class Order:
         return cls(**json.loads(line))
 
     def subject(self, name: str) -> Subject:
-        """Return what a tracker shows."""
+        """Return the subject of the tracker ``name``."""
         run = RunDirectory(Path(self.run))
         return Subject(
             run=run,

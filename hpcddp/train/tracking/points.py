@@ -1,26 +1,27 @@
-"""From the lines of ``metrics.jsonl`` to points of curves."""
+"""Read the lines of ``metrics.jsonl`` as points of curves."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
+from hpcddp.run.metrics import MetricsLine
+from hpcddp.run.record import parse_lines
 from hpcddp.train.tracking.protocol import Point
 
 _VAL: Final = "val_"
-# They say where a point stands, or never change: no curve.
+# Entries that give the position of a point, or are constant.
 _NO_CURVES: Final = frozenset({"step", "time", "val_samples"})
 
 
 class MetricsReader:
     """Reads the lines of a metrics file as they are written.
 
-    It keeps the file that it opened: a later attempt puts another one in its place.
+    It keeps the opened file; a later attempt replaces the file at the path.
 
     Args:
-        path: the file; it may come later.
+        path: the file; it need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +31,7 @@ class MetricsReader:
         self._time = 0.0
 
     def read(self, most: int) -> list[Point]:
-        """Return the next points, ``most`` at most; none where nothing new has been written."""
+        """Return the next points, at most ``most``; an empty list if there are no new records."""
         if self._stream is None:
             try:
                 self._stream = self._path.open("rb")
@@ -50,15 +51,16 @@ class MetricsReader:
                 self._torn = line
                 return
             self._torn = b""
-            record = json.loads(line)
-            # An evaluation has no time of its own.
-            self._time = record.get("time", self._time)
-            evaluated = any(name.startswith(_VAL) for name in record)
-            values = dict(_values(record, evaluated=evaluated))
-            yield Point(record["step"], self._time, values, evaluated)
+            # A damaged line is left out.
+            for record in parse_lines(line, MetricsLine).records:
+                # An evaluation has no time of its own.
+                self._time = self._time if record.time is None else record.time
+                evaluated = any(name.startswith(_VAL) for name in record.facts)
+                values = dict(_values(record.facts, evaluated=evaluated))
+                yield Point(record.step, self._time, values, evaluated)
 
 
-def _values(record: dict[str, Any], *, evaluated: bool) -> Iterator[tuple[str, float]]:
+def _values(record: Mapping[str, Any], *, evaluated: bool) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         if name in _NO_CURVES or isinstance(value, bool) or not isinstance(value, int | float):
             continue

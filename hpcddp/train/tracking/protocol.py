@@ -1,4 +1,4 @@
-"""What a tracker is, and what it is given."""
+"""Protocol of a tracker, and the values that are passed to it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from hpcddp.jobfile.sections import Trackers
 from hpcddp.run.directory import RunDirectory
-from hpcddp.spec.job import Trackers
 from hpcddp.train.tracking.memory import Memory
 
 
 class Ending(Enum):
-    """How an attempt ended.
-
-    Each with the exit code that says so.
-    """
+    """How an attempt ended, with its exit code."""
 
     FINISHED = 0
     FAILED = 1
     STOPPED = 75
-    """It may go on under the same run id."""
+    """A later attempt may continue the run."""
     CANCELLED = 130
 
 
@@ -32,8 +29,8 @@ class Point:
     Args:
         step: optimizer steps done.
         time: seconds since the epoch.
-        values: finite numbers by name: ``train/loss``, ``val/accuracy``.
-        evaluated: whether it is an evaluation.
+        values: finite numbers by name, such as ``train/loss`` and ``val/accuracy``.
+        evaluated: whether the record is an evaluation.
     """
 
     step: int
@@ -44,15 +41,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What a tracker shows.
+    """The run that a tracker shows.
 
     Args:
-        run: the run.
-        attempt: the attempt that shows it now.
-        job: the job's name.
-        settings: the names that the user chose.
-        config: the resolved job, without what may be secret.
-        memory: what the tracker knows of the run from earlier attempts.
+        attempt: the current attempt.
+        job: name of the job.
+        settings: ``trackers`` of the job.
+        config: the resolved job without possible secrets.
+        memory: state of the tracker from earlier attempts.
     """
 
     run: RunDirectory
@@ -64,10 +60,10 @@ class Subject:
 
 
 class Tracker(Protocol):
-    """Something that shows curves. It may raise whatever it likes; the training does not notice."""
+    """A service that shows curves. Its methods may raise any exception without effect on the training."""
 
     def write(self, points: Sequence[Point]) -> None:
-        """Show a block of points, in the order of their steps; returns when they are handed over."""
+        """Show points, in the order of their steps; return when they are sent."""
 
     def close(self, ending: Ending) -> None:
-        """Say how the attempt has ended, and let go."""
+        """Report how the attempt ended, and close the tracker."""

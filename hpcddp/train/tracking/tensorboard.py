@@ -1,9 +1,10 @@
-"""TensorBoard: event files in the run directory."""
+"""Tracker for TensorBoard, which writes event files in the run directory."""
 
 from __future__ import annotations
 
 import io
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -12,18 +13,19 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from hpcddp.run.files import open_to_append
 from hpcddp.train.tracking.protocol import Ending, Point, Subject
 
-# TensorBoard believes purges from this version on (tensorboard/backend/event_processing/event_accumulator.py).
+# TensorBoard honours purges from this version on (tensorboard/backend/event_processing/event_accumulator.py).
 _VERSION: Final = "brain.Event:2"
 
 
 class TensorBoard:
-    """An event file of one attempt; TensorBoard reads all files of the folder in the order of their names.
+    """The event file of one attempt; TensorBoard reads all files of the folder in the order of their names.
 
     Args:
-        subject: what it shows.
-        kept: the last step of earlier files that counts; TensorBoard drops what they hold of later ones.
+        subject: the run that it shows.
+        kept: the last valid step of earlier files; TensorBoard drops their later steps.
     """
 
     def __init__(self, subject: Subject, kept: int) -> None:
@@ -31,36 +33,37 @@ class TensorBoard:
         folder.mkdir(mode=0o700, exist_ok=True)
         is_first = not any(folder.iterdir())
         self._file = _new_file(folder, subject.attempt)
+        self._file.touch(mode=0o600)
         head = [Event(file_version=_VERSION)]
         if not is_first:
             head.append(Event(step=kept + 1, session_log=SessionLog(status=SessionLog.START)))
         self._append(head)
 
     def write(self, points: Sequence[Point]) -> None:
-        """Append a block in one piece."""
+        """Append the points in one write."""
         self._append([_event(point) for point in points])
 
     def close(self, ending: Ending) -> None:
-        """Do nothing: every block has been written."""
+        """Do nothing: all points have been written."""
 
     def _append(self, events: Sequence[Event]) -> None:
         block = io.BytesIO()
         records = RecordWriter(block)
         for event in events:
             records.write(event.SerializeToString())
-        with self._file.open("ab") as stream:
+        with os.fdopen(open_to_append(self._file), "ab") as stream:
             stream.write(block.getvalue())
 
 
 def connect(subject: Subject, first_step: int | None) -> TensorBoard:
-    """Open a new event file, in which the steps after ``first_step`` count in place of earlier ones."""
+    """Open a new event file, which replaces the steps after ``first_step`` in earlier files."""
     if first_step is not None:
         subject.memory.forget_after(first_step)
     return TensorBoard(subject, subject.memory.step)
 
 
 def _new_file(folder: Path, attempt: int) -> Path:
-    """Return a name after all that are there: an attempt that opens a second file was in trouble with the first."""
+    """Return a name that sorts after all existing ones; after a failure an attempt opens another file."""
     names = (folder / f"events.out.tfevents.{attempt:06d}.{part}" for part in itertools.count())
     return next(path for path in names if not path.exists())
 

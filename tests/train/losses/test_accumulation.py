@@ -71,6 +71,25 @@ def test_every_backward_is_scaled() -> None:
     assert torch.allclose(gradient_scaled_by(1.0) * 1024, gradient_scaled_by(1024.0), rtol=1e-12)
 
 
+def test_complex_outputs_get_the_gradient_of_one_process() -> None:
+    def embed(rows: Tensor) -> list[Tensor]:
+        return [rows.to(weight.dtype) @ weight, rows]
+
+    def loss(outputs: Tensor, rows: Tensor) -> Tensor:
+        return (outputs @ outputs.mH).abs().square().mean() + (outputs.imag.sum() * rows.sum())
+
+    torch.manual_seed(0)
+    rows, numbers = torch.randn(7, 3, dtype=torch.float64), torch.randn(3, 2, dtype=torch.complex128)
+    weight = numbers.clone().requires_grad_()
+    loss(*embed(rows)).backward()  # type: ignore[no-untyped-call]
+    expected = weight.grad
+    weight = numbers.clone().requires_grad_()
+    accumulate_gathered(loss, embed, [rows[:4], rows[4:5], rows[5:]], model=nn.Identity())
+    assert weight.grad is not None
+    assert expected is not None
+    assert torch.allclose(weight.grad, expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("accumulate", [accumulate_additive, accumulate_gathered])
 def test_no_micro_batches_are_refused(accumulate: type[object]) -> None:
     with pytest.raises(

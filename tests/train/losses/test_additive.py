@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -91,6 +93,18 @@ def test_a_function_that_returns_no_scalar_is_refused() -> None:
         additive_loss(float, torch.ones(()))  # type: ignore[arg-type]
 
 
+def test_complex_statistics_are_refused() -> None:
+    total, count = torch.tensor(1 + 2j), torch.tensor(3)
+    uses: tuple[Callable[[], object], ...] = (
+        lambda: sum_statistics([[count, total]]),
+        lambda: additive_loss(torch.div, total, count, totals=[torch.ones(()), count]),
+        lambda: weighted_mean(total, global_count=count),
+    )
+    for use in uses:
+        with pytest.raises(LossError, match="a statistic is a complex64 tensor, and sums are made in float64, which"):
+            use()
+
+
 @pytest.mark.parametrize("nothing", [[], [[]]])
 def test_a_rank_that_gives_no_statistics_is_refused(nothing: list[list[Tensor]]) -> None:
     with pytest.raises(LossError, match="got no statistics, and every rank must take part in the sum; give those of"):
@@ -100,4 +114,4 @@ def test_a_rank_that_gives_no_statistics_is_refused(nothing: list[list[Tensor]])
 def test_the_public_api_is_loaded_when_it_is_used() -> None:
     assert {"additive_loss", "gather_with_grad", "weighted_mean"} <= set(dir(hpcddp))
     with pytest.raises(AttributeError, match="module 'hpcddp' has no attribute 'no_such_loss'"):
-        _ = hpcddp.no_such_loss
+        _ = hpcddp.no_such_loss  # type: ignore[attr-defined]  # a type checker knows it too

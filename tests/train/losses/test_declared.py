@@ -26,16 +26,18 @@ LOSSES: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize("reduction", SPLIT)
 @pytest.mark.parametrize(("batch", "ranks", "micro_steps"), [(12, 3, 1), (11, 3, 2), (5, 4, 3)])
 def test_the_average_over_ranks_is_the_loss_of_the_global_batch(
-    reduction: Reduction, batch: int, ranks: int, micro_steps: int
+    reduction: Reduction, batch: int, ranks: int, micro_steps: int, *, as_text: bool
 ) -> None:
     g = torch.Generator().manual_seed(0)
     outputs = torch.randn(batch, generator=g, dtype=torch.float64, requires_grad=True)
     targets = torch.randn(batch, generator=g, dtype=torch.float64)
     plan = plan_batch(global_batch_size=batch, world_size=ranks, samples=None, grad_accum_steps=micro_steps)
-    declared = DeclaredLoss(function=LOSSES[reduction], reduction=reduction)
+    given: Any = reduction.value if as_text else reduction
+    declared = DeclaredLoss(function=LOSSES[reduction], reduction=given)
     begin, logged = 0, 0.0
     for share in (n for rank in plan.share(batch) for n in rank):
         rows = slice(begin, begin + share)
@@ -63,6 +65,15 @@ def test_an_empty_share_is_zero_and_reaches_every_output() -> None:
     assert (main.grad.tolist(), auxiliary.grad.tolist()) == ([0, 0], [0, 0])
 
 
+def test_an_empty_share_reaches_complex_outputs() -> None:
+    output = torch.tensor([1 + 2j], requires_grad=True)
+    declared = DeclaredLoss(function=functional.mse_loss)
+    loss = declared.of_share(output * 1, None, Share(samples=0, global_samples=3, world_size=4))
+    loss.backward.backward()  # type: ignore[no-untyped-call]
+    assert output.grad is not None
+    assert output.grad.tolist() == [0]
+
+
 @pytest.mark.parametrize(
     ("reduction", "returned", "words"),
     [
@@ -81,6 +92,16 @@ def test_a_loss_that_is_not_what_it_is_declared_is_refused(reduction: Reduction,
         declared.of_share(None, None, Share(samples=3, global_samples=3, world_size=1))
     assert words in caught.value.message
     assert caught.value.message.endswith("return that, or declare it otherwise: mean, sum, per_sample, global")
+
+
+@pytest.mark.parametrize("reduction", ["Mean", "none", None])
+def test_a_reduction_that_there_is_not_is_refused(reduction: Any) -> None:
+    with pytest.raises(LossError) as caught:
+        DeclaredLoss(function=functional.mse_loss, reduction=reduction)
+    assert caught.value.message == (
+        f"the reduction of a DeclaredLoss is {reduction!r}, and there is no such one; write one of mean, sum, "
+        "per_sample, global"
+    )
 
 
 @pytest.mark.parametrize("samples", [0, 3])

@@ -1,0 +1,272 @@
+"""The output of ``submit --follow``: the progress of a submitted run until it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from hpcddp.manage.follow import Display, JobState, Outcome, Output
+    from hpcddp.submit.submission import Submission
+
+_INTERRUPTED = 130
+_LINE_EVERY_S = 10.0
+_JOB_LINES: dict[JobState, str] = {
+    "pending": "waiting for Slurm to start the job",
+    "running": "the job is running",
+    "ended": "the job has ended",
+}
+
+
+def follow_run(submission: Submission) -> Outcome:
+    """Show a run's progress until it ends, through requeues, and return how it ended.
+
+    Ctrl-C stops a run on this machine, which is followed until it is saved; for a run on Slurm it ends the following.
+    """
+    from hpcddp.run.files import read_json
+
+    # A command may have no batch, and so no plan.
+    steps = (read_json(submission.run.plan) or {}).get("steps_per_epoch")
+    if sys.stderr.isatty():
+        with BarDisplay(steps, submission.epochs) as bars:
+            return _follow(submission, bars)
+    return _follow(submission, PlainDisplay(steps, submission.epochs))
+
+
+def _follow(submission: Submission, display: Display) -> Outcome:
+    from hpcddp.manage.follow import follow
+
+    local = submission.cluster == "local"
+    # SIGTERM to the follower of a local run does the same as Ctrl-C.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if local else None
+    try:
+        return follow(
+            submission.run,
+            display,
+            job_state=_job_state(submission),
+            interrupted=_stopper(submission) if local else None,
+            output=_output(submission),
+            first_attempt=submission.first_attempt,
+        )
+    except KeyboardInterrupt:
+        stop = f"kill {submission.job_id}" if local else f"scancel {submission.job_id}"
+        typer.echo(f"\nno longer following; run {submission.run.run_id} goes on. To end it: {stop}", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    finally:
+        if local:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _output(submission: Submission) -> Output | None:
+    """Return the reader of the tasks' output; None for the training of a job file, which shows its steps instead."""
+    from hpcddp.jobfile.write import parse_resolved
+    from hpcddp.manage.logs import OutputFollower
+
+    run = submission.run
+    if parse_resolved(run.job_file.read_text(encoding="utf-8")).train is not None:
+        return None
+    follower = OutputFollower(run, first_attempt=submission.first_attempt)
+
+    def lines(*, ended: bool) -> list[str]:
+        return [line.text for line in follower.new_lines(time.time(), ended=ended)]
+
+    return lines
+
+
+def _stopper(submission: Submission) -> Callable[[], bool]:
+    """Return the function that Ctrl-C calls: the first call stops the run, the second one ends the following."""
+    stopped = False
+
+    def stop() -> bool:
+        nonlocal stopped
+        if stopped:
+            return False
+        stopped = True
+        typer.echo("\nstopping: the run is told to save and to end; Ctrl-C again to leave it alone", err=True)
+        try:
+            os.kill(int(submission.job_id), signal.SIGTERM)
+        except ProcessLookupError:
+            # The run has just ended.
+            return True
+        return True
+
+    return stop
+
+
+def _job_state(submission: Submission) -> Callable[[], JobState]:
+    """Return the function with which ``follow`` asks for the state of the job."""
+    from hpcddp.manage import follow as watch
+
+    if submission.cluster == "slurm":
+        return watch.SlurmWatch(submission.run)
+
+    def local() -> JobState:
+        return "ended" if submission.job.done() else "running"
+
+    return local
+
+
+class PlainDisplay:
+    """Prints one line per evaluation, and one every ten seconds in between.
+
+    Args:
+        steps_per_epoch: the optimizer steps of an epoch; None if not known.
+        epochs: the epochs of the training.
+    """
+
+    def __init__(self, steps_per_epoch: int | None, epochs: int) -> None:
+        self._steps_per_epoch = steps_per_epoch
+        self._epochs = epochs
+        self._last_line = time.monotonic()
+        self._newest: dict[str, Any] | None = None
+
+    def job(self, state: JobState) -> None:
+        """Print that the job's state has changed."""
+        typer.echo(_JOB_LINES[state], err=True)
+
+    def output(self, line: str) -> None:
+        """Print a line of rank 0's output."""
+        typer.echo(f"rank 0 | {line}", err=True)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Print the line for an event, if it has one."""
+        if (line := event_line(event)) is not None:
+            typer.echo(line, err=True)
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Keep the record, and print it if the last line is at least ten seconds old."""
+        self._newest = record
+        if time.monotonic() - self._last_line >= _LINE_EVERY_S:
+            self._print(f"{self._where(record)}  {step_text(record)}".rstrip())
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        """Print the newest training record with the evaluation."""
+        training = f"  {step_text(self._newest)}" if self._newest else ""
+        self._print(f"{self._where(record)}{training}  {evaluation_text(record)}")
+
+    def _where(self, record: dict[str, Any]) -> str:
+        if "epoch" not in record:
+            # A user's own function may record steps without epochs.
+            return f"step {record['step']}"
+        total = f"/{self._steps_per_epoch * self._epochs}" if self._steps_per_epoch else ""
+        return f"epoch {record['epoch'] + 1}/{self._epochs}  step {record['step']}{total}"
+
+    def _print(self, line: str) -> None:
+        self._last_line = time.monotonic()
+        typer.echo(line, err=True)
+
+
+class BarDisplay:
+    """Draws a progress bar for the current epoch; each finished epoch becomes a line above it.
+
+    Args:
+        steps_per_epoch: the optimizer steps of an epoch; None if not known.
+        epochs: the epochs of the training.
+    """
+
+    def __init__(self, steps_per_epoch: int | None, epochs: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._steps_per_epoch = steps_per_epoch
+        self._epochs = epochs
+        self._progress: Progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+        )
+        self._bar: TaskID | None = None
+        self._epoch: int | None = None
+        self._training = ""
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def job(self, state: JobState) -> None:
+        """Print that the job's state has changed."""
+        self._progress.console.print(_JOB_LINES[state], style="dim", highlight=False)
+
+    def output(self, line: str) -> None:
+        """Print a line of rank 0's output above the bar, unchanged."""
+        from rich.text import Text
+
+        self._progress.console.print(Text.from_ansi(f"rank 0 | {line}"), soft_wrap=True)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Print the line for an event, if it has one."""
+        if (line := event_line(event)) is not None:
+            self._progress.console.print(line, highlight=False, markup=False)
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Move the bar of the record's epoch."""
+        epoch = record.get("epoch")
+        if self._bar is None or epoch != self._epoch:
+            self._keep_as_line()
+            self._epoch = epoch
+            # A user's own function may record steps without epochs.
+            title = "step" if epoch is None else f"epoch {epoch + 1}/{self._epochs}"
+            self._bar = self._progress.add_task(title, total=self._steps_per_epoch, numbers="")
+        self._training = step_text(record)
+        done = record["step"] - (epoch or 0) * (self._steps_per_epoch or 0)
+        self._update(self._training, completed=done)
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        """Show the evaluation next to the bar of its epoch."""
+        self._update(f"{self._training}  {evaluation_text(record)}".strip())
+
+    def _keep_as_line(self) -> None:
+        """Replace a finished bar by a line: a live display that is higher than the screen would be cut off."""
+        if self._bar is None:
+            return
+        task = self._progress.tasks[0]
+        self._progress.remove_task(self._bar)
+        self._progress.console.print(f"{task.description}  {task.fields['numbers']}", highlight=False, markup=False)
+
+    def _update(self, numbers: str, *, completed: float | None = None) -> None:
+        """Show numbers next to the bar, and move it to a step; None leaves it where it is."""
+        if self._bar is not None:
+            self._progress.update(self._bar, completed=completed, numbers=numbers)
+
+
+def step_text(record: dict[str, Any]) -> str:
+    """Return the numbers of a training record as text, without those that it does not have."""
+    return _numbers(record, {"loss": "loss {:.4f}", "samples_per_s": "{:,.0f} samples/s"})
+
+
+def evaluation_text(record: dict[str, Any]) -> str:
+    """Return the numbers of an evaluation record as text, without those that it does not have."""
+    return _numbers(record, {"val_loss": "val_loss {:.4f}", "val_accuracy": "val_accuracy {:.2%}"})
+
+
+def _numbers(record: Mapping[str, Any], formats: Mapping[str, str]) -> str:
+    known = {name: record.get(name) for name in formats}
+    return "  ".join(formats[name].format(value) for name, value in known.items() if isinstance(value, int | float))
+
+
+def event_line(event: dict[str, Any]) -> str | None:
+    """Return the line that is printed for an event; None for an event that is not shown."""
+    if event["event"] == "start":
+        again = "" if event["attempt"] == 0 else f" (attempt {event['attempt']})"
+        return f"started on {event.get('host', 'a node')}{again}"
+    if event["event"] == "failure":
+        return f"failed: {event['reason']}"
+    if event["event"] == "stop":
+        return f"stopped: {event['reason']}"
+    if event["event"] == "requeue":
+        return "requeued: it goes on when its job starts again"
+    return None

@@ -1,0 +1,70 @@
+"""Move the examples of each docstring to the end of the help, one line each."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from typing import Any, TypeAlias
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+ClickObject: TypeAlias = Any
+"""A command, parameter, context or formatter of click, of which typer has a private copy without public types."""
+_EXAMPLE = "Example: "
+
+
+def add_examples(app: typer.Typer) -> None:
+    """Let the help of all commands end with their examples.
+
+    A docstring, or the help of a group, has a paragraph ``Example: hpcddp ...`` for each.
+    """
+    app.info.help, app.info.epilog = _parts(str(app.info.help))
+    app.info.cls = _showing_examples(TyperGroup)
+    for command in app.registered_commands:
+        command.help, command.epilog = _parts(command.help or inspect.getdoc(command.callback) or "")
+        command.cls = _showing_examples(command.cls or TyperCommand)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            add_examples(group.typer_instance)
+
+
+def examples_of(command: ClickObject) -> list[str]:
+    """Return the examples of a command, one line of shell each."""
+    return [] if command.epilog is None else str(command.epilog).splitlines()
+
+
+class _Examples:
+    """Mixin for a command or group of typer."""
+
+    epilog: str | None
+    params: list[ClickObject]
+
+    def format_epilog(self, ctx: ClickObject, formatter: ClickObject) -> None:  # noqa: ARG002  click's signature
+        """Write the names of hidden options, and the examples without line breaks, so that they can be copied."""
+        hidden = [parameter.opts[0] for parameter in self.params if getattr(parameter, "hidden", False)]
+        if hidden:
+            with formatter.section("More options"):
+                width = formatter.width - formatter.current_indent
+                _write_lines(formatter, textwrap.wrap(" ".join(hidden), width, break_on_hyphens=False))
+        if self.epilog is not None:
+            with formatter.section("Examples"):
+                _write_lines(formatter, self.epilog.splitlines())
+
+
+def _write_lines(formatter: ClickObject, lines: list[str]) -> None:
+    for line in lines:
+        formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def _showing_examples(cls: type[Any]) -> type[Any]:
+    return type(cls.__name__, (_Examples, cls), {})
+
+
+def _parts(help_text: str) -> tuple[str, str | None]:
+    """Return the help without its examples, and the examples."""
+    paragraphs = inspect.cleandoc(help_text).split("\n\n")
+    examples = [paragraph for paragraph in paragraphs if paragraph.startswith(_EXAMPLE)]
+    rest = [paragraph for paragraph in paragraphs if not paragraph.startswith(_EXAMPLE)]
+    lines = [" ".join(example.removeprefix(_EXAMPLE).split()) for example in examples]
+    return "\n\n".join(rest), "\n".join(lines) or None

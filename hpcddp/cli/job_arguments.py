@@ -1,0 +1,156 @@
+"""The job on the command line: fields of the job file as options, and the words after ``--`` as its command."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from hpcddp.jobfile.overrides import Override
+    from hpcddp.jobfile.read import ResolvedJob
+
+_COMMAND = "hpcddp.command"
+
+
+class _Field(NamedTuple):
+    """A field of the job file that has an option of its own."""
+
+    path: str
+    option: str
+    help: str | None = None
+    """None for an option that ``--help`` does not describe."""
+    flag: bool = False
+    metavar: str = "VALUE"
+
+
+FIELDS = (
+    _Field("run_root", "--run-root", "Where runs live; overrides the job's run_root.", metavar="DIR"),
+    _Field("name", "--name"),
+    _Field("batch.global_batch_size", "--global-batch-size"),
+    _Field("resources.nodes", "--nodes", "Hosts of the allocation."),
+    _Field("resources.gpus_per_node", "--gpus-per-node", "GPUs on each node, one task each."),
+    _Field("resources.gpu_type", "--gpu-type"),
+    _Field("resources.tasks_per_node", "--tasks-per-node", "Ranks on each node of a CPU job."),
+    _Field("resources.cpus_per_task", "--cpus-per-task", "CPUs of each task."),
+    _Field("resources.mem", "--mem", "Memory of each node, such as 64G."),
+    _Field("resources.mem_per_cpu", "--mem-per-cpu"),
+    _Field("resources.mem_per_gpu", "--mem-per-gpu"),
+    _Field("resources.time_limit", "--time", "Time limit: 2h, 90min, 1:30:00, or minutes."),
+    _Field("resources.partition", "--partition", "Slurm partition."),
+    _Field("resources.account", "--account"),
+    _Field("resources.qos", "--qos"),
+    _Field("resources.constraint", "--constraint"),
+    _Field("resources.reservation", "--reservation"),
+    _Field("resources.nodelist", "--nodelist"),
+    _Field("resources.exclude", "--exclude"),
+    _Field("resources.exclusive", "--exclusive", flag=True),
+    _Field("resources.licenses", "--licenses"),
+)
+"""The options, in the order of the help. ``resources.sbatch`` is set with ``--set resources.sbatch.FLAG=VALUE``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWords:
+    """The fields of the job that the command line sets.
+
+    Args:
+        options: the text of each option that is given, by the field's key path.
+        command: the words after ``--``; None if there is no ``--``.
+    """
+
+    options: Mapping[str, str]
+    command: tuple[str, ...] | None
+
+    @property
+    def run_root(self) -> Path | None:
+        """The directory of all runs; the runs of ``--resume`` and ``--after`` are found there too."""
+        given = self.options.get("run_root")
+        return None if given is None else Path(given)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no field of the job is set; the directory of all runs does not count."""
+        return self.options.keys() <= {"run_root"} and self.command is None
+
+    def load(
+        self, job_file: Path | None, *, overrides: list[str] | None, sweep: Sequence[Override] = ()
+    ) -> ResolvedJob:
+        """Return the job that the job file and the command line describe together.
+
+        Args:
+            job_file: the job file; None without one.
+            overrides: the values of ``--set``.
+            sweep: the fields that the options about a sweep set.
+
+        Raises:
+            UserError: there is neither a file nor a command, or one of them is not valid.
+        """
+        from hpcddp.cli.options import read_job
+        from hpcddp.errors import UserError
+        from hpcddp.jobfile.overrides import read_options
+
+        if job_file is None and self.command is None:
+            raise UserError("no JOB is given; write a job file, or a command after --, as in: -- python train.py")
+        names = {field.path: field.option for field in FIELDS}
+        options = read_options({path: (names[path], text) for path, text in self.options.items()}, self.command)
+        return read_job(job_file, overrides, options=[*options, *sweep])
+
+
+class JobCommand(TyperCommand):
+    """A command that keeps the words after ``--`` unchanged."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002
+        """Return the words after the command's name in the first line of the help."""
+        return ["[JOB]", "[OPTIONS]", "[-- COMMAND...]"]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  typer's own copy of click's Context
+        """Keep the words after the first ``--``, and parse the others."""
+        words = list(args)
+        if "--" in words:
+            cut = words.index("--")
+            ctx.meta[_COMMAND] = tuple(words[cut + 1 :])
+            words = words[:cut]
+        return super().parse_args(ctx, words)
+
+
+def takes_job_words(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of ``FIELDS`` to a command; it gets them as its argument ``words``."""
+
+    @functools.wraps(function)
+    def command(ctx: typer.Context, **arguments: Any) -> None:  # noqa: ANN401  typer has checked them
+        given = {field.path: arguments.pop(_parameter(field)) for field in FIELDS}
+        options = {path: str(value).lower() if value is True else value for path, value in given.items() if value}
+        function(**arguments, words=JobWords(options=options, command=ctx.meta.get(_COMMAND)))
+
+    own = inspect.signature(function, eval_str=True).parameters
+    kept = [parameter for name, parameter in own.items() if name != "words"]
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters = [context, *kept, *(_as_parameter(field) for field in FIELDS)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _parameter(field: _Field) -> str:
+    return field.option.removeprefix("--").replace("-", "_")
+
+
+def _as_parameter(field: _Field) -> inspect.Parameter:
+    kind = bool if field.flag else str | None
+    # The help shows the metavar instead of the type.
+    metavar = "N" if field.option.endswith(("nodes", "node", "task")) else field.metavar
+    shown = {} if field.flag else {"metavar": metavar}
+    option: Any = typer.Option(field.option, help=field.help, hidden=field.help is None, show_default=False, **shown)  # type: ignore[arg-type]
+    return inspect.Parameter(
+        _parameter(field),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if field.flag else None,
+        annotation=Annotated[kind, option],
+    )

@@ -1,0 +1,385 @@
+"""Derive the findings of a comparison from the reports of one process and of W ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from hpcddp.doctor.ddp.job import Comparison
+from hpcddp.doctor.ddp.processes import Report
+from hpcddp.doctor.errors import percent
+
+Severity = Literal["defect", "hidden", "note"]
+
+# Relative errors by precision: sums in another order differ by less than the first, and one single-precision layer in a
+# double-precision model by less than the second.
+_TOLERANCES: Final = {"fp64": (1e-9, 1e-5), "fp32": (1e-4, 1e-4)}
+# The verdict that the user's loss must have, by its declared reduction.
+_DECLARED: Final = {"mean": "MEAN", "sum": "SUM", "per_sample": "MEAN"}
+# Findings that explain wrong gradients, so that no other cause is looked for.
+_CAUSES_OF_GRADIENTS: Final = ("initialisation_by_world_size", "other_samples", "drift")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DdpFinding:
+    """One finding of a comparison.
+
+    Args:
+        kind: a stable identifier for programs.
+        severity: ``defect``: W ranks train differently from one process; ``hidden``: they may do so, but this finding
+            prevents the comparison; ``note``: information.
+        sentence: the observation.
+        way_out: what to do; empty if nothing is needed.
+    """
+
+    kind: str
+    severity: Severity
+    sentence: str
+    way_out: str
+
+
+def judge(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> list[DdpFinding]:
+    """Return all findings, defects first.
+
+    Args:
+        alone: report of the one process.
+        ranks: reports of the W ranks, by rank.
+        comparison: the compared job.
+    """
+    judges = (_initialisation, _unused, _noise, _samples, _gradients, _drift, _buffers, _batch_norm)
+    found = [finding for find in judges for finding in find(alone, ranks, comparison)]
+    if any(finding.kind in _CAUSES_OF_GRADIENTS for finding in found):
+        found = [finding for finding in found if finding.kind != "gradient"]
+    return sorted(found, key=lambda finding: finding.severity)
+
+
+def failure(errors: Sequence[Mapping[str, Any]], comparison: Comparison) -> DdpFinding:
+    """Return the finding about ranks that failed although one process did not.
+
+    Args:
+        errors: the ``error`` of each failed rank.
+        comparison: the compared job.
+    """
+    first = min(errors, key=lambda error: float(error["time"]))
+    unused = "no gradient reached" in first["message"]
+    return DdpFinding(
+        kind="unused_parameters" if unused else "fails_on_ranks",
+        severity="defect",
+        sentence=f"One process trains, and {comparison.world_size} ranks do not: {first['message']}.",
+        way_out="" if unused else "See what the model or the data do with the rank or the number of ranks.",
+    )
+
+
+def worst_error(ranks: Sequence[Report]) -> float | None:
+    """Return the largest relative error of a gradient in any step; None if no step was made."""
+    errors = [error for step in _steps_of(ranks[0]) for error in _errors_of(step).values()]
+    return None if not errors else max(errors, key=_size)
+
+
+def _initialisation(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
+    if name := _first_difference(alone["initial"], ranks[0]["initial"]):
+        yield DdpFinding(
+            kind="initialisation_by_world_size",
+            severity="defect",
+            sentence=f"The first value of {name} is another one on {comparison.world_size} ranks than in one process.",
+            way_out="Draw first weights from torch's generator alone, which is seeded, and never ask for the rank.",
+        )
+    for report in ranks[1:]:
+        if name := _first_difference(ranks[0]["initial"], report["initial"]):
+            yield DdpFinding(
+                kind="initialisation_by_rank",
+                severity="note",
+                sentence=f"The first value of {name} on rank {report['rank']} is not that of rank 0.",
+                way_out="DDP takes rank 0's parameters and buffers, and nothing else: let nothing that the model "
+                "draws depend on the rank.",
+            )
+            return
+
+
+def _unused(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpFinding]:
+    for report in ranks:
+        only = sorted(
+            set(report["unused"]) - set(ranks[0]["unused"]) or set(ranks[0]["unused"]) - set(report["unused"])
+        )
+        if only:
+            known = ranks[0]["finds_unused"]
+            yield DdpFinding(
+                kind="unused_on_some_ranks",
+                severity="note" if known else "defect",
+                sentence=f"{_named(only)} gets a gradient on some ranks only: rank {report['rank']} and rank 0 differ"
+                + (" on the same samples." if known else "; DDP waits for the others for ever."),
+                way_out="Use every parameter on every rank"
+                + ("." if known else ", or give the model an attribute find_unused_parameters = True."),
+            )
+            return
+    if ranks[0]["unused"]:
+        yield DdpFinding(
+            kind="unused_parameters",
+            severity="note",
+            sentence=f"No gradient reaches {_named(ranks[0]['unused'])}, on any rank; DDP looks for it in every step.",
+            way_out="Leave them out, or set requires_grad to False.",
+        )
+
+
+def _noise(_: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
+    noise = ranks[0]["noise"]
+    if not noise["repeats"]:
+        yield DdpFinding(
+            kind="unseeded_noise",
+            severity="note",
+            sentence="The model draws random numbers that torch's seed does not reach: a rerun draws others.",
+            way_out="Draw from torch's own generator, which is seeded by seed, step and rank.",
+        )
+    if not noise["random"]:
+        return
+    different = (len({report["noise"][trace] for report in ranks}) for trace in ("masks", "generator"))
+    if min(different) < len(ranks):
+        yield DdpFinding(
+            kind="same_masks",
+            severity="defect",
+            sentence="Ranks draw the same random numbers in the forward: their dropout masks do not differ.",
+            way_out="Do not seed torch in the model, nor draw from a generator of its own: hpcddp seeds torch's by "
+            "seed, step and rank.",
+        )
+    else:
+        yield DdpFinding(
+            kind="dropout",
+            severity="note",
+            sentence="Dropout masks differ between ranks, as they should; they were off for the comparison.",
+            way_out="",
+        )
+    if not noise["quiet"]:
+        yield DdpFinding(
+            kind="own_noise",
+            severity="hidden" if _gradients_differ(ranks, comparison) else "note",
+            sentence="The model draws random numbers beside dropout, so that gradients differ by them, and whether by "
+            "anything else cannot be seen.",
+            way_out="Look at the model with them off.",
+        )
+
+
+def _samples(alone: Report, ranks: Sequence[Report], _: Comparison) -> Iterator[DdpFinding]:
+    for number, step in enumerate(_steps_of(alone) if _steps_of(ranks[0]) else ()):
+        # Ranks with fewer samples than the one process may make fewer steps.
+        others = [
+            sample for report in ranks for made in _steps_of(report)[number : number + 1] for sample in made["samples"]
+        ]
+        if len(others) != len(step["samples"]):
+            different = abs(len(others) - len(step["samples"]))
+        else:
+            different = sum(one != other for one, other in zip(step["samples"], others, strict=True))
+        if different:
+            yield DdpFinding(
+                kind="other_samples",
+                severity="defect",
+                sentence=f"{different} of {len(step['samples'])} samples of step {number + 1} are not those of one "
+                "process: the data set gives other ones on other ranks.",
+                way_out="Let a sample follow from its index alone; never shuffle, shard or draw by rank in a data set.",
+            )
+            return
+
+
+def _gradients(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
+    """Yield the causes of wrong gradients in the first step that has some; later errors follow from it."""
+    exact, single = _TOLERANCES[comparison.precision]
+    noisy = not ranks[0]["noise"]["quiet"]
+    for number, step in enumerate(_steps_of(ranks[0])):
+        wrong = {name: error for name, error in _errors_of(step).items() if not error <= single}
+        if not wrong:
+            continue
+        if not noisy:
+            yield from _causes(number, step["gradients"], wrong, alone, comparison)
+        return
+    if _steps_of(ranks[0]) and (declaration := _declaration(alone, comparison)) is not None:
+        kind, sentence, way_out = declaration
+        yield DdpFinding(
+            kind=kind,
+            severity="defect",
+            sentence=f"{sentence} on random outputs and labels, though the samples of these steps do not show it.",
+            way_out=way_out,
+        )
+    error = worst_error(ranks)
+    if error is not None and error > exact and not noisy:
+        yield DdpFinding(
+            kind="single_precision",
+            severity="note",
+            sentence=f"Gradients differ by {error:.0e}: a part of the model computes in single precision.",
+            way_out="",
+        )
+
+
+def _causes(
+    step: int,
+    gradients: Mapping[str, Mapping[str, float]],
+    wrong: Mapping[str, float],
+    alone: Report,
+    comparison: Comparison,
+) -> Iterator[DdpFinding]:
+    if (loss := _loss_finding(step, wrong, alone, comparison)) is not None:
+        yield loss
+        return
+    ranks = comparison.world_size
+    small = [name for name in wrong if _is_multiple(gradients[name], 1 / ranks, comparison)]
+    large = [name for name in wrong if _is_multiple(gradients[name], ranks, comparison)]
+    rest = [name for name in wrong if name not in small and name not in large]
+    if small:
+        yield DdpFinding(
+            kind="gradient_divided",
+            severity="defect",
+            sentence=f"The gradient of {_named(small)} is {1 / ranks:.3g} of the right one at {ranks} ranks: it is "
+            "divided by the number of ranks twice, as behind a gather without gradient.",
+            way_out="Gather with hpcddp.gather_with_grad, and do not divide by the number of ranks: DDP does.",
+        )
+    if large:
+        yield DdpFinding(
+            kind="gradient_multiplied",
+            severity="defect",
+            sentence=f"The gradient of {_named(large)} is {ranks} times the right one at {ranks} ranks: it is scaled "
+            "by the number of ranks twice.",
+            way_out="Do not multiply by the number of ranks, nor sum gradients that DDP averages already.",
+        )
+    if rest:
+        yield _other_cause(step, gradients, {name: wrong[name] for name in rest}, alone)
+
+
+def _loss_finding(step: int, wrong: Mapping[str, float], alone: Report, comparison: Comparison) -> DdpFinding | None:
+    """Return the finding about the user's loss; None if its reduction is declared correctly."""
+    if (declaration := _declaration(alone, comparison)) is None:
+        return None
+    kind, sentence, way_out = declaration
+    return DdpFinding(
+        kind=kind,
+        severity="defect",
+        sentence=f"{sentence}: the gradient of {_worst_first(wrong)} is off by {percent(_worst(wrong))} in step "
+        f"{step + 1}.",
+        way_out=way_out,
+    )
+
+
+def _declaration(alone: Report, comparison: Comparison) -> tuple[str, str, str] | None:
+    """Return kind, sentence and way out for a loss with a wrong reduction; None if it is declared correctly."""
+    train, verdict = comparison.job.train, alone["loss"]
+    if train is None or verdict is None or verdict == _DECLARED[train.loss_reduction]:
+        return None
+    sentence = f"train.loss {train.loss} is declared {train.loss_reduction}, and it is {verdict}"
+    fitting = next((name for name, declared in _DECLARED.items() if declared == verdict), None)
+    if fitting is not None:
+        return "loss_declared_otherwise", sentence, f"Write train.loss_reduction: {fitting}."
+    helper = f"hpcddp doctor loss {train.loss} names the helper that repairs it"
+    return "loss_not_decomposable", sentence, f"{helper}; with that, train.loss_reduction is global."
+
+
+def _is_multiple(gradient: Mapping[str, float], factor: float, comparison: Comparison) -> bool:
+    single = _TOLERANCES[comparison.precision][1]
+    return abs(gradient["ratio"] / factor - 1) <= single and gradient["rest"] <= single * max(1.0, factor)
+
+
+def _other_cause(
+    step: int, gradients: Mapping[str, Mapping[str, float]], wrong: Mapping[str, float], alone: Report
+) -> DdpFinding:
+    worst = max(wrong, key=lambda name: _size(wrong[name]))
+    seen = f"The gradient of {_worst_first(wrong)}"
+    seen += f" is off by {percent(wrong[worst])} in step {step + 1}"
+    if alone["noise"]["mixes"] and not alone["batch_norm"]["sync"]:
+        return DdpFinding(
+            kind="samples_mixed",
+            severity="defect",
+            sentence=f"{seen}: the output for a sample depends on the samples beside it, and a rank sees its own only.",
+            way_out="Take statistics per sample (LayerNorm, GroupNorm), or over all ranks (train.batch_norm: sync; "
+            "others of your own with hpcddp.gather_with_grad).",
+        )
+    ratio = gradients[worst]["ratio"]
+    length = "" if math.isnan(ratio) else f"; along the right one it is {ratio:.4g} times as long"
+    return DdpFinding(
+        kind="gradient",
+        severity="defect",
+        sentence=f"{seen}{length}.",
+        way_out="Look for what depends on the rank, the number of ranks or the size of a micro-batch in the model.",
+    )
+
+
+def _drift(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpFinding]:
+    for number, step in enumerate(_steps_of(ranks[0])):
+        for report in ranks[1:]:
+            if name := _first_difference(step["parameters"], _steps_of(report)[number]["parameters"]):
+                yield DdpFinding(
+                    kind="drift",
+                    severity="defect",
+                    sentence=f"After step {number + 1} parameter {name} on rank {report['rank']} is not that of rank "
+                    "0: the replicas drift apart.",
+                    way_out="Let nothing but the optimizer change parameters, and nothing that depends on the rank.",
+                )
+                return
+
+
+def _buffers(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpFinding]:
+    for report in ranks[1:]:
+        for first, other in zip(_steps_of(ranks[0]), _steps_of(report), strict=True):
+            if name := _first_difference(first["buffers"], other["buffers"]):
+                yield DdpFinding(
+                    kind="buffers",
+                    severity="note",
+                    sentence=f"Buffer {name} on rank {report['rank']} is not that of rank 0; evaluations and "
+                    "checkpoints take rank 0's.",
+                    way_out="All-reduce what the model adds up over samples.",
+                )
+                return
+
+
+def _batch_norm(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
+    layers, live = alone["batch_norm"]["local"], ranks[0].get("looks", {}).get("live")
+    if not layers or live is None:
+        return
+    smallest = comparison.global_batch_size // (comparison.world_size * comparison.grad_accum_steps)
+    error = max(_errors_of(live["steps"][0]).values(), default=0.0)
+    yield DdpFinding(
+        kind="ghost_batch_norm",
+        severity="note",
+        sentence=f"BatchNorm ({layers} layer{'s' if layers > 1 else ''}) takes its statistics over micro-batches of "
+        f"{smallest} samples or more, and one process over {comparison.global_batch_size}: that alone changes "
+        f"gradients by {percent(error)}.",
+        way_out="It was held still for the comparison. For one batch over all ranks: train.batch_norm: sync.",
+    )
+
+
+def _steps_of(report: Report) -> Sequence[Mapping[str, Any]]:
+    """Return a rank's report of each step; empty if no step was made."""
+    steps: Sequence[Mapping[str, Any]] = report.get("looks", {}).get("exact", {}).get("steps", ())
+    return steps
+
+
+def _errors_of(step: Mapping[str, Any]) -> dict[str, float]:
+    """Return the relative error of every parameter's gradient."""
+    return {name: float(gradient["error"]) for name, gradient in (step["gradients"] or {}).items()}
+
+
+def _gradients_differ(ranks: Sequence[Report], comparison: Comparison) -> bool:
+    """Return whether a gradient in any step differs from that of one process."""
+    _, single = _TOLERANCES[comparison.precision]
+    return any(not error <= single for step in _steps_of(ranks[0]) for error in _errors_of(step).values())
+
+
+def _worst_first(wrong: Mapping[str, float]) -> str:
+    """Return the names of the parameters, the one with the largest error first."""
+    return _named(sorted(wrong, key=lambda name: _size(wrong[name]), reverse=True))
+
+
+def _worst(wrong: Mapping[str, float]) -> float:
+    return max(wrong.values(), key=_size)
+
+
+def _size(error: float) -> float:
+    """Return the error as a sort key; NaN is the largest."""
+    return math.inf if math.isnan(error) else error
+
+
+def _named(names: Sequence[str]) -> str:
+    """Return the first name and the number of other names."""
+    others = len(names) - 1
+    return names[0] + ("" if not others else f" and {others} more parameter{'s' if others > 1 else ''}")
+
+
+def _first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+    return next((name for name, value in one.items() if other.get(name) != value), None)

@@ -1,0 +1,171 @@
+"""Make a few training steps and observe them: the one process records gradients, the W ranks are compared with them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hpcddp.batch.sampler import GlobalBatches
+from hpcddp.doctor.ddp.determinism import freeze_batch_norm, without_dropout
+from hpcddp.train.agreement import Votes
+from hpcddp.train.assembly import Setting, make_replica
+from hpcddp.train.buffers import as_real
+from hpcddp.train.data.images import Batch
+from hpcddp.train.data.loader import Batches, MicroBatchKeys
+from hpcddp.train.normalisation import local_batch_norms
+from hpcddp.train.replica import Replica
+from hpcddp.train.step import Stepper
+
+# A parameter's gradient whose norm is below this fraction of the whole gradient's is rounding error.
+_FLOORS: Final = {torch.float64: 1e-6, torch.float32: 1e-2}
+
+
+@dataclass(slots=True)
+class _RecordingBatches:
+    """Iterator over this rank's micro-batches that keeps the digests of their samples."""
+
+    batches: Iterator[Batch]
+    samples: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        inputs, labels = batch = next(self.batches)
+        self.samples += [digest(image, label) for image, label in zip(inputs, labels, strict=True)]
+        return batch
+
+
+def digest(*tensors: Tensor) -> str:
+    """Return a short text that differs when the tensors differ."""
+    contents = hashlib.sha256()
+    for tensor in tensors:
+        contents.update(tensor.detach().contiguous().numpy().tobytes())
+    return contents.hexdigest()[:16]
+
+
+def digests(model: nn.Module) -> dict[str, str]:
+    """Return the digest of every parameter, by name."""
+    return {name: digest(parameter) for name, parameter in model.named_parameters()}
+
+
+def observe_steps(setting: Setting, record: Path, *, steps: int, frozen: bool) -> dict[str, Any]:
+    """Make a few optimizer steps as the training does, without dropout, and return the observations.
+
+    Args:
+        setting: the training; the one process writes the record, rank 0 of several reads it.
+        record: path prefix of the files with the one process's gradients, one per step.
+        steps: K.
+        frozen: whether local BatchNorm uses fixed statistics.
+    """
+    replica = make_replica(setting)
+    if frozen:
+        freeze_batch_norm(replica.model, replica.placeholder)
+    with without_dropout(replica.model):
+        return {
+            "grad_accum_steps": setting.plan.batch.grad_accum_steps,
+            "steps": [*_steps(setting, replica, record, steps)],
+        }
+
+
+def _steps(setting: Setting, replica: Replica, record: Path, steps: int) -> Iterator[dict[str, Any]]:
+    context = setting.context
+    batches = _RecordingBatches(_batches(setting, steps))
+    stepper = Stepper(replica, setting.plan.batch, context.train, batches, context.rank)
+    gradients: dict[str, NDArray[Any]] = {}
+
+    def read(*_: object) -> None:
+        gradients.update(_gradients(replica.model))
+
+    # At this point gradients are averaged and not changed, since clipping is off.
+    replica.optimizer.register_step_pre_hook(read)
+    for position in itertools.islice(setting.schedule.positions(0), steps):
+        batches.samples.clear()
+        outcome = stepper.take(position, Votes)
+        loss = outcome.agreement.read().loss_sum / position.samples
+        path = record.with_name(f"{record.name}-{position.step}.raw")
+        compared = None
+        if context.world_size == 1:
+            np.concatenate([*gradients.values()]).tofile(path)
+        elif context.is_main:
+            compared = _compare(gradients, np.fromfile(path, dtype=next(iter(gradients.values())).dtype))
+        yield {
+            "loss": loss,
+            "samples": [*batches.samples],
+            "parameters": digests(replica.model),
+            "buffers": _buffer_digests(replica.model),
+            "gradient_norm": float(np.linalg.norm(np.concatenate([*gradients.values()]))),
+            "gradients": compared,
+        }
+
+
+def _batches(setting: Setting, steps: int) -> Batches:
+    spec, data, train = setting.context.spec, setting.data, setting.context.train
+    keys = MicroBatchKeys(
+        GlobalBatches(data.units, spec.global_batch_size, spec.batch.tail, spec.batch.order, train.seed),
+        setting.plan.batch,
+        setting.context.rank,
+        groups=data.groups,
+        seed=train.seed,
+        first_step=0,
+        last_step=min(steps, setting.schedule.total_steps),
+    )
+    return Batches(data, data.train, keys, setting.placement, workers=0)
+
+
+def _gradients(model: nn.Module) -> Iterator[tuple[str, NDArray[Any]]]:
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            yield name, as_real(gradient.detach().clone()).reshape(-1).numpy()
+
+
+def _buffer_digests(model: nn.Module) -> dict[str, str]:
+    """Return the digest of every buffer by name, except those of local BatchNorm, which differ by design."""
+    local = {id(buffer) for layer in local_batch_norms(model) for buffer in layer.buffers()}
+    return {name: digest(buffer) for name, buffer in model.named_buffers() if id(buffer) not in local}
+
+
+def _compare(gradients: Mapping[str, NDArray[Any]], record: NDArray[Any]) -> dict[str, dict[str, float]]:
+    """Return for every parameter the relative error of its gradient, and its ratio to the recorded gradient.
+
+    ``ratio`` is the factor that brings the recorded gradient closest to this one, and ``rest`` the remaining relative
+    error; both are NaN if the recorded gradient is negligible.
+    """
+    whole = float(np.linalg.norm(record))
+    floor = whole * _FLOORS.get(torch.from_numpy(record).dtype, 1e-2)
+    found, first = {}, 0
+    for name, gradient in gradients.items():
+        expected = record[first : first + gradient.size]
+        first += gradient.size
+        length = float(np.linalg.norm(expected))
+        ratio = float(gradient @ expected) / length**2 if length > floor else math.nan
+        found[name] = {
+            "error": _relative(gradient - expected, max(length, floor)),
+            "ratio": ratio,
+            "rest": _relative(gradient - ratio * expected, length),
+        }
+    return found
+
+
+def _relative(difference: NDArray[Any], length: float) -> float:
+    off = float(np.linalg.norm(difference))
+    return off / length if length else (0.0 if off == 0 else math.inf)
+
+
+def forward(model: nn.Module, inputs: Tensor, *, quiet: bool) -> Tensor:
+    """Return the main outputs ``[n, K]`` in training mode, without dropout if ``quiet``."""
+    with torch.no_grad(), without_dropout(model) if quiet else nullcontext():
+        outputs = model(inputs)
+    return outputs if isinstance(outputs, Tensor) else next(iter(outputs))

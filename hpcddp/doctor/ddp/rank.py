@@ -1,0 +1,208 @@
+"""One rank of a comparison: ``python -m hpcddp.doctor.ddp.rank FOLDER RANK RANKS STEPS DIRECTORY TIMEOUT``.
+
+The folder contains ``job.yaml``; the report of this rank is written to ``rank-<rank>.json`` there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]  # public, not marked so
+
+from hpcddp.doctor.ddp.determinism import freeze_batch_norm
+from hpcddp.doctor.ddp.observe import digest, digests, forward, observe_steps
+from hpcddp.doctor.errors import DoctorError
+from hpcddp.doctor.loss.batches import Batch
+from hpcddp.doctor.loss.call import Loss
+from hpcddp.doctor.loss.verdict import Verdict, judge
+from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.sections import Train
+from hpcddp.jobfile.write import parse_resolved
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import write_json
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.train.assembly import Setting, derive_setting
+from hpcddp.train.buffers import buffers_put_back
+from hpcddp.train.context import TrainContext
+from hpcddp.train.data.own import first_samples
+from hpcddp.train.losses import DeclaredLoss, Reduction
+from hpcddp.train.model_input import Fit, check_model_input
+from hpcddp.train.models import build_model, place_model
+from hpcddp.train.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
+from hpcddp.train.objective import choose_loss
+from hpcddp.train.precision import Precision, set_up_backends
+from hpcddp.train.randomness import seed_initialisation, seed_step
+from hpcddp.train.user_code import describe
+
+_LIVE_STEPS: Final = 1
+# The batch and the ranks on which the user's loss is judged.
+_SAMPLES: Final = 32
+_RANKS: Final = 4
+# Larger than rounding errors of sums in different orders.
+_SAME: Final = 1e-4
+
+
+def main(folder: Path, rank: int, world_size: int, steps: int, timeout_s: float) -> int:
+    """Run one rank; return the exit code."""
+    torch.set_num_threads(1)
+    store = FileStore(str(folder / "store"), world_size)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    group = PrefixStore("group", store)
+    dist.init_process_group("gloo", store=group, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
+    path = folder / f"rank-{rank}.json"
+    try:
+        report = _examine(_setting(folder, rank, world_size), PrefixStore("doctor", store), folder, steps)
+    except HpcddpError as error:
+        write_json(path, _failed(rank, error.kind, error.message))
+        return 1
+    except Exception as error:  # noqa: BLE001  the user's model may raise anything; it is reported
+        write_json(path, _failed(rank, "unexpected", describe(error)))
+        return 1
+    write_json(path, {"rank": rank, "error": None, **report})
+    dist.barrier()
+    return 0
+
+
+def _failed(rank: int, kind: str, message: str) -> dict[str, Any]:
+    return {"rank": rank, "error": {"kind": kind, "message": message, "time": time.monotonic()}}
+
+
+def _setting(folder: Path, rank: int, world_size: int) -> Setting:
+    spec = parse_resolved((folder / "job.yaml").read_text(encoding="utf-8"))
+    context = TrainContext(
+        spec=spec,
+        rank_env=RankEnv(
+            rank=rank,
+            local_rank=rank,
+            world_size=world_size,
+            local_world_size=world_size,
+            node_rank=0,
+            nodes=1,
+            source="torchrun",
+        ),
+        device=torch.device("cpu"),
+        run=RunDirectory(folder),
+        attempt=0,
+        threads=1,
+        say=lambda _: None,
+    )
+    set_up_backends(Precision(context.train.precision, "cpu"), deterministic=False)
+    return derive_setting(context)
+
+
+def _examine(setting: Setting, store: Store, folder: Path, steps: int) -> dict[str, Any]:
+    report = _before_ddp(setting)
+    if not report["finds_unused"] and len(_gather_values(store, setting, report["unused"])) > 1:
+        # DDP would deadlock waiting for gradients.
+        return {**report, "looks": {}}
+    looks = {"exact": observe_steps(setting, folder.parent / "exact", steps=steps, frozen=True)}
+    if report["batch_norm"]["local"]:
+        looks["live"] = observe_steps(setting, folder.parent / "live", steps=_LIVE_STEPS, frozen=False)
+    return {**report, "looks": looks}
+
+
+def _gather_values(store: Store, setting: Setting, mine: object) -> set[str]:
+    """Return the distinct values of all ranks."""
+    context = setting.context
+    store.set(f"unused/{context.rank}", json.dumps(mine))
+    return {store.get(f"unused/{rank}").decode() for rank in range(context.world_size)}
+
+
+def _before_ddp(setting: Setting) -> dict[str, Any]:
+    """Return what can be observed before DDP makes the ranks equal: initial weights, unused parameters, noise."""
+    train, data, placement = setting.context.train, setting.data, setting.placement
+    seed_initialisation(train.seed)
+    model = build_model(train.model, train.model_args, data.classes)
+    initial = digests(model)
+    choose_batch_norm(model, train.batch_norm, "cpu")
+    norms = {"local": len(local_batch_norms(model)), "sync": len(synchronised_batch_norms(model))}
+    place_model(model, placement.device, placement.dtype, channels_last=False)
+    inputs = placement.place_inputs(first_samples(data.name, data.train, data.classes)[0])
+    fit = Fit(model_name=train.model, model_args=train.model_args, dataset=train.dataset, classes=data.classes)
+    unused = check_model_input(fit, model, inputs, Precision(train.precision, "cpu"))
+    return {
+        "initial": initial,
+        "unused": [*unused],
+        "finds_unused": bool(getattr(model, "find_unused_parameters", False)),
+        "batch_norm": norms,
+        "loss": verdict_on_loss(train, data.classes) if setting.context.world_size == 1 else None,
+        "noise": _noise(setting, model, inputs),
+    }
+
+
+def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[str, Any]:
+    seed, rank = setting.context.train.seed, setting.context.rank
+
+    def outputs(step: int, *, quiet: bool, rows: torch.Tensor = inputs) -> torch.Tensor:
+        seed_step(seed, step, rank)
+        with buffers_put_back(model):
+            return forward(model, rows, quiet=quiet)
+
+    noisy = [outputs(step, quiet=False) for step in (1, 0, 0)]
+    # After a forward, torch's generator has equal states on two ranks only if the model has seeded it.
+    generator = digest(torch.get_rng_state())
+    without = outputs(0, quiet=True)
+    freeze_batch_norm(model, inputs)
+    still = [outputs(step, quiet=True) for step in (0, 1)]
+    # The first sample in a batch with itself, instead of another sample.
+    alone = outputs(0, quiet=True, rows=inputs[[0, 0]])[0]
+    return {
+        # A model that seeds torch draws the same numbers in every step.
+        "random": not (torch.equal(noisy[0], noisy[1]) and torch.equal(noisy[1], without)),
+        "repeats": torch.equal(noisy[1], noisy[2]),
+        "masks": digest(noisy[1]),
+        "generator": generator,
+        "quiet": torch.equal(*still),
+        "mixes": not torch.allclose(still[0][0], alone, rtol=_SAME, atol=_SAME * float(alone.abs().max())),
+    }
+
+
+def verdict_on_loss(train: Train, classes: int) -> Verdict | None:
+    """Return the verdict on the user's loss; a loss per sample is judged by its mean.
+
+    Args:
+        train: the job's training.
+        classes: K.
+
+    Returns:
+        None if there is no verdict: the job has no loss of its own, the loss uses a helper, or it cannot be run on
+        random logits.
+    """
+    if train.loss is None or train.loss_reduction == "global":
+        return None
+    declared = choose_loss(train, torch.device("cpu"))
+    g = torch.Generator().manual_seed(0)
+    arguments = (torch.randn(_SAMPLES, classes, generator=g), torch.randint(0, classes, (_SAMPLES,), generator=g))
+    batch = Batch(arguments=arguments, differentiable=1, samples=_SAMPLES)
+    dtype = torch.float64 if train.precision == "fp64" else torch.float32
+    try:
+        loss = Loss(name=train.loss, function=lambda outputs, labels: _scalar(declared, outputs, labels))
+        return judge(loss, batch.to(dtype), world_size=_RANKS).verdict
+    except DoctorError:
+        return None
+
+
+def _scalar(declared: DeclaredLoss, outputs: Tensor, labels: Tensor) -> Tensor:
+    found = declared.function(outputs, labels)
+    return found.mean() if declared.reduction is Reduction.PER_SAMPLE else found
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    _folder, _rank, _ranks, _steps, _directory, _timeout = sys.argv[1:]
+    sys.path.insert(0, _directory)
+    _code = main(Path(_folder), int(_rank), int(_ranks), int(_steps), float(_timeout))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Destroying the process group of a failed rank may hang.
+    os._exit(_code)

@@ -1,0 +1,266 @@
+"""Evaluate the user's loss and its gradients on a batch; import a loss and inspect its signature."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpcddp.doctor.errors import DoctorError, NoLossError, UnusableError
+from hpcddp.doctor.loss.batches import Batch, map_tree, tensors_in
+from hpcddp.train.buffers import as_real
+
+_SEED = 20_140_612
+# torch's warning when shapes differ and are broadcast, which is an error in a loss.
+_MISMATCH = "Using a target size"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Value and gradients of a loss on a batch.
+
+    Args:
+        value: the value of the loss.
+        gradients: with respect to every output, float64, rows as in the batch; complex numbers as pairs.
+        parameter_gradients: with respect to the loss's own parameters.
+        dtype: dtype of the returned loss.
+        changed: whether the loss changed its arguments in place.
+    """
+
+    value: float
+    gradients: tuple[Tensor, ...]
+    parameter_gradients: tuple[Tensor, ...]
+    dtype: torch.dtype
+    changed: bool
+
+    @property
+    def finite(self) -> bool:
+        """Whether value and gradients are finite."""
+        tensors = (torch.tensor(self.value), *self.gradients, *self.parameter_gradients)
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """The user's loss, ready to be called.
+
+    Args:
+        name: as the user wrote it.
+        function: the loss.
+    """
+
+    name: str
+    function: Callable[..., Any]
+
+    def evaluate(self, batch: Batch, *, seed: int = _SEED) -> Evaluation:
+        """Call the loss on copies of a batch and differentiate it.
+
+        Args:
+            batch: the arguments.
+            seed: seed of torch's generator during the call.
+
+        Raises:
+            UnusableError: the loss raises, or does not return a scalar with a gradient.
+        """
+        function = copy.deepcopy(self.function) if isinstance(self.function, nn.Module) else self.function
+        arguments, leaves = _copies(batch)
+        before = _versions(arguments)
+        loss = self._call(function, arguments, seed)
+        changed = _versions(arguments) != before
+        parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
+        gradients = self._differentiate(loss, [*leaves, *(p for p in parameters if p.requires_grad)])
+        return Evaluation(
+            value=float(loss.detach().double()),
+            gradients=tuple(gradients[: len(leaves)]),
+            parameter_gradients=tuple(gradients[len(leaves) :]),
+            dtype=loss.dtype,
+            changed=changed,
+        )
+
+    def _call(self, function: Callable[..., Any], arguments: Sequence[Any], seed: int) -> Tensor:
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            with (
+                torch.random.fork_rng(devices=[]),
+                warnings.catch_warnings(),
+                blame(f"{self.name} failed", UnusableError),
+            ):
+                torch.manual_seed(seed)
+                warnings.simplefilter("ignore")
+                warnings.filterwarnings("error", message=_MISMATCH)
+                return _scalar(self.name, function(*arguments))
+        finally:
+            torch.set_default_dtype(default)
+
+    def _differentiate(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+        with blame(f"the backward of {self.name} failed", UnusableError):
+            found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        return [as_real(gradient).double() for gradient in found]
+
+
+def _versions(arguments: Sequence[Any]) -> list[int]:
+    """Return torch's count of in-place changes of each tensor."""
+    return [tensor._version for tensor in tensors_in(arguments)]  # noqa: SLF001
+
+
+def _copies(batch: Batch) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """Return copies of the arguments, and the leaf tensors of which the outputs are made."""
+    leaves: list[Tensor] = []
+
+    def output(leaf: object) -> object:
+        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+            leaves.append(leaf.detach().clone().requires_grad_())
+            # Like a model's outputs, the copy is no leaf tensor, so that a loss may change it in place.
+            return leaves[-1].clone()
+        return target(leaf)
+
+    def target(leaf: object) -> object:
+        return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+    first = batch.differentiable
+    outputs = [map_tree(argument, output) for argument in batch.arguments[:first]]
+    return (*outputs, *(map_tree(argument, target) for argument in batch.arguments[first:])), leaves
+
+
+def _scalar(name: str, loss: object) -> Tensor:
+    """Return the loss if it is a scalar with a gradient.
+
+    Raises:
+        NoLossError: it is something else.
+    """
+    if not isinstance(loss, Tensor):
+        shown = f" ({loss:.6g})" if isinstance(loss, int | float) else ""
+        raise NoLossError(
+            f"{name} returns a {type(loss).__name__}{shown}, no tensor; return the loss alone, as torch made it"
+        )
+    if loss.dim() != 0:
+        raise NoLossError(
+            f"{name} returns a tensor of shape {tuple(loss.shape)}, and a loss is a scalar; return its mean, or name "
+            "a function that does" + (" (in a job file: train.loss_reduction: per_sample)" if loss.dim() == 1 else "")
+        )
+    if not loss.is_floating_point():
+        raise NoLossError(
+            f"{name} returns a tensor of {str(loss.dtype).removeprefix('torch.')}, which has no gradient; a loss is a "
+            "floating-point number: compute it from the outputs themselves, not from argmax, counts or comparisons"
+        )
+    if not loss.requires_grad:
+        raise NoLossError(
+            f"{name} returns a number without a gradient: it does not depend on the outputs, or loses them on the way "
+            "(detach, item, argmax, no_grad), so that nothing can be learned from it; return a function of the outputs"
+        )
+    return loss
+
+
+def load_object(name: str, *, what: str) -> object:
+    """Import ``module:name``.
+
+    Args:
+        name: the module's dotted name, a colon, a dotted name in it.
+        what: description for the message, such as ``a loss``.
+
+    Raises:
+        DoctorError: the name is malformed, or cannot be imported.
+    """
+    module_name, colon, path = name.partition(":")
+    if not (module_name and colon and path):
+        raise DoctorError(f"{name!r} does not name {what}; write module:function, for example losses:dice_loss")
+    with blame(f"importing {module_name} failed"):
+        try:
+            found: object = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
+            raise DoctorError(
+                f"{name} is not there: no module {error.name!r} in {Path.cwd()} or among the installed ones; run this "
+                "in the folder that holds it"
+            ) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            where = getattr(found, "__file__", None) or module_name
+            raise DoctorError(f"{name} is not there: {where} has no {part!r}; write the name of {what} in it")
+        found = getattr(found, part)
+    return found
+
+
+def load_loss(name: str) -> Callable[..., Any]:
+    """Import a loss: a function, a class without constructor arguments, or a function that returns the loss.
+
+    Raises:
+        DoctorError: the loss cannot be imported, created or called.
+    """
+    found: Any = load_object(name, what="a loss")
+    if isinstance(found, type) and parameters_needed(found):
+        raise DoctorError(
+            f"{name} is a class that is not made without arguments: {inspect.signature(found)}; name an instance, or a "
+            "function without parameters that returns one"
+        )
+    if isinstance(found, type) or (callable(found) and parameters_needed(found) == 0 and inspect.isfunction(found)):
+        with blame(f"{name} is a {'class' if isinstance(found, type) else 'function'}, and {name}() failed"):
+            found = found()
+    if not callable(found):
+        raise DoctorError(f"{name} is a {type(found).__name__}, which cannot be called; write the name of a loss")
+    return found.double() if isinstance(found, nn.Module) else found
+
+
+def parameters_needed(function: Callable[..., Any]) -> int | None:
+    """Return the number of required positional arguments; None if it is not known."""
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except (TypeError, ValueError):
+        return None
+    needed = [p for p in signature.parameters.values() if p.kind in _POSITIONAL and p.default is p.empty]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
+    return None if takes_any else len(needed)
+
+
+def ignored_labels(function: Callable[..., Any]) -> set[int]:
+    """Return the values of ``ignore_index`` of a loss: attributes of modules, or the default of a parameter."""
+    modules = function.modules() if isinstance(function, nn.Module) else ()
+    found = [getattr(module, "ignore_index", None) for module in modules]
+    with contextlib.suppress(TypeError, ValueError):
+        parameter = inspect.signature(function).parameters.get("ignore_index")
+        found.append(None if parameter is None else parameter.default)
+    return {label for label in found if isinstance(label, int)}
+
+
+@contextlib.contextmanager
+def found_first(directory: Path) -> Iterator[None]:
+    """Put ``directory`` first on ``sys.path`` within the block, with float64 as torch's default dtype."""
+    before = torch.get_default_dtype()
+    sys.path.insert(0, str(directory))
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(directory))
+
+
+@contextlib.contextmanager
+def blame(sentence: str, kind: type[DoctorError] = DoctorError) -> Iterator[None]:
+    """Turn any failure of the block into an error of ``kind`` that begins with ``sentence``."""
+    try:
+        yield
+    except DoctorError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise kind(f"{sentence}: {describe(error)}") from error
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception's type and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

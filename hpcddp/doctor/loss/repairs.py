@@ -1,0 +1,186 @@
+"""Choose the helper that makes a loss exact, with two lines of code to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from hpcddp.batch.split import divide
+from hpcddp.doctor.errors import UnusableError
+from hpcddp.doctor.loss.batches import Batch
+from hpcddp.doctor.loss.call import Loss
+from hpcddp.doctor.loss.verdict import Verdict
+
+_TRIALS: Final = 3
+# Larger than the tolerance of the verdict: quotients of differences are compared, and an error only changes the advice.
+_TOLERANCE: Final = 1e-5
+# Functions of sums hardly change when every sample is repeated (only by a smoothing constant).
+_DOUBLED_TOLERANCE: Final = 0.05
+_TWO_NAMES: Final = ("outputs", "targets")
+_THREE_NAMES: Final = ("first", "second", "third")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """The helper that makes a loss exact.
+
+    Args:
+        helper: its name in ``hpcddp``; None = plain torch is enough.
+        why: the reason, as a clause.
+        code: two lines to paste.
+        loss_reduction: ``train.loss_reduction`` of a job with the repaired loss.
+    """
+
+    helper: str | None
+    why: str
+    code: tuple[str, str]
+    loss_reduction: str = "global"
+
+
+def repair_for(loss: Loss, batch: Batch, verdict: Verdict) -> Repair | None:
+    """Return the repair of a loss with this verdict on the batch; None if the loss is exact."""
+    call = loss.name.rpartition(":")[2].rpartition(".")[2]
+    if verdict is Verdict.MEAN:
+        return None
+    if verdict is Verdict.SUM:
+        return _for_sum(call)
+    if verdict is Verdict.ORDER_DEPENDENT:
+        return _gather(
+            call, batch, "it looks at the order of the samples, and gathered they are in that of the global batch"
+        )
+    try:
+        return _for_whole_batches(loss, batch, call)
+    except UnusableError:
+        # The loss may fail on parts that are smaller than those of the verdict.
+        return _gather(call, batch, "whatever it computes, gathered it sees the whole global batch")
+
+
+def _for_sum(call: str) -> Repair:
+    return Repair(
+        helper="DeclaredLoss",
+        why="DDP divides the sum by the number of ranks; declared a sum, it is multiplied by it",
+        code=(
+            "from hpcddp import DeclaredLoss, Reduction",
+            f"loss = DeclaredLoss(function={call}, reduction=Reduction.SUM)  # or times dist.get_world_size()",
+        ),
+        loss_reduction="sum",
+    )
+
+
+def _for_whole_batches(loss: Loss, batch: Batch, call: str) -> Repair:
+    kind = _mean_kind(loss, batch)
+    if kind == "weighted":
+        return Repair(
+            helper="weighted_mean",
+            why="it is a sum over samples divided by a sum of weights, which differs between shares",
+            code=(
+                "from hpcddp import weighted_mean",
+                f"loss = weighted_mean(total, count)  # what {call} divides, and by what, on this rank",
+            ),
+        )
+    if kind == "ratio":
+        why, arguments = (
+            "it is one sum over samples divided by another",
+            "lambda above, below: above / below, above, below",
+        )
+    elif _is_root_mean(loss, batch):
+        why, arguments = (
+            "it is the root of a mean, and a mean of roots is another number",
+            ("lambda s, n: (s / n).sqrt(), squares, count"),
+        )
+    elif _changes_when_doubled(loss, batch):
+        return _gather(call, batch, "it compares samples with each other, on whatever rank they are")
+    else:
+        why, arguments = (
+            "it seems to be a function f of sums over samples (if it compares pairs: gather_with_grad)",
+            "f, *sums",
+        )
+    return Repair(
+        helper="additive_loss",
+        why=why,
+        code=(
+            "from hpcddp import additive_loss",
+            f"loss = additive_loss({arguments})  # sums over this rank's samples",
+        ),
+    )
+
+
+def _gather(call: str, batch: Batch, why: str) -> Repair:
+    names = _TWO_NAMES if len(batch.arguments) <= len(_TWO_NAMES) else _THREE_NAMES
+    gathered = ", ".join(_gathered(name, part) for name, part in zip(names, batch.arguments, strict=False))
+    return Repair(
+        helper="gather_with_grad", why=why, code=("from hpcddp import gather_with_grad", f"loss = {call}({gathered})")
+    )
+
+
+def _gathered(name: str, argument: object) -> str:
+    if isinstance(argument, tuple):
+        return f"[gather_with_grad(part) for part in {name}]"
+    return f"gather_with_grad({name})" if isinstance(argument, torch.Tensor) else name
+
+
+def _mean_kind(loss: Loss, batch: Batch) -> str | None:
+    """Return ``weighted``, ``ratio`` or None.
+
+    With f(AB) = (w_A f(A) + w_B f(B)) / (w_A + w_B), three parts give three quotients of weights from values alone,
+    and one is the product of the others. Where the weights do not depend on the outputs, the gradient of f(AB) on the
+    rows of A is w_A / (w_A + w_B) times that of f(A).
+    """
+    constant = True
+    for trial in range(_TRIALS):
+        a, b, c = _parts(batch, 3, trial)
+        pairs = [_Pair(loss, batch, *rows) for rows in ((a, b), (b, c), (a, c))]
+        ab, bc, ac = (pair.quotient for pair in pairs)
+        if ab is None or bc is None or ac is None:
+            return None
+        product = ab * bc
+        if abs(product - ac) > _TOLERANCE * max(abs(product), abs(ac)):
+            return None
+        constant = constant and pairs[0].weights_are_constant()
+    return "weighted" if constant else "ratio"
+
+
+class _Pair:
+    """Two parts of a batch, and both together."""
+
+    def __init__(self, loss: Loss, batch: Batch, a: torch.Tensor, b: torch.Tensor) -> None:
+        self._rows = len(a)
+        self._first = loss.evaluate(batch.part(a))
+        second = loss.evaluate(batch.part(b))
+        self._both = loss.evaluate(batch.part(torch.cat((a, b))))
+        above, below = second.value - self._both.value, self._both.value - self._first.value
+        # w_A / w_B; None if the values are too close, or are not weighted means.
+        usable = self._both.finite and abs(below) > 1e-9 * abs(self._both.value) and above / below > 0
+        self.quotient = above / below if usable else None
+
+    def weights_are_constant(self) -> bool:
+        """Return whether the second part only scales the gradient of the first part."""
+        if self.quotient is None:
+            return False
+        factor = self.quotient / (1 + self.quotient)
+        joined = torch.cat([g[: self._rows].reshape(-1) for g in self._both.gradients if g.dim()])
+        alone = torch.cat([g.reshape(-1) for g in self._first.gradients if g.dim()])
+        return bool((joined - factor * alone).norm() <= _TOLERANCE * joined.norm())
+
+
+def _is_root_mean(loss: Loss, batch: Batch) -> bool:
+    """Return whether the square of the loss is the mean over the samples."""
+    whole = loss.evaluate(batch)
+    rows = _parts(batch, 3, 0)
+    mean = sum(len(part) * loss.evaluate(batch.part(part)).value ** 2 for part in rows) / batch.samples
+    return abs(whole.value**2 - mean) <= _TOLERANCE * abs(mean)
+
+
+def _changes_when_doubled(loss: Loss, batch: Batch) -> bool:
+    """Return whether the loss changes when every sample is repeated, and so is no function of means over samples."""
+    once = loss.evaluate(batch)
+    twice = loss.evaluate(batch.part(torch.cat((torch.arange(batch.samples),) * 2)))
+    return abs(once.value - twice.value) > _DOUBLED_TOLERANCE * abs(once.value)
+
+
+def _parts(batch: Batch, parts: int, seed: int) -> Sequence[torch.Tensor]:
+    rows = torch.randperm(batch.samples, generator=torch.Generator().manual_seed(seed))
+    return torch.split(rows, list(divide(batch.samples, parts)))

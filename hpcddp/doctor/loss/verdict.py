@@ -1,0 +1,250 @@
+"""Judge a loss: compare ``f([x_1 .. x_W])`` with weighted sums of ``f(x_r)``, in value and gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hpcddp.doctor.errors import NoisyLossError, NoLossError, UnusableError
+from hpcddp.doctor.loss.batches import Batch, Split, contract_split, random_splits
+from hpcddp.doctor.loss.call import Evaluation, Loss
+
+# Relative, by the dtype of the loss: larger than rounding errors, smaller than the errors of a wrong split.
+_TOLERANCE: Final = {torch.float64: 1e-6, torch.float32: 1e-4}
+_COARSE_TOLERANCE: Final = 3e-2  # bfloat16 and half
+
+
+class Verdict(StrEnum):
+    """How a loss combines the samples of a batch, from the least harmful to the worst."""
+
+    MEAN = "MEAN"
+    SUM = "SUM"
+    NOT_DECOMPOSABLE = "NOT DECOMPOSABLE"
+    ORDER_DEPENDENT = "ORDER-DEPENDENT"
+
+    @property
+    def severity(self) -> int:
+        """0 for MEAN, more for what is worse."""
+        return list(Verdict).index(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """Relative deviation of a result from the correct one.
+
+    Args:
+        value: of the loss; NaN if that of a share is not finite.
+        gradient: norm of the difference of the gradients.
+    """
+
+    value: float = 0.0
+    gradient: float = 0.0
+
+    @property
+    def worst(self) -> float:
+        """The larger one; infinite if one is NaN."""
+        return max(math.inf if math.isnan(part) else part for part in (self.value, self.gradient))
+
+    def joined(self, other: Deviation) -> Deviation:
+        """Return the larger of both, in each part."""
+        return Deviation(value=_larger(self.value, other.value), gradient=_larger(self.gradient, other.gradient))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ddp:
+    """The result of plain DDP, the average over ranks, compared with one process.
+
+    Args:
+        deviation: of value and gradient.
+        ratio: norm of the gradient, relative to the correct one.
+        cosine: of the angle between both gradients.
+    """
+
+    deviation: Deviation
+    ratio: float
+    cosine: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The judgement of a loss on one batch.
+
+    Args:
+        deviations: from the weighted mean of the shares, by kind of split; ``order`` is the whole batch permuted.
+        ddp: the result of plain DDP at the user's world size.
+        dtype: dtype of the loss.
+        changes_arguments: whether the loss changes its arguments in place.
+        bad_share: samples of a share on which the loss is not finite; None if it is finite on all.
+    """
+
+    verdict: Verdict
+    deviations: dict[str, Deviation]
+    ddp: Ddp
+    dtype: torch.dtype
+    changes_arguments: bool
+    bad_share: int | None
+
+
+def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgement:
+    """Compare the loss of a batch with those of its parts.
+
+    Args:
+        loss: the user's loss.
+        batch: at least ``world_size`` samples.
+        world_size: W >= 2.
+        seed: seed of the random splits.
+
+    Raises:
+        UnusableError: the loss fails on a part, draws random numbers, or keeps state.
+    """
+    whole = loss.evaluate(batch)
+    _refuse_noise(loss, batch, whole)
+    tolerance = tolerance_of(whole.dtype)
+    order = _order_deviation(loss, batch, whole, seed)
+    deviations, sums, bad = {"order": order}, Deviation(), None
+    even = contract_split(batch.samples, world_size)
+    parts = _evaluate_parts(loss, batch, even)
+    ddp = _compare_ddp(whole, _combine(parts, even, [1 / world_size] * world_size))
+    for split in (even, *random_splits(batch.samples, world_size, seed)):
+        parts = parts if split is even else _evaluate_parts(loss, batch, split)
+        bad = bad or next((size for size, part in zip(split.sizes, parts, strict=True) if not part.finite), None)
+        weights = [size / batch.samples for size in split.sizes]
+        mean = deviation(whole, _combine(parts, split, weights))
+        deviations[split.name] = deviations.get(split.name, Deviation()).joined(mean)
+        sums = sums.joined(deviation(whole, _combine(parts, split, [1.0] * len(parts))))
+    return Judgement(
+        verdict=_verdict(order, deviations.values(), sums, tolerance),
+        deviations=deviations,
+        ddp=ddp,
+        dtype=whole.dtype,
+        changes_arguments=whole.changed,
+        bad_share=bad,
+    )
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Return the largest relative deviation that counts as rounding, for a loss of this dtype."""
+    return _TOLERANCE.get(dtype, _COARSE_TOLERANCE)
+
+
+def deviation(right: Evaluation, found: Evaluation) -> Deviation:
+    """Return the relative deviation of an evaluation from the correct one of the same samples."""
+    a, b = flat_gradient(right), flat_gradient(found)
+    return Deviation(
+        value=_ratio(abs(found.value - right.value), abs(right.value)),
+        gradient=_ratio(float((b - a).norm()), float(a.norm())),
+    )
+
+
+def flat_gradient(evaluation: Evaluation) -> Tensor:
+    """Return all gradients in one vector."""
+    return torch.cat([g.reshape(-1) for g in (*evaluation.gradients, *evaluation.parameter_gradients)])
+
+
+def is_constant(evaluation: Evaluation, batch: Batch) -> bool:
+    """Return whether the loss does not depend on the outputs, apart from rounding."""
+    size = sum(float(g.norm()) for g in evaluation.gradients)
+    return size <= 1e-12 * max(1.0, abs(evaluation.value)) / math.sqrt(batch.samples)
+
+
+def _verdict(order: Deviation, means: Iterable[Deviation], sums: Deviation, tolerance: float) -> Verdict:
+    if order.worst > tolerance:
+        return Verdict.ORDER_DEPENDENT
+    if max(mean.worst for mean in means) <= tolerance:
+        return Verdict.MEAN
+    return Verdict.SUM if sums.worst <= tolerance else Verdict.NOT_DECOMPOSABLE
+
+
+def _refuse_noise(loss: Loss, batch: Batch, first: Evaluation) -> None:
+    """Refuse a loss that gives different values for the same batch, since its splits cannot be compared.
+
+    Raises:
+        NoisyLossError: the loss does so.
+    """
+    tolerance = tolerance_of(first.dtype)
+    for again, reason in (
+        (loss.evaluate(batch), "keeps something from call to call or draws numbers that torch's seed does not decide"),
+        (loss.evaluate(batch, seed=1), "draws random numbers"),
+    ):
+        if deviation(first, again).worst > tolerance:
+            raise NoisyLossError(
+                f"{loss.name} {reason}: it gives {first.value:.6g} and {again.value:.6g} for the same batch, and no "
+                "split can be compared with that; name a version without noise and state (dropout probability 0)"
+            )
+
+
+def _order_deviation(loss: Loss, batch: Batch, whole: Evaluation, seed: int) -> Deviation:
+    """Return the deviation of the loss when the samples are permuted."""
+    rows = torch.randperm(batch.samples, generator=torch.Generator().manual_seed(seed))
+    permuted = loss.evaluate(batch.part(rows))
+    split = Split(name="order", rows=(rows,))
+    return deviation(whole, _combine([permuted], split, [1.0]))
+
+
+def _evaluate_parts(loss: Loss, batch: Batch, split: Split) -> list[Evaluation]:
+    parts = []
+    for rows in split.rows:
+        try:
+            parts.append(loss.evaluate(batch.part(rows)))
+        except UnusableError as error:
+            raise NoLossError(
+                f"{loss.name} takes all {batch.samples} samples, but not a share of {len(rows)}: "
+                f"{error.message.removeprefix(f'{loss.name} failed: ')}; a loss must take any number of samples"
+            ) from error
+    return parts
+
+
+def _combine(parts: Sequence[Evaluation], split: Split, weights: Sequence[float]) -> Evaluation:
+    """Return the weighted sum of the shares' losses as one evaluation of the whole batch."""
+    value = math.fsum(w * part.value for w, part in zip(weights, parts, strict=True)) if _finite(parts) else math.nan
+    columns = zip(*(part.gradients for part in parts), strict=True)
+    parameters = zip(*(part.parameter_gradients for part in parts), strict=True)
+    return Evaluation(
+        value=value,
+        gradients=tuple(_place(column, split, weights) for column in columns),
+        parameter_gradients=tuple(_add(column, weights) for column in parameters),
+        dtype=parts[0].dtype,
+        changed=False,
+    )
+
+
+def _finite(parts: Sequence[Evaluation]) -> bool:
+    return all(part.finite for part in parts)
+
+
+def _place(shares: Sequence[Tensor], split: Split, weights: Sequence[float]) -> Tensor:
+    """Return the gradient of the whole batch from those of its shares; outputs without rows per sample are summed."""
+    if not all(share.dim() and len(share) == size for share, size in zip(shares, split.sizes, strict=True)):
+        return _add(shares, weights)
+    total = shares[0].new_zeros((sum(split.sizes), *shares[0].shape[1:]))
+    for share, rows, weight in zip(shares, split.rows, weights, strict=True):
+        total[rows] = weight * share
+    return total
+
+
+def _add(shares: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    return torch.stack([weight * share for share, weight in zip(shares, weights, strict=True)]).sum(0)
+
+
+def _compare_ddp(whole: Evaluation, average: Evaluation) -> Ddp:
+    right, found = flat_gradient(whole), flat_gradient(average)
+    lengths = float(right.norm()), float(found.norm())
+    return Ddp(
+        deviation=deviation(whole, average),
+        ratio=_ratio(lengths[1], lengths[0]),
+        cosine=_ratio(float(right @ found), lengths[0] * lengths[1]),
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else part
+
+
+def _larger(a: float, b: float) -> float:
+    return math.nan if math.isnan(a) or math.isnan(b) else max(a, b)

@@ -1,0 +1,152 @@
+"""Rules between the numbers of the batch and of the learning rate; the batch plan checks them too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from itertools import islice
+from typing import Final
+
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.sections import LearningRate, Optimizer
+
+ADAM_FAMILY: Final = frozenset({"adamw"})
+"""Optimizers that normalise the gradient, so that their steps do not grow with it."""
+
+# Limit of the search for a valid number.
+_TRIES = 1000
+
+
+def batch_ratio(rate: LearningRate, global_batch_size: int) -> Fraction:
+    """Return kappa = B / B0, B0 the batch that ``base`` was tuned for; 1 where the job file does not say which."""
+    return Fraction(global_batch_size, rate.base_global_batch_size or global_batch_size)
+
+
+def as_written(number: float) -> Fraction:
+    """Return the exact value of the shortest decimal that reads back as this float."""
+    return Fraction(repr(number))
+
+
+def ratio_text(ratio: Fraction) -> str:
+    """Return a whole number as it is, and any other ratio in six digits."""
+    return str(ratio) if ratio.denominator == 1 else f"{float(ratio):.6g}"
+
+
+def scaling_findings(
+    rate: LearningRate, optimizer: Optimizer | None, global_batch_size: int
+) -> Iterator[tuple[str, str]]:
+    """Yield the reasons why ``learning_rate.rule`` cannot be applied: the key and the message.
+
+    Args:
+        rate: the job's ``learning_rate``.
+        optimizer: the job's ``train.optimizer``; None = unknown.
+        global_batch_size: B.
+    """
+    if optimizer is None or optimizer.name not in ADAM_FAMILY:
+        return
+    if rate.rule == "linear":
+        yield (
+            "learning_rate.rule",
+            (
+                f"is linear, and the steps of {optimizer.name} do not grow with the gradient, so that their rate "
+                "follows the square root of the batch (Malladi et al. 2022); write sqrt, or none"
+            ),
+        )
+    kappa, beta = batch_ratio(rate, global_batch_size), min(optimizer.betas)
+    growth = kappa * (1 - as_written(beta))
+    if rate.rule == "sqrt" and kappa != 1 and growth >= 1:
+        # The largest B below B0 / (1 - beta).
+        largest = -(-(rate.base_global_batch_size or 1) // (1 - as_written(beta))) - 1
+        smaller = f"batch.global_batch_size {largest} or less, " if largest >= 1 else ""
+        yield (
+            "learning_rate.rule",
+            (
+                f"is sqrt, and kappa * (1 - beta) is {ratio_text(kappa)} * (1 - {beta!r}) = {ratio_text(growth)} for "
+                f"train.optimizer.betas {list(optimizer.betas)}, which must be below 1 for an average over steps to be "
+                f"left; write {smaller}betas closer to 1, or rule: none"
+            ),
+        )
+
+
+def fixed_ways_out(global_batch_size: int, world_size: int, size: int) -> list[str]:
+    """Return numbers near B, W and n for which ``W * n`` divides B, in words; ``size`` is n, the fixed micro-batch."""
+    together = world_size * size
+    below = global_batch_size // together * together
+    batches = [str(batch) for batch in (below, below + together) if batch]
+    sizes: list[str] = []
+    if global_batch_size % world_size == 0:
+        sizes = _nearest_divisors(global_batch_size // world_size, size)
+    worlds: list[str] = []
+    if global_batch_size % size == 0:
+        worlds = _nearest_divisors(global_batch_size // size, world_size)
+    return [
+        f"global_batch_size {' or '.join(batches)}",
+        *([f"per_device_batch_size {' or '.join(sizes)}"] if sizes else []),
+        *([f"a world size of {' or '.join(worlds)}"] if worlds else []),
+    ]
+
+
+def _nearest_divisors(number: int, near: int) -> list[str]:
+    """Return the nearest divisors of ``number`` below and above ``near``, within the limit of the search."""
+    below = _first_divisor(number, range(min(near - 1, number), 0, -1))
+    above = _first_divisor(number, range(near + 1, number + 1))
+    return [str(divisor) for divisor in (below, above) if divisor is not None]
+
+
+def _first_divisor(number: int, candidates: Iterable[int]) -> int | None:
+    return next((divisor for divisor in islice(candidates, _TRIES) if number % divisor == 0), None)
+
+
+def batch_reaches_every_rank(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject B < W."""
+    batch, ranks = spec.batch.global_batch_size, spec.world_size
+    if batch is not None and batch < ranks:
+        yield (
+            "batch.global_batch_size",
+            (
+                f"is {batch}, fewer {spec.batch.unit}s than the {ranks} ranks ({spec.resources.nodes} x "
+                f"{spec.tasks_per_node}) that share them; write {ranks} or more, or ask for at most {batch} ranks"
+            ),
+        )
+
+
+def fixed_micro_batch_divides(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject a fixed micro-batch together with settings that follow from it, and one that does not divide the batch."""
+    key, size = "batch.per_device_batch_size", spec.batch.per_device_batch_size
+    batch, ranks = spec.batch.global_batch_size, spec.world_size
+    if size is None or batch is None:
+        return
+    for other in ("max_per_device_batch_size", "grad_accum_steps"):
+        if getattr(spec.batch, other) is not None:
+            yield key, f"is {size}, and batch.{other} is given too, which follows from it; keep one of them"
+    # If B < W, batch_reaches_every_rank reports it.
+    if batch >= ranks and batch % (ranks * size):
+        yield (
+            key,
+            (
+                f"is {size}, and {ranks} ranks ({spec.resources.nodes} x {spec.tasks_per_node}) make {ranks * size} of "
+                f"it in one micro-step, which does not divide batch.global_batch_size {batch}; write "
+                f"{', or '.join(fixed_ways_out(batch, ranks, size))}"
+            ),
+        )
+
+
+def groups_are_named(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject ``unit: group`` without a function that names the groups, and such a function without it."""
+    unit, group = spec.batch.unit, spec.batch.group
+    if unit == "group" and group is None:
+        yield (
+            "batch.unit",
+            (
+                "is group, and nothing says which samples belong together; write batch.group: pkg.module:function, "
+                "which gets the index of a sample and returns its group"
+            ),
+        )
+    if unit != "group" and group is not None:
+        yield "batch.group", f"is {group}, and batch.unit is {unit}; write batch.unit: group, or remove it"
+
+
+def rule_fits_optimizer(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject a learning-rate rule that does not hold for the optimizer or for its constants."""
+    if spec.train is not None and spec.batch.global_batch_size is not None:
+        yield from scaling_findings(spec.learning_rate, spec.train.optimizer, spec.batch.global_batch_size)

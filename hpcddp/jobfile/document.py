@@ -1,0 +1,252 @@
+"""YAML 1.2 reader that keeps the line of every key path and rejects what is ambiguous.
+
+ruamel.yaml splits the text into events. This module builds the tree, because job files use only the core schema of
+YAML 1.2, and because tags, anchors, aliases and duplicate keys are errors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ruamel.yaml import YAML, events
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+Event: TypeAlias = Any
+"""An event of ruamel.yaml, whose classes have no types for their attributes."""
+Path = tuple[str, ...]
+"""A key path: ``("train", "model")``; the items of a list count as "0", "1", ..."""
+
+
+def dotted(path: Path) -> str:
+    """Return the key path as it is written: ``train.model``."""
+    return ".".join(path)
+
+
+class DocumentError(ValueError):
+    """A text is not a valid document.
+
+    Args:
+        sentence: why, and what to write instead.
+        line: the line of the error, counted from 1; None if there is none.
+        path: the key path of the error, if it is known.
+    """
+
+    def __init__(self, sentence: str, *, line: int | None = None, path: Path = ()) -> None:
+        super().__init__(sentence)
+        self.sentence, self.line, self.path = sentence, line, path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A parsed YAML value.
+
+    Args:
+        value: None, a bool, an int, a float, a str, or a list or dict of such values.
+        lines: the line, counted from 1, of every key path.
+        written: the numbers, booleans and nulls as they were written, by key path.
+        faults: errors of single keys; the other keys are valid.
+    """
+
+    value: Any
+    lines: dict[Path, int] = field(default_factory=dict)
+    written: dict[Path, str] = field(default_factory=dict)
+    faults: tuple[DocumentError, ...] = ()
+
+
+def read_document(text: str) -> Document:
+    """Read one YAML mapping, such as a job file.
+
+    Raises:
+        DocumentError: the text is not YAML, not one document, or not a mapping.
+    """
+    document = _Builder(text).build()
+    if document.value is None:
+        raise DocumentError("is empty; write at least name, batch.global_batch_size and train")
+    if not isinstance(document.value, dict):
+        raise DocumentError("holds no mapping at its top level; write keys with values, as in name: my-job", line=1)
+    return document
+
+
+def read_value(text: str) -> Document:
+    """Read one YAML value, a scalar or a flow collection, as ``--set`` takes it.
+
+    Args:
+        text: the text after the equals sign; empty is null.
+
+    Raises:
+        DocumentError: the text is not one YAML value.
+    """
+    document = _Builder(text).build()
+    if document.faults:
+        raise document.faults[0]
+    return document
+
+
+DEEPEST = 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class _Builder:
+    """Builds the tree from the events of the parser."""
+
+    def __init__(self, text: str) -> None:
+        self._events = _parse(text)
+        self._lines: dict[Path, int] = {}
+        self._written: dict[Path, str] = {}
+        self._faults: list[DocumentError] = []
+
+    def build(self) -> Document:
+        next(self._events)  # the stream begins
+        start = next(self._events)
+        if not isinstance(start, events.DocumentStartEvent):
+            return Document(value=None)
+        if start.version not in {None, (1, 2)}:
+            raise DocumentError("asks for another YAML version; remove the %YAML line: job files are YAML 1.2", line=1)
+        root = self._node(next(self._events), ())
+        next(self._events)  # the document ends
+        after = next(self._events)
+        if isinstance(after, events.DocumentStartEvent):
+            raise DocumentError("begins a second document; write one job in one file", line=_line(after))
+        return Document(value=root, lines=self._lines, written=self._written, faults=tuple(self._faults))
+
+    def _node(self, event: Event, path: Path) -> object:
+        self._refuse_extras(event, path)
+        if len(path) > DEEPEST:
+            raise DocumentError(f"is nested more than {DEEPEST} levels deep; write it flatter", line=_line(event))
+        if isinstance(event, events.MappingStartEvent):
+            return dict(self._pairs(path))
+        if isinstance(event, events.SequenceStartEvent):
+            return list(self._items(path))
+        return self._scalar(event, path)
+
+    def _scalar(self, event: Event, path: Path) -> object:
+        if _SURROGATE.search(event.value):
+            self._fault("holds half of a character (\\ud800 to \\udfff); write the character itself", event, path)
+            return None
+        if event.style is not None:
+            return str(event.value)
+        try:
+            value = read_scalar(event.value)
+        except ScalarError as error:
+            self._fault(str(error), event, path)
+            return None
+        if not isinstance(value, str):
+            self._written[path] = event.value
+        return value
+
+    def _pairs(self, path: Path) -> Iterator[tuple[str, object]]:
+        while not isinstance(event := next(self._events), events.MappingEndEvent):
+            key = self._key(event, path)
+            here = (*path, key)
+            if here in self._lines:
+                self._fault(f"stands here again after line {self._lines[here]}; remove one of the two", event, here)
+                self._skip_value(here)
+                continue
+            self._lines[here] = _line(event)
+            yield key, self._node(next(self._events), here)
+
+    def _skip_value(self, path: Path) -> None:
+        kept = dict(self._lines), dict(self._written), list(self._faults)
+        self._node(next(self._events), path)
+        self._lines, self._written, self._faults = kept
+
+    def _key(self, event: Event, path: Path) -> str:
+        self._refuse_extras(event, path)
+        if not isinstance(event, events.ScalarEvent):
+            raise DocumentError("has a key that is a list or a mapping; write a text", line=_line(event), path=path)
+        if event.style is None and event.value == "<<":
+            raise DocumentError("holds a merge key (<<); write its keys out", line=_line(event), path=path)
+        if _SURROGATE.search(event.value):
+            raise DocumentError("has a key with half of a character; write it whole", line=_line(event), path=path)
+        return str(event.value)
+
+    def _items(self, path: Path) -> Iterator[object]:
+        index = 0
+        while not isinstance(event := next(self._events), events.SequenceEndEvent):
+            here = (*path, str(index))
+            self._lines[here] = _line(event)
+            yield self._node(event, here)
+            index += 1
+
+    def _refuse_extras(self, event: Event, path: Path) -> None:
+        # The message does not repeat their names: *secret or !secret may be a password without quotes.
+        if isinstance(event, events.AliasEvent):
+            sentence = "is an alias (*), and job files have none; write the value out, or quote a text"
+            raise DocumentError(sentence, line=_line(event), path=path)
+        if event.anchor is not None:
+            self._fault("has an anchor (&), and job files have none; remove it, or quote a text", event, path)
+        if event.tag is not None:
+            self._fault("has a tag (!), and job files have none; remove it, or quote a text", event, path)
+
+    def _fault(self, sentence: str, event: Event, path: Path) -> None:
+        self._faults.append(DocumentError(sentence, line=_line(event), path=path))
+
+
+def _line(event: Event) -> int:
+    return int(event.start_mark.line) + 1
+
+
+def _parse(text: str) -> Iterator[Event]:
+    try:
+        yield from YAML(typ="safe", pure=True).parse(text)
+    except MarkedYAMLError as error:
+        # An unclosed bracket or quote is found at the end of the file; report the line where it was opened.
+        unclosed = "stream" in str(error.problem) and error.context_mark is not None
+        mark = error.context_mark if unclosed else error.problem_mark or error.context_mark
+        raise DocumentError(_explain(error), line=int(mark.line) + 1 if mark else None) from None
+    except YAMLError as error:
+        # Characters that YAML does not allow; the second line of ruamel's message is a position in the stream.
+        raise DocumentError(f"is no YAML ({str(error).splitlines()[0]}); write it as an escape in quotes") from None
+
+
+def _explain(error: MarkedYAMLError) -> str:
+    problem = str(error.problem or error.context or "it cannot be read")
+    if "'\\t'" in problem:
+        return "holds a tab where YAML wants spaces; replace the tab"
+    if "mapping values are not allowed" in problem:
+        return "has a ':' where none can be; quote the value, or check the indentation"
+    return f"is no YAML ({problem}); check indentation, quotes and brackets"
+
+
+LONGEST_NUMBER = 300
+_NULL = re.compile(r"null|Null|NULL|~|")
+_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+_INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+
+class ScalarError(ValueError):
+    """A scalar has no valid value in a job file; the message is the middle of a sentence."""
+
+
+def read_scalar(text: str) -> bool | int | float | str | None:
+    """Return the value of an unquoted scalar: ``on`` and ``no`` are texts, ``1e-3`` is a float, ``010`` is 10.
+
+    Raises:
+        ScalarError: it is infinite, not a number, or too long for a number.
+    """
+    if _NULL.fullmatch(text):
+        return None
+    if _BOOL.fullmatch(text):
+        return text.lower() == "true"
+    if _NOT_FINITE.fullmatch(text):
+        raise ScalarError("is not a finite number, and no field takes one; write a number")
+    if not (_INTEGER.fullmatch(text) or _FLOAT.fullmatch(text)):
+        return text
+    if len(text) > LONGEST_NUMBER:
+        raise ScalarError(f"is a number of {len(text)} characters; quote it if it is a text")
+    return _read_number(text)
+
+
+def _read_number(text: str) -> int | float:
+    if _INTEGER.fullmatch(text):
+        return int(text, 0) if text[:2] in {"0o", "0x"} else int(text)
+    number = float(text)
+    if not math.isfinite(number):
+        raise ScalarError("is too large for a number; quote it if it is a text")
+    return number

@@ -1,0 +1,151 @@
+"""The section `environment` of a job file: modules, conda, venv or uv, a container, variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from hpcddp.jobfile.fields import Line, Section, Text, VariableName, refusal
+
+Runtime = Literal["pyxis", "apptainer"]
+
+# Both separate the parts of a mount by commas and colons. apptainer also drops ^ (its ParseBindPath); pyxis writes its
+# mounts into an fstab, whose fields end at a blank.
+_UNMOUNTABLE: Mapping[Runtime, Mapping[str, str]] = {
+    "apptainer": {",": "a comma", ":": "a colon", "^": "a ^"},
+    "pyxis": {",": "a comma", ":": "a colon", " ": "a blank", "\t": "a tab"},
+}
+
+
+def unmountable(path: str, runtime: Runtime) -> str | None:
+    """Return the character, in words, because of which a container's runtime cannot mount a path, or None."""
+    return next((word for character, word in _UNMOUNTABLE[runtime].items() if character in path), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A directory or file of the host that is mounted in a container.
+
+    Args:
+        source: its absolute path on the host.
+        target: its absolute path in the container.
+        read_only: whether the container cannot write to it.
+    """
+
+    source: str
+    target: str
+    read_only: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.target}" + (":ro" if self.read_only else "")
+
+    def host_path(self, path: str) -> str | None:
+        """Return the host's path for a path of the container, or None if it is not in this mount."""
+        inside = f"{self.target.rstrip('/')}/"
+        return f"{self.source.rstrip('/')}/{path[len(inside) :]}" if f"{path}/".startswith(inside) else None
+
+
+def _split_mount(text: str) -> Mount | None:
+    """Return the mount ``SOURCE[:TARGET[:ro|rw]]``, or None if the text is something else."""
+    parts = text.split(":")
+    defaults = (parts[0], parts[0], "rw")
+    if len(parts) > len(defaults):
+        return None
+    source, target, mode = (*parts, *defaults[len(parts) :])
+    absolute = source.startswith("/") and target.startswith("/")
+    return Mount(source=source, target=target, read_only=mode == "ro") if absolute and mode in {"ro", "rw"} else None
+
+
+def _mount(text: str) -> str:
+    if "," in text:
+        raise refusal("it holds a comma, which no runtime can carry", "write an item of the list for each mount")
+    if _split_mount(text) is None:
+        raise refusal(
+            "a mount is SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro with absolute paths, in which nothing is expanded",
+            "write for example /scratch/data:/data:ro",
+        )
+    return text
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise refusal("a directory in the container is an absolute path", "write for example /workspace")
+    return path
+
+
+class Container(Section):
+    """The container that the tasks run in. The batch script stays outside, with the interpreter that submits."""
+
+    image: Line = Field(
+        description="Image: a file, or a name in a registry (`docker://...`; with pyxis also `nvcr.io#nvidia/...`). "
+        "hpcddp must be installed in it."
+    )
+    runtime: Runtime = Field("pyxis", description="What starts it.")
+    mounts: Annotated[tuple[Annotated[Line, AfterValidator(_mount)], ...], Field(strict=False)] = Field(
+        (),
+        description="What it shows besides the directory of submission, the run directory and `train.data_dir`: "
+        "`SOURCE`, `SOURCE:TARGET` or `SOURCE:TARGET:ro`.",
+    )
+    workdir: Annotated[Line, AfterValidator(_absolute)] | None = Field(
+        None, description="Working directory of the tasks in it. null is the directory of submission."
+    )
+    python: Line = Field("python3", description="Interpreter of the tasks in it: a path there, or a name on its PATH.")
+
+    @property
+    def mounted(self) -> tuple[Mount, ...]:
+        """The mounts, one by one."""
+        return tuple(mount for mount in map(_split_mount, self.mounts) if mount is not None)
+
+    @property
+    def image_file(self) -> str | None:
+        """The image's path, or None if it is a name in a registry."""
+        if self.runtime == "pyxis":
+            # As pyxis decides.
+            return self.image if self.image.startswith(("/", ".")) else None
+        return None if "://" in self.image else self.image
+
+
+class Environment(Section):
+    """The environment that the tasks run in."""
+
+    modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field((), description="Modules to load, in order.")
+    conda: Line | None = Field(
+        None, description="Conda environment to activate: its name, or its directory (with a slash in it)."
+    )
+    venv: Line | None = Field(None, description="Virtual environment to activate: its directory.")
+    uv: Line | None = Field(
+        None,
+        description="uv project to run in: its directory. Its environment is used as `uv sync` has left it, so that "
+        "the nodes need neither uv nor a network.",
+    )
+    setup: Annotated[tuple[Text, ...], Field(strict=False)] = Field(
+        (), description="Shell lines that run once, before srun."
+    )
+    env: Mapping[VariableName, Text] = Field(
+        default_factory=dict,
+        description="Plain values of environment variables; they are quoted for you.",
+        json_schema_extra={"additionalProperties": False},
+    )
+    pass_env: Annotated[tuple[VariableName, ...], Field(strict=False)] = Field(
+        (), description="Secrets, by name only: set when the job is submitted, never written into the script."
+    )
+    python: Line | None = Field(
+        None,
+        description="Interpreter of the batch script and, outside a container, of the tasks. null is that of `conda`, "
+        "`venv` or `uv`, or the one that submits.",
+    )
+    container: Container | None = Field(None, description="Container to run in.")
+
+    @property
+    def interpreter(self) -> str | None:
+        """The interpreter outside a container; None for conda, and where the file names none."""
+        if self.uv is not None:
+            return f"{self.uv}/.venv/bin/python"
+        return self.python if self.venv is None else f"{self.venv}/bin/python"
+
+
+ACTIVATED = ("conda", "venv", "uv")
+"""The fields that include an interpreter."""

@@ -1,0 +1,299 @@
+"""Types of the fields of a job file, each with its validation and its JSON schema."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from hpcddp.jobfile.names import nearest, torchvision_models
+from hpcddp.jobfile.units import DURATION_FORMS, TIME_FORMS, TimeLimit, UnitError, format_duration, parse_duration
+
+REFUSED = "refused"
+DATASETS = ("digits", "cifar10", "imagefolder", "synthetic")
+LISTED_NAMES = 8
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+PROFILE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+VARIABLE_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
+GPU_TYPE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+MEMORY_PATTERN = r"0|[1-9][0-9]{0,9}[KMGT]"
+
+
+class Section(BaseModel):
+    """A mapping of the job file: no unknown keys, no silent conversions, never changed after validation."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True, validate_default=False
+    )
+
+
+def refusal(why: str, instead: str) -> PydanticCustomError:
+    """Return the error that the validator of a field raises.
+
+    Args:
+        why: why the value is wrong, as the middle of a sentence.
+        instead: what to write instead, as the end of the sentence.
+    """
+    return PydanticCustomError(REFUSED, "{why}; {instead}", {"why": why, "instead": instead})
+
+
+def matching(pattern: str, *, why: str, instead: str) -> AfterValidator:
+    """Return a validator for texts that match ``pattern`` as a whole."""
+    compiled = re.compile(pattern, re.ASCII)
+
+    def check(text: str) -> str:
+        if compiled.fullmatch(text) is None:
+            raise refusal(why, instead)
+        return text
+
+    return AfterValidator(check)
+
+
+def _without(characters: dict[str, str], place: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        for character, word in characters.items():
+            if character in text:
+                raise refusal(f"it holds a {word}, which {place} cannot carry", "remove it")
+        return text
+
+    return check
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise refusal("an empty text says nothing", "write a text, or leave the key out")
+    return text
+
+
+_NUL = {"\0": "NUL character"}
+_LINE_BREAKS = {"\n": "line break", "\r": "carriage return", **_NUL}
+Text = Annotated[str, AfterValidator(_without(_NUL, "the environment of a process"))]
+"""Text without NUL, as a shell or an argument list requires."""
+Line = Annotated[str, AfterValidator(_not_empty), AfterValidator(_without(_LINE_BREAKS, "one line of a script"))]
+"""Text of one line, as an ``#SBATCH`` directive requires."""
+Name = Annotated[
+    str,
+    matching(
+        NAME_PATTERN,
+        why="a name is 1 to 64 ASCII letters, digits, '.', '_' and '-', and begins with a letter or digit",
+        instead="write for example resnet50-imagenet",
+    ),
+    Field(json_schema_extra={"pattern": f"^{NAME_PATTERN}$"}),
+]
+ProfileName = Annotated[
+    str,
+    matching(
+        PROFILE_PATTERN,
+        why="the name of a profile is ASCII letters, digits, '.', '_' and '-', and begins with a letter or digit",
+        instead="write the name of a file in the directory of profiles, without .toml",
+    ),
+]
+VariableName = Annotated[
+    str,
+    matching(
+        VARIABLE_PATTERN,
+        why="the name of an environment variable is ASCII letters, digits and '_', and begins with no digit",
+        instead="rename it, for example MY_VARIABLE",
+    ),
+    Field(json_schema_extra={"pattern": f"^{VARIABLE_PATTERN}$"}),
+]
+GpuType = Annotated[
+    str,
+    matching(
+        GPU_TYPE_PATTERN,
+        why="a GPU type is ASCII letters, digits, '_', '.' and '-'",
+        instead="write the type as sinfo -o %G shows it, for example a100",
+    ),
+]
+
+
+def _function_reference(text: str) -> str:
+    module, _, function = text.partition(":")
+    words = [*module.split("."), *function.split(".")]
+    if not all(word.isidentifier() and not keyword.iskeyword(word) for word in words):
+        raise refusal("it is no pkg.module:function", "write for example my_package.models:build")
+    return text
+
+
+FunctionReference = Annotated[str, AfterValidator(_function_reference)]
+
+
+def _model_name(text: str) -> str:
+    if ":" in text:
+        return _function_reference(text)
+    if text not in torchvision_models():
+        raise refusal("torchvision has no classification model of that name", _known(text, torchvision_models()))
+    return text
+
+
+def _dataset_name(text: str) -> str:
+    if ":" in text:
+        return _function_reference(text)
+    if text not in DATASETS:
+        raise refusal("there is no dataset of that name", _known(text, DATASETS))
+    return text
+
+
+def _known(text: str, names: Sequence[str]) -> str:
+    near = nearest(text, names)
+    own = "write pkg.module:function for your own"
+    if near is not None:
+        return f"did you mean {near}? Or {own}"
+    return f"write one of {', '.join(names)}, or {own}" if len(names) <= LISTED_NAMES else own
+
+
+def _names_or_function(names: Sequence[str]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": "^[^:]+:[^:]+$"}]})
+
+
+ModelName = Annotated[str, AfterValidator(_model_name), _names_or_function(torchvision_models())]
+DatasetName = Annotated[str, AfterValidator(_dataset_name), _names_or_function(DATASETS)]
+
+
+def _memory(value: object) -> object:
+    if value == 0 and not isinstance(value, bool):
+        return "0"
+    number = isinstance(value, int) and not isinstance(value, bool)
+    if number or (isinstance(value, str) and re.fullmatch("[0-9]+", value, re.ASCII)):
+        raise refusal(
+            "Slurm would read a number without a unit as megabytes", f"write {value}G for gigabytes or {value}M"
+        )
+    return value.upper() if isinstance(value, str) else value
+
+
+Memory = Annotated[
+    str,
+    matching(MEMORY_PATTERN, why="a memory size is a whole number with K, M, G or T", instead="write for example 64G"),
+    BeforeValidator(_memory),
+    WithJsonSchema(
+        {
+            "unit": "K, M, G or T",
+            "anyOf": [{"const": 0}, {"type": "string", "pattern": "^(0|[1-9][0-9]{0,9}[KMGTkmgt])$"}],
+        }
+    ),
+]
+
+
+def _time_limit(value: object) -> TimeLimit:
+    if isinstance(value, TimeLimit):
+        return value
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise refusal("it is no time that Slurm reads", f"write {TIME_FORMS}")
+    try:
+        return TimeLimit.parse(str(value))
+    except UnitError as error:
+        raise refusal(str(error), f"write {TIME_FORMS}") from None
+
+
+TimeLimitField = Annotated[
+    TimeLimit,
+    PlainValidator(_time_limit),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema(
+        {
+            "type": ["string", "integer"],
+            "unit": "minutes unless said",
+            "examples": ["12:00:00", "2-00:00:00", "90min", "unlimited"],
+        }
+    ),
+]
+
+
+def _duration(value: object) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise refusal("it is no duration", f"write {DURATION_FORMS}")
+    try:
+        return parse_duration(str(value))
+    except UnitError as error:
+        raise refusal(str(error), f"write {DURATION_FORMS}") from None
+
+
+DURATION_SCHEMA: dict[str, Any] = {
+    "type": "string",
+    "unit": "s, min or h",
+    "pattern": r"^[0-9]{1,10}(\.[0-9]{1,6})? ?(s|min|h)$",
+    "examples": ["90s", "10min", "2h"],
+}
+Duration = Annotated[
+    timedelta,
+    PlainValidator(_duration),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema(DURATION_SCHEMA),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Every:
+    """An interval: exactly one of the three is given.
+
+    Args:
+        duration: in time.
+        steps: in optimizer steps, at least 1.
+        epochs: in epochs, at least 1.
+    """
+
+    duration: timedelta | None = None
+    steps: int | None = None
+    epochs: int | None = None
+
+
+_EVERY_FORMS = "write a duration (10min), {steps: 500} or {epochs: 1}"
+
+
+def _every(value: object) -> Every:
+    if isinstance(value, Every):
+        return value
+    if not isinstance(value, dict):
+        try:
+            return Every(duration=_duration(value))
+        except PydanticCustomError as error:
+            raise refusal(str((error.context or {})["why"]), _EVERY_FORMS) from None
+    if len(value) != 1 or not set(value) <= {"steps", "epochs"}:
+        raise refusal("it is not one of steps and epochs", _EVERY_FORMS)
+    unit, count = next(iter(value.items()))
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise refusal(f"{unit} is not a whole number of at least 1", _EVERY_FORMS)
+    return Every(steps=count) if unit == "steps" else Every(epochs=count)
+
+
+def format_every(every: Every) -> str | dict[str, int]:
+    """Return the interval as it is written in a job file."""
+    if every.duration is not None:
+        return format_duration(every.duration)
+    return {"steps": every.steps} if every.steps is not None else {"epochs": every.epochs or 1}
+
+
+_COUNT = {"type": "integer", "minimum": 1}
+EveryField = Annotated[
+    Every,
+    PlainValidator(_every),
+    PlainSerializer(format_every),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                DURATION_SCHEMA,
+                *(
+                    {"type": "object", "properties": {unit: _COUNT}, "required": [unit], "additionalProperties": False}
+                    for unit in ("steps", "epochs")
+                ),
+            ]
+        }
+    ),
+]

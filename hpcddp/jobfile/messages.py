@@ -1,0 +1,239 @@
+"""Error messages for values that do not fit their type: what the value is, why it is wrong, what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from hpcddp.jobfile.document import Path, dotted
+from hpcddp.jobfile.field_tree import field_paths, find_place
+from hpcddp.jobfile.fields import REFUSED
+from hpcddp.jobfile.names import nearest
+from hpcddp.jobfile.problems import shown
+
+Reason = tuple[str, str]
+"""Why the value is wrong, and what to write instead."""
+# Variables and shell lines may contain secrets that belong in pass_env.
+SECRETS: tuple[Path, ...] = (("environment", "env"), ("environment", "setup"))
+
+
+def is_secret(path: Path) -> bool:
+    """Return whether the value of a key path must not be shown, because it is or contains what may be a secret."""
+    return any(path[: len(secret)] == secret[: len(path)] for secret in SECRETS)
+
+
+EXAMPLES = {
+    ("name",): "name: my-job",
+    ("batch",): "batch: {global_batch_size: 256}",
+    ("batch", "global_batch_size"): "global_batch_size: 256",
+    ("train", "model"): "model: resnet18",
+    ("train", "dataset"): "dataset: digits",
+}
+_HIDDEN = object()
+LONGEST_EXAMPLE = 39
+
+
+def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
+    """Return the message for one validation error.
+
+    Args:
+        error: pydantic's error.
+        path: its key path.
+        written: how the value was spelled, where it was no text.
+    """
+    value = error["input"]
+    if error["type"] == "extra_forbidden":
+        return unknown_key(path)
+    if error["type"] == "missing" and path[-1].isdecimal():
+        return f"is missing from the list; write {int(path[-1]) + 1} items or more"
+    if error["type"] == "missing":
+        return f"is missing; write for example {EXAMPLES.get(path, f'{path[-1]}: ...')}"
+    if "[key]" in error["loc"]:
+        why, instead = _reason(error, value, None)
+        return f"cannot stand here: {why.removeprefix('and ')}; {instead}"
+    if error["type"] in {"model_type", "model_attributes_type"}:
+        why, instead = "and a section belongs here", f"write {_first_field(path)} below it"
+    elif is_secret(path):
+        why, instead = _reason(error, value if value is None else _HIDDEN, None)
+    else:
+        why, instead = _reason(error, value, written)
+    if is_secret(path) and not isinstance(value, dict | list | None):
+        return f"holds a value that is not repeated here, {why}; {instead}"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    kind = "the number " if number and error["type"] == "string_type" else ""
+    return f"is {kind}{shown(value, written=written)}, {why}; {instead}"
+
+
+def _first_field(path: Path) -> str:
+    place = find_place(path)
+    fields = list(place.section.model_fields) if place is not None and place.section is not None else []
+    return f"'{fields[0]}: ...'" if fields else "its fields"
+
+
+def _reason(error: ErrorDetails, value: object, written: str | None) -> Reason:
+    context = error.get("ctx", {})
+    if error["type"] == REFUSED:
+        return f"and {context['why']}", context["instead"]
+    explain = _REASONS.get(error["type"])
+    if explain is None:
+        return "and that cannot be", error["msg"].lower()
+    return explain(_WrongValue(value=value, written=written, context=context))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WrongValue:
+    """A value that does not fit its type.
+
+    Args:
+        value: the value.
+        written: how it was spelled, where it was no text.
+        context: the parameters of pydantic's error, such as the bound of a number.
+    """
+
+    value: object
+    written: str | None
+    context: Mapping[str, Any]
+
+
+def _text(wrong: _WrongValue) -> Reason:
+    if wrong.value is None:
+        return "and a text belongs here", "write one, or leave the key out"
+    if isinstance(wrong.value, dict | list):
+        return "and a text belongs here", "write one text"
+    quoted = "put double quotes around it" if wrong.written is None else f'quote it: "{wrong.written}"'
+    return "and a text belongs here", quoted
+
+
+def _whole_number(wrong: _WrongValue) -> Reason:
+    value = wrong.value
+    if isinstance(value, str) and re.fullmatch("[0-9]+", value, re.ASCII):
+        return "a text, and a whole number belongs here", f"write {value} without quotes"
+    if isinstance(value, float) and value.is_integer():
+        return "and a whole number belongs here", f"write {int(value)}"
+    return "and a whole number belongs here", "write one without quotes, point or unit, or leave the key out"
+
+
+def _number(wrong: _WrongValue) -> Reason:
+    value = wrong.value
+    if isinstance(value, str) and re.fullmatch(r"[-+.0-9eE]+", value, re.ASCII):
+        return "a text, and a number belongs here", f"write {value} without quotes"
+    return "and a number belongs here", "write one without quotes or unit, or leave the key out"
+
+
+LONG_YES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+def _truth(wrong: _WrongValue) -> Reason:
+    meant = LONG_YES.get(wrong.value.lower()) if isinstance(wrong.value, str) else None
+    if meant is not None:
+        return f"which is a text in YAML 1.2, and {meant} belongs here", f"write {meant}"
+    return "and true or false belongs here", "write one of them without quotes"
+
+
+def _one_of(wrong: _WrongValue) -> Reason:
+    known = re.findall(r"'([^']*)'", str(wrong.context.get("expected", "")))
+    near = nearest(wrong.value, known) if isinstance(wrong.value, str) else None
+    choices = ", ".join(known)
+    return f"and it can be {choices}", f"did you mean {near}?" if near else f"write one of {choices}"
+
+
+def _bound(relation: str, key: str, advice: str) -> Callable[[_WrongValue], Reason]:
+    def explain(wrong: _WrongValue) -> Reason:
+        limit = wrong.context[key]
+        bound = f"{limit:.15g}" if isinstance(limit, float) else limit
+        return f"and it must be {relation} {bound}", advice.format(bound)
+
+    return explain
+
+
+def _mapping(_: _WrongValue) -> Reason:
+    return "and a mapping belongs here", "write keys with values below it, or {key: value}"
+
+
+def _list(wrong: _WrongValue) -> Reason:
+    short = isinstance(wrong.value, str | int | float) and len(str(wrong.value)) <= LONGEST_EXAMPLE
+    return "and a list belongs here", f"write {f'[{wrong.written or wrong.value}]' if short else '[...]'}"
+
+
+def _finite(_: _WrongValue) -> Reason:
+    return "and a finite number belongs here", "write one"
+
+
+def _length(wrong: _WrongValue) -> Reason:
+    count = wrong.context.get("min_length", wrong.context.get("max_length"))
+    return f"and it has {wrong.context.get('actual_length')} items", f"write {count}"
+
+
+_REASONS: Mapping[str, Callable[[_WrongValue], Reason]] = {
+    "string_type": _text,
+    "int_type": _whole_number,
+    "int_from_float": _whole_number,
+    "float_type": _number,
+    "bool_type": _truth,
+    "literal_error": _one_of,
+    "greater_than_equal": _bound("at least", "ge", "write {} or more"),
+    "greater_than": _bound("more than", "gt", "write a number above {}"),
+    "less_than_equal": _bound("at most", "le", "write {} or less"),
+    "less_than": _bound("less than", "lt", "write a number below {}"),
+    "mapping_type": _mapping,
+    "dict_type": _mapping,
+    "tuple_type": _list,
+    "too_short": _length,
+    "too_long": _length,
+    "finite_number": _finite,
+}
+# Names that other tools use for a field, where they are too different for the spelling suggestion.
+OTHER_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "arch": "train.model",
+        "batch_size": "batch.global_batch_size",
+        "env": "environment.env",
+        "gres": "resources.gpus_per_node",
+        "job_name": "name",
+        "lr": "learning_rate.base",
+        "memory": "resources.mem",
+        "ntasks": "resources.tasks_per_node",
+        "ntasks_per_node": "resources.tasks_per_node",
+        "num_nodes": "resources.nodes",
+        "output": "run_root",
+        "output_dir": "run_root",
+        "queue": "resources.partition",
+        "timeout": "resources.time_limit",
+        "walltime": "resources.time_limit",
+        "workers": "train.num_workers",
+    }
+)
+
+
+def unknown_key(path: Path) -> str:
+    """Return the message about an unknown key path, with the nearest one that exists."""
+    depth = next(length for length in range(1, len(path) + 1) if find_place(path[:length]) is None)
+    parent, key = path[: depth - 1], path[depth - 1]
+    place = find_place(parent)
+    if place is None or place.section is None:
+        return f"is no field, because {dotted(parent)} holds a single value; write {dotted(parent)} alone"
+    where = f"a field of {dotted(parent)}" if parent else "a field of the job file"
+    return f"is not {where}; {_instead(parent, key, tuple(place.section.model_fields))}"
+
+
+def _instead(parent: Path, key: str, siblings: tuple[str, ...]) -> str:
+    sibling = nearest(key, siblings)
+    if sibling is not None:
+        return f"did you mean {dotted((*parent, sibling))}?"
+    elsewhere = OTHER_WORDS.get(key.lower().replace("-", "_")) or _elsewhere(key)
+    if elsewhere is not None:
+        return f"did you mean {elsewhere}?"
+    if parent == ("resources",):
+        return f"any other sbatch flag goes under resources.sbatch, as in {{{key.replace('_', '-')}: ...}}"
+    return f"the fields are {', '.join(siblings)}"
+
+
+def _elsewhere(key: str) -> str | None:
+    by_name = {path[-1]: path for path, _ in reversed(list(field_paths()))}
+    near = nearest(key, by_name)
+    return dotted(by_name[near]) if near is not None else None

@@ -1,0 +1,212 @@
+"""Resolve a job file, its default settings and the command line into one job, and record the origin of each value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path as FilePath
+from pathlib import PurePath
+from typing import Any
+
+from hpcddp.jobfile.cluster import ClusterFacts
+from hpcddp.jobfile.document import Document, DocumentError, Path, dotted, read_document
+from hpcddp.jobfile.field_tree import leaf_paths
+from hpcddp.jobfile.fields import PROFILE_PATTERN
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.merge import COMMAND_LINE, DEFAULT, JOB_FILE, MergedValues, Source
+from hpcddp.jobfile.overrides import Override, read_override
+from hpcddp.jobfile.problems import JobFileError, Problem
+from hpcddp.jobfile.profiles import Profile, read_profile, read_project
+from hpcddp.jobfile.settings import Settings, SettingsError
+from hpcddp.jobfile.text_file import read_text
+from hpcddp.jobfile.validation import check_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedJob:
+    """A job with all its values, and the origin of each.
+
+    Args:
+        spec: the job.
+        origins: where each field came from, by key path: "job file", "--set", an option's name, "command line",
+            "project hpcddp.toml", "profile NAME" or "default".
+        profile: the name of the profile that it uses; None where there is none.
+        cluster: the facts about the cluster in that profile.
+    """
+
+    spec: JobSpec
+    origins: Mapping[str, str]
+    profile: str | None = None
+    cluster: ClusterFacts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultSettings:
+    """Locations of the files with default settings for jobs.
+
+    Args:
+        profiles: the directory of cluster profiles; None where there is none.
+        project: the project's ``hpcddp.toml``; None where there is none.
+        directory: the directory of submission.
+        user_id: the user who submits.
+    """
+
+    profiles: FilePath | None = None
+    project: FilePath | None = None
+    directory: FilePath = FilePath()
+    user_id: int = 0
+
+
+NO_DEFAULTS = DefaultSettings()
+
+
+def load_job(
+    path: FilePath | None,
+    *,
+    overrides: Sequence[str] = (),
+    options: Sequence[Override | Problem] = (),
+    defaults: DefaultSettings = NO_DEFAULTS,
+) -> ResolvedJob:
+    """Read a job file, or build a job from the command line alone.
+
+    Args:
+        path: the YAML file; None for a job without one.
+        overrides: ``key.path=value`` each; the last of two for one key counts.
+        options: values of other command-line options; ``overrides`` have precedence over them.
+        defaults: the files with default settings.
+
+    Returns:
+        The job. Precedence, highest first: overrides, options, job file, ``hpcddp.toml``, profile, field defaults.
+
+    Raises:
+        JobFileError: with every problem of the files and the overrides.
+    """
+    file = Document(value={}, lines={}, written={}, faults=()) if path is None else _read_file(path)
+    source = Source(
+        origin=JOB_FILE,
+        file=f"the {COMMAND_LINE}" if path is None else str(path),
+        lines=file.lines,
+        written=file.written,
+    )
+    results = [*options, *(read_override(text) for text in overrides)]
+    sets = [result for result in results if isinstance(result, Override)]
+    problems = [result for result in results if isinstance(result, Problem)]
+    problems += [_of_fault(fault, source) for fault in file.faults]
+    merged = MergedValues()
+    profile: Profile | None = None
+    try:
+        profile = _merge_defaults(merged, file.value, source, sets, defaults)
+    except SettingsError as error:
+        problems += error.problems
+    merged.merge(file.value, source)
+    if path is None:
+        _name_after_command(merged, sets)
+    wrong = [fault.path for fault in file.faults]
+    wrong += [tuple(problem.key.split(".")) for problem in problems if problem.key]
+    for override in sets:
+        merged.assign(override.path, override.value, override.source)
+        wrong = [fault for fault in wrong if fault[: len(override.path)] != override.path]
+    spec, found = check_values(merged, source, wrong)
+    if problems or found or spec is None:
+        raise JobFileError.of([*problems, *found])
+    return ResolvedJob(
+        spec=spec,
+        origins=dict(_origins(spec, merged)),
+        profile=None if profile is None else profile.name,
+        cluster=None if profile is None else profile.cluster,
+    )
+
+
+def _read_file(path: FilePath) -> Document:
+    text = read_text(path)
+    if isinstance(text, Problem):
+        raise JobFileError.of([text])
+    try:
+        return read_document(text)
+    except DocumentError as error:
+        raise JobFileError.of(
+            [Problem(file=str(path), line=error.line, key=dotted(error.path), sentence=error.sentence)]
+        ) from None
+
+
+def _of_fault(fault: DocumentError, source: Source) -> Problem:
+    return Problem(file=source.file, line=fault.line, key=dotted(fault.path), sentence=fault.sentence)
+
+
+def _merge_defaults(
+    merged: MergedValues, values: Mapping[str, Any], source: Source, sets: Sequence[Override], defaults: DefaultSettings
+) -> Profile | None:
+    """Merge the profile, then the project's file, and return the profile."""
+    project: Settings | None = None
+    if defaults.project is not None:
+        project = read_project(defaults.project, directory=defaults.directory, user_id=defaults.user_id)
+    named = [(project.values.get("profile"), project.source)] if project is not None else []
+    named += [(values["profile"], source)] if "profile" in values else []
+    named += [(override.value, override.source) for override in sets if override.path == ("profile",)]
+    name, place = named[-1] if named else (None, source)
+    profile: Profile | None = None
+    # An invalid name is reported with the other problems of the fields.
+    if name is None or (isinstance(name, str) and re.fullmatch(PROFILE_PATTERN, name, re.ASCII)):
+        profile = _read_profile(name, place, defaults)
+    for settings in (profile.settings if profile is not None else None, project):
+        if settings is not None:
+            merged.merge(settings.job, settings.source)
+    return profile
+
+
+def _read_profile(name: str | None, place: Source, defaults: DefaultSettings) -> Profile | None:
+    """Read a profile; an unknown name is reported at the place that names it."""
+    try:
+        return read_profile(name, defaults.profiles)
+    except SettingsError as error:
+        line = place.line_of(("profile",))
+        problems = (one if one.file else replace(one, file=place.file, line=line) for one in error.problems)
+        raise SettingsError(*problems) from None
+
+
+def _name_after_command(merged: MergedValues, sets: Sequence[Override]) -> None:
+    command = next((override.value for override in sets if override.path == ("command",)), None)
+    if command:
+        merged.assign(("name",), name_of_command(command), Source(origin=COMMAND_LINE, file=f"the {COMMAND_LINE}"))
+
+
+_SCRIPT = re.compile(r".+\.(?:py|sh|bash|pl|R|jl)", re.ASCII)
+_FOREIGN = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
+_LONGEST = 64
+
+
+def name_of_command(command: Sequence[str]) -> str:
+    """Return a name for a job: that of its script, of its module after ``-m``, or else of its program."""
+    module = next((word.rpartition(".")[2] for flag, word in pairwise(command) if flag == "-m"), None)
+    script = next((PurePath(word).stem for word in command if _SCRIPT.fullmatch(word)), None)
+    name = _FOREIGN.sub("-", script or module or PurePath(command[0]).name).lstrip("._-")
+    return name[:_LONGEST] or "command"
+
+
+def _origins(spec: JobSpec, merged: MergedValues) -> Iterator[tuple[str, str]]:
+    for path, value in leaf_paths(spec):
+        yield dotted(path), _origin(path, merged)
+        for key in value if isinstance(value, Mapping) else ():
+            yield dotted((*path, key)), _origin((*path, key), merged)
+
+
+def _origin(path: Path, merged: MergedValues) -> str:
+    owner = merged.owners.get(path)
+    return owner.origin if owner is not None else DEFAULT
+
+
+def shared_run_root(defaults: DefaultSettings) -> str | None:
+    """Return ``run_root`` of jobs that do not give it, or None where no default setting gives it.
+
+    Raises:
+        JobFileError: a file with default settings cannot be used.
+    """
+    merged, no_job_file = MergedValues(), Source(origin=JOB_FILE, file="")
+    try:
+        _merge_defaults(merged, {}, no_job_file, (), defaults)
+    except SettingsError as error:
+        raise JobFileError.of(error.problems) from None
+    found = merged.value.get("run_root")
+    return found if isinstance(found, str) and found else None

@@ -1,0 +1,197 @@
+"""The section `resources` of a job file, and the sbatch flags that it accepts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
+
+from hpcddp.jobfile.fields import GpuType, Line, Memory, Section, TimeLimitField, refusal
+
+FLAG_PATTERN = r"[a-z][a-z0-9-]*"
+_RUN_DIRECTORY = "hpcddp writes the job's output into the run directory"
+_GPUS = "it has its own field; write resources.gpus_per_node"
+_TASKS = "it has its own field; write resources.nodes and resources.tasks_per_node"
+# Long flags (man sbatch), each with the reason and what to write instead.
+REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "account": "it has its own field; write resources.account",
+        "array": "one job file is one job; remove it",
+        "chdir": "relative paths mean the directory of submission; remove it and submit from there",
+        "constraint": "it has its own field; write resources.constraint",
+        "cpus-per-task": "it has its own field; write resources.cpus_per_task",
+        "error": f"{_RUN_DIRECTORY}; set run_root",
+        "exclude": "it has its own field; write resources.exclude",
+        "exclusive": "it has its own field; write resources.exclusive",
+        "export": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
+        "export-file": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
+        "gpus": _GPUS,
+        "gpus-per-node": _GPUS,
+        "gpus-per-socket": _GPUS,
+        "gpus-per-task": _GPUS,
+        "gres": _GPUS,
+        "help": "sbatch would submit nothing; remove it",
+        "job-name": "it has its own field; write name",
+        "licenses": "it has its own field; write resources.licenses",
+        "mem": "it has its own field; write resources.mem",
+        "mem-per-cpu": "it has its own field; write resources.mem_per_cpu",
+        "mem-per-gpu": "it has its own field; write resources.mem_per_gpu",
+        "no-requeue": "it follows from requeue.causes; write causes: [] there",
+        "nodefile": "it has its own field; write resources.nodelist",
+        "nodelist": "it has its own field; write resources.nodelist",
+        "nodes": "it has its own field; write resources.nodes",
+        "ntasks": _TASKS,
+        "ntasks-per-gpu": _TASKS,
+        "ntasks-per-node": "it has its own field; write resources.tasks_per_node",
+        "open-mode": "a requeue must not truncate the log; remove it",
+        "output": f"{_RUN_DIRECTORY}; set run_root",
+        "parsable": "hpcddp reads sbatch's answer itself; remove it",
+        "partition": "it has its own field; write resources.partition",
+        "qos": "it has its own field; write resources.qos",
+        "requeue": "it follows from requeue.causes; write them there",
+        "reservation": "it has its own field; write resources.reservation",
+        "signal": "it has its own field; write requeue.signal_lead",
+        "tasks-per-node": "it has its own field; write resources.tasks_per_node",
+        "test-only": "sbatch would submit nothing; remove it",
+        "time": "it has its own field; write resources.time_limit",
+        "usage": "sbatch would submit nothing; remove it",
+        "version": "sbatch would submit nothing; remove it",
+        "wait": "submit returns at once; remove it and use hpcddp submit --follow",
+        "wrap": "the script is the rendered one; remove it",
+    }
+)
+_SHORT_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "A": "account",
+        "C": "constraint",
+        "D": "chdir",
+        "F": "nodefile",
+        "G": "gpus",
+        "J": "job-name",
+        "L": "licenses",
+        "N": "nodes",
+        "V": "version",
+        "W": "wait",
+        "a": "array",
+        "c": "cpus-per-task",
+        "e": "error",
+        "h": "help",
+        "n": "ntasks",
+        "o": "output",
+        "p": "partition",
+        "q": "qos",
+        "t": "time",
+        "w": "nodelist",
+        "x": "exclude",
+    }
+)
+
+
+def refused_because(name: str) -> tuple[str, str] | None:
+    """Return why ``resources.sbatch`` may not hold a flag, and what to write instead; None where it may.
+
+    sbatch accepts any unambiguous beginning of a long flag (getopt_long), so that ``arr`` means ``--array``. Therefore
+    the beginnings of refused flags are refused too.
+
+    Args:
+        name: the flag as the user wrote it, with or without dashes in front.
+    """
+    bare = name.strip().lstrip("-")
+    word = _SHORT_FLAGS.get(bare, bare.lower().replace("_", "-").partition("=")[0])
+    known = [flag for flag in REFUSED_FLAGS if flag.startswith(word)] if word else []
+    if known:
+        flag = word if word in known else known[0]
+        why, _, instead = REFUSED_FLAGS[flag].partition("; ")
+        return (f"--{flag} cannot be set here: {why}", instead)
+    if len(word) == 1 or not re.fullmatch(FLAG_PATTERN, name, re.ASCII):
+        likely = word if len(word) > 1 and re.fullmatch(FLAG_PATTERN, word, re.ASCII) else "mail-type"
+        return ("a flag is the long name that man sbatch lists, without dashes in front", f"write for example {likely}")
+    return None
+
+
+# Slurm stores these counts in 16 bits, and reserves the largest values (slurm.h, NO_VAL16).
+LARGEST_16_BIT_COUNT = 0xFFFD
+# Node counts have 32 bits; what sbatch parses is a C int.
+LARGEST_NODE_COUNT = 2**31 - 1
+
+
+def _flag_value(value: object) -> str | bool:
+    if value is True:
+        return True
+    if value is False or value is None:
+        raise refusal("a flag cannot be written as off", "write true for a flag without a value, or leave it out")
+    if not isinstance(value, str | int):
+        raise refusal("a flag takes one value", 'write a text or a whole number, or quote it: "1.5"')
+    return _LINE.validate_python(str(value))
+
+
+_LINE: TypeAdapter[str] = TypeAdapter(Line)
+FlagValue = Annotated[
+    str | bool,
+    PlainValidator(_flag_value),
+    WithJsonSchema({"anyOf": [{"const": True}, {"type": ["string", "integer"]}]}),
+]
+
+
+def _flag_name(name: str) -> str:
+    refused = refused_because(name)
+    if refused is not None:
+        raise refusal(*refused)
+    return name
+
+
+FlagName = Annotated[str, AfterValidator(_flag_name), Field(json_schema_extra={"pattern": f"^{FLAG_PATTERN}$"})]
+
+
+class Resources(Section):
+    """The resources that the job requests from Slurm."""
+
+    nodes: int = Field(
+        1, ge=1, le=LARGEST_NODE_COUNT, description="Hosts of the allocation.", json_schema_extra={"unit": "nodes"}
+    )
+    gpus_per_node: int = Field(
+        0,
+        ge=0,
+        le=LARGEST_16_BIT_COUNT,
+        description="GPUs on each node, one task each; 0 is a CPU job (gloo).",
+        json_schema_extra={"unit": "GPUs"},
+    )
+    gpu_type: GpuType | None = Field(None, description="Kind of GPU: `a100` becomes `--gres=gpu:a100:N`.")
+    tasks_per_node: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST_16_BIT_COUNT,
+        description="Ranks on each node. null is `gpus_per_node`, or 1 for a CPU job; GPUs need one task each.",
+        json_schema_extra={"unit": "tasks"},
+    )
+    cpus_per_task: int = Field(
+        1, ge=1, le=LARGEST_16_BIT_COUNT, description="CPUs of each task.", json_schema_extra={"unit": "CPUs"}
+    )
+    mem: Memory | None = Field(
+        None,
+        description="Memory of each node: a number with K, M, G or T; 0 is all of it. null writes no directive.",
+    )
+    mem_per_cpu: Memory | None = Field(None, description="Memory for each CPU, in place of `mem`.")
+    mem_per_gpu: Memory | None = Field(None, description="Memory for each GPU, in place of `mem`.")
+    time_limit: TimeLimitField | None = Field(
+        None,
+        description="Walltime: minutes (`90`), `90min`, `2h`, `10:00` (minutes:seconds), `1:30:00`, `2-00:00:00` or "
+        "`unlimited`. null writes no directive: the partition's default.",
+    )
+    partition: Line | None = Field(None, description="Slurm partition, or several with commas.")
+    account: Line | None = Field(None, description="Account that pays.")
+    qos: Line | None = Field(None, description="Quality of service.")
+    constraint: Line | None = Field(None, description="Node features that are required.")
+    reservation: Line | None = Field(None, description="Reservation to run in.")
+    nodelist: Line | None = Field(None, description="Nodes that the job must get.")
+    exclude: Line | None = Field(None, description="Nodes that the job must not get.")
+    exclusive: bool = Field(default=False, description="Whether the job shares its nodes with no other job.")
+    licenses: Line | None = Field(None, description="Licenses that the job holds while it runs.")
+    sbatch: Mapping[FlagName, FlagValue] = Field(
+        default_factory=dict,
+        description="Any other sbatch flag, by its long name; `true` writes the flag without a value.",
+        json_schema_extra={"additionalProperties": False},
+    )

@@ -1,0 +1,416 @@
+"""Rules between the fields of a job file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+from hpcddp.jobfile.batch_rules import (
+    batch_reaches_every_rank,
+    fixed_micro_batch_divides,
+    groups_are_named,
+    rule_fits_optimizer,
+)
+from hpcddp.jobfile.document import Path
+from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
+from hpcddp.jobfile.field_tree import find_place
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.names import nearest
+from hpcddp.jobfile.sections import Requeue
+from hpcddp.jobfile.units import format_duration
+
+Finding = tuple[str, str]
+"""The key path of an error, and the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule between fields.
+
+    Args:
+        reads: the key paths that it reads; the rule is skipped where one of them is wrong already. A section that may
+            be null, such as ``train``, means only whether it is given.
+        find: yields the errors.
+    """
+
+    reads: tuple[str, ...]
+    find: Callable[[JobSpec], Iterator[Finding]]
+
+    def depends_on(self, key: str) -> bool:
+        """Return whether the result depends on the value of a field."""
+        return any(_decides(key, read) for read in self.reads)
+
+
+def broken_rules(spec: JobSpec, wrong: Iterable[Path] = (), swept: Collection[str] = ()) -> Iterator[Finding]:
+    """Yield the errors of all rules.
+
+    Args:
+        spec: a job whose fields fit their types.
+        wrong: key paths whose values were replaced because they are wrong already.
+        swept: key paths that a sweep sets for every element; rules that depend on them are skipped.
+    """
+    faulty = {".".join(path) for path in wrong}
+    for rule in RULES:
+        if not any(touches(read, fault) for read in rule.reads for fault in faulty) and not any(
+            rule.depends_on(key) for key in swept
+        ):
+            yield from rule.find(spec)
+
+
+def _decides(key: str, read: str) -> bool:
+    """Return whether a field is a key path that a rule reads, or a part of one that affects the rule."""
+    if not key.startswith(f"{read}."):
+        return touches(read, key)
+    place = find_place(tuple(read.split(".")))
+    return place is None or place.section is None or not place.nullable
+
+
+def touches(one: str, other: str) -> bool:
+    """Return whether two key paths are equal, or one is a part of the other."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+_KINDS = ("train", "entrypoint", "command")
+# Fields that need a global batch.
+_CUTS = ("max_per_device_batch_size", "grad_accum_steps", "per_device_batch_size")
+
+
+def one_kind_of_work(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject a job without work, and one with several kinds of work."""
+    given = [kind for kind in _KINDS if getattr(spec, kind) is not None]
+    if not given:
+        yield "train", "is missing; write for example train: {model: resnet18, dataset: digits}"
+    for extra in given[1:]:
+        yield extra, f"is given, and {given[0]} is given too, but a job runs one thing; keep one of them"
+    if spec.command is not None and not (spec.command and spec.command[0]):
+        yield "command", "is empty, and a program has a name; write for example [python, train.py]"
+
+
+def batch_is_stated(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject a training without a global batch, and settings that split a missing one."""
+    batch = spec.batch
+    if batch.global_batch_size is not None:
+        return
+    if spec.train is not None:
+        yield "batch.global_batch_size", "is missing; write for example global_batch_size: 256"
+        return
+    for name in (*_CUTS, "unit"):
+        if getattr(batch, name) != type(batch).model_fields[name].default:
+            yield f"batch.{name}", "is given, and batch.global_batch_size, which it cuts, is not; write that too"
+
+
+def _one_task_per_gpu(spec: JobSpec) -> Iterator[Finding]:
+    tasks, gpus = spec.resources.tasks_per_node, spec.resources.gpus_per_node
+    if tasks is not None and gpus and tasks != gpus:
+        yield (
+            "resources.tasks_per_node",
+            f"is {tasks}, and resources.gpus_per_node is {gpus}: one task is one GPU; write {gpus}, or leave it out",
+        )
+
+
+def _gpu_fields_need_gpus(spec: JobSpec) -> Iterator[Finding]:
+    if spec.uses_gpus:
+        return
+    for name in ("gpu_type", "mem_per_gpu"):
+        value = getattr(spec.resources, name)
+        if value is not None:
+            yield f"resources.{name}", f"is {value}, and the job asks for no GPU; set resources.gpus_per_node"
+    if spec.train is not None and spec.train.device == "cuda":
+        yield "train.device", "is cuda, and the job asks for no GPU; set resources.gpus_per_node, or write cpu"
+
+
+def _one_memory(spec: JobSpec) -> Iterator[Finding]:
+    given = [name for name in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(spec.resources, name) is not None]
+    for extra in given[1:]:
+        value = getattr(spec.resources, extra)
+        yield f"resources.{extra}", f"is {value}, and resources.{given[0]} is given too; keep one of them"
+
+
+BUILTIN_CLASSES = {"digits": 10, "cifar10": 10}
+DATASET_ARGUMENTS = {
+    "digits": (),
+    "cifar10": ("augment",),
+    "imagefolder": ("augment", "image_size", "resize"),
+    "synthetic": ("samples", "val_samples", "image_size", "num_classes"),
+}
+FROM_FILES = ("cifar10", "imagefolder")
+
+
+def _data_from_files(spec: JobSpec) -> Iterator[Finding]:
+    train = spec.train
+    if train is not None and train.dataset in FROM_FILES and train.data_dir is None:
+        yield "train.data_dir", f"is missing, and dataset {train.dataset} is read from files; write their directory"
+
+
+def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
+    train = spec.train
+    if train is None:
+        return
+    known = DATASET_ARGUMENTS.get(train.dataset)
+    if known is None and "split" in train.dataset_args:
+        yield "train.dataset_args.split", "is given, and hpcddp passes split itself; remove it"
+    for name in train.dataset_args if known is not None else ():
+        if name not in (known or ()):
+            near = nearest(name, known or ())
+            instead = f"did you mean {near}?" if near else f"write one of {', '.join(known)}" if known else "remove it"
+            yield f"train.dataset_args.{name}", f"is no argument of dataset {train.dataset}; {instead}"
+        elif name == "augment" and not isinstance(train.dataset_args[name], bool):
+            yield f"train.dataset_args.{name}", "is neither true nor false; write one of them"
+
+
+def _classes(spec: JobSpec) -> Iterator[Finding]:
+    train = spec.train
+    if train is None:
+        return
+    if "num_classes" in train.model_args:
+        yield "train.model_args.num_classes", "is given, and hpcddp passes num_classes itself; write train.num_classes"
+    classes = BUILTIN_CLASSES.get(train.dataset)
+    if classes is not None and train.num_classes is not None and train.num_classes < classes:
+        sentence = (
+            f"is {train.num_classes}, and dataset {train.dataset} has {classes} classes; "
+            f"write {classes} or more, or leave it out"
+        )
+        yield "train.num_classes", sentence
+
+
+def _precision_fits_device(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is not None and spec.device == "cpu" and spec.train.precision in {"fp16", "tf32"}:
+        sentence = (
+            f"is {spec.train.precision}, and this job computes on CPUs, which do not have it; "
+            "write bf16 or fp32, or ask for GPUs"
+        )
+        yield "train.precision", sentence
+
+
+def _own_loss(spec: JobSpec) -> Iterator[Finding]:
+    train = spec.train
+    if train is None:
+        return
+    reduction = train.loss_reduction
+    if train.loss is None:
+        if reduction != "mean":
+            yield "train.loss_reduction", f"is {reduction}, and there is no train.loss that it could describe; name one"
+        return
+    if train.label_smoothing:
+        yield (
+            "train.label_smoothing",
+            f"is {train.label_smoothing:g}, and train.loss is a loss of your own; smooth labels in it, and write 0",
+        )
+    if train.noise_scale and reduction in ("sum", "global"):
+        sentence = f"is true, and it needs a mean over samples, not train.loss_reduction {reduction}; write false"
+        yield "train.noise_scale", sentence
+
+
+def _noise_scale_needs_two_gradients(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None or not spec.train.noise_scale:
+        return
+    if spec.world_size == 1:
+        sentence = (
+            "is true, and the job has one rank: the noise is told by the gradients of ranks against that of all; "
+            "ask for 2 ranks or more, or write false"
+        )
+        yield "train.noise_scale", sentence
+    if spec.batch.unit == "group":
+        sentence = (
+            "is true, and batch.unit is group, whose sizes differ, so that the noise of a sample cannot be told; write "
+            "false, or leave batch.unit out"
+        )
+        yield "train.noise_scale", sentence
+
+
+def _optimizer_constants(spec: JobSpec) -> Iterator[Finding]:
+    if spec.train is None:
+        return
+    optimizer = spec.train.optimizer
+    owners = {"momentum": "sgd", "nesterov": "sgd", "betas": "adamw", "eps": "adamw"}
+    for name, owner in owners.items():
+        changed = getattr(optimizer, name) != type(optimizer).model_fields[name].default
+        if changed and optimizer.name != owner:
+            yield f"train.optimizer.{name}", f"is given, and only {owner} has it; remove it, or write name: {owner}"
+    if optimizer.name == "sgd" and optimizer.nesterov and not optimizer.momentum:
+        yield "train.optimizer.nesterov", "is true, and momentum is 0; set train.optimizer.momentum, for example 0.9"
+
+
+def _schedule_constants(spec: JobSpec) -> Iterator[Finding]:
+    rate = spec.learning_rate
+    key = "learning_rate.milestones"
+    if rate.schedule == "step" and not rate.milestones:
+        yield key, "is empty, and schedule step needs milestones; write the epochs, for example [30, 60, 80]"
+    if rate.schedule != "step" and rate.milestones:
+        yield key, f"is given, and schedule {rate.schedule} has no milestones; remove it, or write schedule: step"
+    if rate.schedule != "step" and rate.gamma != type(rate).model_fields["gamma"].default:
+        yield (
+            "learning_rate.gamma",
+            f"is given, and schedule {rate.schedule} has none; remove it, or write schedule: step",
+        )
+    if any(milestone < 1 for milestone in rate.milestones) or list(rate.milestones) != sorted(set(rate.milestones)):
+        yield key, f"is {list(rate.milestones)}, and milestones are epochs from 1 on that rise; sort them"
+    if rate.schedule == "constant" and rate.min:
+        yield "learning_rate.min", "is given, and a constant rate never falls; remove it, or write schedule: cosine"
+    elif rate.min > rate.base:
+        yield "learning_rate.min", f"is {rate.min}, above learning_rate.base {rate.base}; write less than that"
+
+
+# sbatch stores the signal time in 16 bits (man sbatch, --signal).
+LONGEST_SIGNAL_LEAD_S = 65535
+
+
+def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
+    lead, limit = spec.requeue.signal_lead, spec.resources.time_limit
+    if lead is None:
+        return
+    key, seconds = "requeue.signal_lead", round(lead.total_seconds())
+    if seconds > LONGEST_SIGNAL_LEAD_S:
+        yield key, f"is {format_duration(lead)}, and Slurm takes {LONGEST_SIGNAL_LEAD_S}s at most; write less"
+    elif limit is not None and limit.seconds is not None and seconds >= limit.seconds:
+        if lead == Requeue.model_fields["signal_lead"].default:
+            return  # JobSpec.signal_lead shortens what nobody chose.
+        shorter = f"{limit.seconds // 2}s or null" if limit.seconds > 1 else "null"
+        yield (
+            key,
+            (
+                f"is {format_duration(lead)}, and the job ends after {limit} (resources.time_limit); "
+                f"write requeue.signal_lead: {shorter}"
+            ),
+        )
+
+
+def _trackers_show_records(spec: JobSpec) -> Iterator[Finding]:
+    if spec.trackers.use and spec.command is not None:
+        yield "trackers.use", "is given, and a command shows its curves itself; remove it, or write train"
+
+
+# Names that bash keeps read-only or changes itself (man bash, Shell Variables).
+SHELL_VARIABLES = frozenset(
+    {
+        "_", "BASHOPTS", "BASHPID", "BASH_ALIASES", "BASH_ARGC", "BASH_ARGV", "BASH_CMDS", "BASH_COMMAND",
+        "BASH_LINENO", "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO", "DIRSTACK", "EPOCHREALTIME",
+        "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "LINENO", "OPTIND", "PPID", "RANDOM",
+        "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
+    }
+)  # fmt: skip
+OWN_PREFIX = "HPCDDP_"
+# The only variable with our prefix that a job file may set: fault injection.
+FAULTS_VARIABLE = "HPCDDP_FAULTS"
+IMAGE_SUFFIXES: Final = (".sif", ".sqsh", ".squashfs", ".simg", ".img")
+
+
+def one_environment(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject combinations of conda, venv, uv, an interpreter and a container that exclude each other."""
+    environment = spec.environment
+    given = [name for name in ACTIVATED if getattr(environment, name) is not None]
+    if not given:
+        return
+    first = given[0]
+    for extra in given[1:]:
+        yield f"environment.{extra}", f"is given, and environment.{first} is given too; keep one of them"
+    if environment.container is not None:
+        sentence = (
+            "is given, and the tasks run in environment.container, which has an interpreter of its own; remove it, or "
+            "write environment.container.python for an interpreter in the container"
+        )
+        yield f"environment.{first}", sentence
+    elif environment.python is not None:
+        sentence = (
+            f"is given, and environment.{first} has an interpreter of its own; keep one of them (null takes a "
+            "profile's value away)"
+        )
+        yield "environment.python", sentence
+
+
+def paths_are_usable(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject paths that only a shell would expand, and paths that PATH cannot contain."""
+    environment, container = spec.environment, spec.environment.container
+    paths = {f"environment.{name}": getattr(environment, name) for name in ACTIVATED}
+    if container is not None:
+        paths["environment.container.image"] = container.image_file
+    for key, path in paths.items():
+        if path is not None and (path.startswith("~") or "$" in path):
+            yield key, f"is {path!r}, and nothing is expanded in it; write the whole path"
+        elif path is not None and ":" in path and key != "environment.container.image":
+            yield key, f"is {path!r}, and PATH cannot carry a colon; choose a directory without"
+
+
+def container_shows_the_run(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject paths that the container's runtime cannot mount."""
+    container = spec.environment.container
+    if container is None:
+        return
+    places = [("run_root", spec.run_root)]
+    places += [("environment.container.mounts", f"{mount.source}{mount.target}") for mount in container.mounted]
+    if (data := data_mount_of(spec, container)) is not None:
+        places.append(("train.data_dir", data))
+    for key, path in places:
+        if (held := unmountable(path, container.runtime)) is not None:
+            yield key, f"holds {held}, and {container.runtime} cannot mount such a path; choose one without"
+
+
+def data_mount_of(spec: JobSpec, container: Container) -> str | None:
+    """Return the data directory, if the container needs a mount for it."""
+    data_dir = spec.train.data_dir if spec.train is not None else None
+    if data_dir is None or not data_dir.startswith("/"):
+        return None
+    shown = any(mount.host_path(data_dir) is not None for mount in container.mounted)
+    return None if shown else data_dir
+
+
+def image_is_found(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject the path of an image file that pyxis would look up in a registry."""
+    container = spec.environment.container
+    if container is None or container.image_file is not None:
+        return
+    if PurePath(container.image).suffix in IMAGE_SUFFIXES:
+        sentence = (
+            f"is {container.image!r}, and pyxis takes a name without a slash in front for one in a registry; write "
+            f"./{container.image}"
+        )
+        yield "environment.container.image", sentence
+
+
+def variable_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject variables that a script cannot set."""
+    environment = spec.environment
+    named = [(f"environment.env.{name}", name) for name in environment.env]
+    named += [("environment.pass_env", name) for name in environment.pass_env]
+    for key, name in named:
+        if name in SHELL_VARIABLES:
+            yield key, f"names {name}, which bash keeps for itself; remove it"
+        elif name.startswith(OWN_PREFIX) and name != FAULTS_VARIABLE:
+            yield key, f"names {name}, and hpcddp keeps {OWN_PREFIX}* for itself; rename it"
+    for name in environment.pass_env:
+        if name in environment.env:
+            yield "environment.pass_env", f"names {name}, which environment.env sets too; keep one of the two"
+
+
+_DATA = ("train.dataset", "train.data_dir", "train.dataset_args")
+_DEVICE = ("resources.gpus_per_node", "train.device")
+_RANKS = ("resources.nodes", "resources.tasks_per_node", "resources.gpus_per_node")
+_MEMORY = ("resources.mem", "resources.mem_per_cpu", "resources.mem_per_gpu")
+RULES = (
+    Rule(("train", "entrypoint", "command"), one_kind_of_work),
+    Rule(("train", "entrypoint", "command", "batch"), batch_is_stated),
+    Rule(("batch.global_batch_size", *_RANKS), batch_reaches_every_rank),
+    Rule(("batch", *_RANKS), fixed_micro_batch_divides),
+    Rule(("batch.unit", "batch.group"), groups_are_named),
+    Rule(("resources.tasks_per_node", "resources.gpus_per_node"), _one_task_per_gpu),
+    Rule(("resources.gpu_type", "resources.mem_per_gpu", *_DEVICE), _gpu_fields_need_gpus),
+    Rule(_MEMORY, _one_memory),
+    Rule(_DATA, _data_from_files),
+    Rule(_DATA, _dataset_arguments),
+    Rule(("train.dataset", "train.num_classes", "train.model_args"), _classes),
+    Rule(("train.precision", *_DEVICE), _precision_fits_device),
+    Rule(("train.loss", "train.loss_reduction", "train.label_smoothing", "train.noise_scale"), _own_loss),
+    Rule(("train.noise_scale", "batch.unit", *_RANKS), _noise_scale_needs_two_gradients),
+    Rule(("train.optimizer",), _optimizer_constants),
+    Rule(("learning_rate",), _schedule_constants),
+    Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
+    Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
+    Rule(("environment.env", "environment.pass_env"), variable_names),
+    Rule(("environment",), one_environment),
+    Rule(("environment",), paths_are_usable),
+    Rule(("environment.container", "run_root"), container_shows_the_run),
+    Rule(("environment.container.image",), image_is_found),
+    Rule(("trackers.use", "command"), _trackers_show_records),
+)

@@ -1,0 +1,317 @@
+"""The sections `batch`, `learning_rate`, `train`, `checkpoint`, `requeue`, `launch` and `trackers` of a job file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic.config import JsonDict
+
+from hpcddp.jobfile.fields import (
+    DatasetName,
+    Duration,
+    Every,
+    EveryField,
+    FunctionReference,
+    Line,
+    ModelName,
+    Section,
+    refusal,
+)
+
+Tail = Literal["keep", "drop", "wrap"]
+Split = Literal["exact", "error"]
+Order = Literal["keyed", "torch"]
+Unit = Literal["sample", "group"]
+# Sample counts stay exact in JSON and in a 64-bit index.
+LARGEST_BATCH = 2**31 - 1
+SAMPLES: JsonDict = {"unit": "samples"}
+
+
+class Batch(Section):
+    """The global batch and its split over ranks and micro-steps."""
+
+    global_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST_BATCH,
+        description="Samples per optimizer step, over all ranks. `train` needs it; a `command` or an `entrypoint` is "
+        "told what follows from it.",
+        json_schema_extra=SAMPLES,
+    )
+    max_per_device_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST_BATCH,
+        description="The most samples in one forward on one device; accumulation follows from it.",
+        json_schema_extra=SAMPLES,
+    )
+    grad_accum_steps: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST_BATCH,
+        description="Backward passes per optimizer step. null is what `max_per_device_batch_size` needs.",
+        json_schema_extra={"unit": "micro-steps"},
+    )
+    per_device_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST_BATCH,
+        description="Samples in every forward, held fixed (ghost batch norm): `grad_accum_steps` follows from it, and "
+        "the world size times it must divide the global batch.",
+        json_schema_extra=SAMPLES,
+    )
+    tail: Tail = Field(
+        "keep",
+        description="The last batch of an epoch: `keep` it smaller, `drop` it, or `wrap` around to the beginning.",
+    )
+    split: Split = Field(
+        "exact",
+        description="A batch that the ranks do not divide: `exact` gives uneven, weighted shares; `error` refuses.",
+    )
+    order: Order = Field(
+        "keyed",
+        description="Order of the samples: `keyed` permutation, or `torch`, which is `randperm(seed + epoch)`.",
+    )
+    unit: Unit = Field(
+        "sample",
+        description="What the sizes above count: samples, or `group`s of samples, which are never split between ranks.",
+    )
+    group: FunctionReference | None = Field(
+        None,
+        description="With `unit: group`: gets the index of a training sample, returns its group, a whole number or "
+        "a text.",
+    )
+
+
+Rule = Literal["none", "linear", "sqrt"]
+Schedule = Literal["constant", "cosine", "step"]
+
+
+class LearningRate(Section):
+    """The learning rate, over the whole training."""
+
+    base: float = Field(0.1, gt=0, description="Learning rate after warm-up.", json_schema_extra={"unit": "per step"})
+    base_global_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST_BATCH,
+        description="Global batch that `base` was tuned for. null is this job's own batch.",
+        json_schema_extra=SAMPLES,
+    )
+    rule: Rule = Field(
+        "none",
+        description="How `base` follows kappa, the global batch over the one that it was tuned for: `linear` times "
+        "kappa (SGD), `sqrt` times its square root (with AdamW also betas and eps), `none` not at all.",
+    )
+    warmup_epochs: float = Field(
+        0.0, ge=0, description="Length of the linear warm-up.", json_schema_extra={"unit": "epochs"}
+    )
+    schedule: Schedule = Field("constant", description="What follows the warm-up.")
+    milestones: Annotated[tuple[int, ...], Field(strict=False)] = Field(
+        (), description="Epochs at which `schedule: step` multiplies by `gamma`.", json_schema_extra={"unit": "epochs"}
+    )
+    gamma: float = Field(0.1, gt=0, le=1, description="Factor at each milestone of `schedule: step`.")
+    min: float = Field(
+        0.0,
+        ge=0,
+        description="Learning rate that `cosine` and `step` do not go below; a rule scales it along with `base`.",
+        json_schema_extra={"unit": "per step"},
+    )
+
+
+Device = Literal["cuda", "cpu"]
+BatchNorm = Literal["local", "sync"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
+LossReduction = Literal["mean", "sum", "per_sample", "global"]
+LARGEST_SEED = 2**63 - 1
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Optimizer(Section):
+    """The optimizer and its constants."""
+
+    name: Literal["sgd", "adamw"] = Field("sgd", description="Which optimizer.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of SGD.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of SGD or AdamW.")
+    nesterov: bool = Field(default=False, description="Whether SGD uses Nesterov's momentum.")
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = Field((0.9, 0.999), description="Betas of AdamW.")
+    eps: float = Field(1e-8, gt=0, description="Epsilon of AdamW.")
+
+
+class Train(Section):
+    """The built-in training of an image classifier."""
+
+    model: ModelName = Field(description="A torchvision classification model, or your own `pkg.module:function`.")
+    model_args: Mapping[str, Any] = Field(
+        default_factory=dict, description="Arguments passed on to the model's function."
+    )
+    dataset: DatasetName = Field(
+        description="`digits`, `cifar10`, `imagefolder`, `synthetic`, or your own `pkg.module:function`."
+    )
+    dataset_args: Mapping[str, Any] = Field(
+        default_factory=dict,
+        description=(
+            "`cifar10`: `augment` (true; never of the validation part). `imagefolder`: `augment` (true), `image_size` "
+            "(224), `resize` (before crops in the centre: 256/224 of it). `synthetic`: `samples` (1024), `val_samples` "
+            "(256), `image_size` (32), `num_classes` (10). Your own function is given all of them, and `split`."
+        ),
+    )
+    num_classes: int | None = Field(
+        None,
+        ge=1,
+        description="Outputs of the model. null is the dataset's own number.",
+        json_schema_extra={"unit": "classes"},
+    )
+    data_dir: Line | None = Field(None, description="Where the data lie; `cifar10` and `imagefolder` need it.")
+    epochs: int = Field(1, ge=1, description="Passes over the data.", json_schema_extra={"unit": "epochs"})
+    optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer and its constants.")
+    device: Device | None = Field(
+        None, description="null is `cuda` where GPUs are asked for; `cpu` runs such a job on gloo (rehearsal, tests)."
+    )
+    precision: Precision = Field("fp32", description="Number format that the model computes in.")
+    batch_norm: BatchNorm = Field(
+        "local",
+        description=(
+            "Whose samples BatchNorm takes its statistics over: `local`, each rank's own micro-batch, or `sync`, "
+            "those of all ranks in a micro-step; with accumulation that is not the whole global batch."
+        ),
+    )
+    compile: bool = Field(default=False, description="Whether the model goes through `torch.compile`.")
+    channels_last: bool = Field(
+        default=False, description="Whether images and weights lie in the channels-last memory format."
+    )
+    loss: FunctionReference | None = Field(
+        None,
+        description=(
+            "A loss of your own, `pkg.module:function`, from logits `[n, K]` and labels `[n]`. null is cross entropy, "
+            "which is what evaluations report in any case."
+        ),
+    )
+    loss_reduction: LossReduction = Field(
+        "mean",
+        description=(
+            "What `loss` does with the samples: their `mean`, their `sum`, or `per_sample`, a vector `[n]`; `global` "
+            "is the loss of the global batch, made with a helper of hpcddp. `hpcddp doctor loss` tells."
+        ),
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing of the cross entropy.")
+    clip_grad_norm: float | None = Field(
+        None, gt=0, description="The largest norm of the averaged gradient. null does not clip."
+    )
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Decay of averaged weights, which are then what is evaluated. null averages nothing.",
+        json_schema_extra={"unit": "per step"},
+    )
+    num_workers: int | None = Field(
+        None, ge=0, description="Processes that load data, for each rank. null follows the CPUs that the task may use."
+    )
+    eval_every: int = Field(
+        1, ge=1, description="How often the validation part is evaluated.", json_schema_extra={"unit": "epochs"}
+    )
+    nonfinite_loss: Literal["stop", "skip"] = Field(
+        "stop", description="What a loss of NaN or infinity does to the step."
+    )
+    deterministic: bool = Field(default=False, description="Whether torch uses deterministic algorithms alone.")
+    noise_scale: bool = Field(
+        default=False,
+        description="Whether the gradient noise scale is measured, which tells whether a larger batch would still pay.",
+    )
+    replica_check_every: int | None = Field(
+        None,
+        ge=1,
+        description="How often the ranks compare their replicas of the model. null never does.",
+        json_schema_extra={"unit": "steps"},
+    )
+    seed: int = Field(
+        0, ge=0, le=LARGEST_SEED, description="Seed of weights, order and everything else that is random."
+    )
+
+
+Cause = Literal["preemption", "time_limit", "node_failure"]
+ALL_CAUSES: tuple[Cause, ...] = ("preemption", "time_limit", "node_failure")
+
+
+class Checkpoint(Section):
+    """When a checkpoint is written, and how many are kept."""
+
+    every: EveryField = Field(
+        Every(duration=timedelta(minutes=10)),
+        description="How often a checkpoint is written, besides at the end of each epoch: "
+        "a duration (`10min`), `{steps: 500}` or `{epochs: 1}`.",
+    )
+    keep: int = Field(3, ge=2, description="Checkpoints that stay on disk.", json_schema_extra={"unit": "checkpoints"})
+
+
+class Requeue(Section):
+    """When a job is requeued, and how often."""
+
+    causes: Annotated[tuple[Cause, ...], Field(strict=False)] = Field(
+        ALL_CAUSES, description="Which ends lead to a requeue."
+    )
+    signal_lead: Duration | None = Field(
+        timedelta(seconds=120),
+        description="How long before the time limit Slurm warns the job (`--signal=USR2@N`). null writes no directive; "
+        "the default is half of a time limit that is shorter than it.",
+    )
+    max_preemptions: int | None = Field(
+        None, ge=0, description="Preemptions before the run gives up; null has no limit."
+    )
+    max_time_limits: int = Field(50, ge=0, description="Time limits reached before the run gives up.")
+    max_failures: int = Field(0, ge=0, description="Infrastructure failures that are requeued.")
+    max_attempts_without_progress: int = Field(
+        2, ge=1, description="Attempts without a new step before the run gives up."
+    )
+    expedite: bool = Field(
+        default=True, description="Whether the job comes back in seconds instead of Slurm's two minutes."
+    )
+    allow_continuation: bool = Field(
+        default=False, description="Whether a new job may continue the run where requeue is forbidden."
+    )
+
+    @property
+    def left_to_slurm(self) -> bool:
+        """Whether Slurm may requeue the job by itself: after a preemption or a node failure."""
+        return bool({"preemption", "node_failure"} & set(self.causes))
+
+
+class Launch(Section):
+    """How long the ranks wait for each other."""
+
+    rendezvous_timeout: Duration = Field(
+        timedelta(minutes=5), description="How long the ranks wait for each other at the start."
+    )
+    hang_timeout: Duration = Field(
+        timedelta(minutes=5),
+        description="How long a rank may take from one step to the next before the job ends; ten times the longest "
+        "wait so far if that is more, and at least half an hour before the first step, which may compile.",
+    )
+
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+
+
+def _each_once(names: tuple[TrackerName, ...]) -> tuple[TrackerName, ...]:
+    if len(set(names)) < len(names):
+        raise refusal("a tracker is named twice", "name each once")
+    return names
+
+
+class Trackers(Section):
+    """Trackers that show the records of `metrics.jsonl` during the training: one curve over all attempts of a run."""
+
+    use: Annotated[tuple[TrackerName, ...], Field(strict=False), AfterValidator(_each_once)] | None = Field(
+        None,
+        description="`tensorboard`, `wandb` (Weights & Biases), `mlflow`. null is `[tensorboard]` where it is "
+        "installed; `[]` is none.",
+    )
+    project: Line | None = Field(None, description="Project of W&B, experiment of MLflow. null is the job's name.")
+    entity: Line | None = Field(None, description="Team or user of W&B. null is the key's own.")
+    tracking_uri: Line | None = Field(
+        None, description="Server of MLflow, or its own database. null is `MLFLOW_TRACKING_URI`."
+    )

@@ -1,0 +1,138 @@
+"""Times in Slurm's grammar, and durations as numbers with a unit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from typing import Self
+
+MINUTE = 60
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+UNIT_SECONDS = {"h": HOUR, "min": MINUTE, "s": 1}
+
+# Slurm stores a time limit as a C int of seconds.
+LONGEST_SECONDS = 2**31 - 1
+
+_CLOCK = re.compile(r"(?:(?P<days>[0-9]{1,18})-)?(?P<parts>[0-9]{1,18}(?::[0-9]{1,18}){0,2})", re.ASCII)
+_WITH_UNIT = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,6})?) ?(?P<unit>s|min|h)", re.ASCII)
+
+TIME_FORMS = "minutes (90), 90min, 2h, minutes:seconds (10:00), 1:30:00, 2-00:00:00 or unlimited"
+DURATION_FORMS = "a number with its unit: 90s, 10min or 2h"
+
+
+class UnitError(ValueError):
+    """A text is not a time or duration; the message is the middle of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """A Slurm time limit.
+
+    Args:
+        seconds: the limit in seconds, 1 to 2**31 - 1; None is unlimited.
+    """
+
+    seconds: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a time in the grammar of ``sbatch --time``, or a number with a unit.
+
+        Args:
+            text: minutes, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M``, ``D-H:M:S``, ``90min``, ``2h`` or ``unlimited``.
+
+        Returns:
+            The limit.
+
+        Raises:
+            UnitError: the text is none of these, a part is out of its range, or the time is zero.
+        """
+        word = text.strip()
+        if word.lower() == "unlimited":
+            return cls(None)
+        seconds = _seconds_of_unit(word) if _WITH_UNIT.fullmatch(word) else _seconds_of_clock(word)
+        if seconds == 0:
+            raise UnitError("Slurm reads 0 as unlimited")
+        if seconds > LONGEST_SECONDS:
+            raise UnitError("it is longer than Slurm can count (24855 days)")
+        return cls(seconds)
+
+    def __str__(self) -> str:
+        if self.seconds is None:
+            return "UNLIMITED"
+        days, rest = divmod(self.seconds, DAY)
+        clock = f"{rest // HOUR:02d}:{rest % HOUR // MINUTE:02d}:{rest % MINUTE:02d}"
+        return f"{days}-{clock}" if days else clock
+
+
+def parse_duration(text: str) -> timedelta:
+    """Read a duration such as ``90s``, ``10min`` or ``2h``.
+
+    Args:
+        text: a number with its unit; it may have decimals, if it is a whole number of seconds.
+
+    Returns:
+        The duration, at least one second.
+
+    Raises:
+        UnitError: the text is not a duration, is zero, or is not a whole number of seconds.
+    """
+    word = text.strip()
+    if not _WITH_UNIT.fullmatch(word):
+        if re.fullmatch(r"[0-9.]+", word, re.ASCII):
+            raise UnitError("it has no unit")
+        raise UnitError("it is no duration")
+    seconds = _seconds_of_unit(word)
+    if seconds == 0:
+        raise UnitError("it must be longer than nothing")
+    if seconds > LONGEST_SECONDS:
+        raise UnitError("it is longer than 24855 days")
+    return timedelta(seconds=seconds)
+
+
+def format_duration(duration: timedelta) -> str:
+    """Return the shortest text that ``parse_duration`` reads back as this duration (whole seconds)."""
+    seconds = round(duration.total_seconds())
+    unit, size = next((unit, size) for unit, size in UNIT_SECONDS.items() if seconds % size == 0)
+    return f"{seconds // size}{unit}"
+
+
+def _seconds_of_unit(word: str) -> int:
+    match = _WITH_UNIT.fullmatch(word)
+    if match is None:
+        raise UnitError("it has no unit")
+    seconds = Decimal(match["number"]) * UNIT_SECONDS[match["unit"]]
+    if seconds != int(seconds):
+        raise UnitError("it is not a whole number of seconds")
+    return int(seconds)
+
+
+def _seconds_of_clock(word: str) -> int:
+    match = _CLOCK.fullmatch(word)
+    if match is None:
+        raise UnitError("it is no time that Slurm reads")
+    parts = [int(part) for part in match["parts"].split(":")]
+    if match["days"] is not None:
+        return int(match["days"]) * DAY + _hours_first(parts)
+    if len(parts) == 1:
+        return parts[0] * MINUTE
+    _check_below(parts[1:], 60)
+    hours, minutes, seconds = [0, *parts][-3:]
+    return hours * HOUR + minutes * MINUTE + seconds
+
+
+def _hours_first(parts: list[int]) -> int:
+    """Return the seconds of ``hours[:minutes[:seconds]]``, the part after the days (man sbatch, --time)."""
+    if parts[0] * HOUR >= DAY:
+        raise UnitError(f"{parts[0]} hours stand after the days, and a day has 24")
+    _check_below(parts[1:], 60)
+    return sum(part * size for part, size in zip(parts, (HOUR, MINUTE, 1), strict=False))
+
+
+def _check_below(parts: list[int], limit: int) -> None:
+    for part in parts:
+        if part >= limit:
+            raise UnitError(f"{part} stands where minutes or seconds below {limit} belong")

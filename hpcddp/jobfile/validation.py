@@ -1,0 +1,132 @@
+"""Validate a merged mapping: first the types, then the rules on the values that fit their types."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from hpcddp.jobfile.document import Path, dotted
+from hpcddp.jobfile.field_tree import Kind, find_place
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.merge import SWEEP_OPTION, MergedValues, Source
+from hpcddp.jobfile.messages import is_secret, sentence_of
+from hpcddp.jobfile.problems import Problem
+from hpcddp.jobfile.rules import broken_rules
+from hpcddp.jobfile.sweep import tabulate
+from hpcddp.jobfile.sweep_fields import path_of
+from hpcddp.jobfile.sweep_rules import shape_findings, sweep_findings
+
+# Values for required fields that are missing or wrong, so that the rules between all other fields can be checked.
+_PLACEHOLDERS: dict[Path, Any] = {
+    ("name",): "stand-in",
+    ("batch",): {"global_batch_size": 1},
+    ("batch", "global_batch_size"): 1,
+    ("train", "model"): "resnet18",
+    ("train", "dataset"): "digits",
+    ("environment", "container", "image"): "stand-in",
+}
+
+
+def check_values(
+    merged: MergedValues, fallback: Source, wrong: Iterable[Path] = ()
+) -> tuple[JobSpec | None, list[Problem]]:
+    """Check a merged mapping.
+
+    Args:
+        merged: the mapping and the source of each value.
+        fallback: the source to which missing values are attributed.
+        wrong: key paths that have a problem already; no other problem of them is reported.
+
+    Returns:
+        The job, or None where the types do not fit, and the problems.
+    """
+    known = set(wrong)
+    try:
+        spec = JobSpec.model_validate(merged.value)
+    except ValidationError as error:
+        return None, list(_problems_of_types(error, merged, fallback, known))
+    return spec, [_problem(path, sentence, merged, fallback) for path, sentence in _rule_findings(spec, known)]
+
+
+def _problems_of_types(
+    error: ValidationError, merged: MergedValues, fallback: Source, known: set[Path]
+) -> Iterator[Problem]:
+    found: set[Path] = set()
+    for details in error.errors(include_url=False):
+        path = _path_of(details)
+        if path not in found and not _below_any(path, known):
+            yield _problem(path, sentence_of(details, path, _written(path, merged)), merged, fallback)
+        found.add(path)
+    spec = _with_placeholders(merged, found | known)
+    if spec is not None:
+        for path, sentence in _rule_findings(spec, found | known):
+            yield _problem(path, sentence, merged, fallback)
+
+
+def _rule_findings(spec: JobSpec, wrong: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    known = list(wrong)
+    faults = list(shape_findings(spec))
+    swept = () if faults or spec.sweep is None else tabulate(spec.sweep).keys
+    # Rules on a swept field are checked with the values of the sweep, not with the job's own.
+    for key, sentence in broken_rules(spec, known, swept):
+        yield path_of(key), sentence
+    yield from faults or sweep_findings(spec, swept, known)
+
+
+def _with_placeholders(merged: MergedValues, wrong: set[Path]) -> JobSpec | None:
+    """Return the job without its wrong values, or None where that is not valid either."""
+    patched = MergedValues()
+    patched.value = copy.deepcopy(merged.value)
+    for path in sorted(wrong):
+        patched.drop(path)
+        if path in _PLACEHOLDERS:
+            patched.assign(path, _PLACEHOLDERS[path], Source(origin="", file=""))
+    try:
+        return JobSpec.model_validate(patched.value)
+    except ValidationError:
+        return None
+
+
+def _path_of(details: ErrorDetails) -> Path:
+    return tuple(str(part) for part in details["loc"] if part != "[key]")
+
+
+def _below_any(path: Path, known: set[Path]) -> bool:
+    return any(path[: len(above)] == above for above in known)
+
+
+def _written(path: Path, merged: MergedValues) -> str | None:
+    owner = merged.owner(path)
+    return owner.written.get(path) if owner is not None else None
+
+
+def _problem(path: Path, sentence: str, merged: MergedValues, fallback: Source) -> Problem:
+    place = merged.owner(path) or fallback
+    return Problem(
+        file=place.file,
+        line=place.line_of(path),
+        # The name of the option contains the key.
+        key=dotted(path[1:] if place.origin == SWEEP_OPTION else path),
+        value=_value_at(path, merged),
+        sentence=sentence,
+    )
+
+
+def _value_at(path: Path, merged: MergedValues) -> object:
+    """Return the single value of a field; None for a mapping, an unknown key and a secret, which must not be shown."""
+    place = find_place(path)
+    if is_secret(path) or place is None or place.kind in {Kind.SECTION, Kind.MAPPING}:
+        return None
+    value: Any = merged.value
+    for key in path:
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None
+    return value

@@ -1,0 +1,89 @@
+"""Write a job as YAML text that reads back equal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcddp.jobfile.document import DocumentError, dotted, read_document, read_scalar
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.merge import JOB_FILE, MergedValues, Source
+from hpcddp.jobfile.problems import JobFileError, Problem
+from hpcddp.jobfile.validation import check_values
+
+RESOLVED = "the resolved job"
+
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*", re.ASCII)
+# Characters that JSON does not escape and YAML requires escaped (YAML 1.2.2, rule c-printable).
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_INDENT = "  "
+
+
+def dump_job(spec: JobSpec, *, environment_values: bool) -> str:
+    """Return the job as YAML: every field, in the order of the types, the same text for the same job.
+
+    Args:
+        spec: the job.
+        environment_values: whether the values of ``environment.env`` are written; without them it is ``{}``.
+    """
+    data = spec.model_dump(mode="json")
+    if not environment_values:
+        data["environment"]["env"] = {}
+    return "".join(f"{line}\n" for line in _mapping_lines(data, ""))
+
+
+def parse_resolved(text: str) -> JobSpec:
+    """Read the YAML that ``dump_job`` wrote.
+
+    Raises:
+        JobFileError: the text was changed and is not a valid job.
+    """
+    try:
+        document = read_document(text)
+    except DocumentError as error:
+        problem = Problem(file=RESOLVED, line=error.line, key=dotted(error.path), sentence=error.sentence)
+        raise JobFileError.of([problem]) from None
+    source = Source(origin=JOB_FILE, file=RESOLVED, lines=document.lines, written=document.written)
+    merged = MergedValues()
+    merged.merge(document.value, source)
+    faults = [Problem(file=RESOLVED, line=f.line, key=dotted(f.path), sentence=f.sentence) for f in document.faults]
+    spec, problems = check_values(merged, source, [fault.path for fault in document.faults])
+    if faults or problems or spec is None:
+        raise JobFileError.of([*faults, *problems])
+    return spec
+
+
+def _mapping_lines(data: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in data.items():
+        name = f"{indent}{_scalar(key)}:"
+        if isinstance(value, Mapping) and value:
+            yield name
+            yield from _mapping_lines(value, indent + _INDENT)
+        else:
+            yield f"{name} {_flow(value)}"
+
+
+def _flow(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_scalar(key)}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    return _scalar(value)
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, int):
+        return str(value).lower()
+    if not isinstance(value, str):
+        return json.dumps(value, allow_nan=False)
+    if _PLAIN.fullmatch(value) and isinstance(read_scalar(value), str):
+        return value
+    return quote(value)
+
+
+def quote(text: str) -> str:
+    """Return a text without lone surrogates in double quotes, as YAML 1.2 and TOML both read it."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)

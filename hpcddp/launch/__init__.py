@@ -1,1 +1,0 @@
-"""From a job file to running tasks: render, submit, rendezvous, the task's first lines."""

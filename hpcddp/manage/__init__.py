@@ -1,0 +1,1 @@
+"""Runs after submission, on the login node: status, logs, why, follow, cancel, requeue."""

@@ -1,0 +1,213 @@
+"""Which rank failed first, how, and who only followed."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hpcddp.manage.format import ranks_text
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.events import read_events
+from hpcddp.run.failure import (
+    FailureRecord,
+    damaged_failures,
+    failure_sentence,
+    first_silent,
+    read_failures,
+    silent_ranks,
+)
+from hpcddp.run.files import read_tail
+from hpcddp.run.ranks import known_hosts
+from hpcddp.task.attribution import PEER_LOSS
+
+_LAST_LINES: Final = 20
+_TAIL_BYTES: Final = 64 * 1024
+_LONGEST_TEXT: Final = 60
+_CRASHES: Final = frozenset({"crash", "node_failure"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstError:
+    """How an attempt failed.
+
+    Args:
+        attempt: which.
+        sentence: who failed first, where, at which step, and how.
+        ranks: who failed first: one rank, unless several went without a word and nobody saw which was the first.
+        host: the first one's host; None if it is not known.
+        step: optimizer steps that it had done; None before the first, or if it is not known.
+        text: its traceback, or the last lines of its log if it left none.
+        is_traceback: which of the two.
+        others: other errors with a cause of their own, a line each.
+        followers: one line that names the ranks that only followed; empty if there are none.
+    """
+
+    attempt: AttemptDirectory
+    sentence: str
+    ranks: tuple[int, ...]
+    host: str | None
+    step: int | None
+    text: tuple[str, ...]
+    is_traceback: bool
+    others: tuple[str, ...]
+    followers: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that ``--json`` prints."""
+        return {
+            "run_id": self.attempt.run.run_id,
+            "attempt": self.attempt.number,
+            "sentence": self.sentence,
+            "ranks": list(self.ranks),
+            "host": self.host,
+            "step": self.step,
+            "traceback" if self.is_traceback else "last_lines": list(self.text),
+            "others": list(self.others),
+            "followers": self.followers,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a person reads."""
+        yield f"attempt {self.attempt.number}: {self.sentence}"
+        if self.text and not self.is_traceback:
+            yield f"the last lines of rank {self.ranks[0]}:"
+        text = shortened(self.text)[-_LONGEST_TEXT:] if self.is_traceback else self.text
+        yield from (f"  {line}".rstrip() for line in text)
+        yield from (f"also {line}" for line in self.others)
+        if self.followers:
+            yield self.followers
+
+
+def failed_attempt(run: RunDirectory) -> AttemptDirectory | None:
+    """Return the newest attempt of a run in which something failed; None if nothing did."""
+    newest = run.newest_attempt()
+    attempts = [] if newest is None else [run.attempt(number) for number in range(newest, -1, -1)]
+    return next((attempt for attempt in attempts if has_failed(attempt)), None)
+
+
+def has_failed(attempt: AttemptDirectory) -> bool:
+    """Return whether an attempt ended by a failure, as far as its files tell."""
+    if next(attempt.path.glob("error-rank-*.json"), None) is not None:
+        return True
+    for event in read_events(attempt.run.events):
+        crashed = event["event"] == "failure" or event.get("cause") in _CRASHES
+        if event["attempt"] == attempt.number and crashed:
+            return True
+    return False
+
+
+def first_error(attempt: AttemptDirectory) -> FirstError:
+    """Return how an attempt failed.
+
+    Args:
+        attempt: one that has failed.
+    """
+    records = read_failures(attempt)
+    named = [record for record in records if not record.secondary and not record.waiting]
+    firsts = [named[0].rank] if named else first_silent(attempt) or [record.rank for record in records[:1]]
+    place = next((record for record in records if record.rank in firsts), None)
+    traceback = place.traceback.rstrip().splitlines() if place else []
+    return FirstError(
+        attempt=attempt,
+        sentence=failure_sentence(attempt, records),
+        ranks=tuple(firsts),
+        host=place.host if place else _host(attempt, firsts),
+        step=next((record.step for record in [*named, *records] if record.step is not None), None),
+        text=tuple(traceback or (_last_lines(attempt.rank_log(firsts[0])) if firsts else [])),
+        is_traceback=bool(traceback),
+        others=(*_others(named[1:]), *damaged_failures(attempt)),
+        followers=_followers(attempt, records, {*firsts, *(record.rank for record in named)}),
+    )
+
+
+def _others(records: Sequence[FailureRecord]) -> Iterator[str]:
+    """Yield a line for each error; ranks that say the same share one, or a missing module would fill the screen."""
+    same: dict[str, list[FailureRecord]] = {}
+    for record in records:
+        same.setdefault(f"{record.kind}: {record.headline}", []).append(record)
+    for said, who in same.items():
+        where = who[0].place if len(who) == 1 else f"ranks {ranks_text([record.rank for record in who])}"
+        yield f"{where}: {said}"
+
+
+def _host(attempt: AttemptDirectory, ranks: Sequence[int]) -> str | None:
+    """Return where a rank ran that left no record."""
+    known = known_hosts(attempt) or []
+    return known[ranks[0]] if ranks and ranks[0] < len(known) else None
+
+
+def _last_lines(log: Path) -> list[str]:
+    return list(deque(read_tail(log, _TAIL_BYTES).splitlines(), maxlen=_LAST_LINES))
+
+
+def _followers(attempt: AttemptDirectory, records: Sequence[FailureRecord], firsts: set[int]) -> str:
+    """Return one line about the ranks that failed because another one had."""
+    followed = {record.rank: _short(record) for record in records if record.rank not in firsts}
+    followed.update({rank: "ended without a word" for rank in silent_ranks(attempt) if rank not in firsts})
+    if not followed:
+        return ""
+    ranks = ranks_text(list(followed))
+    said = Counter(followed.values()).most_common(1)[0][0]
+    return f"rank{'s' if len(followed) > 1 else ''} {ranks} followed: {said}"
+
+
+def _short(record: FailureRecord) -> str:
+    """Return in a few words what a rank noticed of another one's end."""
+    if record.waiting:
+        return "waited in vain"
+    message = record.message.lower()
+    if "told to end" in message:
+        return "told to end"
+    return next((loss for loss in PEER_LOSS if loss in message), record.headline)
+
+
+_FRAME: Final = '  File "'
+_INNER: Final = ("/hpcddp/", "/submitit/", "/torch/", "<frozen runpy>")
+
+
+def shortened(traceback: Sequence[str]) -> list[str]:
+    """Return a traceback with a line in place of frames of libraries that lead to the user's code.
+
+    The innermost frame stays. A traceback without any frame of the user's stays as it is.
+
+    Args:
+        traceback: its lines, as Python prints them.
+    """
+    parts = list(_parts(traceback))
+    if all(_is_inner(part) or not _is_frame(part) for part in parts):
+        return list(traceback)
+    shown: list[str] = []
+    skipped = 0
+    for part, following in zip(parts, [*parts[1:], []], strict=True):
+        if _is_inner(part) and _is_frame(following):
+            skipped += 1
+            continue
+        if skipped:
+            shown.append(f"  ... {skipped} frame{'s' if skipped > 1 else ''} of libraries")
+            skipped = 0
+        shown += part
+    return shown
+
+
+def _parts(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the frames, each with the lines that belong to it, and what stands between them line by line."""
+    part: list[str] = []
+    for line in lines:
+        belongs = bool(part) and _is_frame(part) and line.startswith("    ")
+        if not belongs and part:
+            yield part
+            part = []
+        part.append(line)
+    if part:
+        yield part
+
+
+def _is_frame(part: Sequence[str]) -> bool:
+    return bool(part) and part[0].startswith(_FRAME)
+
+
+def _is_inner(part: Sequence[str]) -> bool:
+    return _is_frame(part) and any(word in part[0] for word in _INNER)

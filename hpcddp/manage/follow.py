@@ -1,0 +1,231 @@
+"""Watching a run from outside: what its files say, and whether its job is still there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import Event
+from hpcddp.run.job_records import read_submission
+from hpcddp.run.metrics import MetricsLine
+from hpcddp.run.record import parse_lines
+from hpcddp.run.result import Result, read_result
+from hpcddp.slurm import commands
+
+JobState = Literal["pending", "running", "ended"]
+_POLL_S = 0.25
+# How long a result may take to appear on a shared file system after the job has gone.
+_RESULT_GRACE_S = 5.0
+
+
+class Display(Protocol):
+    """Whoever shows the progress."""
+
+    def job(self, state: JobState) -> None:
+        """Show that the job's state has changed."""
+
+    def output(self, line: str) -> None:
+        """Show a line that the user's own program has printed."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Show one record of ``events.jsonl``."""
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Show one training record of ``metrics.jsonl``."""
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        """Show one evaluation record of ``metrics.jsonl``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a followed run ended.
+
+    Args:
+        status: ``finished``, ``failed``, ``cancelled``, ``stopped`` where it may be resumed, or ``lost`` when the job
+            ended and left no result.
+        result: what came of it, or None.
+    """
+
+    status: str
+    result: Result | None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The run's own exit code (not the command line's), None if nobody was left to tell."""
+        if self.status == "finished":
+            return 0
+        return None if self.result is None else self.result.exit_code
+
+
+class Output(Protocol):
+    """Whoever knows what the user's own program prints."""
+
+    def __call__(self, *, ended: bool) -> Iterable[str]:
+        """Return the lines that are new; of a job that has ended, also a last one without its end."""
+
+
+class LineReader:
+    """Returns the lines that were added to a file since the last look, also when the file is replaced by a shorter one.
+
+    Args:
+        path: the file; it need not exist yet.
+        kind: the type of its lines.
+    """
+
+    def __init__(self, path: Path, kind: type[Event | MetricsLine]) -> None:
+        self._path = path
+        self._kind = kind
+        self._inode: int | None = None
+        self._offset = 0
+
+    def new_records(self) -> Iterator[dict[str, Any]]:
+        """Yield the JSON documents of the complete lines that are new; a damaged line is left out."""
+        try:
+            stream = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with stream:
+            inode = self._path.stat().st_ino
+            if inode != self._inode:
+                self._inode, self._offset = inode, 0
+            stream.seek(self._offset)
+            text = stream.read()
+        complete = text.rfind(b"\n") + 1
+        self._offset += complete
+        for record in parse_lines(text[:complete], self._kind).records:
+            yield record.as_json()
+
+
+class _Follower:
+    """What has been shown of a run so far."""
+
+    def __init__(
+        self, run: RunDirectory, display: Display, job_state: Callable[[], JobState], output: Output | None
+    ) -> None:
+        self.first_attempt = 0
+        self._run = run
+        self._display = display
+        self._job_state = job_state
+        self._output = output
+        self._events, self._metrics = LineReader(run.events, Event), LineReader(run.metrics, MetricsLine)
+        self._state: JobState | None = None
+        self._newest_step = 0
+        self._gone_since: float | None = None
+
+    def look(self) -> Outcome | None:
+        """Show what is new; return how the run ended, or None while it goes on."""
+        # Asked first: what the files hold after the job has gone is all that there will be.
+        now = self._job_state()
+        if self._output is not None:
+            # Before the words on how it ended, which are the answer to it.
+            for line in self._output(ended=now == "ended"):
+                self._display.output(line)
+        if now != self._state:
+            self._state = now
+            self._display.job(now)
+        for event in self._events.new_records():
+            if event["attempt"] >= self.first_attempt:
+                self._display.event(event)
+        for record in self._metrics.new_records():
+            self._newest_step = _show(record, self._display, self._newest_step)
+        return self._outcome(now)
+
+    def _outcome(self, now: JobState) -> Outcome | None:
+        if now != "ended":
+            self._gone_since = None
+            return None
+        self._gone_since = self._gone_since or time.monotonic()
+        result = read_result(self._run)
+        if result is not None:
+            return Outcome(status=result.status, result=result)
+        late = time.monotonic() - self._gone_since > _RESULT_GRACE_S
+        return Outcome(status="lost", result=None) if late else None
+
+
+def follow(
+    run: RunDirectory,
+    display: Display,
+    *,
+    job_state: Callable[[], JobState],
+    interrupted: Callable[[], bool] | None = None,
+    output: Output | None = None,
+    first_attempt: int = 0,
+) -> Outcome:
+    """Show a run's progress until it has ended for good, through requeues.
+
+    Args:
+        run: the run's directory.
+        display: where to show it.
+        job_state: asks what became of the job.
+        interrupted: called at Ctrl-C; it returns whether to go on following. None goes on at none.
+        output: what the user's own program prints; None shows none of it.
+        first_attempt: the first attempt that is of interest; what became of earlier ones is not shown.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, and it is not to go on.
+    """
+    follower = _Follower(run, display, job_state, output)
+    follower.first_attempt = first_attempt
+    while True:
+        try:
+            if (outcome := follower.look()) is not None:
+                return outcome
+            time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            if interrupted is None or not interrupted():
+                raise
+
+
+def _show(record: dict[str, Any], display: Display, newest_step: int) -> int:
+    """Show one record unless it was shown before (a resumed run rewrites its metrics); return the newest step shown."""
+    if "val_loss" in record:
+        display.evaluation(record)
+    elif record["step"] > newest_step:
+        display.step(record)
+        return int(record["step"])
+    return newest_step
+
+
+# One question every two seconds is what Slurm's own documentation calls considerate (squeue(1), PERFORMANCE).
+_ASK_EVERY_S = 2.0
+_PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING", "SPECIAL_EXIT"})
+_RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+
+
+class SlurmWatch:
+    """Answers for the job of a run, asking Slurm now and then.
+
+    Args:
+        run: the run; another job may take it over.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._asked = float("-inf")
+        self._state: JobState = "pending"
+
+    def __call__(self) -> JobState:
+        """Return the job's state; a controller that does not answer changes nothing, a forgotten job has ended."""
+        if time.monotonic() - self._asked >= _ASK_EVERY_S:
+            self._asked = time.monotonic()
+            with contextlib.suppress(commands.SlurmUnavailableError):
+                submission = read_submission(self._run)
+                job = None if submission is None else commands.show_job(submission.job_id)
+                self._state = "ended" if job is None else state_of(job.get("JobState", ""))
+        return self._state
+
+
+def state_of(slurm_state: str) -> JobState:
+    """Return what a word of ``scontrol show job`` means to somebody who waits for the run's end."""
+    if slurm_state in _PENDING:
+        return "pending"
+    return "running" if slurm_state in _RUNNING else "ended"

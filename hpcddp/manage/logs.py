@@ -1,0 +1,259 @@
+"""What the ranks of an attempt printed, as one text in the order of time."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcddp.errors import UserError
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.failure import beginning, read_failures
+from hpcddp.run.job_records import read_start
+from hpcddp.run.log_timestamps import read_times
+from hpcddp.run.ranks import known_hosts
+from hpcddp.run.record import RecordError
+
+BATCH = "batch"
+"""What stands for the batch script where a rank's number stands else."""
+
+
+class NoLogError(UserError):
+    """There is no such log."""
+
+    kind = "no_log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A log of an attempt.
+
+    Args:
+        path: the file.
+        rank: whose it is; None for the batch script.
+        host: where; None if that is not known yet.
+        begin: the first byte that belongs to this attempt.
+        end: the byte behind the last one; None for the end of the file.
+    """
+
+    path: Path
+    rank: int | None
+    host: str | None
+    begin: int = 0
+    end: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Whose lines they are, in words."""
+        who = BATCH if self.rank is None else f"rank {self.rank}"
+        return f"{who} {self.host}" if self.host else who
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line of a log.
+
+    Args:
+        time: when it was written, in seconds since the epoch, to half a second.
+        source: whose it is.
+        text: the line without its end.
+    """
+
+    time: float
+    source: Source
+    text: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that ``--json`` prints."""
+        return {"time": self.time, "rank": self.source.rank, "host": self.source.host, "text": self.text}
+
+
+def chosen_attempt(run: RunDirectory, number: int | None) -> AttemptDirectory:
+    """Return an attempt of a run, the newest one without a number.
+
+    Raises:
+        NoLogError: there is no such attempt.
+    """
+    newest = run.newest_attempt()
+    if newest is None:
+        raise NoLogError(
+            f"the run {run.run_id} has not started yet, so it has no logs; see why: hpcddp why {run.run_id}"
+        )
+    attempt = run.attempt(newest if number is None else number)
+    if not attempt.path.is_dir():
+        known = "0" if newest == 0 else f"0 to {newest}"
+        raise NoLogError(f"--attempt is {number}, and the run {run.run_id} has attempts {known}; choose one of them")
+    return attempt
+
+
+def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool = False) -> list[Source]:
+    """Return the logs of an attempt that there are by now, in the order of the ranks.
+
+    Args:
+        attempt: the attempt.
+        ranks: only those of these ranks; empty = of all.
+        batch: whether the batch script's own log is one of them; it comes first.
+
+    Raises:
+        NoLogError: a rank that was asked for has no log.
+    """
+    found = {int(path.stem.removeprefix("rank-")): path for path in attempt.path.glob("rank-*.log")}
+    if missing := [rank for rank in ranks if rank not in found]:
+        has = "no rank has one yet" if not found else f"ranks 0 to {max(found)} have one"
+        raise NoLogError(f"rank {missing[0]} has no log in attempt {attempt.number}; {has}")
+    hosts = _hosts(attempt)
+    chosen = sorted(rank for rank in found if not ranks or rank in ranks)
+    logs = [Source(path=found[rank], rank=rank, host=hosts.get(rank)) for rank in chosen]
+    return [*_batch(attempt), *logs] if batch else logs
+
+
+def _hosts(attempt: AttemptDirectory) -> dict[int, str]:
+    """Return where each rank runs, as far as that is known."""
+    hosts = known_hosts(attempt)
+    if hosts is not None:
+        return dict(enumerate(hosts))
+    return {record.rank: record.host for record in read_failures(attempt)}
+
+
+def _batch(attempt: AttemptDirectory) -> Iterator[Source]:
+    """Yield the part of the batch script's log that belongs to the attempt."""
+    log = attempt.run.batch_log
+    if not log.is_file():
+        return
+    whole = log.read_bytes()
+    begin = whole.find(beginning(attempt).encode())
+    following = attempt.run.attempt(attempt.number + 1)
+    end = whole.find(beginning(following).encode(), max(begin, 0))
+    yield Source(path=log, rank=None, host=_batch_host(attempt), begin=max(begin, 0), end=None if end < 0 else end)
+
+
+def _batch_host(attempt: AttemptDirectory) -> str | None:
+    """Return where the batch script ran, as far as that is known; the log is shown without it, too."""
+    try:
+        start = read_start(attempt)
+    except RecordError:
+        return None
+    return None if start is None else start.host
+
+
+def merged(logs: Sequence[Source]) -> Iterator[LogLine]:
+    """Yield the lines of logs in the order of time; those of one moment in the order of the logs.
+
+    Args:
+        logs: the logs; what is added to them meanwhile may be missing.
+    """
+    return heapq.merge(*map(lines_of, logs), key=lambda line: line.time)
+
+
+def lines_of(source: Source) -> Iterator[LogLine]:
+    """Yield the lines of one log; a last one without its end is a line too."""
+    times = read_times(source.path)
+    with source.path.open("rb") as stream:
+        stream.seek(source.begin)
+        offset = source.begin
+        for line in stream:
+            offset += len(line)
+            if source.end is not None and offset > source.end:
+                return
+            yield LogLine(time=times.at(offset - 1), source=source, text=line_text(line))
+
+
+def line_text(line: bytes) -> str:
+    """Return a line as it would look on a terminal: of a progress bar that redraws itself, the last state."""
+    return line.decode("utf-8", errors="replace").rstrip("\r\n").rpartition("\r")[2]
+
+
+class LogFollower:
+    """Returns what is added to the logs of an attempt, in the order of arrival.
+
+    Args:
+        attempt: the attempt.
+        ranks: only those of these ranks; empty = of all.
+        batch: whether the batch script's log is followed too.
+    """
+
+    def __init__(self, attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool = False) -> None:
+        self._attempt, self._ranks, self._batch = attempt, ranks, batch
+        self._offsets: dict[Path, int] = {}
+
+    def new_lines(self, now: float, *, ended: bool = False) -> list[LogLine]:
+        """Return the lines that were completed since the last look; at the first look, all of them.
+
+        Args:
+            now: seconds since the epoch.
+            ended: whether nothing more is written; then a last line without its end is a line too.
+        """
+        logs = sources(self._attempt, batch=self._batch)
+        logs = [log for log in logs if not self._ranks or log.rank is None or log.rank in self._ranks]
+        if not self._offsets:
+            self._offsets = {log.path: _end_of(log, ended=ended) for log in logs}
+            return list(merged([_until(log, self._offsets[log.path]) for log in logs]))
+        return [line for log in logs for line in self._added(log, now, ended=ended)]
+
+    def _added(self, log: Source, now: float, *, ended: bool) -> Iterator[LogLine]:
+        begin = self._offsets.get(log.path, log.begin)
+        end = _end_of(log, ended=ended)
+        if end <= begin:
+            return
+        self._offsets[log.path] = end
+        with log.path.open("rb") as stream:
+            stream.seek(begin)
+            for line in stream.read(end - begin).splitlines():
+                yield LogLine(time=now, source=log, text=line_text(line))
+
+
+class OutputFollower:
+    """Returns what rank 0 of a run prints, through the run's attempts, as it comes.
+
+    Args:
+        run: the run.
+        first_attempt: the first attempt that is of interest.
+    """
+
+    def __init__(self, run: RunDirectory, *, first_attempt: int) -> None:
+        self._run, self._next = run, first_attempt
+        self._follower: LogFollower | None = None
+
+    def new_lines(self, now: float, *, ended: bool) -> list[LogLine]:
+        """Return the lines that came since the last look.
+
+        Args:
+            now: seconds since the epoch.
+            ended: whether the run has ended.
+        """
+        newest = self._run.newest_attempt()
+        lines: list[LogLine] = []
+        while newest is not None and self._next <= newest:
+            lines += self._added(now, ended=True)
+            self._follower = LogFollower(self._run.attempt(self._next), ranks=(0,))
+            self._next += 1
+        return lines + self._added(now, ended=ended)
+
+    def _added(self, now: float, *, ended: bool) -> list[LogLine]:
+        return [] if self._follower is None else self._follower.new_lines(now, ended=ended)
+
+
+def _until(log: Source, end: int) -> Source:
+    return Source(path=log.path, rank=log.rank, host=log.host, begin=log.begin, end=end)
+
+
+def _end_of(log: Source, *, ended: bool) -> int:
+    """Return the offset behind what can be shown of a log."""
+    return log.path.stat().st_size if ended else _last_line_end(log.path)
+
+
+def _last_line_end(path: Path) -> int:
+    """Return the offset behind the last complete line."""
+    with path.open("rb") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        while end > 0:
+            begin = max(0, end - 65536)
+            stream.seek(begin)
+            found = stream.read(end - begin).rfind(b"\n")
+            if found >= 0:
+                return begin + found + 1
+            end = begin
+    return 0

@@ -1,0 +1,140 @@
+"""Having a live run saved and started again, as its user asks."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from hpcddp.errors import HpcddpError, UserError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.write import parse_resolved
+from hpcddp.manage.states import State
+from hpcddp.manage.status import RunStatus
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import read_events
+from hpcddp.run.files import write_json
+from hpcddp.run.summary import resume_command
+
+# A task listens from its first lines on, but srun takes a moment to start it.
+_TRIES: Final = 4
+_ANSWER_WITHIN_S: Final = 4.0
+_POLL_S: Final = 0.2
+
+
+class RequeueError(UserError):
+    """The run cannot be requeued."""
+
+    kind = "requeue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doors:
+    """What a requeue asks of Slurm, each with the job's id.
+
+    Args:
+        may_requeue: whether Slurm may requeue the job.
+        warn: sends USR2 to its tasks.
+        allow: allows Slurm to requeue the job, which hpcddp itself had kept it from.
+        requeue: has Slurm requeue it at once.
+    """
+
+    may_requeue: Callable[[str], bool]
+    warn: Callable[[str], None]
+    allow: Callable[[str], None]
+    requeue: Callable[[str], None]
+
+
+def requeue(status: RunStatus, doors: Doors, *, sleep: Callable[[float], None] = time.sleep) -> str:
+    """Have a live run saved and started again, and return what happens now, in a sentence.
+
+    Args:
+        status: the run.
+        doors: Slurm.
+        sleep: waits so many seconds.
+
+    Raises:
+        RequeueError: the run is not one that runs on Slurm, or it does not answer.
+    """
+    run = status.run
+    job_id = _live_job(status)
+    spec = parse_resolved(run.job_file.read_text(encoding="utf-8"))
+    forbidden = spec.requeue.left_to_slurm and not spec.requeue.allow_continuation and not doors.may_requeue(job_id)
+    if forbidden:
+        raise RequeueError(
+            f"Slurm is not allowed to requeue job {job_id}; end the run with hpcddp cancel {run.run_id}, then go on "
+            f"with {resume_command(run)}"
+        )
+    if spec.command is not None:
+        _requeue_at_once(status, job_id, spec, doors)
+        return (
+            f"job {job_id} is requeued: the program of run {run.run_id} is told to end (SIGTERM), and started again; "
+            "it has only the seconds that Slurm gives it to save itself"
+        )
+    attempt = run.attempt(status.traces.attempt or 0)
+    _leave_request(attempt, status)
+    for _ in range(_TRIES):
+        doors.warn(job_id)
+        if _is_heard(attempt, sleep):
+            return (
+                f"run {run.run_id} stops at the end of a step and saves, however long that takes; then Slurm runs job "
+                f"{job_id} again, and it goes on from there"
+            )
+    # A time limit that comes later must not be taken for this wish.
+    attempt.requeue_request.unlink(missing_ok=True)
+    raise RequeueError(
+        f"the tasks of run {run.run_id} do not answer; they may not have started yet: try again when hpcddp status "
+        "says that it is running"
+    )
+
+
+def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, doors: Doors) -> None:
+    attempt = status.run.attempt(status.traces.attempt or 0)
+    # Before the batch script has begun, there is no attempt that could count.
+    if attempt.path.exists():
+        _leave_request(attempt, status)
+    try:
+        if not spec.requeue.left_to_slurm:
+            doors.allow(job_id)
+        doors.requeue(job_id)
+    except HpcddpError:
+        attempt.requeue_request.unlink(missing_ok=True)
+        raise
+
+
+def _leave_request(attempt: AttemptDirectory, status: RunStatus) -> None:
+    """Say in the attempt's directory that the run's user wants it: no budget counts such a requeue."""
+    write_json(attempt.requeue_request, {"time": status.now, "by": getpass.getuser()})
+
+
+def _live_job(status: RunStatus) -> str:
+    """Return the id of the job that runs."""
+    run, job, state = status.run, status.traces.job, status.state
+    if not status.traces.is_job_known and status.traces.result is None:
+        raise RequeueError(f"nothing was requeued: {status.traces.damaged[0]}")
+    if state in {State.PENDING, State.HELD, State.REQUEUED}:
+        raise RequeueError(f"the run {run.run_id} waits to start ({state}); there is nothing to save or to requeue")
+    if state is State.FINISHED:
+        raise RequeueError(f"the run {run.run_id} has finished; there is nothing left to run")
+    if state in {State.STOPPING, State.SUSPENDED} or state is State.UNKNOWN or job is None:
+        raise RequeueError(f"the run {run.run_id} is {state}, and cannot be requeued now; try again later")
+    if not state.is_alive:
+        raise RequeueError(f"the run {run.run_id} has ended ({state}); to go on: {resume_command(run)}")
+    if job.local:
+        raise RequeueError(
+            f"the run {run.run_id} runs on this machine, where nothing starts it again; end it with hpcddp cancel "
+            f"{run.run_id}, then go on with {resume_command(run)}"
+        )
+    return job.job_id
+
+
+def _is_heard(attempt: AttemptDirectory, sleep: Callable[[float], None]) -> bool:
+    """Return whether a task of the attempt says soon that it has heard a signal."""
+    for _ in range(round(_ANSWER_WITHIN_S / _POLL_S)):
+        events = read_events(attempt.run.events)
+        if any(event["event"] == "signal" and event["attempt"] == attempt.number for event in events):
+            return True
+        sleep(_POLL_S)
+    return False

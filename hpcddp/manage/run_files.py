@@ -1,0 +1,254 @@
+"""What a run's own files say of it. Nobody is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import read_event_log
+from hpcddp.run.files import TAIL_BYTES
+from hpcddp.run.job_records import Start, SubmissionRecord, newest_start, read_submission
+from hpcddp.run.metrics import MetricsLine, read_metrics
+from hpcddp.run.ranks import read_ranks
+from hpcddp.run.record import Lines, RecordError, RecordT
+from hpcddp.run.result import Result, read_result
+
+# submission.json is written a moment after the job was submitted, in which the job may start; clocks differ too.
+_SAME_SUBMISSION_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The job that a run was given to last.
+
+    Args:
+        job_id: Slurm's id, or the process id of a run on this machine.
+        local: whether it is a process on some machine.
+        submitted: when the run was handed over, in seconds since the epoch; None if by hand.
+        start: the start of the newest attempt if this job has begun it, else None.
+    """
+
+    job_id: str
+    local: bool = False
+    submitted: float | None = None
+    start: Start | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traces:
+    """What a run has left in its directory so far.
+
+    Args:
+        run: its directory; an element of a sweep that has not begun has none yet.
+        job: the job that it was given to last; None if nothing says.
+        attempt: the newest attempt; None before the first.
+        result: what came of it; None while it has not ended for good.
+        events: the last of its events.
+        total_steps: of the whole run; None if not known.
+        progress: how far it is; None before the first step, or if it writes no metrics.
+        met: whether all ranks of the newest attempt have met.
+        damaged: a sentence for each of its records that cannot be read.
+        is_job_known: whether none of these is about its job or its result, which would come first.
+    """
+
+    run: RunDirectory
+    job: Job | None
+    attempt: int | None = None
+    result: Result | None = None
+    events: tuple[Mapping[str, Any], ...] = ()
+    total_steps: int | None = None
+    progress: Progress | None = None
+    met: bool = False
+    damaged: tuple[str, ...] = ()
+    is_job_known: bool = True
+
+    @property
+    def start(self) -> Start | None:
+        """The start of the newest attempt, if the run's job has begun it."""
+        return None if self.job is None else self.job.start
+
+    def of_attempt(self, kind: str) -> list[Mapping[str, Any]]:
+        """Return the events of one kind of the newest attempt."""
+        return [event for event in self.events if event["event"] == kind and event["attempt"] == self.attempt]
+
+    @property
+    def cause(self) -> str | None:
+        """Why the last attempt ended, a ``Cause``'s word; None while nobody says."""
+        return next((event["cause"] for event in reversed(self.events) if event.get("cause")), None)
+
+    @property
+    def ended(self) -> float | None:
+        """When the last sign of life was, in seconds since the epoch."""
+        times = [float(event["time"]) for event in self.events[-1:]]
+        return max([*times, *([self.progress.time] if self.progress else [])], default=None)
+
+
+def read_traces(run: RunDirectory, *, job: Job | None = None) -> Traces:
+    """Return what a run has left.
+
+    Args:
+        run: its directory; it need not exist.
+        job: the job that it was given to, where no file of its own says so yet.
+    """
+    attempt = run.newest_attempt()
+    start, start_damage = readable(lambda: newest_start(run))
+    submission, submission_damage = readable(lambda: read_submission(run))
+    result, result_damage = readable(lambda: read_result(run))
+    ranks_damage = None if attempt is None else readable(lambda: read_ranks(run.attempt(attempt)))[1]
+    of_job = tuple(damage for damage in (submission_damage, start_damage, result_damage) if damage is not None)
+    events, events_damage = readable_lines(run.events, lambda: read_event_log(run.events, TAIL_BYTES))
+    metrics, metrics_damage = readable_lines(run.metrics, lambda: read_metrics(run.metrics, _TAIL_BYTES))
+    logs_damage = (ranks_damage, events_damage, metrics_damage)
+    damaged = (*of_job, *(damage for damage in logs_damage if damage is not None))
+    plan = read_document(run.plan) or {}
+    began = 0.0 if start is None else start.time
+    return Traces(
+        run=run,
+        job=_job(submission, start) or job,
+        attempt=attempt,
+        result=result,
+        events=tuple(event.as_json() for event in events),
+        total_steps=plan.get("total_steps"),
+        progress=progress_of(metrics, since=began),
+        met=attempt is not None and run.attempt(attempt).ranks.exists(),
+        damaged=damaged,
+        is_job_known=not of_job,
+    )
+
+
+T = TypeVar("T")
+
+
+def readable(read: Callable[[], T | None]) -> tuple[T | None, str | None]:
+    """Return a record, or None and why it cannot be read: what the other files say must still be shown."""
+    try:
+        return read(), None
+    except RecordError as error:
+        return None, error.message
+
+
+def readable_lines(path: Path, read: Callable[[], Lines[RecordT]]) -> tuple[tuple[RecordT, ...], str | None]:
+    """Return the lines of a log that can be read, and what a person should know of the others, or None."""
+    lines, damage = readable(read)
+    return ((), damage) if lines is None else (lines.records, lines.sentence(path))
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """Return the JSON document in a file; None if it is not there or cannot be read: others must still be told of."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _job(submission: SubmissionRecord | None, start: Start | None) -> Job | None:
+    """Return the newest job: the one that the run was handed to, or one whose script was submitted by hand later."""
+    if submission is None:
+        return _by_hand(start)
+    submitted = submission.time
+    begun = start is not None and start.time >= (submitted or 0.0) - _SAME_SUBMISSION_S
+    mine = begun and start is not None and start.job_id == submission.job_id
+    if start is not None and not mine and start.time > (submitted or 0.0):
+        return _by_hand(start)
+    return Job(
+        job_id=submission.job_id,
+        local=submission.cluster == "local",
+        submitted=submitted,
+        start=start if mine else None,
+    )
+
+
+def _by_hand(start: Start | None) -> Job | None:
+    if start is None or start.job_id is None:
+        return None
+    return Job(job_id=start.job_id, start=start)
+
+
+# Some eighty steps: enough for a mean, and quick for hundreds of runs.
+_TAIL_BYTES: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is.
+
+    Args:
+        step: optimizer steps done.
+        loss: of the last step; None where it was not finite, or was not said.
+        samples_per_s: over the last steps, with what lies between them; None with too few steps.
+        steps_per_s: the same in steps.
+        time: when the last step was made, in seconds since the epoch.
+    """
+
+    step: int
+    loss: float | None
+    samples_per_s: float | None
+    steps_per_s: float | None
+    time: float
+
+    def eta_s(self, total_steps: int | None, now: float) -> float | None:
+        """Return the seconds that are left at this speed; None if that is not known.
+
+        Args:
+            total_steps: of the whole run.
+            now: seconds since the epoch.
+        """
+        if total_steps is None or not self.steps_per_s:
+            return None
+        return max(0.0, (total_steps - self.step) / self.steps_per_s - (now - self.time))
+
+
+def read_progress(metrics: Path, *, since: float = 0.0) -> Progress | None:
+    """Return how far a run is, or None before its first step.
+
+    Args:
+        metrics: its ``metrics.jsonl``; it need not exist.
+        since: as ``progress_of`` has it.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    return progress_of(read_metrics(metrics, _TAIL_BYTES).records, since=since)
+
+
+def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0) -> Progress | None:
+    """Return how far a run is, or None before its first step.
+
+    Args:
+        metrics: the last lines of its ``metrics.jsonl``.
+        since: the speed is that of later steps only, in seconds since the epoch: when the newest attempt began.
+    """
+    found = [(line, line.time) for line in metrics if line.time is not None]
+    # A function of the user's own may log what it likes.
+    lines = [(line, moment) for line, moment in found if "loss" in line.facts] or found
+    if not lines:
+        return None
+    last, moment = lines[-1]
+    samples_per_s, steps_per_s = _speed([(line, moment) for line, moment in lines if moment >= since])
+    return Progress(
+        step=last.step,
+        loss=last.number("loss"),
+        samples_per_s=samples_per_s,
+        steps_per_s=steps_per_s,
+        time=moment,
+    )
+
+
+def _speed(lines: Sequence[tuple[MetricsLine, float]]) -> tuple[float | None, float | None]:
+    """Return samples and steps per second, evaluations and saves between them included."""
+    if not lines:
+        return None, None
+    (first, began), (last, ended) = lines[0], lines[-1]
+    seconds = ended - began
+    if seconds <= 0:
+        return last.number("samples_per_s"), None
+    steps_per_s = (last.step - first.step) / seconds
+    before, after = first.number("samples_seen"), last.number("samples_seen")
+    if before is None or after is None:
+        return last.number("samples_per_s"), steps_per_s
+    return (after - before) / seconds, steps_per_s

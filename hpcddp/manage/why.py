@@ -1,0 +1,399 @@
+"""Why a run waits, how far it is, or why it ended; and the one command that helps."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from hpcddp.manage.first_error import failed_attempt
+from hpcddp.manage.format import duration_text, limit_text, ranks_text
+from hpcddp.manage.states import State
+from hpcddp.manage.status import RunStatus
+from hpcddp.manage.sweeps import SweepStatus
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import read_events
+from hpcddp.run.failure import failure_sentence, read_failures
+from hpcddp.run.files import read_tail
+from hpcddp.run.result import Result
+from hpcddp.run.summary import newest_saved_step, resume_command
+from hpcddp.run.sweep import element_id
+from hpcddp.slurm.queue import QueuedJob
+from hpcddp.stop.reasons import ExitCode
+
+_WAITS: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})
+_TOLD: Final = 6
+_TAIL_BYTES: Final = 4096
+# After these the same run would end in the same way again.
+_LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.NO_PROGRESS, ExitCode.HANG})
+_CAUSES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "preemption": "preempted",
+        "time_limit": "out of time",
+        "node_failure": "a node was lost",
+        "crash": "a task failed",
+        "requeued": "requeued by Slurm or by hand",
+    }
+)
+_ENDED: Final[Mapping[State, str]] = MappingProxyType(
+    {
+        State.FAILED: "has failed",
+        State.CANCELLED: "was cancelled",
+        State.STOPPED: "has stopped",
+        State.TIMED_OUT: "ran out of time",
+        State.PREEMPTED: "was preempted",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Why a run is in its state.
+
+    Args:
+        status: the run.
+        why: a sentence.
+        facts: what else is known, a sentence each.
+        history: how it came there, a line for each start and end of an attempt.
+        advice: what to do about it; None where there is nothing to do.
+        command: the command that helps most, None if none does.
+    """
+
+    status: RunStatus
+    why: str
+    facts: tuple[str, ...] = ()
+    history: tuple[str, ...] = ()
+    advice: str | None = None
+    command: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that ``--json`` prints."""
+        return {
+            "run_id": self.status.run.run_id,
+            "state": str(self.status.state),
+            "why": self.why,
+            "facts": [*self.facts, *self.status.traces.damaged],
+            "history": list(self.history),
+            "advice": self.advice,
+            "next": self.command,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a person reads."""
+        yield f"{self.status.run.run_id} ({self.status.run.path.parent.name}): {self.why}"
+        yield from (f"  {fact}" for fact in self.facts)
+        yield from (f"  {damage}" for damage in self.status.traces.damaged)
+        yield from (f"  {line}" for line in self.history)
+        if self.advice is not None:
+            yield self.advice
+        if self.command is not None:
+            yield f"next: {self.command}"
+
+
+def explain(
+    status: RunStatus, *, priority: str | None = None, unanswered: bool = False, called: str | None = None
+) -> Answer:
+    """Return why a run is in its state.
+
+    Args:
+        status: the run.
+        priority: what its job's priority is made of, as ``sprio`` prints it; None if that is not known.
+        unanswered: whether Slurm could not be asked.
+        called: what commands call the run; None is its id.
+    """
+    called = called or status.run.run_id
+    if status.state in _WAITS and status.job is not None:
+        return _waits(status, status.job, priority, called)
+    if status.state in _WAITS or status.state.has_nodes:
+        return _runs(status, called)
+    if status.state is State.UNKNOWN:
+        asked = "Slurm could not be asked" if unanswered else "it was started on another machine, or nothing says where"
+        why = f"nobody can tell: it has left no result, and {asked}"
+        return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status))
+    if status.traces.result is not None:
+        return _ended(status, status.traces.result, called)
+    return _gone(status)
+
+
+def _waits(status: RunStatus, job: QueuedJob, priority: str | None, called: str) -> Answer:
+    found = waiting(job.reason, job_id=job.job_id, run=called)
+    what = {State.REQUEUED: "waits to run again", State.HELD: "is held"}.get(status.state, "waits to start")
+    facts = [f"Slurm's word for it is {job.reason}, of job {job.job_id}"] if job.reason != "None" else []
+    if job.start_time is not None and status.state is not State.HELD:
+        facts.append(f"Slurm expects it to start at {job.start_time.replace('T', ' ')}; other jobs may change that")
+    if priority is not None:
+        facts += ["its priority, as sprio shows it:", *(f"  {line}" for line in priority.splitlines())]
+    history = _history(status)
+    return Answer(
+        status=status, why=f"it {what}, because {found.why}", facts=tuple(facts), history=history, advice=found.advice
+    )
+
+
+def _runs(status: RunStatus, called: str) -> Answer:
+    job = status.traces.job
+    where = status.job.node_list if status.job is not None else ", ".join(status.hosts or ())
+    what = {State.REQUEUED: "has stopped, and its job is about to run again", State.STOPPING: "is being stopped"}
+    doing = what.get(status.state, f"is {status.state}")
+    why = (
+        f"it {doing}"
+        + (f" on {where}" if where else "")
+        + (f", as {'process' if job.local else 'job'} {job.job_id}" if job else "")
+    )
+    command = shlex.join(["hpcddp", "logs", called, "--follow"])
+    return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status), command=command)
+
+
+def _signs(status: RunStatus) -> Iterator[str]:
+    """Yield how far a run is."""
+    traces = status.traces
+    if status.step is not None:
+        total = "" if traces.total_steps is None else f" of {traces.total_steps}"
+        eta = "" if status.eta_s is None else f", about {duration_text(status.eta_s)} to go"
+        yield f"step {status.step}{total}{eta}"
+    if status.state.has_nodes and status.used_s is not None:
+        limit = "" if status.limit_s is None else f" of its {limit_text(status.limit_s)}"
+        yield f"it has used {duration_text(status.used_s)}{limit}"
+    if not status.state.has_nodes and traces.ended is not None:
+        yield f"the last sign of life was {duration_text(status.now - traces.ended)} ago"
+
+
+def _ended(status: RunStatus, result: Result, called: str) -> Answer:
+    run = status.run
+    if status.state is State.FINISHED:
+        accuracy = result.val_accuracy
+        scored = "" if accuracy is None else f", val_accuracy {accuracy:.2%}"
+        steps = "" if result.steps is None else f" after {result.steps} steps{scored}"
+        result_file = f"its result is {run.result}"
+        return Answer(status=status, why=f"it has finished{steps}", facts=(result_file,), history=_history(status))
+    facts = tuple(_saved(run, result.saved_step))
+    resume = result.resume or resume_command(run)
+    look = result.exit_code in _LOOK_FIRST
+    command = shlex.join(["hpcddp", "logs", called, "--first-error"]) if look else resume
+    advice = f"When its cause is removed, go on with: {resume}" if look else None
+    reason = str(result.reason)
+    said = reason.startswith(str(State.CANCELLED))
+    why = f"it was {reason}" if said else f"it {_ENDED.get(status.state, 'has ended')}: {reason}"
+    return Answer(status=status, why=why, facts=facts, history=_history(status), advice=advice, command=command)
+
+
+def _saved(run: RunDirectory, step: int | None) -> Iterator[str]:
+    """Yield which step is saved; a program of the user's own has checkpoints of its own, and nobody knows of them."""
+    if step:
+        yield f"step {step} is saved"
+    elif not any(run.attempts.glob("*/exit-rank-*.json")):
+        yield "no step is saved"
+
+
+def _gone(status: RunStatus) -> Answer:
+    """Return why a run without a result has ended, as far as anybody knows."""
+    traces, job = status.traces, status.job
+    run = status.run
+    known = traces.job.job_id if traces.job else None
+    if job is not None:
+        why = f"Slurm says that job {job.job_id} is {job.state}, and the run has left no result"
+    elif traces.job is not None and traces.job.local:
+        why = f"its process {known} is gone, and it has left no result: it was killed, or this machine was restarted"
+    elif traces.attempt is None and status.state is State.CANCELLED:
+        why = "it was cancelled before it started"
+    elif traces.attempt is None:
+        why = f"it never started, and Slurm has forgotten its job {known}: it was cancelled while it waited, or refused"
+    else:
+        why = f"Slurm has forgotten its job {known}, and it has left no result: it was killed, or its node was lost"
+    facts = [*_signs(status), *_failure(status), *_last_words(status)]
+    facts += _saved(run, newest_saved_step(read_events(run.events)))
+    command = resume_command(run) if run.path.is_dir() else None
+    return Answer(status=status, why=why, facts=tuple(facts), history=_history(status), command=command)
+
+
+def _failure(status: RunStatus) -> Iterator[str]:
+    attempt = failed_attempt(status.run)
+    if attempt is not None and attempt.number == status.traces.attempt:
+        yield failure_sentence(attempt, read_failures(attempt))
+
+
+def _last_words(status: RunStatus) -> Iterator[str]:
+    lines = read_tail(status.run.batch_log, _TAIL_BYTES).rstrip().splitlines()[-1:]
+    yield from (f"the batch script's last words: {line}" for line in lines)
+
+
+def _history(status: RunStatus) -> tuple[str, ...]:
+    """Return how each attempt began and ended."""
+    lines = list(_told(read_events(status.run.events)))
+    left_out = len(lines) - _TOLD
+    return (f"... {left_out} earlier lines in {status.run.events}", *lines[-_TOLD:]) if left_out > 1 else tuple(lines)
+
+
+def _told(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for event in events:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+        step = "" if event.get("step") is None else f" after step {event['step']}"
+        if event["event"] == "start":
+            yield f"{moment}  attempt {event['attempt']} began on {event.get('host')}"
+        elif event["event"] == "resume":
+            yield f"{moment}  {event['reason']}"
+        elif event["event"] == "requeue":
+            asked = event.get("by") == "user"
+            cause = "its user asked for it" if asked else _CAUSES.get(str(event.get("cause")), str(event.get("cause")))
+            yield f"{moment}  attempt {event['attempt']} stopped{step}, to go on: {cause}"
+        elif event["event"] == "stop" and "saved" not in event:
+            # What the ranks write of the same stop says how, not why.
+            yield f"{moment}  attempt {event['attempt']} stopped{step}: {event['reason']}"
+        elif event["event"] in {"failure", "finish"}:
+            ended = "failed" if event["event"] == "failure" else "finished"
+            yield f"{moment}  attempt {event['attempt']} {ended}{step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Why a job waits.
+
+    Args:
+        why: in words that follow "because".
+        advice: what to do, without a full stop, for it may end with a command.
+    """
+
+    why: str
+    advice: str
+
+
+_WAIT = "Wait; fewer nodes or a shorter time limit may let it in earlier"
+_SMALLER = "Wait until other jobs have ended, or ask for less; `sacctmgr show {where}` shows its limits"
+_ASK = "Ask the cluster's administrators"
+# squeue(1), JOB REASON CODES, and https://slurm.schedmd.com/job_reason_codes.html; the first that fits wins.
+_TABLE: Final[tuple[tuple[str, str, str], ...]] = (
+    ("None|WaitingForScheduling|Sched.*", "Slurm has not looked at it yet", "Wait a minute"),
+    ("Priority", "jobs of higher priority come first", _WAIT),
+    ("Resources", "it is at the front of the queue, and the nodes that it needs are not free yet", _WAIT),
+    ("DependencyNeverSatisfied", "the job that it depends on did not end as it had to, so it never starts",
+     "Cancel it, and submit it again without that dependency: hpcddp cancel {run}"),
+    ("Dependency", "it waits for the end of another job", "Wait; to see for which: squeue --jobs={job} --format=%E"),
+    ("BeginTime", "its earliest start time has not come; Slurm lets a requeued job wait, too", "Wait"),
+    ("JobHeldUser", "its user holds it (scontrol hold, or sbatch --hold)", "Release it: scontrol release {job}"),
+    ("JobHeldAdmin", "an administrator holds it", _ASK),
+    ("launch failed requeued held", "a node could not launch it, and Slurm holds it since",
+     "Look at hpcddp logs {run} --batch, then release it: scontrol release {job}"),
+    ("JobHoldMaxRequeue|job requeued in held state", "it was requeued too often for this cluster, and Slurm holds it",
+     "Release it: scontrol release {job}"),
+    ("JobArrayTaskLimit", "as many elements of its array run as may run at once",
+     "Wait, or allow more at once: scontrol update JobId={array} ArrayTaskThrottle=N"),
+    ("PartitionTimeLimit", "its time limit is longer than its partition allows",
+     "Cancel it, and submit it with a shorter resources.time_limit; `sinfo --format='%P %l'` shows what is allowed"),
+    ("PartitionNodeLimit", "it asks for more nodes than its partition allows, or some of them are down",
+     "Ask for fewer nodes, or another partition; `sinfo` shows both"),
+    ("PartitionConfig", "it asks for what no node of its partition has", "Ask for less, or for another partition"),
+    ("PartitionDown|PartitionInactive", "its partition does not start jobs now", "Wait, or take another partition"),
+    ("ReservationDeleted|InvalidReservation", "its reservation is gone", "Submit it without resources.reservation"),
+    ("Reservation|RequiresReservation", "its reservation has not begun", "Wait for the reservation"),
+    ("Nodes required for job are DOWN|ReqNodeNotAvail|NodeDown", "nodes that it needs are down, drained or reserved",
+     "Look at `sinfo --list-reasons`. Before a maintenance only a time limit that ends earlier lets it start"),
+    ("Licenses", "the licenses that it needs are in use", "Wait for others to give them back"),
+    ("BadConstraints", "no node has what it asks for", "Correct its constraint, GPUs, memory or CPUs per node"),
+    ("InvalidAccount|AccountNotAllowed|AccountingPolicy", "its account is not valid here", "Correct resources.account"),
+    ("InvalidQOS|QOSNotAllowed", "its QOS is not valid here", "Correct resources.qos"),
+    ("QOSUsageThreshold", "its account has used too much for this QOS", "Wait, or use another resources.qos"),
+    ("QOSMaxWall.*|AssocMaxWall.*", "its time limit is longer than its QOS or its account allows",
+     "Cancel it, and submit it with a shorter resources.time_limit"),
+    ("QOSMax.*(PerUser|PerAccount|PU|PA)", "you, or your account, have as much at work as the QOS allows",
+     _SMALLER.format(where="qos")),
+    ("QOSMax.*|QOSTimeLimit|QOSMin.*", "it asks for more, or less, than the QOS allows one job",
+     _SMALLER.format(where="qos")),
+    ("QOSGrp.*|QOSJobLimit|QOSResourceLimit|QOS.*", "all jobs of the QOS together have as much as it allows",
+     _SMALLER.format(where="qos")),
+    ("AssocMax.*", "it asks for more than your account allows one job, or you have as many jobs as it allows",
+     _SMALLER.format(where="assoc")),
+    ("Assoc.*|Max.*PerAccount", "your account and all that share its limit have as much at work as it allows",
+     _SMALLER.format(where="assoc")),
+    ("BurstBuffer.*", "its burst buffer is not ready", "Wait"),
+    ("Cleaning|Prolog", "its last attempt is still being cleaned up, or its nodes prepared", "Wait a minute"),
+    ("FrontEndDown|SystemFailure|JobLaunchFailure", "the cluster itself is in trouble", _ASK),
+)  # fmt: skip
+_KNOWN: Final = tuple((re.compile(pattern, re.IGNORECASE), why, advice) for pattern, why, advice in _TABLE)
+
+
+def waiting(reason: str, *, job_id: str, run: str) -> Waiting:
+    """Return why a job waits.
+
+    Args:
+        reason: Slurm's code, with or without what some codes have behind them.
+        job_id: the job.
+        run: what commands call the run.
+    """
+    plain = reason.strip("()").replace("_", " ")
+    for pattern, why, advice in _KNOWN:
+        if pattern.match(plain):
+            return Waiting(
+                why=why, advice=advice.format(job=job_id, array=job_id.partition("_")[0], run=shlex.quote(run))
+            )
+    return Waiting(why=f"Slurm says {reason}", advice="See https://slurm.schedmd.com/job_reason_codes.html")
+
+
+# Hundreds of elements that fail mostly fail for a handful of reasons.
+_ANSWERS_SHOWN: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAnswer:
+    """Why a sweep's elements are in their states.
+
+    Args:
+        status: the sweep.
+        groups: the indices of the elements that share an answer, with the answer of the first of them.
+        called: what commands call the sweep.
+    """
+
+    status: SweepStatus
+    groups: tuple[tuple[tuple[int, ...], Answer], ...]
+    called: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that ``--json`` prints."""
+        groups = [{"elements": list(indices), **answer.as_json()} for indices, answer in self.groups]
+        return {"sweep_id": self.status.sweep.sweep_id, "counts": self.status.as_json()["counts"], "groups": groups}
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a person reads."""
+        sweep = self.status.sweep
+        yield f"{sweep.sweep_id} ({sweep.path.parent.name}), a sweep of {len(sweep.elements)}: {self.status.sentence}"
+        for indices, answer in self.groups[:_ANSWERS_SHOWN]:
+            state = answer.status.state
+            why = str(state) if state.has_nodes or state is State.FINISHED else f"{state}: {answer.why}"
+            yield f"  element{'s' if len(indices) > 1 else ''} {ranks_text(list(indices))} {why}"
+            if answer.advice is not None:
+                yield f"    {answer.advice}"
+        if len(self.groups) > _ANSWERS_SHOWN:
+            yield f"  and {len(self.groups) - _ANSWERS_SHOWN} more answers; --json holds all"
+        if not self.groups:
+            yield "it has no elements"
+            return
+        first = element_id(self.called, self.groups[0][0][0])
+        yield f"next: {shlex.join(['hpcddp', 'why', first])}"
+
+
+def explain_sweep(status: SweepStatus, *, unanswered: bool, called: str | None = None) -> SweepAnswer:
+    """Return why the elements of a sweep are in their states; those that have finished or run as they should come last.
+
+    Args:
+        status: the sweep.
+        unanswered: whether Slurm could not be asked.
+        called: what commands call the sweep; None is its id.
+    """
+    named = called or status.sweep.sweep_id
+    groups: dict[tuple[State, str], list[int]] = {}
+    for index, element in enumerate(status.elements):
+        result = element.traces.result
+        reason = (result.reason if result else None) or (element.job.reason if element.job else "")
+        groups.setdefault((element.state, str(reason)), []).append(index)
+    order = [State.FAILED, State.LOST, State.TIMED_OUT, State.PREEMPTED, State.STOPPED, State.HELD, *State]
+    found = sorted(groups.items(), key=lambda group: (order.index(group[0][0]), group[1]))
+    answers = (
+        (
+            tuple(indices),
+            explain(status.elements[indices[0]], unanswered=unanswered, called=element_id(named, indices[0])),
+        )
+        for _, indices in found
+    )
+    return SweepAnswer(status=status, groups=tuple(answers), called=named)

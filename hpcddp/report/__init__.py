@@ -1,1 +1,0 @@
-"""What became of runs: their states, logs and reasons; ending and requeueing them."""

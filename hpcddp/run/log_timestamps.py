@@ -1,0 +1,119 @@
+"""When the lines of a log were written: ``rank-N.times`` beside ``rank-N.log``.
+
+A program's output has no times, and a pipe that adds them would stand between a rank and its last words. So the task
+looks at the size of its own log now and then, and writes down how large it was when: ``SIZE TIME`` on a line. What was
+written after the last look has the time of the file's last change.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hpcddp.run.files import append_line
+
+
+def times_of(log: Path) -> Path:
+    """Return where the times of a log are."""
+    return log.with_suffix(".times")
+
+
+class TimestampWriter:
+    """Writes down how large a log was when.
+
+    Args:
+        log: the log.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._size = 0
+
+    def look(self) -> None:
+        """Look at the log; a line is written if it has grown.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        status = self._log.stat()
+        if status.st_size != self._size:
+            append_line(times_of(self._log), f"{status.st_size} {status.st_mtime:.3f}")
+            self._size = status.st_size
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When each part of a log was written.
+
+    Args:
+        sizes: how large the log was, rising.
+        times: when, in seconds since the epoch.
+    """
+
+    sizes: Sequence[int]
+    times: Sequence[float]
+
+    def at(self, offset: int) -> float:
+        """Return when the byte at an offset was written, to half a second."""
+        return self.times[min(bisect.bisect_right(self.sizes, offset), len(self.times) - 1)]
+
+
+def read_times(log: Path) -> Times:
+    """Return the times of a log; without any of its own, all of it has the time of its last change.
+
+    Args:
+        log: the log; it exists.
+    """
+    status = log.stat()
+    sizes: list[int] = []
+    times: list[float] = []
+    for line in _lines(times_of(log)):
+        size, _, time = line.partition(" ")
+        # What is torn or stale would not rise.
+        if size.isdecimal() and time and (not sizes or int(size) > sizes[-1]):
+            sizes.append(int(size))
+            times.append(float(time))
+    if not sizes or status.st_size > sizes[-1]:
+        sizes.append(status.st_size)
+        times.append(status.st_mtime)
+    return Times(sizes, times)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        # A line without its end may have lost a part of its time.
+        return path.read_text(encoding="ascii", errors="replace").split("\n")[:-1]
+    except OSError:
+        return []
+
+
+_LOOK_EVERY_S: Final = 0.5
+
+
+def record_timestamps(log: Path) -> threading.Thread:
+    """Begin to look at a log, in a thread that ends with the process or with the disk.
+
+    Args:
+        log: the log that this process writes to.
+
+    Returns:
+        The thread.
+    """
+    thread = threading.Thread(target=_look, args=(TimestampWriter(log),), name="hpcddp-times", daemon=True)
+    thread.start()
+    return thread
+
+
+def _look(writer: TimestampWriter) -> None:
+    while True:
+        try:
+            writer.look()
+        except OSError:
+            # A disk that is full or gone is told of elsewhere; without times the log is still a log.
+            return
+        time.sleep(_LOOK_EVERY_S)

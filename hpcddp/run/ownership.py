@@ -1,0 +1,232 @@
+"""Whether a job may use a run directory: a run belongs to one job at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from hpcddp.errors import HpcddpError, UserError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.write import parse_resolved
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.job_records import Start
+from hpcddp.slurm.job import ENDED_STATES, ask_slurm
+from hpcddp.stop.reasons import ExitCode
+
+
+class RunDirectoryError(UserError):
+    """The run directory cannot be used."""
+
+    kind = "run_directory"
+
+
+def conflict(previous: Start | None, start: Start, *, previous_alive: bool) -> str | None:
+    """Return why ``start`` must not use the directory that ``previous`` used, or None if it may.
+
+    Args:
+        previous: who started the newest attempt there; None if there was none.
+        start: who wants to start now.
+        previous_alive: whether the job of ``previous`` is known to be alive, when it is another job.
+    """
+    if previous is None:
+        return None
+    if previous.job_id != start.job_id:
+        return f"job {previous.job_id} is still using it" if previous_alive else None
+    if start.restart_count > previous.restart_count:
+        return None
+    # Job ids come again after a cluster is rebuilt; a requeue of the same job has a higher restart count.
+    return (
+        f"it belongs to another job {previous.job_id}, submitted at {previous.submit_time}; "
+        f"this one was submitted at {start.submit_time}"
+    )
+
+
+def is_alive(start: Start) -> bool:
+    """Return whether the job of a start still runs, or waits to run again, as far as anybody can tell."""
+    if start.job_id is None:
+        return False
+    if start.is_process:
+        return start.host == socket.gethostname() and Path(f"/proc/{start.job_id}").exists()
+    job = ask_slurm(start.job_id)
+    if job is None or job.get("JobState") in ENDED_STATES:
+        return False
+    if start.submit_time is None:
+        return True
+    # Slurm renews the submit time at a requeue; a job of another life of the cluster has neither.
+    return job.get("SubmitTime") == start.submit_time or int(job.get("Restarts", "0")) > start.restart_count
+
+
+def refuse_another_training(run: RunDirectory, spec: JobSpec) -> None:
+    """Refuse a job that would not go on with the training that a run holds.
+
+    Args:
+        run: the run; a new one takes any job.
+        spec: the job that wants to go on with it.
+
+    Raises:
+        RunDirectoryError: names what differs, and both values.
+    """
+    if not run.job_file.exists():
+        return
+    before = parse_resolved(run.job_file.read_text(encoding="utf-8"))
+    for key, old, new in training_changes(before, spec):
+        raise RunDirectoryError(
+            f"the run {run.path} cannot go on with this job: {key} is {json.dumps(old)} there and {json.dumps(new)} "
+            "here, which would be another training; bring the old value back, or use another run id or run_root"
+        )
+
+
+def identity(run: Path) -> dict[str, Any]:
+    """Return what a record says of the run directory that it was written in, so that a copy of it can be told.
+
+    Every host sees the same inode number, whatever it calls the path. Moving a directory keeps it, copying does not.
+    """
+    return {"run_dir": str(run), "inode": run.stat().st_ino}
+
+
+def make_private_directory(path: Path) -> None:
+    """Create ``path`` and its parents with mode 0700, and refuse a place that others could write to.
+
+    Raises:
+        RunDirectoryError: it is not the user's own, others may write to it, or a parent lets somebody replace it.
+    """
+    try:
+        for parent in [*reversed(path.parents), path]:
+            if not parent.exists():
+                parent.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {path} cannot be created: {error.strerror}; choose another run_root"
+        ) from error
+    for sentence in _dangers(path):
+        raise RunDirectoryError(sentence)
+
+
+def check_run_directory(path: Path) -> None:
+    """Refuse a run directory that somebody else made or could have written to; call it before anything in it is read.
+
+    Args:
+        path: the directory; one that does not exist holds nothing to be afraid of.
+
+    Raises:
+        RunDirectoryError: it or a file in it is not the user's own, others may write to it, or a parent lets somebody
+            replace it.
+    """
+    if not path.exists():
+        return
+    for sentence in (*_dangers(path), *_foreign_files(path)):
+        raise RunDirectoryError(sentence)
+
+
+def group_writable_warnings(path: Path) -> list[str]:
+    """Return a sentence for each directory above ``path`` in which a group could put something else in its place."""
+    return [
+        f"{parent}, above the run directory, can be written by its group, who could put other files in its place; "
+        f"run: chmod g-w {shlex.quote(str(parent))}, or trust the group"
+        for parent in path.resolve().parents
+        if parent.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP
+    ]
+
+
+def _dangers(path: Path) -> Iterator[str]:
+    """Yield why a pickle in ``path`` might not be the user's own."""
+    status = path.stat()
+    if not path.is_dir():
+        yield f"the run directory {path} is not a directory; choose another run_root"
+    if status.st_uid != os.getuid():
+        yield (
+            f"the run directory {path} belongs to user {status.st_uid}, not to you; choose another run_root, or a run "
+            "of your own"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        yield f"the run directory {path} can be written by others; run: chmod go-w {path}"
+    trusted = _trusted()
+    for parent in dict.fromkeys([*path.absolute().parents, *path.resolve().parents]):
+        above = parent.stat()
+        if above.st_uid not in trusted:
+            yield (
+                f"{parent}, above the run directory, belongs to user {above.st_uid}, who could put other files in its "
+                "place; choose another run_root"
+            )
+        if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+            yield f"{parent}, above the run directory, can be written by everyone; choose another run_root"
+
+
+def _foreign_files(path: Path) -> Iterator[str]:
+    """Yield what somebody else put into a directory while it could be written by others."""
+    trusted = _trusted()
+    for entry in sorted(path.iterdir()):
+        if (owner := entry.lstat().st_uid) not in trusted:
+            yield f"{entry} belongs to user {owner}, not to you; do not use this run, or remove what is not yours first"
+
+
+def _trusted() -> set[int]:
+    """Return whose directories can be trusted: this user's, and root's, whose user id may be another in a container."""
+    return {0, os.getuid(), Path("/").stat().st_uid}
+
+
+class FencedError(HpcddpError):
+    """Another attempt owns the run; this one must not write."""
+
+    kind = "fenced"
+    exit_code: ClassVar[int] = ExitCode.FENCED
+
+
+def raise_if_fenced(run: RunDirectory, attempt: int) -> None:
+    """Refuse to write for an attempt that is no longer the newest.
+
+    Raises:
+        FencedError: another attempt owns the run.
+    """
+    newest = run.newest_attempt()
+    if newest is not None and newest != attempt:
+        raise FencedError(
+            f"attempt {newest} owns the run {run.run_id}, so attempt {attempt} must not write; it ends here"
+        )
+
+
+MOVABLE: Final = frozenset(
+    {
+        "run_root",
+        "profile",
+        "resources",
+        "environment",
+        "launch",
+        "requeue",
+        "checkpoint",
+        "batch.max_per_device_batch_size",
+        "batch.grad_accum_steps",
+        "batch.split",
+        "train.data_dir",
+        "train.device",
+        "train.num_workers",
+    }
+)
+"""Where and how fast a training runs, and how it is cut into ranks and micro-steps: batch contract, section 6."""
+
+
+def training_changes(before: JobSpec, now: JobSpec) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what would make another training of it: the key, its value before, and the one now.
+
+    Args:
+        before: the job that the run had.
+        now: the job that wants to go on with it.
+    """
+    yield from _changes(before.model_dump(mode="json"), now.model_dump(mode="json"), "")
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any, Any]]:
+    for name, value in now.items():
+        key = f"{above}{name}"
+        if key in MOVABLE or before.get(name) == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(before.get(name), Mapping):
+            yield from _changes(before[name], value, f"{key}.")
+        else:
+            yield key, before.get(name), value

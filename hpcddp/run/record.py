@@ -1,0 +1,319 @@
+"""Typed records: files that one process writes and another reads, each a frozen dataclass.
+
+A record's file is a JSON object with the record's fields and ``format``, the version of this layout. Files of hpcddp
+0.1.0 have no ``format`` and are version 0. Keys that a version does not know are ignored, so that a version that adds a
+key need not raise the number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hpcddp.errors import HpcddpError
+from hpcddp.run.files import NotRegularError, create_json, open_regular, why_unreadable, write_json
+from hpcddp.stop.reasons import ExitCode
+
+FORMAT: Final = 1
+"""The newest version that is read, and the one that is written."""
+LARGEST_RECORD: Final = 1 << 28
+"""Bytes; nobody writes as much, and a file of a damaged size is not read into memory."""
+_KEY: Final = "format"
+
+
+class RecordError(HpcddpError):
+    """A record of a run cannot be read.
+
+    Attributes:
+        path: its file.
+    """
+
+    kind = "record"
+    exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
+    path: Path
+
+    def __init__(self, message: str, *, path: Path, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint, path=path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A record that has a file of its own, or a line of its own in a log.
+
+    A field without a default must be in the file. A class with a field ``facts`` keeps the other keys there.
+    """
+
+    ADVICE: ClassVar[str]
+    """What to do about a damaged one, and what still works: the end of a sentence."""
+    IS_VERSIONED: ClassVar[bool] = True
+    """Whether ``format`` is the version of the layout; else any name may be one of ``facts``."""
+
+    @classmethod
+    def upgraded(cls, document: object) -> object:
+        """Return a document of version 0 in the layout of version 1."""
+        return document
+
+    @classmethod
+    def from_document(cls, document: object) -> Self:
+        """Return the record that a JSON document holds.
+
+        Raises:
+            ValueError: says what is wrong with it.
+        """
+        version = document.get(_KEY, 0) if isinstance(document, dict) and cls.IS_VERSIONED else 0
+        if type(version) is not int or version < 0:
+            raise ValueError(f"its {_KEY} is {_described(version)}")
+        if version > FORMAT:
+            raise NewerFormatError(f"it has format {version}, and this version of hpcddp reads formats up to {FORMAT}")
+        return _dataclass_from(cls.upgraded(document) if version == 0 else document, cls)
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the document that is written."""
+        return {_KEY: FORMAT, **_document_of(self)}
+
+
+class NewerFormatError(ValueError):
+    """A newer version of hpcddp has written the record."""
+
+
+T = TypeVar("T")
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def read_record(path: Path, kind: type[RecordT]) -> RecordT | None:
+    """Return the record in a file, or None if there is no such file.
+
+    Raises:
+        RecordError: the file is damaged, cannot be read, or is of a newer version of hpcddp.
+    """
+    try:
+        return kind.from_document(parse_json(_content(path)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({why_unreadable(error)}); {kind.ADVICE}", path=path) from error
+    except NewerFormatError as error:
+        raise RecordError(f"{path} cannot be read: {error}; use the version that wrote it", path=path) from error
+    except ValueError as error:
+        raise RecordError(f"{path} is damaged: {error}; {kind.ADVICE}", path=path) from error
+
+
+def _content(path: Path) -> bytes:
+    with open_regular(path) as (stream, size):
+        if size > LARGEST_RECORD:
+            raise ValueError(f"it has {size} bytes")
+        return stream.read()
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Replace a file by a record, in one step."""
+    write_json(path, record.as_document())
+
+
+def create_record(path: Path, record: Record) -> bool:
+    """Write a record unless its file exists: the first writer wins, whole or not at all.
+
+    Returns:
+        Whether this call created the file.
+    """
+    return create_json(path, record.as_document())
+
+
+def parse_json(content: bytes) -> object:
+    """Return the document of a JSON file.
+
+    Raises:
+        ValueError: says what is wrong with it.
+    """
+    if not content.strip():
+        raise ValueError("it is empty")
+    try:
+        document: object = json.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON, or only the beginning of it ({error.msg}, line {error.lineno})") from error
+    except RecursionError as error:
+        raise ValueError("its content is nested too deeply") from error
+    return document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines(Generic[RecordT]):
+    """The records of a log, one on each line.
+
+    Args:
+        records: those that are whole, in their order.
+        damaged: how many lines are not.
+    """
+
+    records: tuple[RecordT, ...]
+    damaged: int
+
+    def sentence(self, path: Path) -> str | None:
+        """Return what a person should know of the log, or None if it is whole."""
+        if not self.damaged:
+            return None
+        lines = "1 line is" if self.damaged == 1 else f"{self.damaged} lines are"
+        return f"{path}: {lines} damaged, and left out; all others are read"
+
+
+def parse_lines(content: bytes, kind: type[RecordT], *, begins_within: bool = False) -> Lines[RecordT]:
+    """Return the records on the lines of a log; a last line without its end may still be being written.
+
+    Args:
+        content: the log, or its end.
+        kind: the type of its records.
+        begins_within: whether the content may begin within a line, which is then left out.
+    """
+    *lines, last = content.split(b"\n")
+    records: list[RecordT] = []
+    damaged = 0
+    for line in filter(bytes.strip, lines[1:] if begins_within else lines):
+        try:
+            records.append(kind.from_document(parse_json(line)))
+        except ValueError:
+            damaged += 1
+    with suppress(ValueError):
+        records.append(kind.from_document(parse_json(last)))
+    return Lines(records=tuple(records), damaged=damaged)
+
+
+def read_last_lines(path: Path, kind: type[RecordT], size: int) -> Lines[RecordT]:
+    """Return the records on the last lines of a log; none where it is not there, or is not a regular file.
+
+    Args:
+        path: the log.
+        kind: the type of its records.
+        size: how many bytes are read at most.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    try:
+        with open_regular(path) as (stream, length):
+            # The byte before says whether the first line is whole.
+            stream.seek(max(0, length - size - 1))
+            return parse_lines(stream.read(), kind, begins_within=length > size)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotRegularError):
+        return Lines(records=(), damaged=0)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({why_unreadable(error)}); make it readable", path=path) from error
+
+
+_FIELDS: Final[dict[type, Mapping[str, tuple[Field[Any], object]]]] = {}
+
+
+def _fields_of(kind: type[Any]) -> Mapping[str, tuple[Field[Any], object]]:
+    """Return the fields of a dataclass with their types, by name."""
+    if kind not in _FIELDS:
+        # Evaluating the annotations takes longer than checking a record.
+        hints = get_type_hints(kind)
+        _FIELDS[kind] = {field.name: (field, hints[field.name]) for field in fields(kind)}
+    return _FIELDS[kind]
+
+
+def _dataclass_from(document: object, kind: type[T]) -> T:
+    if type(document) is not dict:
+        raise ValueError(f"it holds {_described(document)}, not a JSON object")
+    known = _fields_of(kind)
+    taken = {_KEY, *known} if getattr(kind, "IS_VERSIONED", True) else known.keys() - {"facts"}
+    values: dict[str, object] = {}
+    for name, (field, type_) in known.items():
+        if name == "facts":
+            values[name] = {key: value for key, value in document.items() if key not in taken}
+        elif name in document:
+            try:
+                values[name] = _checked(document[name], type_)
+            except TypeError as error:
+                raise ValueError(f"its {name} is {error}") from error
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"it has no {name}")
+    return kind(**values)
+
+
+def _checked(value: object, type_: object) -> object:
+    """Return a value of a document as its type has it.
+
+    Raises:
+        TypeError: the value, in words.
+    """
+    origin = get_origin(type_)
+    if origin in {Union, UnionType}:
+        return _checked_union(value, get_args(type_))
+    if origin is Literal:
+        matches = isinstance(value, str) and value in get_args(type_)
+    elif origin is tuple:
+        if isinstance(value, list):
+            return tuple(_checked(item, get_args(type_)[0]) for item in value)
+        matches = False
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        matches = isinstance(value, dict)
+    elif isinstance(type_, type) and is_dataclass(type_):
+        return _dataclass_from(value, type_)
+    elif type_ is float:
+        return _finite(value)
+    else:
+        matches = type_ is Any or type(value) is type_
+    if not matches:
+        raise TypeError(_described(value))
+    return value
+
+
+def _checked_union(value: object, types: Sequence[object]) -> object:
+    if value is None and NoneType in types:
+        return None
+    (type_,) = (type_ for type_ in types if type_ is not NoneType)
+    return _checked(value, type_)
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(_described(value))
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise TypeError(_described(value))
+    return number
+
+
+_SHOWN: Final = 40
+_NAMES: Final[Mapping[type, str]] = {dict: "an object", list: "a list"}
+
+
+def _described(value: object) -> str:
+    if type(value) in _NAMES:
+        return _NAMES[type(value)]
+    try:
+        text = json.dumps(value)
+    except ValueError:
+        # More digits than Python turns into text (sys.set_int_max_str_digits).
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+
+
+def _document_of(value: object) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for name in _fields_of(type(value)):
+        content = getattr(value, name)
+        if name == "facts":
+            document.update(content)
+        else:
+            document[name] = _plain(content)
+    return document
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value):
+        return _document_of(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value

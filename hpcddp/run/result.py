@@ -1,0 +1,98 @@
+"""The result of a run, ``result.json``: what came of it, written once it has ended for good."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.record import Record, read_record, write_record
+
+FINISHED: Final = "finished"
+"""The status of a run that has come to its own end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Record):
+    """What came of a run; a field that its kind of run or its end does not have is None.
+
+    Args:
+        status: ``finished``, ``failed``, ``cancelled``, or ``stopped`` where it may be resumed.
+        reason: why it ended before its work was done.
+        exit_code: the run's own exit code; None for a training that has finished.
+        attempts: how many attempts it took.
+        saved_step: the newest step that is saved, of a run that has not finished.
+        resume: the command that goes on with it.
+        steps: optimizer steps of a built-in training that has finished.
+        val_accuracy: its accuracy, from 0 to 1.
+        world_size: ranks of the last attempt.
+        wall_s: how long it took, in seconds.
+        facts: what else is known, by name.
+    """
+
+    ADVICE: ClassVar[str] = (
+        "the run's checkpoints and logs are as they were; to go on from the newest checkpoint, remove this file, and "
+        "resume the run"
+    )
+
+    status: str
+    reason: str | None = None
+    exit_code: int | None = None
+    attempts: int | None = None
+    saved_step: int | None = None
+    resume: str | None = None
+    steps: int | None = None
+    val_accuracy: float | None = None
+    world_size: int | None = None
+    wall_s: float | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def noise_scale(self) -> float | None:
+        """The gradient noise scale in samples; None if it was not measured, or has no finite value."""
+        scale = self.facts.get("noise_scale")
+        # An integer may have too many digits for a float.
+        is_scale = isinstance(scale, int | float) and 0 < scale <= sys.float_info.max
+        return float(scale) if is_scale and scale is not None else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what commands print with ``--json``."""
+        # What a run that has not finished, or a training, does not know is still named.
+        named = {"saved_step": self.reason is not None, "val_accuracy": self.steps is not None}
+        document = Record.as_document(self)
+        del document["format"]
+        return {
+            name: value
+            for name, value in document.items()
+            if value is not None or name in self.facts or named.get(name, False)
+        }
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the document that is written."""
+        return {"format": Record.as_document(self)["format"], **self.as_json()}
+
+
+def read_result(run: RunDirectory) -> Result | None:
+    """Return what came of a run, or None if it has not ended for good.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    return read_record(run.result, Result)
+
+
+def write_result(run: RunDirectory, result: Result) -> None:
+    """Write what came of a run."""
+    write_record(run.result, result)
+
+
+def has_finished(run: RunDirectory) -> bool:
+    """Return whether a run has come to its own end.
+
+    Raises:
+        RecordError: its result is damaged.
+    """
+    result = read_result(run)
+    return result is not None and result.status == FINISHED

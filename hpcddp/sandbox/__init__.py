@@ -1,0 +1,1 @@
+"""A real Slurm of several hosts on this one machine."""

@@ -1,0 +1,158 @@
+"""Addresses and names of a sandbox's network of hosts, and the commands that create it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from hpcddp.errors import HpcddpError
+from hpcddp.sandbox.configuration import Cluster, Node
+from hpcddp.sandbox.instructions import Command
+
+# Reserved for tests of network devices (RFC 2544, RFC 6890): no site routes it.
+_RANGE = IPv4Network("198.18.0.0/15")
+_PREFIX = 24
+_CONTROLLER_OFFSET = 1
+_FIRST_NODE_OFFSET = 11
+_MACHINE_OFFSET = 254
+MOST_NODES = _MACHINE_OFFSET - _FIRST_NODE_OFFSET
+
+CONTROLLER_HOST = "ctl"
+CONTROLLER_PORT = 6817
+NODE_PORT = 6818
+_BRIDGE = "br0"
+# The sandbox's end of the veth pair to this machine.
+UPLINK = "machine0"
+
+
+class NetworkError(HpcddpError):
+    """No part of the address range is free."""
+
+    kind = "network"
+
+
+def free_subnet(taken: Iterable[IPv4Network], start: int) -> IPv4Network:
+    """Return a /24 that overlaps none of the networks in use.
+
+    Args:
+        taken: networks that this machine has an address in or a route to, without the default route.
+        start: where to begin the search, any number, so that sandboxes begin at different places.
+
+    Raises:
+        NetworkError: every candidate is taken.
+    """
+    used = tuple(taken)
+    candidates = list(_RANGE.subnets(new_prefix=_PREFIX))
+    first = start % len(candidates)
+    for candidate in candidates[first:] + candidates[:first]:
+        if not any(candidate.overlaps(network) for network in used):
+            return candidate
+    raise NetworkError(
+        f"every /{_PREFIX} in {_RANGE} is in use on this machine, and each sandbox with hosts of its own needs one; "
+        "end another sandbox, or use --hosts shared"
+    )
+
+
+def controller_address(subnet: IPv4Network) -> str:
+    """Return the address of slurmctld in ``subnet``."""
+    return str(subnet[_CONTROLLER_OFFSET])
+
+
+def node_addresses(subnet: IPv4Network, count: int) -> list[str]:
+    """Return the addresses of ``count`` nodes, at most ``MOST_NODES``."""
+    return [str(subnet[_FIRST_NODE_OFFSET + index]) for index in range(count)]
+
+
+def machine_address(controller: str) -> str:
+    """Return this machine's own address in the controller's network, with the prefix length."""
+    subnet = IPv4Network(f"{controller}/{_PREFIX}", strict=False)
+    return f"{subnet[_MACHINE_OFFSET]}/{_PREFIX}"
+
+
+def interface_name(token: str) -> str:
+    """Return the name of this machine's end of the veth pair: at most 15 characters (IFNAMSIZ)."""
+    return f"hpcddp{token[:8]}"
+
+
+def parse_networks(texts: Iterable[str]) -> Iterator[IPv4Network]:
+    """Yield the IPv4 networks among what ``ip route`` and ``ip address`` list; the default route is not a network."""
+    for text in texts:
+        try:
+            yield IPv4Network(text, strict=False)
+        except ValueError:
+            continue
+
+
+def namespace_file(directory: Path, kind: str, node: str) -> Path:
+    """Return the file that keeps a node's namespace alive; ``kind`` is ``net`` or ``uts``."""
+    return directory / kind / node
+
+
+def namespace_files(cluster: Cluster) -> tuple[Path, ...]:
+    """Return the files that must be there before ``build_commands`` are run."""
+    return tuple(
+        namespace_file(cluster.directory, kind, node.name) for node in cluster.nodes for kind in ("net", "uts")
+    )
+
+
+def on_node(directory: Path, node: str) -> tuple[str, ...]:
+    """Return the prefix of a command that runs it on a node, for use by the supervisor."""
+    net, uts = (namespace_file(directory, kind, node) for kind in ("net", "uts"))
+    return ("nsenter", f"--net={net}", f"--uts={uts}", "--")
+
+
+def enter_node(directory: Path, node: str, *, supervisor: int) -> tuple[str, ...]:
+    """Return the prefix of a command that runs it on a node, for use by root on this machine.
+
+    Args:
+        directory: the sandbox's directory.
+        node: the node's name.
+        supervisor: the supervisor's process id.
+    """
+    # The files that keep the namespaces alive are mounted in the supervisor's mount namespace.
+    inside = Path(f"/proc/{supervisor}/root") / directory.relative_to("/")
+    net, uts = (namespace_file(inside, kind, node) for kind in ("net", "uts"))
+    return ("nsenter", f"--target={supervisor}", "--mount", "--pid", f"--net={net}", f"--uts={uts}", "--")
+
+
+def build_commands(cluster: Cluster) -> tuple[Command, ...]:
+    """Return the commands, run by the supervisor in its own namespaces, that build the hosts.
+
+    A bridge joins the nodes, slurmctld and this machine. Each node gets a network and a host name of its own.
+
+    Args:
+        cluster: the configuration of the sandbox.
+    """
+    own = [
+        "link set lo up",
+        f"link add {_BRIDGE} type bridge",
+        f"address add {cluster.controller_address}/{_PREFIX} dev {_BRIDGE}",
+        f"link set {_BRIDGE} up",
+        f"link set {UPLINK} master {_BRIDGE} up",
+    ]
+    commands = [
+        Command(argv=("mount", "--bind", str(cluster.directory / "hosts"), "/etc/hosts")),
+        Command(argv=("ip", "-batch", "-"), standard_input=_lines(own)),
+    ]
+    for number, node in enumerate(cluster.nodes, start=1):
+        commands += _node_commands(cluster.directory, node, interface=f"cable{number}")
+    return tuple(commands)
+
+
+def _node_commands(directory: Path, node: Node, *, interface: str) -> list[Command]:
+    net, uts = (namespace_file(directory, kind, node.name) for kind in ("net", "uts"))
+    ends = [
+        f"link add {interface} type veth peer name eth0 netns {net}",
+        f"link set {interface} master {_BRIDGE} up",
+    ]
+    inside = ["link set lo up", f"address add {node.address}/{_PREFIX} dev eth0", "link set eth0 up"]
+    return [
+        Command(argv=("unshare", f"--net={net}", f"--uts={uts}", "hostname", node.name)),
+        Command(argv=("ip", "-batch", "-"), standard_input=_lines(ends)),
+        Command(argv=(*on_node(directory, node.name), "ip", "-batch", "-"), standard_input=_lines(inside)),
+    ]
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,149 @@
+"""The sandbox that a user requests, validated before anything starts."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from hpcddp.errors import UserError
+from hpcddp.sandbox import cgroups
+from hpcddp.sandbox.network import MOST_NODES
+
+_PACKAGES: Mapping[str, str] = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sinfo": "slurm-client",
+    "munged": "munge",
+    "ip": "iproute2",
+}
+_ISOLATION_ONLY = frozenset({"ip"})
+
+# The longest path in the directory is a step's socket, spool/n123/n123_4294967295.4294967294, and a socket's path
+# has at most 107 bytes (unix(7)).
+_LONGEST_DIRECTORY = 70
+# Characters that neither slurm.conf nor a node's name pattern gives a meaning to.
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9/._+-]*")
+_MOST_PER_NODE = 1024
+
+
+class Hosts(StrEnum):
+    """Whether each node has network and host name of its own."""
+
+    NAMESPACES = "namespaces"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The sandbox that a user requests.
+
+    Attributes:
+        directory: absolute path of its files: absent, empty, or left by a sandbox that has ended.
+        hosts: whether each node is a host of its own, or all share this one.
+        nodes: number of nodes.
+        cpus_per_node: processors that each claims.
+        gpus_per_node: GPUs that each claims.
+        overrides: settings of slurm.conf.
+    """
+
+    directory: Path
+    hosts: Hosts
+    nodes: int
+    cpus_per_node: int
+    gpus_per_node: int
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the nodes are hosts of their own."""
+        return self.hosts is Hosts.NAMESPACES
+
+    @property
+    def uses_cgroups(self) -> bool:
+        """Whether Slurm is to make control groups."""
+        return any("cgroup" in value for value in self.overrides.values())
+
+
+def default_directory(environment: Mapping[str, str]) -> Path:
+    """Return the directory of a user's sandbox (XDG Base Directory Specification)."""
+    states = environment.get("XDG_STATE_HOME") or Path(environment.get("HOME", "/")) / ".local" / "state"
+    return Path(states) / "hpcddp" / "sandbox"
+
+
+def default_hosts() -> Hosts:
+    """Return ``namespaces`` for root, ``shared`` for every other user."""
+    return Hosts.NAMESPACES if os.geteuid() == 0 else Hosts.SHARED
+
+
+def user_name() -> str | None:
+    """Return the name of this process's user, None if it has none (a container may run as any number)."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return None
+
+
+def check(request: Request, *, missing_programs: Callable[[Sequence[str]], list[str]]) -> None:
+    """Reject a request that cannot be carried out.
+
+    Args:
+        request: the requested sandbox.
+        missing_programs: returns those of some programs that are not installed.
+
+    Raises:
+        UserError: for the first error; says what to do instead.
+    """
+    if request.isolated and os.geteuid() != 0:
+        raise UserError("--hosts is namespaces, and only root can make networks; use --hosts shared")
+    _check_numbers(request)
+    _check_directory(request.directory)
+    if request.uses_cgroups and not request.isolated:
+        raise UserError(
+            "--hosts is shared, and nodes on one host would share their control groups; "
+            "leave the cgroup plugins out, or use --hosts namespaces as root"
+        )
+    if request.uses_cgroups and not cgroups.is_version_1():
+        raise UserError(
+            "--conf names a cgroup plugin, and this machine has control groups of version 2, for which the sandbox "
+            "cannot make room; leave the cgroup plugins out"
+        )
+    if user_name() is None:
+        raise UserError(
+            f"user id {os.geteuid()} has no name on this machine, and Slurm's daemons need one; add it to /etc/passwd"
+        )
+    programs = [name for name in _PACKAGES if request.isolated or name not in _ISOLATION_ONLY]
+    if missing := missing_programs(programs):
+        raise UserError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, and a sandbox needs "
+            f"{'it' if len(missing) == 1 else 'them'}; run as root: "
+            f"apt-get install --no-install-recommends {' '.join(_PACKAGES[name] for name in _PACKAGES)}"
+        )
+
+
+def _check_numbers(request: Request) -> None:
+    limits = {
+        "--nodes": (request.nodes, 1, MOST_NODES),
+        "--cpus-per-node": (request.cpus_per_node, 1, _MOST_PER_NODE),
+        "--gpus-per-node": (request.gpus_per_node, 0, _MOST_PER_NODE),
+    }
+    for option, (value, least, most) in limits.items():
+        if not least <= value <= most:
+            raise UserError(f"{option} is {value}, and it must be from {least} to {most}; write for example {option} 4")
+
+
+def _check_directory(directory: Path) -> None:
+    if not _PLAIN_PATH.fullmatch(str(directory)):
+        raise UserError(
+            f"the sandbox's directory is {str(directory)!r}, and slurm.conf takes only letters, digits and ._+-/; "
+            "give another one with --dir"
+        )
+    if len(str(directory)) > _LONGEST_DIRECTORY:
+        raise UserError(
+            f"the sandbox's directory {directory} has {len(str(directory))} characters, and with more than "
+            f"{_LONGEST_DIRECTORY} the paths of its sockets get too long; give a shorter one with --dir"
+        )

@@ -1,0 +1,190 @@
+"""Parse the output of Slurm's commands into the facts that a profile stores."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from hpcddp.jobfile.cluster import Accounts, ClusterFacts, NodeKind, Partition, Preemption
+from hpcddp.site.query import NODE_COLUMNS, Answers, read_config
+from hpcddp.slurm.commands import parse_job
+
+_DEFAULT_CRED_EXPIRE_S = 120
+# Nodes in these states run no jobs until an administrator changes that (sinfo(1), NODE STATE CODES).
+_OUT_OF_SERVICE = ("down", "drain", "fail", "error", "unk", "inval", "future", "maint", "no_respond")
+_NOT_SET = frozenset({"", "(NULL)", "NONE", "N/A", "UNLIMITED", "INFINITE"})
+
+
+def read_site(answers: Answers, *, user: str, groups: Collection[str], today: str) -> ClusterFacts:
+    """Return the facts about a cluster.
+
+    Args:
+        answers: the output of Slurm's commands.
+        user: the user who runs them.
+        groups: the names of the user's groups.
+        today: the date as text.
+    """
+    config = read_config(answers.config)
+    partitions = dict(_partitions(answers, config))
+    asked_for = {group for partition in partitions.values() for group in partition.allow_groups or ()}
+    return ClusterFacts(
+        name=config.get("ClusterName", "cluster"),
+        slurm=config.get("SLURM_VERSION", ""),
+        looked_at=today,
+        user=user,
+        # Groups that no partition requires are irrelevant, and may be many.
+        groups=tuple(sorted(asked_for.intersection(groups))),
+        enforce_part_limits=config.get("EnforcePartLimits", "NO").upper(),
+        memory_is_shared_out="MEMORY" in config.get("SelectTypeParameters", "").upper(),
+        disable_root_jobs=config.get("DisableRootJobs", "").upper() == "YES",
+        max_array_size=_number(config.get("MaxArraySize")),
+        submit_plugins=_names(config.get("JobSubmitPlugins")),
+        accounts=_accounts(answers, config),
+        preemption=_preemption(config),
+        partitions=partitions,
+    )
+
+
+def _partitions(answers: Answers, config: Mapping[str, str]) -> Iterable[tuple[str, Partition]]:
+    kinds = read_nodes(answers.nodes)
+    for line in answers.partitions.splitlines():
+        fields = parse_job(line)
+        name = fields.get("PartitionName")
+        if name:
+            yield name, _partition(fields, config, kinds.get(name, ()))
+
+
+def _partition(fields: Mapping[str, str], config: Mapping[str, str], kinds: tuple[NodeKind, ...]) -> Partition:
+    return Partition(
+        state=fields.get("State", "UP"),
+        default=fields.get("Default") == "YES",
+        hidden=fields.get("Hidden") == "YES",
+        max_time=_time(fields.get("MaxTime")) or "UNLIMITED",
+        default_time=_time(fields.get("DefaultTime")),
+        max_nodes=_number(fields.get("MaxNodes")),
+        allow_accounts=_only(fields.get("AllowAccounts")),
+        deny_accounts=_names(fields.get("DenyAccounts")),
+        allow_groups=_only(fields.get("AllowGroups")),
+        allow_qos=_only(fields.get("AllowQos")),
+        preempt_mode=fields.get("PreemptMode") or config.get("PreemptMode", "OFF"),
+        grace_time_s=_number(fields.get("GraceTime")) or 0,
+        priority_tier=_number(fields.get("PriorityTier")) or 1,
+        default_mem=_default_memory(fields) or _default_memory(config),
+        kinds=kinds,
+    )
+
+
+def read_nodes(text: str) -> dict[str, tuple[NodeKind, ...]]:
+    """Return the kinds of nodes of each partition, in the order of ``sinfo``.
+
+    Args:
+        text: the output of ``sinfo`` in ``NODE_FORMAT``; nodes that differ only in their state are on separate lines.
+    """
+    counts: dict[str, dict[tuple[str, ...], tuple[int, int]]] = {}
+    for line in text.splitlines():
+        words = line.split("|", len(NODE_COLUMNS) - 1)
+        # A wrapper of the site may print other lines too.
+        if len(words) != len(NODE_COLUMNS):
+            continue
+        name, count, state, *kind = words
+        nodes = _number(count) or 0
+        known = counts.setdefault(name, {})
+        before, available = known.get(tuple(kind), (0, 0))
+        known[tuple(kind)] = before + nodes, available + (nodes if _in_service(state) else 0)
+    return {
+        name: tuple(_kind(key, *found) for key, found in kinds.items() if found[0]) for name, kinds in counts.items()
+    }
+
+
+def _kind(columns: tuple[str, ...], nodes: int, available: int) -> NodeKind:
+    cpus, memory, gres, features = columns
+    types = read_gpus(gres)
+    return NodeKind(
+        nodes=nodes,
+        available=available,
+        cpus=_number(cpus) or 0,
+        mem_mb=_number(memory) or 0,
+        gpus=sum(types.values()),
+        gpu_types={name: count for name, count in types.items() if name},
+        features=_names(features),
+    )
+
+
+def read_gpus(gres: str) -> dict[str, int]:
+    """Return the number of GPUs of each type of a node; the type is empty where the site names none.
+
+    Args:
+        gres: the node's GRES, such as ``gpu:a100:4(S:0-1),shard:8``.
+    """
+    found: dict[str, int] = {}
+    for entry in re.sub(r"\([^)]*\)", "", gres).split(","):
+        name, *rest = entry.strip().split(":")
+        if name != "gpu":
+            continue
+        count = int(rest.pop()) if rest and rest[-1].isdecimal() else 1
+        words = [word for word in rest if word != "no_consume"]
+        kind = words[0] if words else ""
+        found[kind] = found.get(kind, 0) + count
+    return found
+
+
+def _in_service(state: str) -> bool:
+    word = state.lower()
+    return not (word.startswith(_OUT_OF_SERVICE) or word.endswith("*"))
+
+
+def _accounts(answers: Answers, config: Mapping[str, str]) -> Accounts:
+    enforced = _names(config.get("AccountingStorageEnforce"))
+    names: set[str] = set()
+    qos: set[str] = set()
+    for line in (answers.associations or "").splitlines():
+        account, _, kinds = line.partition("|")
+        names.add(account.strip())
+        qos.update(_names(kinds))
+    default = (answers.default_account or "").strip().partition("\n")[0].strip()
+    return Accounts(
+        # limits, qos and safe imply associations (slurm.conf(5), AccountingStorageEnforce).
+        required=bool({"associations", "limits", "qos", "safe", "all"}.intersection(enforced)),
+        default=default or None,
+        names=tuple(sorted(names - {""})),
+        qos=tuple(sorted(qos)),
+    )
+
+
+def _preemption(config: Mapping[str, str]) -> Preemption:
+    expire = re.search(r"cred_expire=([0-9]+)", config.get("AuthInfo", ""))
+    # The parameter has another place and prefix in other versions of Slurm.
+    parameters = config.get("SlurmctldParameters", "") + config.get("PreemptParameters", "")
+    return Preemption(
+        type=config.get("PreemptType", "preempt/none").removeprefix("preempt/"),
+        mode=config.get("PreemptMode", "OFF"),
+        kill_wait_s=_number(config.get("KillWait")) or 0,
+        sends_user_signal="send_user_signal" in parameters,
+        requeue=config.get("JobRequeue", "1") != "0",
+        requeue_delay_s=(int(expire[1]) if expire else _DEFAULT_CRED_EXPIRE_S) + 1,
+    )
+
+
+def _default_memory(fields: Mapping[str, str]) -> str | None:
+    """Return the default memory of jobs, in words."""
+    per_gpu = re.search(r"DefMemPerGPU=([0-9]+)", fields.get("JobDefaults", ""))
+    found = {"CPU": fields.get("DefMemPerCPU"), "node": fields.get("DefMemPerNode"), "GPU": per_gpu and per_gpu[1]}
+    words = [f"{mem}M per {what}" for what, mem in found.items() if mem and mem.isdecimal() and int(mem)]
+    return ", ".join(words) or None
+
+
+def _time(text: str | None) -> str | None:
+    return None if text is None or text.upper() in _NOT_SET else text
+
+
+def _number(text: str | None) -> int | None:
+    match = re.match(r"[0-9]+", text or "")
+    return int(match[0]) if match else None
+
+
+def _only(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None or text.upper() in {"ALL", "(NULL)", ""} else _names(text)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(word for part in (text or "").split(",") if (word := part.strip()).upper() not in _NOT_SET)

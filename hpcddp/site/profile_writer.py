@@ -1,0 +1,455 @@
+"""Write the text of a new profile and of a first job file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.errors import UserError
+from hpcddp.jobfile.cluster import FACTS, ClusterFacts, NodeKind, Partition
+from hpcddp.jobfile.names import nearest
+from hpcddp.jobfile.profiles import DEFAULT_PROFILE
+from hpcddp.jobfile.units import HOUR, MINUTE, TimeLimit, UnitError
+from hpcddp.jobfile.write import quote
+
+
+class UnknownChoiceError(UserError):
+    """The cluster does not have the requested partition, account or QOS."""
+
+    kind = "choice"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Default settings of a new profile; None leaves the choice to Slurm.
+
+    Args:
+        partition: the partition, and the reason for it.
+        account: the account, and the reason for it.
+        qos: the QOS, and the reason for it.
+        time_limit: the time limit, and the reason for it.
+        runs_in: the partition of jobs with these settings; None where there is none that the user may use.
+    """
+
+    partition: tuple[str, str] | None
+    account: tuple[str, str] | None
+    qos: tuple[str, str] | None
+    time_limit: tuple[str, str] | None
+    runs_in: str | None
+
+
+_ASKED = "as you asked"
+
+
+def choose(facts: ClusterFacts, *, partition: str | None, account: str | None, qos: str | None) -> Choice:
+    """Choose the default settings of a new profile.
+
+    Args:
+        facts: the facts about the cluster.
+        partition: the user's choice; None if there is none.
+        account: the user's choice; None if there is none.
+        qos: the user's choice; None if there is none.
+
+    Raises:
+        UnknownChoiceError: the cluster does not have a choice of the user.
+    """
+    place = _chosen_partition(facts, partition)
+    runs_in = place[0] if place else facts.default_partition
+    return Choice(
+        partition=place,
+        account=_chosen_account(facts, account, runs_in),
+        qos=(_known("--qos", qos, facts.accounts.qos, "none of your accounts has it"), _ASKED) if qos else None,
+        time_limit=_time_limit(facts, runs_in),
+        runs_in=runs_in,
+    )
+
+
+def usable(facts: ClusterFacts) -> list[str]:
+    """Return the partitions with nodes that the user may use, those with nodes in service first."""
+    names = [name for name in facts.open_partitions if facts.partitions[name].kinds]
+    return sorted(names, key=lambda name: not any(kind.available for kind in facts.partitions[name].kinds))
+
+
+def _chosen_partition(facts: ClusterFacts, wanted: str | None) -> tuple[str, str] | None:
+    if wanted is not None:
+        why = f"cluster {facts.name} has no such partition"
+        return _known("--partition", wanted, tuple(facts.partitions), why), _ASKED
+    default, fit = facts.default_partition, usable(facts)
+    if (default is not None and default in fit) or not fit:
+        return None
+    if default is None:
+        return fit[0], "the site has no default partition"
+    why = facts.barred(default) or f"{facts.partitions[default].state.lower()} or without nodes"
+    return fit[0], f"the site's default, {default}, is {why}"
+
+
+def _chosen_account(facts: ClusterFacts, wanted: str | None, partition: str | None) -> tuple[str, str] | None:
+    accounts = facts.accounts
+    if wanted is not None:
+        return _known("--account", wanted, accounts.names, "it is no account of yours"), _ASKED
+    if not accounts.required or not accounts.names:
+        return None
+    taken = facts.accounts_for(partition) if partition is not None else accounts.names
+    if accounts.default is not None and (accounts.default in taken or not taken):
+        return None
+    if accounts.default is not None:
+        return taken[0], f"partition {partition} does not take {accounts.default}, your default one"
+    return (taken or accounts.names)[0], "the site runs no job without one, and you have no default one"
+
+
+# A plugin of Slurm's own that refuses jobs without a time limit (slurm.conf(5), JobSubmitPlugins).
+_REQUIRE_TIME_LIMIT = "require_timelimit"
+_FIRST_LIMIT_S = HOUR
+
+
+def _time_limit(facts: ClusterFacts, partition: str | None) -> tuple[str, str] | None:
+    if _REQUIRE_TIME_LIMIT not in facts.submit_plugins:
+        return None
+    place = facts.partitions[partition] if partition is not None else None
+    return str(time_limit_of(place, _FIRST_LIMIT_S)), "the site refuses jobs without one"
+
+
+def time_limit_of(partition: Partition | None, wanted_s: int) -> TimeLimit:
+    """Return a time limit that a partition allows.
+
+    Args:
+        partition: the partition; None allows any limit.
+        wanted_s: the limit in seconds, if the partition allows it.
+    """
+    try:
+        longest = TimeLimit.parse(partition.max_time).seconds if partition is not None else None
+    except UnitError:
+        longest = None
+    return TimeLimit(wanted_s if longest is None else min(wanted_s, longest))
+
+
+def _known(option: str, name: str, names: tuple[str, ...], why: str) -> str:
+    """Return the name if it is one of ``names``, or if those are not known."""
+    if not names or name in names:
+        return name
+    near = nearest(name, names)
+    instead = f"did you mean {near}?" if near else f"write one of {', '.join(names)}"
+    raise UnknownChoiceError(f"{option} is {name!r}, and {why}; {instead}")
+
+
+def profile_text(name: str, facts: ClusterFacts, choice: Choice) -> str:
+    """Return a profile as TOML."""
+    lines = [
+        comment(f"Profile {name} of hpcddp for cluster {facts.name} (Slurm {facts.slurm}),"),
+        comment(f"as {facts.user} saw it on {facts.looked_at}. It is yours to change."),
+        comment("Down to [cluster] it holds what a job takes where its job file and hpcddp.toml give nothing:"),
+        comment("run_root and the fields of resources, environment, checkpoint, requeue and launch."),
+        "",
+        header("resources"),
+        *_resources(facts, choice),
+        "",
+        header("requeue"),
+        *_requeue(facts, choice),
+        "",
+        *facts_lines(name, facts),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _resources(facts: ClusterFacts, choice: Choice) -> Iterator[str]:
+    if choice.partition is not None:
+        yield entry("partition", *choice.partition)
+    for name in usable(facts):
+        if choice.partition is None or name != choice.partition[0]:
+            partition = facts.partitions[name]
+            role = "the default one: " if partition.default else ""
+            yield entry("partition", name, f"{role}{describe_partition(partition)}", active=False)
+    yield from _account(facts, choice)
+    if choice.time_limit is not None:
+        yield entry("time_limit", *choice.time_limit)
+    elif choice.runs_in is not None:
+        yield entry("time_limit", "1:00:00", _without_limit(facts.partitions[choice.runs_in]), active=False)
+    if facts.memory_is_shared_out and choice.runs_in is not None:
+        default = facts.partitions[choice.runs_in].default_mem
+        without = f"without it a job gets {default}" if default else "without it a job gets all memory of its nodes"
+        yield entry("mem", "32G", without, active=False)
+
+
+def describe_partition(partition: Partition) -> str:
+    """Return nodes, GPUs and time limit of a partition in one line."""
+    kinds = partition.kinds
+    if not kinds:
+        return "no nodes"
+    cpus, memory = max(kind.cpus for kind in kinds), max(kind.mem_mb for kind in kinds)
+    words = [f"{partition.nodes} node{'' if partition.nodes == 1 else 's'} of up to {cpus} CPUs, {memory // 1024}G"]
+    if len(kinds) == 1:
+        words = [words[0].replace("up to ", "")]
+    if partition.gpus_per_node:
+        types = f" ({', '.join(partition.gpu_types)})" if partition.gpu_types else ""
+        words.append(f"{partition.gpus_per_node} GPU{'' if partition.gpus_per_node == 1 else 's'}{types}")
+    words.append("no time limit" if partition.max_time == "UNLIMITED" else f"{partition.max_time} at most")
+    return ", ".join(words)
+
+
+def _account(facts: ClusterFacts, choice: Choice) -> Iterator[str]:
+    accounts = facts.accounts
+    if choice.account is not None:
+        yield entry("account", *choice.account)
+    elif accounts.required and not accounts.names:
+        yield entry("account", "...", "the site runs no job without one, and names none of yours", active=False)
+    for name in accounts.names:
+        if choice.account is None or name != choice.account[0]:
+            role = "what Slurm takes if you say nothing" if name == accounts.default else "another account of yours"
+            yield entry("account", name, role, active=False)
+    if choice.qos is not None:
+        yield entry("qos", *choice.qos)
+
+
+def _without_limit(partition: Partition) -> str:
+    if partition.default_time is not None:
+        return f"without it a job gets {partition.default_time}, at most {partition.max_time}"
+    if partition.max_time == "UNLIMITED":
+        return "without it a job runs for ever; a short one starts sooner, and is requeued at its end"
+    return f"without it a job gets {partition.max_time}, the most"
+
+
+def _requeue(facts: ClusterFacts, choice: Choice) -> Iterator[str]:
+    """Yield comments on the site's policy of preemption and requeue; no value needs to differ from the defaults."""
+    preemption = facts.preemption
+    if choice.runs_in is not None:
+        yield comment(_preempted(choice.runs_in, facts.partitions[choice.runs_in], facts))
+    if preemption.requeue:
+        yield comment("A job that stops before it is done is requeued (JobRequeue=1).")
+    else:
+        yield comment("JobRequeue=0: only jobs that ask for it are requeued, and those of hpcddp do.")
+    yield entry(
+        "allow_continuation",
+        value=True,
+        comment="where a requeue is refused all the same: a new job goes on with the run",
+        active=False,
+    )
+
+
+def _preempted(name: str, partition: Partition, facts: ClusterFacts) -> str:
+    preemption, mode = facts.preemption, partition.preempt_mode.upper()
+    if preemption.type == "qos" and preemption.mode != "OFF":
+        return f"Jobs of another QOS may preempt a job ({preemption.mode}); its own QOS says how long it has to save."
+    if preemption.type == "none" or "OFF" in mode:
+        return f"Nobody preempts the jobs of {name}."
+    grace, kill = partition.grace_time_s, preemption.kill_wait_s
+    time = f"{grace} s of grace and {kill} s (KillWait)" if grace else f"{kill} s (KillWait)"
+    if "SUSPEND" in mode:
+        return f"A preempted job of {name} is suspended, and goes on later by itself."
+    end = "cancelled, unless it has been requeued before, which hpcddp does" if "CANCEL" in mode else "requeued"
+    return f"A preempted job of {name} has {time} to save; then it is {end}."
+
+
+_PART_LIMITS = {
+    "NO": "a job beyond its partition's limits is accepted, and waits for ever",
+    "ANY": "a job that fits none of its partitions is refused",
+    "ALL": "a job that does not fit each of its partitions is refused",
+}
+
+
+def facts_lines(name: str, facts: ClusterFacts) -> Iterator[str]:
+    """Yield the lines of the table ``cluster``."""
+    yield comment("What was found. No job takes a value from here, but hpcddp submit refuses what cannot run.")
+    yield comment(f"When the cluster has changed: hpcddp init {name} --force")
+    yield header(FACTS)
+    yield entry("name", facts.name)
+    yield entry("slurm", facts.slurm)
+    yield entry("looked_at", facts.looked_at)
+    yield entry("user", facts.user)
+    if facts.groups:
+        yield entry("groups", facts.groups, "those of yours that a partition asks for")
+    limits = facts.enforce_part_limits
+    yield entry("enforce_part_limits", limits, _PART_LIMITS.get(limits, ""))
+    shared = "memory is given out to jobs like CPUs" if facts.memory_is_shared_out else "no job waits for memory"
+    yield entry("memory_is_shared_out", facts.memory_is_shared_out, shared)
+    yield entry("disable_root_jobs", facts.disable_root_jobs)
+    if facts.max_array_size is not None:
+        yield entry("max_array_size", facts.max_array_size, "a job array has fewer elements than that")
+    if facts.submit_plugins:
+        yield entry("submit_plugins", facts.submit_plugins, "the site's own rules: they may change or refuse any job")
+    yield from _accounts(facts)
+    yield from _preemption(facts)
+    for partition_name, partition in facts.partitions.items():
+        yield from _partition(partition_name, partition, facts)
+
+
+def _accounts(facts: ClusterFacts) -> Iterator[str]:
+    accounts = facts.accounts
+    yield ""
+    yield header(FACTS, "accounts")
+    what = "a job needs an account that the site knows" if accounts.required else "no job needs an account"
+    yield entry("required", accounts.required, what)
+    if accounts.default is not None:
+        yield entry("default", accounts.default, "of jobs that name none")
+    if accounts.names:
+        yield entry("names", accounts.names)
+    if accounts.qos:
+        yield entry("qos", accounts.qos)
+
+
+def _preemption(facts: ClusterFacts) -> Iterator[str]:
+    preemption = facts.preemption
+    who = {
+        "none": "no job preempts another",
+        "partition_prio": "jobs preempt those of partitions with a lower priority_tier",
+        "qos": "jobs preempt those whose QOS says so",
+    }
+    yield ""
+    yield header(FACTS, "preemption")
+    yield entry("type", preemption.type, who.get(preemption.type, ""))
+    yield entry("mode", preemption.mode, "of partitions that say nothing else")
+    yield entry("kill_wait_s", preemption.kill_wait_s, "from SIGTERM to SIGKILL")
+    yield entry("sends_user_signal", preemption.sends_user_signal, "whether a preempted job gets USR2, too")
+    yield entry("requeue", preemption.requeue, "JobRequeue: whether jobs are requeued that say nothing about it")
+    yield entry("requeue_delay_s", preemption.requeue_delay_s, "Slurm's own; requeue.expedite shortens it")
+
+
+def _partition(name: str, partition: Partition, facts: ClusterFacts) -> Iterator[str]:
+    yield ""
+    yield header(FACTS, "partitions", name)
+    barred = facts.barred(name)
+    yield entry("state", partition.state, f"not for you: {barred}" if barred else "")
+    for key in ("default", "hidden"):
+        if getattr(partition, key):
+            yield entry(key, value=True)
+    yield entry("max_time", partition.max_time)
+    if partition.default_time is not None:
+        yield entry("default_time", partition.default_time, "of jobs that name no time limit")
+    if partition.max_nodes is not None:
+        yield entry("max_nodes", partition.max_nodes, "of one job")
+    for key in ("allow_accounts", "deny_accounts", "allow_groups", "allow_qos"):
+        if getattr(partition, key):
+            yield entry(key, getattr(partition, key))
+    yield entry("priority_tier", partition.priority_tier)
+    yield entry("preempt_mode", partition.preempt_mode)
+    yield entry("grace_time_s", partition.grace_time_s)
+    if partition.default_mem is not None:
+        yield entry("default_mem", partition.default_mem, "of jobs that ask for none")
+    yield from rows("kinds", [_kind(kind) for kind in partition.kinds])
+
+
+def _kind(kind: NodeKind) -> dict[str, Any]:
+    always = {"nodes": kind.nodes, "available": kind.available, "cpus": kind.cpus, "mem_mb": kind.mem_mb}
+    some = {"gpus": kind.gpus, "gpu_types": kind.gpu_types, "features": kind.features}
+    return {**always, **{key: value for key, value in some.items() if value}}
+
+
+_LIMIT_S = 10 * MINUTE
+_MEM_MB = 4 * 1024
+
+
+def first_job(file: str, profile: str, facts: ClusterFacts, *, runs_in: str | None) -> str:
+    """Return the text of a job file that runs on a cluster with its profile.
+
+    It trains a ResNet-18 on handwritten digits on CPUs, which needs neither a GPU nor a download.
+
+    Args:
+        file: its own path, for the commands in its comments.
+        profile: the profile's name.
+        facts: the facts about the cluster.
+        runs_in: the partition of jobs with the profile, if there is one.
+    """
+    partition = facts.partitions.get(runs_in or "")
+    kinds = partition.kinds if partition is not None else ()
+    tasks = 2 if max((kind.cpus for kind in kinds), default=2) > 1 else 1
+    lines = [
+        f"# A first job on {facts.name}: a ResNet-18 learns handwritten digits on CPUs, which takes a minute or two.",
+        "#",
+        f"#   hpcddp submit {shlex.quote(file)} --follow    # run it, and watch",
+        f"#   hpcddp render {shlex.quote(file)}             # the script that it is",
+        "name: first-job",
+        *([] if profile == DEFAULT_PROFILE else [f"profile: {profile}"]),
+        "",
+        "resources:",
+        f"  tasks_per_node: {tasks}        # one task is one rank",
+    ]
+    gpus = partition.gpus_per_node if partition is not None else 0
+    if gpus:
+        lines.append(f"  # gpus_per_node: {gpus}       # in place of tasks_per_node: as many ranks, each with a GPU")
+    lines += ["  cpus_per_task: 1", f'  time_limit: "{time_limit_of(partition, _LIMIT_S)}"']
+    if facts.memory_is_shared_out:
+        smallest = min((kind.mem_mb for kind in kinds), default=_MEM_MB)
+        lines.append(f"  mem: {'4G' if smallest >= _MEM_MB else f'{smallest}M'}")
+    lines += [
+        "",
+        "batch:",
+        "  global_batch_size: 64    # over all ranks; the training is the same on any number of them",
+        "",
+        "learning_rate:",
+        "  base: 0.03",
+        "",
+        "train:",
+        "  model: resnet18          # any of torchvision's, or your own: my_package.models:build",
+        "  dataset: digits          # 1,797 images that come with scikit-learn; or your own: my_package.data:build",
+        "  epochs: 2",
+        "  optimizer: {name: sgd, momentum: 0.9}",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+_BARE = re.compile("[A-Za-z0-9_-]+", re.ASCII)
+_COMMENT_COLUMN = 34
+
+
+def entry(key: str, value: object, comment: str = "", *, active: bool = True) -> str:
+    """Return one line ``key = value  # comment``.
+
+    Args:
+        key: the key.
+        value: a text, number, boolean, or a list or mapping of such.
+        comment: text at the end of the line.
+        active: whether the setting is active; if not, the whole line is a comment.
+    """
+    line = f"{'' if active else '# '}{_key(key)} = {literal(value)}"
+    return f"{line:<{_COMMENT_COLUMN}}  # {_one_line(comment)}" if comment else line
+
+
+def header(*path: str) -> str:
+    """Return the header of a table."""
+    return f"[{'.'.join(_key(key) for key in path)}]"
+
+
+def comment(text: str) -> str:
+    """Return a line that is a comment."""
+    return f"# {_one_line(text)}"
+
+
+def rows(key: str, mappings: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a list of mappings, one line for each."""
+    yield f"{_key(key)} = ["
+    yield from (f"  {literal(mapping)}," for mapping in mappings)
+    yield "]"
+
+
+def literal(value: object) -> str:
+    """Return a value in TOML on one line."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return str(value)
+        case Mapping():
+            return "{" + ", ".join(f"{_key(key)} = {literal(item)}" for key, item in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(literal(item) for item in value) + "]"
+        case _:
+            return _text(str(value))
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _text(key)
+
+
+def _text(text: str) -> str:
+    return quote(_encodable(text))
+
+
+def _one_line(text: str) -> str:
+    return "".join(sign if sign.isprintable() else " " for sign in _encodable(text))
+
+
+def _encodable(text: str) -> str:
+    # Names in Slurm need not be UTF-8; a TOML file must.
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,179 @@
+"""The dependencies of a new job on runs: ``--after RUN`` and ``--after-any RUN``.
+
+Slurm starts a job at once if it depends on a job that Slurm does not know (sbatch(1), ``--dependency``), so each run is
+looked up first. A requeued job keeps its job id, so a job that waits for it continues to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from hpcddp.errors import UserError
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.find import find_run
+from hpcddp.run.job_records import newest_start, read_submission
+from hpcddp.run.result import FINISHED, read_result
+from hpcddp.run.summary import resume_command
+from hpcddp.run.sweep import Sweep, find_element, index_of, read_sweep, sweep_of
+from hpcddp.slurm import commands
+from hpcddp.slurm.job import ENDED_STATES
+
+AFTER = "--after"
+AFTER_ANY = "--after-any"
+_WORDS = {AFTER: "afterok", AFTER_ANY: "afterany"}
+
+
+class DependencyError(UserError):
+    """A run that a job cannot wait for."""
+
+    kind = "dependency"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependency:
+    """The jobs that a job waits for.
+
+    Args:
+        text: the value of ``--dependency``, as in ``afterok:12:13,afterany:14``; None if every run has ended.
+        notes: a sentence for each run that has ended already.
+    """
+
+    text: str | None
+    notes: tuple[str, ...]
+
+
+def dependency_on(
+    after: Sequence[str], after_any: Sequence[str], run_root: Path, environment: Mapping[str, str]
+) -> Dependency:
+    """Return the dependency on runs.
+
+    Args:
+        after: the runs that must finish.
+        after_any: the runs that must end in any way.
+        run_root: the directory of all runs.
+        environment: the submitter's environment.
+
+    Raises:
+        NoRunError: there is no such run.
+        DependencyError: a job cannot wait for a run.
+    """
+    parts: list[str] = []
+    notes: list[str] = []
+    for option, texts in ((AFTER, after), (AFTER_ANY, after_any)):
+        jobs: list[str] = []
+        for text in texts:
+            run = find_element(text, run_root) or find_run(text, run_root)
+            found = _RunToWaitFor(option=option, run=run, environment=environment).jobs()
+            jobs += found
+            notes += [] if found else [f"{option} {run.run_id}: it has ended already, and is not waited for"]
+        if jobs:
+            parts.append(":".join([_WORDS[option], *dict.fromkeys(jobs)]))
+    return Dependency(text=",".join(parts) or None, notes=tuple(notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RunToWaitFor:
+    """A run or sweep that a job waits for.
+
+    Args:
+        option: ``--after`` or ``--after-any``.
+        run: the directory of the run or sweep.
+        environment: the submitter's environment.
+    """
+
+    option: str
+    run: RunDirectory
+    environment: Mapping[str, str]
+
+    def jobs(self) -> list[str]:
+        """Return the ids of the jobs to wait for; none if every job has ended."""
+        sweep = read_sweep(self.run.path)
+        if sweep is not None:
+            return list(self._of_sweep(sweep))
+        sweep = sweep_of(self.run)
+        job_id = self._job_left(self.run, sweep.job_id(index_of(self.run)) if sweep is not None else None)
+        if job_id is None or not self._waits_for(job_id, self._records(job_id)):
+            return []
+        return [job_id]
+
+    def _of_sweep(self, sweep: Sweep) -> Iterator[str]:
+        left = {index: self._job_left(sweep.run(index), sweep.job_id(index)) for index in range(len(sweep.elements))}
+        jobs = [job_id for job_id in left.values() if job_id is not None]
+        arrays = {array: self._records(array) for array in dict.fromkeys(job.partition("_")[0] for job in jobs)}
+        resumed = any(job_id not in {None, sweep.job_id(index)} for index, job_id in left.items())
+        waiting = [job for job in jobs if self._waits_for(job, arrays[job.partition("_")[0]])]
+        # The id of an array stands for all its elements, unless one of them was resumed as another job.
+        yield from waiting if resumed else dict.fromkeys(job.partition("_")[0] for job in waiting)
+
+    def _job_left(self, run: RunDirectory, submitted_as: str | None) -> str | None:
+        """Return the newest job of a run; None if the run has ended."""
+        result = read_result(run)
+        if result is not None and (result.status == FINISHED or self.option == AFTER_ANY):
+            return None
+        if result is not None:
+            self._refuse(
+                f"{run.run_id} has ended as {result.status} ({result.reason}), so that it does not finish; "
+                f"continue it first: {resume_command(run)}, or use {AFTER_ANY}"
+            )
+        submission, start = read_submission(run), newest_start(run)
+        by_hand = submission is None and start is not None and start.is_process
+        if by_hand or (submission is not None and submission.cluster == "local"):
+            self._refuse(f"{run.run_id} runs on this machine without Slurm, which cannot wait for it; wait for its end")
+        job_id = submitted_as if start is None else start.job_id
+        if submission is not None and submission.job_id:
+            job_id = submission.job_id
+        if job_id is None:
+            self._refuse(f"{run.run_id} was never submitted; submit it first")
+        return job_id
+
+    def _records(self, job_id: str) -> list[dict[str, str]]:
+        """Return Slurm's records of a job."""
+        records = commands.show_array(job_id, environment=self.environment)
+        if not records:
+            self._refuse_forgotten(job_id)
+        return records
+
+    def _waits_for(self, job_id: str, records: Sequence[Mapping[str, str]]) -> bool:
+        """Return whether a job has not ended yet."""
+        state = next((record["JobState"] for record in records if _is_about(record, job_id)), None)
+        if state is not None and state not in ENDED_STATES:
+            return True
+        if self.option == AFTER and state is None:
+            self._refuse_forgotten(job_id)
+        if self.option == AFTER and state != "COMPLETED":
+            self._refuse(
+                f"job {job_id} is {state}, so that the run does not finish; continue it first, with hpcddp submit "
+                f"--resume RUN, or use {AFTER_ANY}"
+            )
+        return False
+
+    def _refuse_forgotten(self, job_id: str) -> NoReturn:
+        self._refuse(
+            f"Slurm does not know job {job_id} any more, and what waits for it would start at once; see what became of "
+            f"the run, and leave {self.option} out"
+        )
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise DependencyError(f"{self.option} {self.run.run_id}: {why}")
+
+
+def _is_about(record: Mapping[str, str], job_id: str) -> bool:
+    """Return whether a record of ``scontrol show job`` describes a job or its array."""
+    array, _, index = job_id.partition("_")
+    if not index:
+        return True
+    if record.get("ArrayJobId") != array:
+        return False
+    return any(_holds(part, int(index)) for part in record.get("ArrayTaskId", "").partition("%")[0].split(","))
+
+
+def _holds(part: str, index: int) -> bool:
+    """Return whether a part of an array expression (``4``, ``4-9`` or ``0-8:2``) contains an index."""
+    span, _, step = part.partition(":")
+    first, _, last = span.partition("-")
+    if not first.isdecimal():
+        return False
+    return index in range(int(first), int(last or first) + 1, int(step or 1))

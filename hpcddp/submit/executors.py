@@ -1,0 +1,184 @@
+"""submitit executors that submit the rendered script.
+
+submitit's own executors write a script of their own, with shell quotes in directives, the inherited environment and
+another ``srun`` line. Here the script is the rendered text, so that ``render`` prints what ``submit`` submits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit import LocalExecutor, LocalJob, SlurmExecutor, SlurmJob  # noqa: TID253  the CLI imports this module late
+from submitit.core.utils import DelayedSubmission  # noqa: TID253
+
+from hpcddp.errors import HpcddpError
+from hpcddp.run.files import open_to_append, write_text
+from hpcddp.slurm import commands
+from hpcddp.slurm.job_environment import NO_LIMIT_S, PICKLE_DIGEST, ArrayPlace
+
+
+def dump_call(path: Path, function: Callable[..., Any], *arguments: str) -> str:
+    """Write the pickle of a call, as submitit's programs read it, and return its sha256."""
+    return _dump(path, DelayedSubmission(function, *arguments))
+
+
+def _dump(path: Path, submission: DelayedSubmission) -> str:
+    """Write a pickle that only its owner can read, and return its sha256."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    os.close(descriptor)
+    submission.dump(path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _only(submissions: Sequence[DelayedSubmission]) -> DelayedSubmission:
+    """Return the one submission; submitit's job arrays would use a plain executor with a script of its own."""
+    if len(submissions) != 1:
+        raise HpcddpError(f"{len(submissions)} functions were submitted at once; one script runs one function")
+    return submissions[0]
+
+
+class RenderedSlurmExecutor(SlurmExecutor):
+    """Submits a rendered script through ``sbatch --parsable``.
+
+    Args:
+        folder: the run's submitit folder.
+        script: the text of the script.
+        tasks: the number of tasks that it starts, over all nodes.
+        environment: the environment of sbatch, which Slurm stores with the job.
+        directory: the working directory of the job.
+        dependency: the value of ``--dependency``; None waits for nothing.
+        element: the element of a sweep to run as an array of one; None for a job that is not an array.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        script: str,
+        tasks: int,
+        environment: Mapping[str, str],
+        directory: Path,
+        dependency: str | None = None,
+        element: ArrayPlace | None = None,
+    ) -> None:
+        super().__init__(folder)
+        self._directory = directory
+        self._dependency = dependency
+        self._element = element
+        self._script = script
+        self._tasks = tasks
+        self._environment = dict(environment)
+
+    def _num_tasks(self) -> int:
+        return self._tasks
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002  the script has its command
+        return self._script
+
+    def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Any]:
+        pickle = self.folder / f"{uuid.uuid4().hex}.pkl"
+        digest = _dump(pickle, _only(delayed_submissions))
+        script = self.folder / f".submission_file_{pickle.stem}.sh"
+        write_text(script, self._make_submission_file_text("", pickle.stem))
+        environment = {
+            **self._environment,
+            **(self._element.environment if self._element else {}),
+            PICKLE_DIGEST: digest,
+        }
+        try:
+            array = commands.sbatch(
+                script,
+                environment=environment,
+                directory=self._directory,
+                dependency=self._dependency,
+                options=self._element.options if self._element else (),
+            )
+        except HpcddpError:
+            pickle.unlink()
+            script.unlink()
+            raise
+        job_id = array if self._element is None else f"{array}_{self._element.index}"
+        job: SlurmJob[Any] = SlurmJob(folder=self.folder, job_id=job_id, tasks=list(range(self._tasks)))
+        job.paths.move_temporary_file(script, "submission_file")
+        job.paths.move_temporary_file(pickle, "submitted_pickle")
+        return [job]
+
+
+class RenderedLocalExecutor(LocalExecutor):
+    """Runs a rendered script on this machine, in a session of its own that outlives the terminal.
+
+    Args:
+        folder: the run's submitit folder.
+        script: the file with the script.
+        log: the file that gets the script's own output.
+        command: the command line of one task.
+        tasks: the number of tasks to start.
+        time_limit_s: their time limit, in seconds; None for no limit.
+        signal_lead_s: how long before the time limit submitit sends its signal, in seconds.
+        environment: the script's environment.
+        directory: the working directory of the script.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        script: Path,
+        log: Path,
+        command: str,
+        tasks: int,
+        time_limit_s: int | None,
+        signal_lead_s: int,
+        environment: Mapping[str, str],
+        directory: Path,
+    ) -> None:
+        super().__init__(folder)
+        self._directory = directory
+        self._script = script
+        self._log = log
+        self._tasks = tasks
+        # The variables that submitit's controller reads (submitit/local/local.py, Controller.__init__).
+        self._environment = {
+            **environment,
+            "SUBMITIT_EXECUTOR": "local",
+            "SUBMITIT_LOCAL_COMMAND": command,
+            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+            "SUBMITIT_LOCAL_NODEID": "0",
+            "SUBMITIT_LOCAL_NTASKS": str(tasks),
+            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(signal_lead_s),
+            "SUBMITIT_LOCAL_TIMEOUT_S": str(time_limit_s or NO_LIMIT_S),
+            # The controller's parent, the script, is the job: its process id is the job id.
+            "SUBMITIT_LOCAL_WITH_SHELL": "1",
+            "SUBMITIT_STDERR_TO_STDOUT": "1",
+        }
+
+    def _num_tasks(self) -> int:
+        return self._tasks
+
+    def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Any]:
+        pickle = self.folder / f"{uuid.uuid4().hex}.pkl"
+        digest = _dump(pickle, _only(delayed_submissions))
+        log = open_to_append(self._log)
+        try:
+            process = subprocess.Popen(
+                ["/bin/bash", str(self._script)],
+                cwd=self._directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**self._environment, PICKLE_DIGEST: digest},
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        job: LocalJob[Any] = LocalJob(
+            folder=self.folder, job_id=str(process.pid), tasks=list(range(self._tasks)), process=process
+        )
+        job.paths.move_temporary_file(pickle, "submitted_pickle")
+        return [job]

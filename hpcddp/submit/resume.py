@@ -1,0 +1,255 @@
+"""The resumption of a run: submit it again, with the same run id and a new job id."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.jobfile.sweep_fields import element_spec
+from hpcddp.jobfile.write import parse_resolved
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import append_event
+from hpcddp.run.job_records import newest_start, read_submission
+from hpcddp.run.moved import follow, is_there, original_of
+from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training
+from hpcddp.run.result import has_finished
+from hpcddp.run.summary import resume_command
+from hpcddp.run.sweep import index_of, read_sweep, sweep_of
+from hpcddp.slurm.job import ENDED_STATES, ask_slurm, slurm_job_id
+from hpcddp.slurm.job_environment import ArrayPlace, submitters_umask
+from hpcddp.submit.checks.job import check_submittable
+from hpcddp.submit.checks.obstacle import SubmissionError
+from hpcddp.submit.request import SubmitRequest
+from hpcddp.submit.submission import Submission, submit_script
+from hpcddp.submit.submit import check_path, prepare, write_run
+from hpcddp.submit.sweep_element import array_of_one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviousSubmission:
+    """The newest submission of a run.
+
+    Args:
+        cluster: ``slurm``, or ``local`` for a run on this machine.
+        job_id: Slurm's job id, or the process id of a local run.
+        directory: the directory of submission.
+        python: the interpreter of its tasks.
+    """
+
+    cluster: Cluster
+    job_id: str
+    directory: Path
+    python: str
+
+
+def _previous_submission(run: RunDirectory) -> PreviousSubmission | None:
+    """Return the newest submission of a run; None if its script was submitted by hand."""
+    record = read_submission(run)
+    if record is None:
+        return None
+    return PreviousSubmission(
+        cluster=record.cluster, job_id=record.job_id, directory=Path(record.directory), python=record.python
+    )
+
+
+def resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: str | None = None) -> Submission:
+    """Continue a run that ended before its work was done, with the script that it has.
+
+    Args:
+        run: the run.
+        environment: the submitter's environment.
+        dependency: the value of sbatch's ``--dependency``; None waits for nothing.
+
+    Raises:
+        SubmissionError: the run is alive, has finished, is a copy of another, or has no script of its own.
+        RunDirectoryError: its directory is not safe, or it was moved and its script cannot be changed accordingly.
+    """
+    check_run_directory(run.path)
+    previous = _own_submission(run)
+    _refuse_copy(run)
+    _refuse_alive_or_finished(run, previous)
+    request = _same_request(run, previous, environment, dependency)
+    notes = check_submittable(request)
+    _record_resumption(run)
+    return _submit_again(run, request, notes)
+
+
+def resume_anew(run: RunDirectory, request: SubmitRequest) -> Submission:
+    """Continue a run that ended before its work was done, with another job; for example one with other resources.
+
+    Args:
+        run: the run.
+        request: the request with the job, which replaces the run's own.
+
+    Raises:
+        HpcddpError: the run is alive or has finished, the job belongs to another run or is another training, or the
+            directory is not safe.
+    """
+    check_run_directory(run.path)
+    original = original_of(run)
+    _refuse_alive_or_finished(run, _previous_submission(run), original=original)
+    job = prepare(replace(request, run_id=run.run_id, job=job_of_run(run, request.job)))
+    expected = job.request.run.path
+    if expected.resolve() != run.path.resolve():
+        raise SubmissionError(
+            f"the job's run_root and name lead to {expected}, but the run is {run.path}; give the job the run's own "
+            "name and run_root, and submit from where it was submitted"
+        )
+    refuse_another_training(run, job.request.job.spec)
+    _record_resumption(run)
+    if original is not None and is_there(original):
+        # From now on the copy is a run of its own, also in every tracker.
+        shutil.rmtree(run.trackers, ignore_errors=True)
+    write_run(run, job)
+    return _submit_again(run, job.request, job.notes)
+
+
+def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
+    """Submit the run's script again from within its own job, which ends now; the budgets stay as they are.
+
+    Args:
+        run: the run.
+        environment: the batch script's environment.
+
+    Raises:
+        HpcddpError: the run has no script of its own, or Slurm refused it.
+    """
+    check_run_directory(run.path)
+    # The run belongs to this job until the job has ended.
+    dependency = f"afterany:{slurm_job_id(environment)}"
+    # The next job inherits the umask of sbatch.
+    with submitters_umask(environment):
+        return _submit_again(run, _same_request(run, _own_submission(run), environment, dependency))
+
+
+def _same_request(
+    run: RunDirectory, previous: PreviousSubmission, environment: Mapping[str, str], dependency: str | None
+) -> SubmitRequest:
+    """Return the request that submits a run again as it was submitted before."""
+    spec = parse_resolved(run.job_file.read_text(encoding="utf-8"))
+    return SubmitRequest(
+        job=ResolvedJob(spec=spec, origins={}),
+        run_id=run.run_id,
+        cluster=previous.cluster,
+        python=previous.python,
+        template=None,
+        directory=previous.directory,
+        environment=environment,
+        dependency=dependency,
+    )
+
+
+def _submit_again(run: RunDirectory, request: SubmitRequest, notes: tuple[str, ...] = ()) -> Submission:
+    check_path(run.path, request.cluster)
+    run, directory = follow(run, request.directory)
+    # The result of a run that had ended: the run goes on.
+    run.result.unlink(missing_ok=True)
+    run.submitit.mkdir(mode=0o700, exist_ok=True)
+    script, element = _script_of(run)
+    request = replace(request, directory=directory)
+    return submit_script(run, request, script.read_text(encoding="utf-8"), element=element, notes=notes)
+
+
+def _script_of(run: RunDirectory) -> tuple[Path, ArrayPlace | None]:
+    """Return a run's script: an element has that of its sweep, until it is resumed with a job of its own."""
+    sweep = None if run.script.exists() else sweep_of(run)
+    if sweep is None:
+        return run.script, None
+    check_run_directory(sweep.path)
+    return sweep.directory.script, array_of_one(sweep, index_of(run))
+
+
+def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
+    """Return the job with which a run continues: an element of a sweep keeps its values, whatever the job says.
+
+    Raises:
+        SubmissionError: the job has a sweep, and the run is not an element of a sweep.
+    """
+    sweep = sweep_of(run)
+    if sweep is None and job.spec.sweep is None:
+        return job
+    if sweep is None:
+        raise SubmissionError(
+            f"the job has a sweep, and the run {run.run_id} is no element of one; leave the sweep out: --set sweep=null"
+        )
+    return replace(job, spec=element_spec(job.spec, sweep.elements[index_of(run)]))
+
+
+def _own_submission(run: RunDirectory) -> PreviousSubmission:
+    """Return the newest submission of a run whose script is kept."""
+    _refuse_whole_sweep(run)
+    previous = _previous_submission(run)
+    if previous is None:
+        raise SubmissionError(
+            f"the script of the run {run.path} was submitted by hand and is not kept there; give the job file too: "
+            f"{resume_command(run)}"
+        )
+    return previous
+
+
+def _refuse_whole_sweep(run: RunDirectory) -> None:
+    sweep = read_sweep(run.path)
+    if sweep is not None:
+        raise SubmissionError(
+            f"{run.run_id} is a sweep of {len(sweep.elements)} runs; resume one of them: hpcddp submit --resume "
+            f"{sweep.run_id(0)}"
+        )
+
+
+def _refuse_copy(run: RunDirectory) -> None:
+    original = original_of(run)
+    if original is not None and is_there(original):
+        raise SubmissionError(
+            f"{run.path} is a copy of the run {original}, and its script continues that one; name that run, or make "
+            f"the copy a run of its own with a job file whose run_root and name lead to it: "
+            f"{shlex.join(['hpcddp', 'submit', 'JOB', '--resume', str(run.path)])} "
+            f"--set run_root={shlex.quote(str(run.path.parent.parent))}"
+        )
+
+
+def _refuse_alive_or_finished(
+    run: RunDirectory, previous: PreviousSubmission | None, *, original: Path | None = None
+) -> None:
+    if has_finished(run):
+        raise SubmissionError(f"the run {run.run_id} has finished, and there is nothing to resume; see {run.result}")
+    start = newest_start(run)
+    # A job that waits for its first start has written nothing; only its submission is recorded.
+    alive = start.job_id if start is not None and is_alive(start) else None
+    if alive is None and previous is not None and (start is None or start.job_id != previous.job_id):
+        alive = previous.job_id if _has_not_ended(previous) else None
+    if alive is not None and original is not None:
+        raise SubmissionError(
+            f"{run.path} is a copy of the run {original}, which is alive as {alive}; wait for the end of that run"
+        )
+    if alive is not None:
+        local = previous is not None and previous.cluster == "local"
+        called, end = ("process", "kill") if local else ("job", "scancel")
+        raise SubmissionError(
+            f"the run {run.run_id} is alive as {called} {alive}; wait for its end, or end it with: {end} {alive}"
+        )
+
+
+def _has_not_ended(previous: PreviousSubmission) -> bool:
+    """Return whether the submitted job is pending or running."""
+    if previous.cluster == "local":
+        return Path(f"/proc/{previous.job_id}").exists()
+    job = ask_slurm(previous.job_id)
+    return job is not None and job.get("JobState") not in ENDED_STATES
+
+
+def _record_resumption(run: RunDirectory) -> None:
+    """Record in the event log that a person resumes the run, which resets its budgets."""
+    append_event(
+        run.events,
+        kind="resume",
+        time=time.time(),
+        attempt=run.newest_attempt() or 0,
+        reason=f"resumed by {os.environ.get('USER') or os.getuid()}",
+    )

@@ -1,0 +1,1 @@
+"""The batch script before and after the tasks: begin, end, budgets, requeue."""

@@ -1,0 +1,72 @@
+"""The command line of the batch script: ``python -m hpcddp.supervise begin`` and ``end``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from hpcddp.errors import HpcddpError
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.failure import beginning
+from hpcddp.stop.reasons import ExitCode
+from hpcddp.supervise.begin import begin
+from hpcddp.supervise.end import end
+from hpcddp.supervise.slurm_requeue import expedite
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m hpcddp.supervise")
+    commands_of = parser.add_subparsers(dest="command", required=True)
+    begin_parser = commands_of.add_parser("begin")
+    begin_parser.add_argument("--run-root", required=True)
+    begin_parser.add_argument("--name", required=True)
+    begin_parser.add_argument("--run-id")
+    begin_parser.add_argument("--element", type=int)
+    end_parser = commands_of.add_parser("end")
+    end_parser.add_argument("--code", type=int, required=True)
+    end_parser.add_argument("--cancelled", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run ``begin`` or ``end`` and return the exit code of this process."""
+    options = _parse(arguments)
+    try:
+        if options.command == "end":
+            return _end(options, environment)
+        directory = begin(
+            run_root=options.run_root,
+            name=options.name,
+            run_id=options.run_id,
+            job_text=sys.stdin.read(),
+            environment=environment,
+            element=options.element,
+        )
+    except HpcddpError as error:
+        sys.stderr.write(f"hpcddp: {error.message}\n")
+        return error.exit_code
+    if directory:
+        sys.stderr.write(beginning(AttemptDirectory.from_text(directory)))
+        sys.stdout.write(f"{directory}\n")
+    else:
+        sys.stderr.write("hpcddp: this run has finished already; nothing to do\n")
+    return ExitCode.FINISHED
+
+
+def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    # Slurm signals the whole job when it is requeued, its commands that run then too.
+    for signum in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)
+    attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
+    ending = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
+    sys.stderr.write(f"hpcddp: {ending.text}\n")
+    if ending.expedite is not None:
+        expedite(ending.expedite)
+    return ending.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

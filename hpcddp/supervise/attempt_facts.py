@@ -1,0 +1,335 @@
+"""What is known at the end of an attempt, gathered once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.write import parse_resolved
+from hpcddp.run.decision import Decision, read_decision
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import read_events
+from hpcddp.run.failure import FailureRecord, cause_in_log, read_failures
+from hpcddp.run.job_records import read_start
+from hpcddp.run.program_end import ProgramEnd, read_program_end
+from hpcddp.run.record import RecordError
+from hpcddp.run.result import has_finished
+from hpcddp.slurm import commands
+from hpcddp.slurm.hostlist import expand
+from hpcddp.slurm.job import ask_slurm, facts_of, slurm_job_id
+from hpcddp.stop.reasons import Cause, StopReason, cause_of
+from hpcddp.supervise.budgets import Limits, spent_of, stuck, used_up
+from hpcddp.supervise.decision import EndFacts
+from hpcddp.supervise.slurm_requeue import PATIENCE_S
+
+_WARNINGS = frozenset({StopReason.WARNED.word, StopReason.DEADLINE.word})
+# What Slurm shows of these it shows for good; of the others the ranks may have seen more.
+_CERTAIN = frozenset({Cause.PREEMPTION, Cause.CANCELLED, Cause.REQUEUED, Cause.NODE_FAILURE})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """The end of an attempt.
+
+    Args:
+        attempt: the attempt.
+        environment: the batch script's environment.
+        cancelled: whether the user ended the job on this machine.
+    """
+
+    attempt: AttemptDirectory
+    environment: Mapping[str, str]
+    cancelled: bool = False
+
+    @cached_property
+    def job_id(self) -> str | None:
+        """What Slurm calls the job; None for a local run."""
+        return slurm_job_id(self.environment)
+
+    @property
+    def job(self) -> str:
+        """What to call the job in a sentence."""
+        return "this run" if self.job_id is None else f"job {self.job_id}"
+
+    @cached_property
+    def job_fields(self) -> dict[str, str] | None:
+        """What Slurm says about the job now; None without an answer."""
+        if self.job_id is None:
+            return None
+        # What the ranks have decided is enough to ask for a requeue, which has its own patience.
+        return ask_slurm(self.job_id, patience_s=0.0 if self.decision else PATIENCE_S)
+
+    @cached_property
+    def restarts(self) -> int:
+        """The restart count that this attempt was started with."""
+        start = read_start(self.attempt)
+        return 0 if start is None else start.restart_count
+
+    @cached_property
+    def decision(self) -> Decision | None:
+        """What the ranks decided; None also where it cannot be read."""
+        return self._decision_or_damage if isinstance(self._decision_or_damage, Decision) else None
+
+    @cached_property
+    def _decision_or_damage(self) -> Decision | RecordError | None:
+        try:
+            return read_decision(self.attempt)
+        except RecordError as error:
+            return error
+
+    @property
+    def damage(self) -> RecordError | None:
+        """What the ranks or their programs have written down and cannot be read; Slurm may say enough without it."""
+        if isinstance(self._decision_or_damage, RecordError):
+            return self._decision_or_damage
+        return None if self.program is None else self.program.damage
+
+    def _raise_if_damaged(self) -> None:
+        """Raise where only the ranks' own records say why they ended, and one of them cannot be read."""
+        if self.damage is not None and self.first_failure is None:
+            raise self.damage
+
+    @cached_property
+    def failures(self) -> list[FailureRecord]:
+        """The error records, the first cause first."""
+        return read_failures(self.attempt)
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """The run's events so far."""
+        return read_events(self.attempt.run.events)
+
+    @cached_property
+    def spec(self) -> JobSpec:
+        """The job."""
+        return parse_resolved(self.attempt.run.job_file.read_text(encoding="utf-8"))
+
+    @cached_property
+    def program(self) -> ProgramEnd | None:
+        """How the programs of a command ended; None where the job runs something else."""
+        if self.spec.command is None:
+            return None
+        return read_program_end(self.attempt, world_size=self.spec.world_size)
+
+    @property
+    def first_failure(self) -> FailureRecord | None:
+        """The first error that names a cause of its own."""
+        return self.failures[0] if self.failures and not self.failures[0].secondary else None
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a task of this attempt has seen a signal."""
+        return any(event["event"] == "signal" and event["attempt"] == self.attempt.number for event in self.events)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has a result that says so."""
+        return has_finished(self.attempt.run)
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether the tasks were told to end, and Slurm, which may be taking their nodes, does not answer why."""
+        if self.job_id is None or self.decision is not None or self.first_failure is not None or self.finished:
+            return False
+        told = self.signalled if self.program is None else self.program.was_told
+        return told and self.job_fields is None and self.cause is Cause.CRASH
+
+    @property
+    def is_being_taken_away(self) -> bool:
+        """Whether Slurm may be about to requeue the job by itself, as far as anybody can tell."""
+        return self.cause is Cause.PREEMPTION or (self.cause is Cause.UNKNOWN and self.job_fields is None)
+
+    @property
+    def counted_cause(self) -> Cause:
+        """The cause that a requeue is counted under: of one that Slurm has requeued it shows no more why."""
+        if self.cause is not Cause.REQUEUED or self.requested:
+            return self.cause
+        if self.decision is not None and self.decision.known_cause is Cause.PREEMPTION:
+            return Cause.PREEMPTION
+        return self._logged or Cause.REQUEUED
+
+    @property
+    def by_user(self) -> bool:
+        """Whether the run's user has asked hpcddp for the requeue; no budget counts that."""
+        return self.requested or (self.counted_cause is Cause.REQUEUED and self.attempt.requeue_request.exists())
+
+    @cached_property
+    def _logged(self) -> Cause | None:
+        """Why Slurm has ended the job, as it stands in the batch log."""
+        return cause_in_log(self.attempt)
+
+    @cached_property
+    def cause(self) -> Cause:
+        """Why the attempt ended, by all that is known."""
+        if self.requested:
+            return Cause.REQUEUED
+        return self._local_cause() if self.job_id is None else self._slurm_cause()
+
+    def _local_cause(self) -> Cause:
+        if self.cancelled:
+            return Cause.CANCELLED
+        self._raise_if_damaged()
+        if self.decision is None and self.program is not None:
+            return self._program_cause(self.program)
+        if self.decision is None:
+            return Cause.CRASH
+        if self.decision.reason in _WARNINGS:
+            return Cause.TIME_LIMIT
+        return Cause.UNKNOWN if self.decision.reason == StopReason.REQUESTED.word else Cause.CANCELLED
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run's user has asked to have it saved and started again, and nothing else has happened to it."""
+        if self.job_id is None or not self.attempt.requeue_request.exists():
+            return False
+        stopped = self.decision is None or self.decision.reason in _WARNINGS
+        return stopped and not self._is_certain
+
+    @property
+    def _is_certain(self) -> bool:
+        """Whether what Slurm shows is all that there is to know."""
+        seen = self._seen_by_slurm
+        return seen in _CERTAIN or (seen is Cause.TIME_LIMIT and not self._warned)
+
+    @cached_property
+    def _seen_by_slurm(self) -> Cause:
+        """Why the job ended, as far as Slurm shows it."""
+        program = None if self.decision is not None else self.program
+        # Of the programs of a command, some may only have lost their peers, which were told to end.
+        errors = self.failures if program is None else [self.first_failure] if self.first_failure else []
+        facts = facts_of(
+            self.job_fields,
+            restarts_at_start=self.restarts,
+            warned=self._warned,
+            error_seen=self.decision is None and bool(errors),
+        )
+        seen = cause_of(replace(facts, preempted=facts.preempted or self._logged is Cause.PREEMPTION))
+        return seen if seen in _CERTAIN else self._logged or seen
+
+    @property
+    def _warned(self) -> bool:
+        """Whether the attempt ended because its time limit was near."""
+        if self.decision is not None:
+            return self.decision.reason in _WARNINGS
+        return self.program is not None and self.program.out_of_time
+
+    def _slurm_cause(self) -> Cause:
+        decision, now = self.decision, self._seen_by_slurm
+        program = None if decision is not None else self.program
+        if self._is_certain:
+            return now
+        self._raise_if_damaged()
+        if program is not None:
+            return self._program_cause(program)
+        if decision is None:
+            return Cause.NODE_FAILURE if self.lost_nodes else Cause.CRASH
+        if decision.reason == StopReason.INTERRUPTED.word:
+            return Cause.CANCELLED
+        seen = decision.known_cause or now
+        return now if seen in {Cause.UNKNOWN, Cause.CRASH} else seen
+
+    def _program_cause(self, program: ProgramEnd) -> Cause:
+        """Return what the programs themselves know of why they ended.
+
+        That they were told to end proves nothing: srun tells the others, too, when one task has failed.
+        """
+        if self.first_failure is not None:
+            return Cause.CRASH
+        if not program.is_complete:
+            return Cause.NODE_FAILURE if self.lost_nodes else Cause.CRASH
+        if program.out_of_time:
+            return Cause.TIME_LIMIT
+        return Cause.UNKNOWN if program.wants_to_go_on else Cause.CRASH
+
+    @cached_property
+    def lost_nodes(self) -> list[str]:
+        """The nodes that have gone without a word."""
+        if self.job_id is None or self.first_failure is not None:
+            return []
+        heard = [record.rank for record in self.failures]
+        if self.program is not None:
+            heard += [exit_.rank for exit_ in self.program.exits]
+        return lost_nodes(self.environment, tasks_per_node=self.spec.tasks_per_node, heard=heard)
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether a newer attempt of the run has begun by now; asked anew each time."""
+        return self.attempt.run.newest_attempt() != self.attempt.number
+
+    def facts(self) -> EndFacts:
+        """Return what the decision is made from."""
+        finished, fenced = self.finished, self.is_overtaken
+        if finished or fenced:
+            return EndFacts(cause=Cause.UNKNOWN, finished=finished, fenced=fenced)
+        requeue, spent = self.spec.requeue, spent_of(self.events)
+        limits = limits_of(self.spec)
+        first = self.first_failure
+        return EndFacts(
+            cause=self.cause,
+            error_code=first.exit_code if first else None,
+            on_slurm=self.job_id is not None,
+            requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",
+            causes=frozenset(Cause(cause) for cause in requeue.causes),
+            requested=self.requested,
+            stuck=stuck(spent, limits),
+            used_up=used_up(spent, limits, self.cause),
+            allow_continuation=requeue.allow_continuation,
+        )
+
+
+def limits_of(spec: JobSpec) -> Limits:
+    """Return how often a job may be started again."""
+    requeue = spec.requeue
+    return Limits(
+        preemptions=requeue.max_preemptions,
+        time_limits=requeue.max_time_limits,
+        failures=requeue.max_failures,
+        attempts_without_progress=requeue.max_attempts_without_progress,
+        of_program=spec.command is not None,
+    )
+
+
+_CONNECT_TIMEOUT_S = 3.0
+
+
+def silent_nodes(nodes: list[str], *, tasks_per_node: int, heard: Iterable[int]) -> list[str]:
+    """Return the nodes of which no rank has left a word; ranks are laid out in blocks.
+
+    Args:
+        nodes: the job's nodes in their order.
+        tasks_per_node: ranks on each of them.
+        heard: the ranks that left a record of why they ended.
+    """
+    speaking = {rank // tasks_per_node for rank in heard}
+    return [node for index, node in enumerate(nodes) if index not in speaking]
+
+
+def lost_nodes(environment: Mapping[str, str], *, tasks_per_node: int, heard: Iterable[int]) -> list[str]:
+    """Return the silent nodes whose slurmd does not answer either.
+
+    Args:
+        environment: the batch script's environment, which names the job's nodes.
+        tasks_per_node: ranks on each of them.
+        heard: the ranks that left a record of why they ended.
+    """
+    nodes = expand(environment.get("SLURM_JOB_NODELIST", ""))
+    return [
+        node for node in silent_nodes(nodes, tasks_per_node=tasks_per_node, heard=heard) if not _slurmd_answers(node)
+    ]
+
+
+def _slurmd_answers(node: str) -> bool:
+    """Return whether a connection to the node's slurmd opens; a node that cannot be asked about counts as well."""
+    try:
+        address = commands.slurmd_address(node)
+    except commands.SlurmCommandError:
+        return True
+    try:
+        socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,241 @@
+"""Begin an attempt: claim the run directory, check the budgets, write down who starts."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hpcddp.errors import HpcddpError, UserError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.write import parse_resolved
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.events import append_event, cause_of_event, read_events
+from hpcddp.run.failure import cause_in_log
+from hpcddp.run.files import write_text
+from hpcddp.run.job_records import Start, newest_start, read_refusal, write_refusal, write_start
+from hpcddp.run.moved import refuse_other_script
+from hpcddp.run.ownership import (
+    RunDirectoryError,
+    check_run_directory,
+    conflict,
+    identity,
+    is_alive,
+    make_private_directory,
+    refuse_another_training,
+)
+from hpcddp.run.result import Result, has_finished, write_result
+from hpcddp.run.summary import resume_command
+from hpcddp.slurm import commands
+from hpcddp.slurm.job import ask_slurm, slurm_job_id
+from hpcddp.slurm.job_environment import NO_LIMIT_S, PICKLE_DIGEST
+from hpcddp.stop.reasons import Cause, ExitCode
+from hpcddp.submit.sweep_element import complete_directory, element_of
+from hpcddp.supervise.attempt_facts import limits_of
+from hpcddp.supervise.budgets import exceeded, is_interruption, spent_of, tell_progress
+
+_UNKNOWN_TIMES = frozenset({"", "Unknown", "None", "N/A"})
+
+
+class BudgetError(HpcddpError):
+    """The run has been started as often as it may."""
+
+    kind = "budget"
+    exit_code: ClassVar[int] = ExitCode.NO_PROGRESS
+
+
+def begin(
+    *,
+    run_root: str,
+    name: str,
+    run_id: str | None,
+    job_text: str,
+    environment: Mapping[str, str],
+    element: int | None = None,
+) -> str:
+    """Claim the run directory for one more attempt.
+
+    Args:
+        run_root: where runs live; relative to the working directory.
+        name: the job's name.
+        run_id: the run's id; None derives ``<cluster name>-<job id>``.
+        job_text: the resolved job file.
+        environment: the batch script's environment.
+        element: which element of a sweep it is, whose id and job these are; None is a run of its own.
+
+    Returns:
+        The attempt's directory, or an empty text if the run has finished already and nothing is left to do.
+
+    Raises:
+        RunDirectoryError: the directory belongs to another job, or is not safe.
+        BudgetError: the run was started often enough.
+    """
+    job_id = slurm_job_id(environment)
+    job = ask_slurm(job_id) if job_id else None
+    directory, own_id = Path(run_root).absolute() / name, run_id or _derived_run_id(environment)
+    run = RunDirectory(directory / own_id)
+    of_sweep = None
+    if element is not None:
+        sweep_id = run_id or own_id.rpartition("_")[0]
+        of_sweep = element_of(directory, sweep_id, element, job_text, environment)
+        run, job_text = of_sweep.run, of_sweep.job_text
+    refuse_other_script((job or {}).get("Command"), run.path if of_sweep is None else of_sweep.sweep.path)
+    make_private_directory(run.path)
+    check_run_directory(run.path)
+    start = _observe(job_id, job, run, environment)
+    previous = newest_start(run)
+    alive = previous is not None and previous.job_id != start.job_id and is_alive(previous)
+    # A job that was refused once stays refused: after a requeue it would look like a requeue of the run's own job.
+    why = read_refusal(run, start.job_id) or conflict(previous, start, previous_alive=alive)
+    if why is not None:
+        if previous is not None and previous.job_id == start.job_id:
+            write_refusal(run, start.job_id, why)
+        raise RunDirectoryError(f"the run directory {run.path} is taken: {why}; use another run id or run_root")
+    if has_finished(run):
+        return ""
+    _keep_job_file(run, job_text)
+    if run_id is None:
+        _link_log(run)
+    if of_sweep is not None:
+        complete_directory(of_sweep, start.job_id or "", environment.get(PICKLE_DIGEST))
+    if previous is not None:
+        _settle(run, previous, start, parse_resolved(job_text))
+    # A result is written when a run has ended for good; this one is being continued.
+    run.result.unlink(missing_ok=True)
+    attempt = _create_attempt(run)
+    write_start(attempt, start)
+    append_event(
+        run.events, kind="start", time=start.time, attempt=attempt.number, job_id=start.job_id, host=start.host
+    )
+    return str(attempt.path)
+
+
+def _observe(
+    job_id: str | None, job: Mapping[str, str] | None, run: RunDirectory, environment: Mapping[str, str]
+) -> Start:
+    """Return who starts now, with the submit time that Slurm knows."""
+    now = time.time()
+    return Start(
+        job_id=job_id or environment.get("HPCDDP_LOCAL_JOB_ID"),
+        restart_count=int(environment.get("SLURM_RESTART_COUNT") or 0) if job_id else 0,
+        submit_time=job.get("SubmitTime") if job else None,
+        host=environment.get("SLURMD_NODENAME") or socket.gethostname(),
+        token=secrets.token_hex(16),
+        time=now,
+        end_time=end_time_of(job, environment, now=now),
+        is_local=job_id is None,
+        **identity(run.path),
+    )
+
+
+def end_time_of(job: Mapping[str, str] | None, environment: Mapping[str, str], *, now: float) -> float | None:
+    """Return when a job's time is over, in seconds since the epoch; None without a limit, or if nobody can tell.
+
+    Args:
+        job: what Slurm says about the job; None without an answer.
+        environment: the batch script's environment.
+        now: seconds since the epoch.
+    """
+    if job is not None:
+        text = job.get("EndTime", "")
+        limited = job.get("TimeLimit") != "UNLIMITED" and text not in _UNKNOWN_TIMES
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if limited else None
+    if environment.get("SLURM_JOB_END_TIME"):
+        return float(environment["SLURM_JOB_END_TIME"])
+    limit_s = environment.get("SUBMITIT_LOCAL_TIMEOUT_S")
+    return now + float(limit_s) if limit_s and int(limit_s) < NO_LIMIT_S else None
+
+
+def _settle(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> None:
+    """Write down what Slurm did by itself, and refuse a start that the budgets do not allow.
+
+    They are checked here because Slurm's own requeues ask nobody, and before anything heavy is imported.
+    """
+    events = read_events(run.events)
+    number = run.newest_attempt() or 0
+    if previous.job_id == start.job_id and start.restart_count:
+        if not any(event["event"] == "requeue" and event["attempt"] == number for event in events):
+            cause = _cause_of_requeue(run.attempt(number), events)
+            if spec.command is not None:
+                tell_progress(run.attempt(number), now=start.time, interrupted=is_interruption(cause))
+            _tell_requeue(run, start, number, cause)
+            events = read_events(run.events)
+        if not spec.requeue.left_to_slurm:
+            # It was allowed for this one requeue only.
+            _forbid_requeue(start)
+    why = exceeded(spent_of(events), limits_of(spec))
+    if why is None:
+        return
+    result = Result(
+        status="failed",
+        reason=why,
+        exit_code=int(ExitCode.NO_PROGRESS),
+        attempts=number + 1,
+        resume=resume_command(run),
+    )
+    write_result(run, result)
+    append_event(run.events, kind="failure", time=start.time, attempt=number, reason=why, exit_code=93)
+    raise BudgetError(f"run {run.run_id} is not started again: {why}. To go on: {resume_command(run)}")
+
+
+def _cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Mapping[str, Any]]) -> Cause:
+    """Return why Slurm has requeued the job by itself, as far as the attempt before shows it."""
+    stops = [event for event in events if event["event"] == "stop" and event["attempt"] == attempt.number]
+    cause = cause_of_event(stops[-1]) if stops and stops[-1].get("cause") else Cause.REQUEUED
+    return cause_in_log(attempt) or cause if cause is Cause.REQUEUED else cause
+
+
+def _tell_requeue(run: RunDirectory, start: Start, number: int, cause: Cause) -> None:
+    asked = cause is Cause.REQUEUED and run.attempt(number).requeue_request.exists()
+    append_event(
+        run.events,
+        kind="requeue",
+        time=start.time,
+        attempt=number,
+        reason="Slurm requeued the job by itself",
+        cause=str(cause),
+        job_id=start.job_id,
+        by="user" if asked else "slurm",
+    )
+
+
+def _forbid_requeue(start: Start) -> None:
+    try:
+        commands.update_job(start.job_id or "", Requeue="0")
+    except commands.SlurmCommandError as error:
+        sys.stderr.write(f"hpcddp: {error.message}\n")
+
+
+def _link_log(run: RunDirectory) -> None:
+    """Let ``batch.log`` be what the script prints, which was submitted by hand; Slurm's notices stand there."""
+    printed = Path("/proc/self/fd/2").resolve()
+    if printed.is_file() and not run.batch_log.exists():
+        run.batch_log.symlink_to(printed)
+
+
+def _derived_run_id(environment: Mapping[str, str]) -> str:
+    job_id = slurm_job_id(environment)
+    if job_id is None:
+        raise UserError("this script was rendered for sbatch; run it with sbatch, or use hpcddp submit --cluster local")
+    cluster = re.sub(r"[^A-Za-z0-9._-]", "-", environment.get("SLURM_CLUSTER_NAME") or "cluster")
+    return f"{cluster}-{job_id}"
+
+
+def _keep_job_file(run: RunDirectory, text: str) -> None:
+    """Write the resolved job of the newest attempt: it may have moved to other resources, never to other training."""
+    refuse_another_training(run, parse_resolved(text))
+    write_text(run.job_file, text)
+
+
+def _create_attempt(run: RunDirectory) -> AttemptDirectory:
+    """Create the next attempt's directory; two scripts at once get two numbers."""
+    run.attempts.mkdir(mode=0o700, exist_ok=True)
+    number = run.newest_attempt()
+    attempt = run.attempt(0 if number is None else number + 1)
+    attempt.path.mkdir(mode=0o700)
+    return attempt

@@ -1,0 +1,1 @@
+"""What runs in every rank before user code: signals, rendezvous, watchdog, failure record."""

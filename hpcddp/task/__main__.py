@@ -1,0 +1,143 @@
+"""The program that every task runs: ``python -P -u -m hpcddp.task``.
+
+It installs the signal listener first, then reads the environment and the job file, redirects its output to the rank's
+log, sets the thread count before a numerical library is loaded, and turns an exception into a failure record and an
+exit code. A job that submitit submitted runs through submitit, so that its ``submitit.Job`` gets the result or the
+exception.
+"""
+
+from __future__ import annotations
+
+from hpcddp.stop.listener import LISTENER
+
+if __name__ == "__main__":
+    # Before the imports below: they take long enough for a signal to arrive.
+    LISTENER.install()
+
+import faulthandler
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.files import open_to_append
+from hpcddp.run.log_timestamps import record_timestamps
+from hpcddp.run.ownership import RunDirectoryError
+from hpcddp.slurm.job_environment import PICKLE_DIGEST
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.stop import faults
+from hpcddp.stop.reasons import ExitCode
+from hpcddp.task.attribution import failure_record, failure_text, save_failure
+from hpcddp.task.local_peers import exit_after_failure
+from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
+from hpcddp.task.signals import handle_signals
+
+if TYPE_CHECKING:
+    from hpcddp.jobfile.job import JobSpec
+
+_PICKLE_TIMEOUT_S = 60.0
+
+
+def main() -> int:
+    """Run the task and return its exit code."""
+    environment = os.environ
+    if "HPCDDP_ATTEMPT_DIR" not in environment:
+        sys.stderr.write(
+            "hpcddp: HPCDDP_ATTEMPT_DIR is not set; a task is started by the script that hpcddp render prints\n"
+        )
+        return ExitCode.USER_CODE
+    PROCESS_STATE.read_environment(environment)
+    attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
+    try:
+        env = RankEnv.from_env(environment)
+        if env.source == "submitit":
+            _redirect_output(attempt.rank_log(env.rank))
+        record_timestamps(attempt.rank_log(env.rank))
+        # A crash below Python writes its stacks to the log.
+        faulthandler.enable()
+        PROCESS_STATE.cause = handle_signals(attempt, environment).answer
+        faults.arm(environment.get(faults.VARIABLE), rank=env.rank, attempt=attempt.number)
+        from hpcddp.jobfile.write import parse_resolved
+
+        text = attempt.run.job_file.read_text(encoding="utf-8")
+        spec = parse_resolved(text)
+        if spec.command is not None:
+            LISTENER.meaning, PROCESS_STATE.saves_alone = "it is passed on to the program", True
+        environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(spec)))
+        # The user's own modules are in the directory of submission; -P keeps it from coming first.
+        sys.path.append(str(Path.cwd()))
+        _run(TaskInputs(environment=environment, env=env, attempt=attempt, job_text=text, spec=spec))
+    except SystemExit as error:
+        _exit_with_record(attempt, error, exit_code=ExitCode.USER_CODE)
+    except KeyboardInterrupt as error:
+        _exit_with_record(attempt, error, exit_code=ExitCode.INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  this is the task's boundary: recorded, printed, and the process ends
+        _exit_with_record(attempt, error)
+    return ExitCode.FINISHED
+
+
+def _run(inputs: TaskInputs) -> None:
+    """Run the task, through submitit if it submitted the job."""
+    PROCESS_STATE.inputs = inputs
+    environment, env, run = inputs.environment, inputs.env, inputs.attempt.run
+    digest = environment.get(PICKLE_DIGEST)
+    if digest is None:
+        from hpcddp.task import work
+
+        work.run(str(run.path))
+        return
+    environment["SUBMITIT_EXECUTOR"] = "local" if env.source == "submitit" else "slurm"
+    # submitit replaces our signal handlers until ``work.run`` installs them again. Its warning signal is set to one
+    # that nobody sends, since its handler would save and requeue at any point of a step.
+    environment["SUBMITIT_PREEMPT_SIGNAL"] = "RTMAX"
+    # Otherwise its own messages are in the log of every rank.
+    environment.setdefault("SUBMITIT_LOG_LEVEL", "WARNING")
+    check_pickle(run.submitit / f"{env.job_id}_submitted.pkl", digest)
+    from submitit.core.submission import process_job
+
+    process_job(run.submitit)
+
+
+def check_pickle(path: Path, digest: str) -> None:
+    """Wait for the submitted pickle and compare its sha256 with the one that the job carries.
+
+    Raises:
+        RunDirectoryError: the pickle is missing, or is not the one that was submitted.
+    """
+    deadline = time.monotonic() + _PICKLE_TIMEOUT_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise RunDirectoryError(f"{path} did not appear; every host must see the run directory")
+        time.sleep(0.05)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != digest:
+        raise RunDirectoryError(f"{path} is not the file that was submitted (sha256 {found}, expected {digest})")
+
+
+def _redirect_output(log: Path) -> None:
+    """Redirect the output of this process and its children to the rank's log, as srun does on a cluster."""
+    descriptor = open_to_append(log)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _cpus_of_this_task(spec: JobSpec) -> int:
+    """Return how many CPUs this task may use: those that the job asks for, or fewer if the kernel allows fewer."""
+    return max(1, min(spec.resources.cpus_per_task, len(os.sched_getaffinity(0))))
+
+
+def _exit_with_record(attempt: AttemptDirectory, error: BaseException, *, exit_code: int | None = None) -> NoReturn:
+    """Write the failure record, print the error, and end the process."""
+    record = failure_record(error, exit_code=exit_code)
+    save_failure(attempt, record)
+    sys.stderr.write(failure_text(record))
+    sys.stderr.flush()
+    exit_after_failure(record.exit_code, attempt)
+
+
+if __name__ == "__main__":
+    exit_process(main())

@@ -1,0 +1,137 @@
+"""Attribute a job failure to the first failing rank: failure records of a rank, and their text in its log."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from hpcddp.errors import HpcddpError
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.stop.reasons import ExitCode
+from hpcddp.task.process_state import PROCESS_STATE, ProcessState
+from hpcddp.task.rendezvous import PeerFailedError
+
+# Messages of gloo, NCCL and the store. All of them raise RuntimeError or a subclass (torch/csrc/Exceptions.h).
+PEER_LOSS: Final = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "connection was closed",
+    "broken pipe",
+    "remote process exit",
+    "socket closed",
+    "socket timeout",
+    "timed out waiting",
+    "communicator was aborted",
+)
+
+_ADVICE: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        ExitCode.USER_CODE: "an error of the job's own code or data would come again, so the job is not requeued",
+        ExitCode.INFRASTRUCTURE: "requeue.max_failures says how often a job is requeued after such a failure",
+        ExitCode.HANG: "requeue.max_failures says how often a job is requeued after such a failure",
+    }
+)
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Return whether ``error`` only means that the connection to another rank was lost."""
+    if isinstance(error, HpcddpError) and not isinstance(error, PeerFailedError):
+        # The error has its own cause: for example, a data set cannot reach its server.
+        return False
+    return any(isinstance(link, PeerFailedError) or _says_peer_loss(link) for link in _chain(error))
+
+
+def _says_peer_loss(error: BaseException) -> bool:
+    # An OSError comes from a socket that Python itself opened, and only the user's code opens those.
+    return isinstance(error, RuntimeError) and says_peer_loss(str(error))
+
+
+def says_peer_loss(text: str) -> bool:
+    """Return whether a text has a message of gloo, NCCL or the store about a lost connection."""
+    return any(phrase in text.lower() for phrase in PEER_LOSS)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def failure_record(
+    error: BaseException, *, exit_code: int | None = None, process_state: ProcessState = PROCESS_STATE
+) -> FailureRecord:
+    """Return the failure record of an exception that ends this process.
+
+    Args:
+        error: the exception.
+        exit_code: the exit code of the process; None = that of the exception.
+        process_state: the state of this process.
+    """
+    text = "".join(traceback.format_exception(error))
+    secondary = is_peer_loss(error)
+    if secondary and (still_s := process_state.heartbeat.stood_still_s()):
+        return standstill_record(still_s, text, process_state)
+    if exit_code is None:
+        declared = getattr(error, "exit_code", ExitCode.INFRASTRUCTURE if secondary else ExitCode.USER_CODE)
+        # The exit codes 1 and 2 of the command line have no meaning for a requeue decision.
+        exit_code = declared if declared in tuple(ExitCode) else ExitCode.USER_CODE
+    return process_state.record(
+        kind=getattr(error, "kind", None) or type(error).__name__,
+        message=error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__,
+        traceback=text,
+        exit_code=exit_code,
+        secondary=secondary,
+    )
+
+
+def standstill_record(seconds: float, text: str, process_state: ProcessState = PROCESS_STATE) -> FailureRecord:
+    """Return the failure record of a rank whose process did not run: it is the first cause, though it fails last.
+
+    Args:
+        seconds: how long the process did not run.
+        text: the traceback of the error that it met then.
+        process_state: the state of this process.
+    """
+    return process_state.record(
+        kind="stood_still",
+        message=f"the process stood still for {seconds:.0f} s, and the other ranks gave it up; it was stopped, or its "
+        "host was",
+        traceback=text,
+        exit_code=ExitCode.HANG,
+    )
+
+
+def peer_failure_record(first: FailureRecord, process_state: ProcessState = PROCESS_STATE) -> FailureRecord:
+    """Return the failure record of a rank that ends because the rank of ``first`` failed."""
+    if still_s := process_state.heartbeat.stood_still_s():
+        return standstill_record(still_s, "", process_state)
+    return process_state.record(
+        kind=PeerFailedError.kind,
+        message=f"{first.place} failed, and this rank was told to end: {first.kind}: {first.headline}",
+        traceback="",
+        exit_code=ExitCode.INFRASTRUCTURE,
+        secondary=True,
+    )
+
+
+def save_failure(attempt: AttemptDirectory, record: FailureRecord) -> None:
+    """Write the failure record of this rank; if that is impossible, print why."""
+    try:
+        write_failure(attempt, record)
+    except OSError as error:
+        os.write(2, f"hpcddp: {attempt.rank_error(record.rank)} cannot be written ({error})\n".encode())
+
+
+def failure_text(record: FailureRecord) -> str:
+    """Return the last lines of a failed rank's log: the traceback, the rank, the error, and what follows from it."""
+    lines = [record.traceback.rstrip(), f"hpcddp: {record.place} failed{record.when}: {record.kind}: {record.message}"]
+    if record.secondary:
+        lines.append("hpcddp: this rank only followed; the end of the batch log names the one that failed first")
+    elif record.exit_code in _ADVICE:
+        lines.append(f"hpcddp: {_ADVICE[record.exit_code]}")
+    return "\n".join([line for line in lines if line]) + "\n"

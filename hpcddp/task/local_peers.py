@@ -1,0 +1,96 @@
+"""End the other tasks of a failed local run, as ``srun --kill-on-bad-exit`` does on a cluster.
+
+The task that failed starts this module as a separate program and exits at once, so that its peers see it exit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn
+
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.task.process_state import PROCESS_STATE, exit_process
+
+# srun sends TERM, and KILL to tasks that still run later (slurm.conf(5), KillWait). A task that loses a peer exits by
+# itself within a second or two.
+_OWN_EXIT_S: Final = 2.0
+_KILL_WAIT_S: Final = 8.0
+_POLL_S: Final = 0.1
+
+
+def exit_after_failure(exit_code: int, attempt: AttemptDirectory) -> NoReturn:
+    """End this process because it failed; in a local run, also have the other tasks of the attempt ended."""
+    if not PROCESS_STATE.has_srun:
+        words = [sys.executable, "-P", "-m", "hpcddp.task.local_peers", str(os.getppid()), str(attempt.path)]
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+    exit_process(exit_code)
+
+
+def tasks_of(parent: int, attempt: AttemptDirectory, proc: Path = Path("/proc")) -> list[int]:
+    """Return the running tasks of an attempt.
+
+    Args:
+        parent: the process id of their parent.
+        attempt: the attempt.
+        proc: the directory of processes (proc(5)).
+    """
+    mark = f"HPCDDP_ATTEMPT_DIR={attempt.path}".encode()
+    return sorted(
+        int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal() and _is_task(entry, parent, mark)
+    )
+
+
+def _is_task(entry: Path, parent: int, mark: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        # The second field, the name in parentheses, can contain spaces and parentheses.
+        state, its_parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+        # Process ids are reused, so the environment is compared as well.
+        same = int(its_parent) == parent and state not in {b"Z", b"X"}
+        return same and mark in (entry / "environ").read_bytes().split(b"\0")
+    return False
+
+
+def end_tasks(
+    tasks: Callable[[], list[int]], *, own_exit_s: float = _OWN_EXIT_S, kill_wait_s: float = _KILL_WAIT_S
+) -> None:
+    """Wait for tasks to exit; end those that do not.
+
+    Args:
+        tasks: returns the process ids of those that still run.
+        own_exit_s: how long to wait before TERM, in seconds.
+        kill_wait_s: how long to wait between TERM and KILL, in seconds.
+    """
+    if _have_exited(tasks, own_exit_s):
+        return
+    # A stopped process handles TERM only after CONT.
+    _send(tasks(), signal.SIGCONT, signal.SIGTERM)
+    if not _have_exited(tasks, kill_wait_s):
+        _send(tasks(), signal.SIGKILL)
+
+
+def _have_exited(tasks: Callable[[], list[int]], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while tasks():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _send(pids: list[int], *signals: signal.Signals) -> None:
+    for pid in pids:
+        for signum in signals:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+
+if __name__ == "__main__":
+    starter, directory = int(sys.argv[1]), AttemptDirectory.from_text(sys.argv[2])
+    end_tasks(lambda: tasks_of(starter, directory))

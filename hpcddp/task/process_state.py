@@ -1,0 +1,132 @@
+"""Process-wide state of a rank (rank, host, step, device), read by the failure record and the watchdog."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.failure import FailureRecord
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.stop.heartbeat import Heartbeat
+from hpcddp.stop.reasons import Cause
+
+if TYPE_CHECKING:
+    from hpcddp.jobfile.job import JobSpec
+
+
+def own_host(environment: Mapping[str, str]) -> str:
+    """Return the name of this host in Slurm, or its host name."""
+    return environment.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def own_rank(environment: Mapping[str, str]) -> int:
+    """Return the rank for a record, even if the rank environment as a whole is wrong; 0 if no rank is given."""
+    names = ("SUBMITIT_LOCAL_GLOBALID", "SLURM_PROCID", "RANK")
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), 0)
+
+
+def _unknown_cause() -> Cause | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInputs:
+    """What a task reads once, when it starts.
+
+    Args:
+        environment: the environment of this process; the rendezvous adds its variables to it.
+        env: the rank.
+        attempt: the attempt that the task belongs to.
+        job_text: the text of the resolved job file.
+        spec: the job in it.
+    """
+
+    environment: MutableMapping[str, str]
+    env: RankEnv
+    attempt: AttemptDirectory
+    job_text: str
+    spec: JobSpec
+
+
+class ProcessState:
+    """State of this process.
+
+    Attributes:
+        rank: the rank.
+        host: its host.
+        has_srun: whether srun ends the other tasks of the job when this one fails; a local run has none.
+        inputs: what the task read when it started; None until it has read the job file.
+        device: its device; None until it is chosen.
+        heartbeat: the progress of the training.
+        cause: returns why the job ends; None if that is not known.
+        saves_alone: whether this rank can save after other ranks have gone; true for a ``command``.
+    """
+
+    def __init__(self, *, rank: int = 0, host: str = "") -> None:
+        self.rank, self.host = rank, host
+        self.has_srun = True
+        self.inputs: TaskInputs | None = None
+        self.device: str | None = None
+        self.heartbeat = Heartbeat()
+        self.cause: Callable[[], Cause | None] = _unknown_cause
+        self.saves_alone = False
+        self._first_step = threading.Lock()
+        self._training = False
+
+    def read_environment(self, environment: Mapping[str, str]) -> None:
+        """Set rank and host from the environment of the process, even if the rank environment as a whole is wrong."""
+        self.rank, self.host = own_rank(environment), own_host(environment)
+        self.has_srun = "SUBMITIT_LOCAL_GLOBALID" not in environment
+
+    def start_training(self) -> None:
+        """Record that the first step begins; blocks forever if ``prevent_training`` came first."""
+        if not self._training:
+            self._first_step.acquire()
+            self._training = True
+
+    def prevent_training(self) -> bool:
+        """Prevent the first step, and return whether no step has begun."""
+        return self._first_step.acquire(blocking=False)
+
+    def record(
+        self,
+        *,
+        kind: str,
+        message: str,
+        traceback: str,
+        exit_code: int,
+        secondary: bool = False,
+        waiting: bool = False,
+    ) -> FailureRecord:
+        """Return the failure record of this rank; the arguments are those of ``FailureRecord``."""
+        return FailureRecord(
+            rank=self.rank,
+            host=self.host,
+            time=time.time(),
+            kind=kind,
+            message=message,
+            traceback=traceback,
+            exit_code=int(exit_code),
+            secondary=secondary,
+            waiting=waiting,
+            device=self.device,
+            step=self.heartbeat.step,
+        )
+
+
+PROCESS_STATE: Final = ProcessState()
+"""The state of this process."""
+
+
+def exit_process(exit_code: int) -> NoReturn:
+    """End this process without cleaning up: freeing DDP's reducer can deadlock, and all records are written."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

@@ -1,0 +1,468 @@
+"""One rank of a ``command``: start the program, pass signals on to it, and record how it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NoReturn
+
+from hpcddp.batch.job import batch_variables, plan_job
+from hpcddp.errors import UserError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import append_event
+from hpcddp.run.failure import FailureRecord, read_failures
+from hpcddp.run.files import read_tail
+from hpcddp.run.job_records import read_start
+from hpcddp.run.program_end import ProgramExit, Told, write_exit
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.stop.listener import LISTENER, ReceivedSignal
+from hpcddp.stop.reasons import ExitCode
+from hpcddp.task.attribution import save_failure, says_peer_loss
+from hpcddp.task.local_peers import exit_after_failure
+from hpcddp.task.process_state import PROCESS_STATE, ProcessState
+from hpcddp.task.world_check import LauncherMonitor, SeparateWorldsError
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG: Final = 1
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+_OTHER_SIGNALS: Final = (signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED: Final = frozenset({*_STOP_SIGNALS, *_OTHER_SIGNALS, signal.SIGKILL})
+_TOLD_BY: Final[Mapping[int, Told]] = MappingProxyType({signal.SIGTERM: "terminated", signal.SIGUSR2: "warned"})
+_POLL_S: Final = 0.5
+# As subprocess reports it, and as a shell does (bash(1), EXIT STATUS).
+_ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, 128 + signal.SIGTERM})
+_SIGNAL_TIMEOUT_S: Final = 1.0
+_SIGNAL_TIMEOUT_AFTER_ERROR_S: Final = 0.25
+_SIGNAL_POLL_S: Final = 0.02
+# A program without a handler for the warning gets SIGTERM this long before the end of the job, or half of the signal
+# lead. The last seconds are for the requeue.
+_LONGEST_NOTICE_S: Final = 60.0
+_SHORTEST_NOTICE_S: Final = 5.0
+_NOTICE_FRACTION: Final = 0.1
+_REQUEUE_S: Final = 8.0
+# torchrun gives its workers 30 s after SIGTERM (torch/distributed/elastic/multiprocessing/api.py).
+_LAUNCHER_END_TIMEOUT_S: Final = 35.0
+# What a shell returns for a program that was killed by signal n (bash(1), EXIT STATUS).
+_KILLED_IN_A_SHELL: Final = 128
+_SENT_FROM_OUTSIDE: Final = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
+_TAIL_BYTES: Final = 64 * 1024
+_TAIL_LINES: Final = 20
+# More lines than these after a traceback: the program handled the exception and went on. A crash at exit writes fewer.
+_MOST_LINES_AFTER: Final = 100
+_TRACEBACK: Final = "Traceback (most recent call last):"
+# Between the tracebacks of one chain (traceback.TracebackException.format).
+_CHAINS: Final = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+# torch writes the rank at the beginning of each line (torch/distributed/__init__.py, _distributed_excepthook).
+_RANK_PREFIX: Final = re.compile(r"^\[rank\d+\]: ?", re.ASCII)
+# The line that the task writes for a signal can come between the lines of a traceback (stop/listener.py).
+_SIGNAL_LINE: Final = re.compile(r"^hpcddp: \d\d:\d\d:\d\d SIG", re.ASCII)
+
+
+class CommandError(UserError):
+    """The program of a command cannot be started."""
+
+    kind = "command"
+
+
+def run_program(
+    spec: JobSpec,
+    env: RankEnv,
+    attempt: AttemptDirectory,
+    *,
+    environment: Mapping[str, str],
+    port: int,
+    end_time: float | None,
+) -> None:
+    """Run the job's command as this rank; return when it ended well or was told to end, else end the task.
+
+    Args:
+        spec: the job.
+        env: the rank.
+        attempt: its attempt.
+        environment: the whole environment of the program.
+        port: MASTER_PORT of the run.
+        end_time: the end of the job in seconds since the epoch; None without a limit.
+    """
+    command = spec.command or ()
+    # Does not return in a process that is about to exit.
+    PROCESS_STATE.start_training()
+    if env.rank == 0:
+        reason = shlex.join(command[:2])
+        append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
+    monitor = LauncherMonitor(command, env, attempt, port=port)
+    try:
+        notice = _notice(spec, attempt, end_time)
+        program = Program(command, environment, notice=notice, look=monitor.look)
+        code = program.wait()
+        if code == ExitCode.FINISHED:
+            monitor.check()
+    except (CommandError, SeparateWorldsError) as error:
+        record = PROCESS_STATE.record(
+            kind=error.kind, message=error.message, traceback="", exit_code=ExitCode.USER_CODE
+        )
+        _exit_with_failure(record, attempt)
+    told = program.told
+    exit_ = ProgramExit(rank=env.rank, host=PROCESS_STATE.host, time=time.time(), code=code, told=told)
+    # A rank that lost this one as its peer may have written its record first: only a first cause counts here.
+    others = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
+    log, answers = attempt.rank_log(env.rank), program.answers and others
+    failure = program_failure(command, code, log, told=told is not None, answers=answers, others=others)
+    write_exit(attempt, exit_)
+    if failure is not None and not attempt.requeue_file.exists():
+        _exit_with_failure(failure, attempt)
+
+
+def _exit_with_failure(failure: FailureRecord, attempt: AttemptDirectory) -> NoReturn:
+    """Write the failure record, print the failure, and end the task."""
+    save_failure(attempt, failure)
+    sys.stderr.write(f"hpcddp: {failure.place} failed: {failure.message}\n")
+    exit_after_failure(failure.exit_code, attempt)
+
+
+def program_environment(
+    spec: JobSpec,
+    env: RankEnv,
+    attempt: AttemptDirectory,
+    *,
+    address: str,
+    port: int,
+    end_time: float | None,
+    inherited: Mapping[str, str],
+    python: Path,
+) -> dict[str, str]:
+    """Return the variables that are added to the environment of one rank's program.
+
+    Args:
+        spec: the job.
+        env: the rank.
+        attempt: its attempt.
+        address: rank 0's host, as this rank reaches it.
+        port: a port that is free there.
+        end_time: the end of the job in seconds since the epoch; None without a limit.
+        inherited: the task's own environment.
+        python: the interpreter of the job.
+
+    Raises:
+        PlanError: the global batch is not a whole number of equal micro-batches.
+    """
+    run = attempt.run
+    variables = {
+        **env.exports(address, port),
+        "GROUP_WORLD_SIZE": str(env.nodes),
+        "HPCDDP_RUN_ID": run.run_id,
+        "HPCDDP_RUN_DIR": str(run.path),
+        "HPCDDP_ATTEMPT": str(attempt.number),
+        "HPCDDP_REQUEUE_FILE": str(attempt.requeue_file),
+        "HPCDDP_PROGRESS_FILE": str(run.progress),
+        # The output of a program that is killed is complete, and a program that crashes below Python prints its stacks.
+        "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
+        "PYTHONFAULTHANDLER": inherited.get("PYTHONFAULTHANDLER", "1"),
+        "PATH": _path(spec, inherited, python),
+    }
+    if end_time is not None:
+        variables["HPCDDP_END_TIME"] = f"{end_time:.0f}"
+    if spec.batch.global_batch_size is not None:
+        plan = plan_job(spec, samples=None)
+        variables |= batch_variables(plan.batch, learning_rate=plan.learning_rate)
+    return variables
+
+
+def _path(spec: JobSpec, inherited: Mapping[str, str], python: Path) -> str:
+    """Return PATH, in which `python` is the job's interpreter unless the user chose another one.
+
+    The virtual environment that hpcddp was called from need not be activated. An activated one, or one that the job
+    file sets up, comes first.
+    """
+    path = inherited.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+    asked = spec.environment
+    prepared = asked.modules or asked.setup or asked.container or "PATH" in asked.env
+    activated = inherited.get("VIRTUAL_ENV") or inherited.get("CONDA_PREFIX")
+    return f"{path}:{python.parent}" if prepared or activated else f"{python.parent}:{path}"
+
+
+class _Notice:
+    """The times at which a program gets SIGTERM and SIGKILL before the job ends.
+
+    Args:
+        end_time: the end of the job in seconds since the epoch; None without a limit.
+        notice_s: how long before the end the program gets SIGTERM, in seconds.
+    """
+
+    def __init__(self, end_time: float | None, notice_s: float) -> None:
+        self._end_time, self._notice_s = end_time, notice_s
+
+    def is_due(self, now: float) -> bool:
+        return self._end_time is not None and now >= self._end_time - self._notice_s
+
+    def is_over(self, now: float) -> bool:
+        return self._end_time is not None and now >= self._end_time - min(_REQUEUE_S, self._notice_s / 2)
+
+
+def _notice(spec: JobSpec, attempt: AttemptDirectory, end_time: float | None) -> _Notice:
+    lead = spec.signal_lead
+    if lead is not None:
+        notice_s = lead.total_seconds() / 2
+    else:
+        start = read_start(attempt)
+        began = 0.0 if start is None else start.time
+        notice_s = 0.0 if end_time is None else (end_time - began) * _NOTICE_FRACTION
+    return _Notice(end_time, min(_LONGEST_NOTICE_S, max(_SHORTEST_NOTICE_S, notice_s)))
+
+
+class Program:
+    """A running program.
+
+    Args:
+        command: the program and its arguments.
+        environment: its whole environment.
+        notice: when it gets SIGTERM and SIGKILL before the job ends.
+        look: called with its process id about twice a second while it runs; an exception of ``look`` ends the wait.
+
+    Attributes:
+        told: why it was told to end; None as long as it was not.
+        answers: whether SIGTERM was passed on to it while it ran.
+
+    Raises:
+        CommandError: there is no such program.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        notice: _Notice,
+        look: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        self.told: Told | None = None
+        self.answers = False
+        self._notice, self._look = notice, look
+        self._handled: frozenset[int] = frozenset()
+        self._process = _start(command, environment)
+        LISTENER.forward(self._send, more=_OTHER_SIGNALS)
+        # Signals that came before the program ran. A signal that is sent twice does no harm: Slurm does so too.
+        for signum in _STOP_SIGNALS:
+            if LISTENER.first(signum) is not None:
+                self._send(signum)
+
+    def wait(self) -> int:
+        """Wait until the program ends; return its exit code, or minus the signal that killed it."""
+        while True:
+            try:
+                code = self._process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                self._handled |= _handled_signals(self._process.pid)
+                self._check_end_time()
+                self._check_processes()
+            else:
+                self._wait_for_a_shared_signal(code)
+                return code
+
+    def _check_end_time(self) -> None:
+        now = time.time()
+        if self._notice.is_over(now):
+            self._print("the time limit is here, and the program still runs: SIGKILL")
+            self._send(signal.SIGKILL)
+        elif self.told is None and self._notice.is_due(now):
+            self._print("the time limit is near, and the program does not listen to SIGUSR2: SIGTERM")
+            self.told = "deadline"
+            self._send(signal.SIGTERM)
+
+    def _check_processes(self) -> None:
+        try:
+            self._look(self._process.pid)
+        except SeparateWorldsError:
+            # Its launcher got SIGTERM. Workers that are left when this process ends could stay behind.
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LAUNCHER_END_TIMEOUT_S)
+            raise
+
+    def _wait_for_a_shared_signal(self, code: int) -> None:
+        """Set ``told`` if Slurm signalled the program directly: it can signal a whole process tree at once.
+
+        proctrack/linuxproc does so. A program that ends at once then ends before this process has received its own
+        signal. Its handler can exit with any code, 0 included.
+        """
+        ended = time.monotonic()
+        possible = self._handled & set(_TOLD_BY) | ({signal.SIGTERM} if code in _ENDED_BY_TERM else set())
+        # A program that fails makes Slurm signal the job a moment later: that signal is not the reason of its end.
+        ended_as_told = code in _ENDED_BY_TERM or code == 0
+        timeout_s = _SIGNAL_TIMEOUT_S if ended_as_told else _SIGNAL_TIMEOUT_AFTER_ERROR_S
+        while possible and self.told is None and time.monotonic() < ended + timeout_s:
+            received = _received_since(ended - _SIGNAL_TIMEOUT_S, possible)
+            self.told = next((_TOLD_BY[known.signum] for known in received), None)
+            time.sleep(_SIGNAL_POLL_S)
+
+    def _send(self, signum: signal.Signals) -> None:
+        process = self._process
+        if process.poll() is not None or signum not in _FORWARDED:
+            # A program that has ended by itself was not told to end.
+            return
+        handled = signum in _handled_signals(process.pid)
+        if signum == signal.SIGTERM:
+            self.told, self.answers = self.told or "terminated", True
+        elif signum == signal.SIGUSR2 and (handled or signum in self._handled):
+            self.told = self.told or "warned"
+        if handled or signum not in self._handled:
+            process.send_signal(signum)
+        # Else Slurm has signalled it too and Python is exiting, with its handlers removed: the signal would kill it.
+
+    @staticmethod
+    def _print(text: str) -> None:
+        os.write(2, f"hpcddp: {text}\n".encode())
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def prepare() -> None:
+        # The warning must not kill a program that has no handler for it, or not yet; exec keeps ignored signals.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        # The kernel kills the program when this process ends, however it ends (prctl(2)).
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(ExitCode.INFRASTRUCTURE)
+
+    shown = shlex.join(command)
+    try:
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=prepare)  # noqa: PLW1509
+    except FileNotFoundError:
+        raise CommandError(
+            f"command is {shown}, and {PROCESS_STATE.host} has no program {command[0]!r} (searched in PATH, and in "
+            f"{Path.cwd()} for a path); write a program that is there"
+        ) from None
+    except OSError as error:
+        repair = "begin it with a line like #!/bin/bash" if error.errno == errno.ENOEXEC else "correct it"
+        raise CommandError(f"command is {shown}, which cannot be started: {error.strerror}; {repair}") from None
+
+
+def _received_since(moment: float, signals: Iterable[int]) -> Iterator[ReceivedSignal]:
+    """Yield those of ``signals`` that arrived since ``moment``; SIGTERM, which means more, comes first."""
+    received = (LISTENER.first(signal.Signals(signum)) for signum in _TOLD_BY if signum in signals)
+    return (known for known in received if known is not None and known.monotonic >= moment)
+
+
+def _handled_signals(pid: int) -> frozenset[int]:
+    """Return the signals that a process has handlers for (proc(5), SigCgt)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return frozenset()
+    mask = int(next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0"), 16)
+    return frozenset(signum for signum in _FORWARDED if mask >> (signum - 1) & 1)
+
+
+def program_failure(
+    command: Sequence[str],
+    code: int,
+    log: Path,
+    *,
+    told: bool,
+    others: bool,
+    answers: bool = False,
+    process_state: ProcessState = PROCESS_STATE,
+) -> FailureRecord | None:
+    """Return the record of a program that failed; None if it ended well, wants to go on, or ended as it was told.
+
+    Args:
+        command: the program and its arguments.
+        code: its exit code; minus the signal that killed it.
+        log: the file with its output.
+        told: whether it was told to end before it did.
+        others: whether another rank has failed first: srun then tells the other ranks to end, and that is no stop.
+        answers: whether it got SIGTERM because another rank has failed first: it ended because of that rank, whatever
+            its exit code is.
+        process_state: the state of this process.
+    """
+    if code in {ExitCode.FINISHED, ExitCode.STOPPED} or (told and not others):
+        return None
+    end = read_log_end(log)
+    killed = _signal_of(code)
+    if killed is signal.SIGABRT and end.message:
+        # An exception ended it, and an object that it left behind aborted, such as a process group with pending work.
+        killed = None
+    followed = answers or (told and killed in _SENT_FROM_OUTSIDE) or says_peer_loss(end.traceback or end.tail)
+    infrastructure = followed or (killed is signal.SIGKILL and code < 0)
+    return process_state.record(
+        kind="killed" if killed is not None else _exception_type(end) or "exit",
+        message=_failure_message(command, code, killed, end),
+        traceback=end.traceback or end.tail,
+        exit_code=ExitCode.INFRASTRUCTURE if infrastructure else ExitCode.USER_CODE,
+        secondary=followed,
+    )
+
+
+def _signal_of(code: int) -> signal.Signals | None:
+    number = -code if code < 0 else code - _KILLED_IN_A_SHELL
+    return signal.Signals(number) if number in list(signal.Signals) else None
+
+
+def _failure_message(command: Sequence[str], code: int, killed: signal.Signals | None, end: LogEnd) -> str:
+    program = shlex.join(command[:2])
+    if killed is signal.SIGKILL:
+        return f"{program} was killed by SIGKILL, most often because memory ran out"
+    if killed is not None:
+        return f"{program} was killed by {killed.name}"
+    if end.message:
+        return end.message.partition(": ")[2] or end.message
+    return f"{program} ended with exit code {code}"
+
+
+def _exception_type(end: LogEnd) -> str | None:
+    """Return the type of the exception that ended the program, from a line such as ``torch.OutOfMemoryError: ...``."""
+    name = end.message.partition(":")[0]
+    return name.rpartition(".")[2] if name.replace(".", "").isidentifier() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEnd:
+    """The end of a program's log.
+
+    Args:
+        traceback: the last traceback with the exceptions that caused it; empty if there is none.
+        message: the exception's own line; empty if there is none.
+        tail: the last lines of the log, with or without a traceback.
+    """
+
+    traceback: str = ""
+    message: str = ""
+    tail: str = ""
+
+
+def read_log_end(log: Path) -> LogEnd:
+    """Return the end of a log; everything is empty if the log cannot be read."""
+    lines = [
+        _RANK_PREFIX.sub("", line) for line in read_tail(log, _TAIL_BYTES).splitlines() if not _SIGNAL_LINE.match(line)
+    ]
+    tail = "\n".join(lines[-_TAIL_LINES:])
+    begins = [number for number, line in enumerate(lines) if line == _TRACEBACK]
+    if not begins:
+        return LogEnd(tail=tail)
+    last = begins[-1]
+    first = last
+    for begin in reversed(begins[:-1]):
+        if not any(line in _CHAINS for line in lines[begin:first]):
+            break
+        first = begin
+    # The frames are indented; the exception is not.
+    end = next((number for number in range(last + 1, len(lines)) if lines[number][:1].strip()), len(lines))
+    if len(lines) - end > _MOST_LINES_AFTER:
+        return LogEnd(tail=tail)
+    message = lines[end] if end < len(lines) else ""
+    return LogEnd(traceback="\n".join(lines[first : end + 1]), message=message, tail=tail)

@@ -1,0 +1,206 @@
+"""Rendezvous of the ranks of one attempt: rank 0 binds a port and publishes it, the other ranks read and try it.
+
+The process that serves the port binds it and keeps it bound, so no other job on the node can take it in between. It is
+published in the attempt's own directory with the attempt's token, so a rank of an earlier attempt, or another program,
+cannot join.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar, TypeVar
+
+from hpcddp.errors import HpcddpError
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.failure import FailureRecord
+from hpcddp.run.files import read_json, write_json
+from hpcddp.run.job_records import read_start
+from hpcddp.run.ranks import Rank, report_rank, reported_ranks, write_ranks
+from hpcddp.run.record import read_record
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.stop.reasons import ExitCode
+from hpcddp.task import network
+
+PORTS = range(20000, 32768)
+"""Below the kernel's ephemeral ports (from 32768), above what services use."""
+_POLL_S = 0.05
+_CONNECT_TIMEOUT_S = 3.0
+_MOST_RANKS_NAMED = 8
+T = TypeVar("T")
+
+
+class RendezvousError(HpcddpError):
+    """Not all ranks met."""
+
+    kind = "rendezvous"
+    exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
+
+
+class PeerFailedError(RendezvousError):
+    """Another rank has failed, and this rank ends because of it."""
+
+    kind = "peer_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """The address at which the ranks of an attempt meet.
+
+    Args:
+        address: rank 0's host, as this rank reaches it; becomes MASTER_ADDR.
+        port: the port that rank 0 listens on; becomes MASTER_PORT.
+        token: the prefix of this attempt's keys in the store.
+        interface: the network interface of this host that leads to rank 0; None if it is not known.
+        listener: rank 0's listening socket; None on the other ranks.
+    """
+
+    address: str
+    port: int
+    token: str
+    interface: str | None
+    listener: socket.socket | None
+
+
+def meet(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, timeout: timedelta) -> Rendezvous:
+    """Publish (rank 0) or read (the other ranks) the address at which the ranks of this attempt meet.
+
+    Args:
+        env: this rank.
+        attempt: the attempt's directory, which every host sees.
+        own_host: this host's name.
+        timeout: how long to wait for rank 0.
+
+    Raises:
+        RendezvousError: rank 0 did not appear in time, or cannot be reached from here, or another rank has failed.
+    """
+    start = read_start(attempt)
+    if start is None:
+        raise RendezvousError(f"{attempt.start} is not there; every host must see the run directory")
+    token = start.token
+    if env.rank == 0:
+        return _publish(env, attempt, own_host=own_host, token=token)
+    return _find(env, attempt, own_host=own_host, token=token, deadline=time.monotonic() + timeout.total_seconds())
+
+
+def raise_if_a_rank_failed(attempt: AttemptDirectory) -> None:
+    """Raise if a rank of this attempt has written a failure record.
+
+    Raises:
+        PeerFailedError: a rank has failed; the message names it.
+    """
+    for record in sorted(attempt.path.glob("error-rank-*.json")):
+        error = read_record(record, FailureRecord)
+        if error is not None:
+            raise PeerFailedError(
+                f"rank {error.rank} on {error.host} failed before all ranks had met: {error.message}",
+                hint=f"Its log is {attempt.rank_log(error.rank)}.",
+            )
+
+
+def bind_port(token: str) -> socket.socket:
+    """Return a socket that listens on a free port of ``PORTS``.
+
+    Args:
+        token: determines the first port that is tried, so that two jobs rarely try the same one.
+
+    Raises:
+        RendezvousError: no port of the range is free.
+    """
+    first = int.from_bytes(hashlib.sha256(token.encode()).digest()[:4], "big")
+    for attempt in range(len(PORTS)):
+        port = PORTS[(first + attempt) % len(PORTS)]
+        try:
+            return _listen(port)
+        except OSError:
+            continue
+    raise RendezvousError(f"no port of {PORTS.start}-{PORTS.stop - 1} is free on {socket.gethostname()}")
+
+
+def _listen(port: int) -> socket.socket:
+    dual_stack = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual_stack else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=4096, dualstack_ipv6=dual_stack)
+
+
+def _publish(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, token: str) -> Rendezvous:
+    peers = [host for host in env.hosts if host != env.host_of(0)]
+    addresses = network.reachable_addresses([own_host, *env.hosts[:1]], peers, single_host=env.nodes == 1)
+    if not addresses:
+        raise RendezvousError(
+            f"{own_host} has no address that another host could reach: only loopback and link-local ones were found"
+        )
+    listener = bind_port(token)
+    port = int(listener.getsockname()[1])
+    write_json(attempt.rendezvous, {"host": own_host, "addresses": addresses, "port": port, "token": token})
+    interface = network.interface_of(addresses[0])
+    return Rendezvous(address=addresses[0], port=port, token=token, interface=interface, listener=listener)
+
+
+def _find(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, token: str, deadline: float) -> Rendezvous:
+    published = _wait_for(lambda: read_json(attempt.rendezvous), attempt, deadline)
+    if published is None:
+        host = env.host_of(0) or (own_host if env.nodes == 1 else "the first host")
+        raise RendezvousError(f"rank 0 on {host} did not appear within the rendezvous timeout (seen from {own_host})")
+    addresses, port = [str(address) for address in published["addresses"]], int(published["port"])
+    reached = _wait_for(lambda: _first_reachable(addresses, port), attempt, deadline)
+    if reached is None:
+        raise RendezvousError(
+            f"rank {env.rank} on {own_host} cannot reach rank 0 on {published['host']} at {', '.join(addresses)} "
+            f"port {port}; let the hosts of a job reach each other on ports {PORTS.start}-{PORTS.stop - 1}"
+        )
+    address, own_address = reached
+    interface = network.interface_of(own_address)
+    return Rendezvous(address=address, port=port, token=token, interface=interface, listener=None)
+
+
+def _wait_for(look: Callable[[], T | None], attempt: AttemptDirectory, deadline: float) -> T | None:
+    """Return the first value of ``look`` that is not None, or None at the deadline."""
+    while (found := look()) is None:
+        raise_if_a_rank_failed(attempt)
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_POLL_S)
+    return found
+
+
+def _first_reachable(addresses: list[str], port: int) -> tuple[str, str] | None:
+    """Return (address, this host's address on the route to it) for the first address that accepts a connection."""
+    for address in addresses:
+        try:
+            with socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT_S) as connection:
+                return address, str(connection.getsockname()[0]).removeprefix("::ffff:")
+        except OSError:
+            continue
+    return None
+
+
+def announce_rank(env: RankEnv, attempt: AttemptDirectory, *, host: str) -> None:
+    """Record that this rank runs, and on which host."""
+    report_rank(attempt, env.rank, Rank(host=host))
+
+
+def wait_for_ranks(env: RankEnv, attempt: AttemptDirectory, *, timeout: timedelta) -> None:
+    """Wait on rank 0 until every rank is announced, and record the host of each.
+
+    Raises:
+        RendezvousError: a rank was not announced in time, and the message names it with its host; or a rank has failed.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    missing = list(range(env.world_size))
+    while missing := [rank for rank in missing if not attempt.rank_here(rank).exists()]:
+        raise_if_a_rank_failed(attempt)
+        if time.monotonic() > deadline:
+            raise RendezvousError(f"{_places(env, missing)} did not appear within the rendezvous timeout")
+        time.sleep(_POLL_S)
+    write_ranks(attempt, reported_ranks(attempt, env.world_size))
+
+
+def _places(env: RankEnv, ranks: list[int]) -> str:
+    named = ", ".join(f"{rank} on {env.host_of(rank) or 'its host'}" for rank in ranks[:_MOST_RANKS_NAMED])
+    more = f" and {len(ranks) - _MOST_RANKS_NAMED} more" if len(ranks) > _MOST_RANKS_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"

@@ -1,0 +1,178 @@
+"""Reactions of a task to signals, in threads of their own, while the main thread trains or waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+from hpcddp.run.decision import Decision, read_decision, write_decision
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import append_event, read_events
+from hpcddp.run.failure import FailureRecord, read_failures
+from hpcddp.run.job_records import read_start
+from hpcddp.run.summary import newest_saved_step
+from hpcddp.slurm.job import ask_slurm, facts_of, slurm_job_id
+from hpcddp.stop.listener import LISTENER, ReceivedSignal
+from hpcddp.stop.reasons import Cause, ExitCode, StopReason, cause_of
+from hpcddp.task.attribution import peer_failure_record, save_failure
+from hpcddp.task.process_state import PROCESS_STATE, ProcessState, exit_process
+from hpcddp.task.watchdog import HANG, end_hung_rank
+
+_POLL_S: Final = 0.25
+# The main thread may be about to write a more detailed record of the same failure.
+_MAIN_THREAD_GRACE_S: Final = 1.0
+# A stop does not wait for a controller that does not answer.
+_ANSWER_TIMEOUT_S: Final = 2.0
+# With these causes the job ends, and no rank has failed.
+_NOT_FAILURES: Final = frozenset({Cause.PREEMPTION, Cause.REQUEUED, Cause.CANCELLED})
+
+
+class CauseQuery:
+    """The question to Slurm why the job ends, asked once for each kind of signal, while the training goes on.
+
+    Args:
+        ask: asks Slurm; its argument says whether the signal was the one that comes before the time limit.
+    """
+
+    def __init__(self, ask: Callable[[bool], Cause]) -> None:
+        self._ask = ask
+        self._asked = False
+        self._answered = threading.Event()
+        self._answer: Cause | None = None
+
+    def ask(self, *, warned: bool) -> None:
+        """Ask, and wait for the answer; a later answer replaces an earlier one unless it is ``unknown``."""
+        self._asked = True
+        answer = self._ask(warned)
+        if self._answer is None or answer is not Cause.UNKNOWN:
+            self._answer = answer
+        self._answered.set()
+
+    def answer(self) -> Cause | None:
+        """Return the cause, or None if there is no answer within two seconds; ask if nobody has asked yet."""
+        if not self._asked:
+            threading.Thread(target=self.ask, kwargs={"warned": False}, daemon=True).start()
+        self._answered.wait(_ANSWER_TIMEOUT_S)
+        return self._answer
+
+
+def handle_signals(
+    attempt: AttemptDirectory, environment: Mapping[str, str], process_state: ProcessState = PROCESS_STATE
+) -> CauseQuery:
+    """Start to react to signals, including those that came before.
+
+    Args:
+        attempt: the attempt that this process belongs to.
+        environment: the task's environment.
+        process_state: the state of this process.
+
+    Returns:
+        The query for the cause. A signal starts it on rank 0; on other ranks only a call of ``answer`` does.
+    """
+    query = CauseQuery(lambda warned: ask_cause(attempt, environment, warned=warned))
+    LISTENER.add_callback(lambda received: _record_signal(attempt, received, process_state))
+    if process_state.rank == 0:
+        LISTENER.add_callback(lambda received: query.ask(warned=received.signum == signal.SIGUSR2))
+    LISTENER.add_callback(lambda received: _end_after_peer_failure(attempt, received, process_state, query))
+    return query
+
+
+def _record_signal(attempt: AttemptDirectory, received: ReceivedSignal, process_state: ProcessState) -> None:
+    try:
+        append_event(
+            attempt.run.events,
+            kind="signal",
+            time=received.time,
+            attempt=attempt.number,
+            step=process_state.heartbeat.step,
+            reason=received.reason.word,
+            rank=process_state.rank,
+            host=process_state.host,
+            signal=received.signum.name,
+        )
+    except OSError as error:
+        sys.stderr.write(f"hpcddp: {attempt.run.events} cannot be written ({error})\n")
+
+
+def _end_after_peer_failure(
+    attempt: AttemptDirectory, received: ReceivedSignal, process_state: ProcessState, query: CauseQuery
+) -> None:
+    """After TERM, end this process when another rank has failed, whatever the main thread waits for.
+
+    srun sends TERM when a task has failed, and a collective with a lost peer may never return. Ranks that have not made
+    a step yet exit at once if the job ends: they have nothing to save, and KillWait may be over before they train.
+    """
+    if received.signum != signal.SIGTERM:
+        return
+    while (first := _peer_failure(attempt, process_state)) is None:
+        if _must_exit_before_training(attempt, process_state, query) and process_state.prevent_training():
+            _exit_before_training(attempt, process_state, query)
+        time.sleep(_POLL_S)
+    time.sleep(_MAIN_THREAD_GRACE_S)
+    if first.kind == HANG:
+        # The timeout of this rank's own watchdog may not be over; the stacks of this rank are needed too.
+        end_hung_rank(attempt, process_state.heartbeat.silence(), process_state=process_state)
+    record = peer_failure_record(first, process_state)
+    save_failure(attempt, record)
+    os.write(2, f"hpcddp: {record.place} ends here: {record.message}\n".encode())
+    exit_process(record.exit_code)
+
+
+def _must_exit_before_training(attempt: AttemptDirectory, process_state: ProcessState, query: CauseQuery) -> bool:
+    """Return whether no step was made and the job ends: rank 0 asks Slurm, the others look for rank 0's decision."""
+    if process_state.heartbeat.step is not None:
+        return False
+    return query.answer() in _NOT_FAILURES if process_state.rank == 0 else read_decision(attempt) is not None
+
+
+def _exit_before_training(attempt: AttemptDirectory, process_state: ProcessState, query: CauseQuery) -> NoReturn:
+    if process_state.rank == 0:
+        step = newest_saved_step(read_events(attempt.run.events))
+        write_decision(
+            attempt,
+            Decision(
+                attempt=attempt.number,
+                step=step,
+                reason=StopReason.TERMINATED.word,
+                cause=query.answer(),
+                saved=step > 0,
+                save_s=0.0,
+                time=time.time(),
+            ),
+        )
+    os.write(2, b"hpcddp: no step was made yet, so there is nothing to save\n")
+    exit_process(ExitCode.STOPPED)
+
+
+def _peer_failure(attempt: AttemptDirectory, process_state: ProcessState) -> FailureRecord | None:
+    others = (record for record in read_failures(attempt) if record.rank != process_state.rank)
+    return next((record for record in others if not (record.secondary and process_state.saves_alone)), None)
+
+
+def ask_cause(attempt: AttemptDirectory, environment: Mapping[str, str], *, warned: bool) -> Cause:
+    """Ask Slurm once and return why this job got a signal; ``unknown`` if Slurm does not show it.
+
+    Args:
+        attempt: the attempt that runs.
+        environment: the environment of the batch script or of a task.
+        warned: whether the signal was the one that comes before the time limit.
+    """
+    if warned and attempt.requeue_request.exists():
+        # The user of the run sent the same signal.
+        return Cause.REQUEUED
+    job_id = slurm_job_id(environment)
+    job = ask_slurm(job_id) if job_id else None
+    start = read_start(attempt)
+    return cause_of(
+        facts_of(
+            job,
+            restarts_at_start=0 if start is None else start.restart_count,
+            warned=warned,
+            error_seen=bool(read_failures(attempt)),
+        )
+    )

@@ -1,0 +1,113 @@
+"""Watchdog of a rank: when the training makes no progress, dump all stacks, write a failure record and exit."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import PurePath
+from types import FrameType
+from typing import Final
+
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.failure import FailureRecord
+from hpcddp.stop.heartbeat import Heartbeat, Silence
+from hpcddp.stop.reasons import ExitCode
+from hpcddp.task.attribution import save_failure
+from hpcddp.task.local_peers import exit_after_failure
+from hpcddp.task.process_state import PROCESS_STATE, ProcessState
+
+HANG: Final = "hang"
+"""The kind of the failure record of a rank that made no progress."""
+
+# How long the first rank that exits waits for the records of its peers, whose watchdogs act at about the same time.
+_PEER_RECORDS_TIMEOUT_S: Final = 10.0
+_POLL_S: Final = 0.2
+
+# The files of a thread that waits for its peers: in a collective, in a backward that reduces, or reading a sum.
+_WAITING_IN: Final = ("torch/distributed/", "torch/autograd/", "torch/cuda/streams.py", "hpcddp/train/agreement.py")
+
+
+def start_watchdog(
+    attempt: AttemptDirectory, timeout: timedelta, *, world_size: int, process_state: ProcessState = PROCESS_STATE
+) -> Heartbeat:
+    """Start the watchdog of this process and return the heartbeat that it watches.
+
+    Args:
+        attempt: the attempt that this process belongs to.
+        timeout: ``launch.hang_timeout``.
+        world_size: ranks in the job.
+        process_state: the state of this process; it gets the heartbeat.
+    """
+
+    def end(silence: Silence) -> None:
+        end_hung_rank(attempt, silence, world_size=world_size, process_state=process_state)
+
+    process_state.heartbeat = Heartbeat(timeout.total_seconds(), end)
+    process_state.heartbeat.start()
+    return process_state.heartbeat
+
+
+def end_hung_rank(
+    attempt: AttemptDirectory,
+    silence: Silence,
+    *,
+    world_size: int = 1,
+    process_state: ProcessState = PROCESS_STATE,
+    end: Callable[[int, AttemptDirectory], object] = exit_after_failure,
+) -> None:
+    """Dump all stacks, write the failure record, wait for the records of the other ranks, and end this process.
+
+    Args:
+        attempt: the attempt that this process belongs to.
+        silence: how long the rank made no progress.
+        world_size: how many records to wait for, this rank's included.
+        process_state: the state of this process.
+        end: ends the process with an exit code.
+    """
+    frame = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001  documented, and the only way
+    record = hang_record(silence, frame, process_state)
+    os.write(2, f"hpcddp: {record.place} hangs: {record.message}; the stacks of all threads:\n".encode())
+    faulthandler.dump_traceback(file=2, all_threads=True)
+    save_failure(attempt, record)
+    _wait_for_peer_records(attempt, world_size)
+    end(ExitCode.HANG, attempt)
+
+
+def hang_record(silence: Silence, frame: FrameType, process_state: ProcessState) -> FailureRecord:
+    """Return the failure record of a rank that made no progress.
+
+    Args:
+        silence: for how long.
+        frame: the innermost frame of its main thread.
+        process_state: the state of this process.
+    """
+    waiting = waits_for_others(frame)
+    code = frame.f_code
+    place = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+    doing = "waits for other ranks" if waiting else f"is at {place}"
+    after = "before the first step" if silence.step is None else f"after step {silence.step}"
+    return process_state.record(
+        kind=HANG,
+        message=f"nothing happened for {silence.seconds:.0f} s {after}; this rank {doing}",
+        traceback="".join(traceback.format_stack(frame)),
+        exit_code=ExitCode.HANG,
+        waiting=waiting,
+    )
+
+
+def waits_for_others(frame: FrameType) -> bool:
+    """Return whether a thread whose innermost frame is ``frame`` waits for other ranks."""
+    path = PurePath(frame.f_code.co_filename).as_posix()
+    return any(part in path for part in _WAITING_IN)
+
+
+def _wait_for_peer_records(attempt: AttemptDirectory, world_size: int) -> None:
+    deadline = time.monotonic() + _PEER_RECORDS_TIMEOUT_S
+    while len(list(attempt.path.glob("error-rank-*.json"))) < world_size and time.monotonic() < deadline:
+        time.sleep(_POLL_S)

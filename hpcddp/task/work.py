@@ -1,0 +1,193 @@
+"""The work of a task: rendezvous with the other ranks, then the user's command or the training.
+
+``run`` is also the function that submitit pickles: it is importable, has no closure and no ``checkpoint`` method.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from hpcddp import __version__
+from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.job_records import read_start
+from hpcddp.run.ownership import RunDirectoryError
+from hpcddp.run.ranks import Rank, write_ranks
+from hpcddp.run.result import read_result
+from hpcddp.run.sweep import is_element
+from hpcddp.slurm.job_environment import submitters_umask
+from hpcddp.stop.deadline import Deadline
+from hpcddp.stop.heartbeat import Heartbeat
+from hpcddp.stop.listener import LISTENER
+from hpcddp.stop.reasons import ExitCode, StopReason
+from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
+from hpcddp.task.program import program_environment, run_program
+from hpcddp.task.rendezvous import Rendezvous, announce_rank, meet, raise_if_a_rank_failed, wait_for_ranks
+from hpcddp.task.watchdog import start_watchdog
+
+
+class NotATaskError(HpcddpError):
+    """The function of the pickle was called in a process that is not a task."""
+
+    kind = "not_a_task"
+
+
+def run(run_directory: str) -> dict[str, Any] | None:
+    """Run one rank of the run's current attempt, from the rendezvous to the last barrier.
+
+    Args:
+        run_directory: the directory of the run, or of the sweep that the run is an element of; it is the same in all
+            attempts. The environment that the batch script sets names the attempt.
+
+    Returns:
+        The run's result on rank 0, None on the other ranks.
+    """
+    began = time.monotonic()
+    LISTENER.reinstall()
+    inputs = PROCESS_STATE.inputs
+    if inputs is None:
+        raise NotATaskError("hpcddp.task.work.run was called outside of a task; start tasks with python -m hpcddp.task")
+    env, attempt, spec = inputs.env, inputs.attempt, inputs.spec
+    submitted = Path(run_directory)
+    if attempt.run.path != submitted and not is_element(attempt.run.path, submitted):
+        raise RunDirectoryError(
+            f"this task was started for {attempt.run.path}, but the job was submitted for {run_directory}"
+        )
+    timeout = spec.launch.rendezvous_timeout
+    meeting = meet(env, attempt, own_host=PROCESS_STATE.host, timeout=timeout)
+    _choose_interfaces(inputs, meeting)
+    left = timedelta(seconds=max(1.0, timeout.total_seconds() - (time.monotonic() - began)))
+    if spec.command is not None:
+        # This rank has found rank 0 and no longer needs its port.
+        announce_rank(env, attempt, host=PROCESS_STATE.host)
+        with submitters_umask(inputs.environment):
+            _run_command(inputs, meeting, timeout=left)
+        return None
+    inputs.environment.update(env.exports(meeting.address, meeting.port))
+    with submitters_umask(inputs.environment):
+        _train(inputs, meeting, rendezvous_timeout=left)
+    result = read_result(attempt.run) if env.rank == 0 else None
+    return None if result is None else result.as_json()
+
+
+def _run_command(inputs: TaskInputs, meeting: Rendezvous, *, timeout: timedelta) -> None:
+    spec, env, attempt = inputs.spec, inputs.env, inputs.attempt
+    if meeting.listener is not None:
+        wait_for_ranks(env, attempt, timeout=timeout)
+        # The program of rank 0 binds the port again; its peers retry until it does.
+        meeting.listener.close()
+    end_time = _deadline(attempt).end_time
+    variables = program_environment(
+        spec,
+        env,
+        attempt,
+        address=meeting.address,
+        port=meeting.port,
+        end_time=end_time,
+        inherited=inputs.environment,
+        python=Path(sys.executable),
+    )
+    run_program(
+        spec, env, attempt, environment={**inputs.environment, **variables}, port=meeting.port, end_time=end_time
+    )
+
+
+def _choose_interfaces(inputs: TaskInputs, meeting: Rendezvous) -> None:
+    """Set the network interface that leads to rank 0 for gloo and NCCL, unless the user chose one.
+
+    Otherwise gloo takes the address of this host's own name, which /etc/hosts often gives as 127.0.1.1.
+    """
+    single_host = inputs.env.nodes == 1
+    interface = "lo" if single_host else meeting.interface
+    if interface is None:
+        return
+    inputs.environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if not single_host:
+        inputs.environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+
+
+def _train(inputs: TaskInputs, meeting: Rendezvous, *, rendezvous_timeout: timedelta) -> None:
+    import torch
+
+    from hpcddp.train import distributed
+    from hpcddp.train.context import TrainContext
+    from hpcddp.train.entry import run_entrypoint
+    from hpcddp.train.errors import StoppedError
+    from hpcddp.train.job import run_training
+
+    env, attempt, spec = inputs.env, inputs.attempt, inputs.spec
+    device = distributed.choose_device(env, spec.device)
+    PROCESS_STATE.device = str(device)
+    threads = int(inputs.environment["OMP_NUM_THREADS"])
+    torch.set_num_threads(threads)
+    identity = distributed.Identity(
+        host=PROCESS_STATE.host,
+        hpcddp=__version__,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        job=hashlib.sha256(inputs.job_text.encode()).hexdigest(),
+        attempt=attempt.number,
+        gpu=distributed.gpu_uuid(device),
+    )
+    with distributed.process_group(
+        env,
+        address=meeting.address,
+        port=meeting.port,
+        token=meeting.token,
+        listener=meeting.listener,
+        identity=identity,
+        device=device,
+        rendezvous_timeout=rendezvous_timeout,
+        hang_timeout=spec.launch.hang_timeout,
+        watch=lambda: raise_if_a_rank_failed(attempt),
+    ) as ranks:
+        if env.rank == 0:
+            write_ranks(attempt, [Rank(host=rank["host"], gpu=rank["gpu"]) for rank in ranks])
+        context = TrainContext(
+            spec=spec,
+            rank_env=env,
+            device=device,
+            run=attempt.run,
+            attempt=attempt.number,
+            threads=threads,
+            should_stop=_stop_reason,
+            cause=PROCESS_STATE.cause,
+            deadline=_deadline(attempt),
+            heartbeat=_heartbeat(spec, attempt, world_size=env.world_size),
+        )
+        if spec.entrypoint is not None:
+            run_entrypoint(context)
+            return
+        try:
+            run_training(context)
+        except StoppedError:
+            # A stop is neither a result nor a failure: submitit, which may have called this function, must record none.
+            exit_process(ExitCode.STOPPED)
+
+
+def _heartbeat(spec: JobSpec, attempt: AttemptDirectory, *, world_size: int) -> Heartbeat:
+    """Return the heartbeat of the training; an entrypoint has no watchdog, because it reports no steps."""
+    if spec.entrypoint is not None:
+        return Heartbeat()
+    return start_watchdog(attempt, spec.launch.hang_timeout, world_size=world_size)
+
+
+def _stop_reason() -> StopReason:
+    """Return why this rank is to stop; asked before each step, so it also records that training has begun."""
+    PROCESS_STATE.start_training()
+    return LISTENER.reason()
+
+
+def _deadline(attempt: AttemptDirectory) -> Deadline:
+    """Return the end of the job as the batch script recorded it."""
+    start = read_start(attempt)
+    if start is None:
+        return Deadline(end_time=None, start_time=0.0)
+    return Deadline(end_time=start.end_time, start_time=start.time)

@@ -1,0 +1,163 @@
+"""Detect that the programs of several tasks train in separate worlds instead of the world of the run.
+
+A launcher such as torchrun can be hidden at submission, in a shell script or in a program. Each task looks at the
+processes that its program has started, and records that one of them is a launcher whose world has no other task in it.
+The run fails if rank 0 and another rank have recorded one. A launcher on one rank only is allowed, and so is any
+launcher if the ranks of the program have met at the address of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from hpcddp.errors import UserError
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.files import write_json
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.task.launchers import Launcher, launcher_of
+
+_PROC: Final = Path("/proc")
+# A look costs milliseconds: first there is one at each poll, later the pause is a tenth of the program's run time.
+_PAUSE_FRACTION: Final = 0.1
+_LONGEST_PAUSE_S: Final = 30.0
+# proc(5), /proc/net/tcp: TCP_LISTEN (include/net/tcp_states.h).
+_TCP_LISTEN: Final = "0A"
+
+
+class SeparateWorldsError(UserError):
+    """Several tasks of a run have started a world each."""
+
+    kind = "separate_worlds"
+
+
+class LauncherMonitor:
+    """Looks for a launcher among the processes of one rank's program.
+
+    Args:
+        command: the program and its arguments.
+        env: the rank.
+        attempt: its attempt.
+        port: MASTER_PORT of the run.
+    """
+
+    def __init__(self, command: Sequence[str], env: RankEnv, attempt: AttemptDirectory, *, port: int) -> None:
+        self._command, self._env, self._attempt, self._port = command, env, attempt, port
+        self._began = self._next = time.monotonic()
+        self._run_has_met = False
+        self._found: tuple[int, Launcher] | None = None
+
+    def look(self, pid: int) -> None:
+        """Look for a launcher, and end it if the run fails because of it.
+
+        Args:
+            pid: the program's process id; it has not been waited for.
+
+        Raises:
+            SeparateWorldsError: this rank and other ranks have started worlds.
+        """
+        if self._env.world_size == 1:
+            return
+        now = time.monotonic()
+        if self._found is None and now >= self._next:
+            self._next = now + min(_LONGEST_PAUSE_S, _PAUSE_FRACTION * (now - self._began))
+            self._found = self._find(pid)
+            if self._found is not None:
+                rank = self._env.rank
+                write_json(self._attempt.rank_world(rank), {"rank": rank, "launcher": self._found[1].name})
+        if self._found is None:
+            return
+        try:
+            self.check()
+        except SeparateWorldsError:
+            # To the launcher itself: a shell that started it does not pass signals on. It may have ended by now.
+            launcher = self._found[0]
+            with contextlib.suppress(ProcessLookupError):
+                if launcher_of(_words(launcher), {}) is not None:
+                    os.kill(launcher, signal.SIGTERM)
+            raise
+
+    def check(self) -> None:
+        """Compare the records of the ranks.
+
+        Raises:
+            SeparateWorldsError: this rank and other ranks have started worlds.
+        """
+        if self._found is None:
+            return
+        alone = {path.name for path in self._attempt.path.glob("world-rank-*.json")}
+        if len(alone) == 1 or self._attempt.rank_world(0).name not in alone:
+            return
+        _, launcher = self._found
+        instead = f": {shlex.join(launcher.program)}" if launcher.program else ""
+        raise SeparateWorldsError(
+            f"{shlex.join(self._command[:2])} has started {launcher.name} in several tasks, and each of them trains "
+            f"alone, not as one of the {self._env.world_size} ranks of the run; {launcher.advice}{instead}"
+        )
+
+    def _find(self, program: int) -> tuple[int, Launcher] | None:
+        if self._env.rank == 0 and not self._run_has_met:
+            self._run_has_met = _has_listener(self._port)
+        waiting = [program]
+        while waiting:
+            pid = waiting.pop()
+            words, children = _words(pid), _children(pid)
+            launcher = launcher_of(words, _environment(pid))
+            if launcher is None:
+                waiting += children
+                continue
+            alone = launcher.is_alone or any(_is_worker_of_one(_environment(child)) for child in children)
+            # A launcher that has the run's port among its arguments listens there itself.
+            if alone and (not self._run_has_met or any(str(self._port) in word for word in words)):
+                return pid, launcher
+        return None
+
+
+def _is_worker_of_one(environment: dict[str, str]) -> bool:
+    """Return whether a process belongs to a world of torchrun that has a single launcher."""
+    return "TORCHELASTIC_RUN_ID" in environment and environment.get("GROUP_WORLD_SIZE") == "1"
+
+
+def _words(pid: int) -> list[str]:
+    return _strings(pid, "cmdline")
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """Return the environment that a process was started with."""
+    return dict(entry.split("=", 1) for entry in _strings(pid, "environ") if "=" in entry)
+
+
+def _strings(pid: int, name: str) -> list[str]:
+    """Return the strings in a file of proc(5); none if the process has ended."""
+    with contextlib.suppress(OSError):
+        return os.fsdecode((_PROC / str(pid) / name).read_bytes()).split("\0")[:-1]
+    return []
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(child) for task in (_PROC / str(pid) / "task").iterdir() for child in _read_children(task)]
+    return []
+
+
+def _read_children(task: Path) -> Iterator[str]:
+    # The thread may have ended.
+    with contextlib.suppress(OSError):
+        yield from (task / "children").read_text(encoding="ascii").split()
+
+
+def _has_listener(port: int) -> bool:
+    """Return whether a process of this host listens on a port."""
+    end = f":{port:04X}"
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            lines = (_PROC / "net" / table).read_text(encoding="ascii").splitlines()[1:]
+            if any(fields[1].endswith(end) and fields[3] == _TCP_LISTEN for fields in map(str.split, lines)):
+                return True
+    return False

@@ -1,0 +1,116 @@
+"""Copy the state of a training between two steps, so that it can be written while the training continues.
+
+The buffers are allocated at the first save and kept. They take as much memory as the files of a checkpoint, on rank 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+_TreePath: TypeAlias = tuple[Any, ...]
+
+
+class Staging:
+    """Buffers in host memory for the content of a checkpoint.
+
+    Copies from a GPU go to pinned memory, asynchronously on the stream of the training, and so before the next change
+    of the originals. The host waits for them only in ``wait_until_copied``.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[_TreePath, Tensor] = {}
+        self._copied: torch.cuda.Event | None = None
+
+    @property
+    def size(self) -> int:
+        """Size of the buffers in bytes."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def copy(self, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return a copy of the contents of files, which is valid until the next call.
+
+        Args:
+            files: the objects for ``torch.save``, by file name. Tensors are copied into the buffers. A tensor that
+                occurs twice in a file is copied once and shared.
+        """
+        copier = _Copier(self._buffers)
+        copies = {name: copier.copy_file(name, content) for name, content in files.items()}
+        self._buffers = copier.buffers
+        self._copied = None
+        if copier.saw_gpu:
+            # torch leaves the class without types.
+            new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+            self._copied = new_event(blocking=True)
+            self._copied.record()
+        return copies
+
+    def wait_until_copied(self) -> None:
+        """Wait until the copies from a GPU are complete."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+
+class _Copier:
+    """Copies a tree of containers, and reuses the buffers of the last copy if they fit."""
+
+    def __init__(self, last: Mapping[_TreePath, Tensor]) -> None:
+        self._last = last
+        self._aliases: dict[_TreePath, Tensor] = {}
+        self.buffers: dict[_TreePath, Tensor] = {}
+        self.saw_gpu = False
+
+    def copy_file(self, name: str, content: Mapping[str, Any]) -> object:
+        self._aliases.clear()
+        return self._copy(content, (name,))
+
+    def _copy(self, value: object, path: _TreePath) -> object:
+        if isinstance(value, Tensor):
+            return self._copy_tensor(value, path)
+        if isinstance(value, dict):
+            # copy.copy keeps attributes, such as the metadata of a state_dict.
+            duplicate = copy.copy(value)
+            for key, item in value.items():
+                duplicate[key] = self._copy(item, (*path, key))
+            return duplicate
+        if type(value) is list:
+            return [self._copy(item, (*path, i)) for i, item in enumerate(value)]
+        if type(value) is tuple:
+            return tuple(self._copy(item, (*path, i)) for i, item in enumerate(value))
+        return copy.deepcopy(value)
+
+    def _copy_tensor(self, value: Tensor, path: _TreePath) -> Tensor:
+        if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided:
+            return value.detach().cpu().clone()
+        key = (value.data_ptr(), value.dtype, value.shape, value.stride(), value.device)
+        if value.numel() and key in self._aliases:
+            return self._aliases[key]
+        buffer = self._last.get(path)
+        if buffer is None or not _fits(buffer, value):
+            buffer = _new_buffer(value)
+        with torch.no_grad():
+            # Copies to unpinned memory must be complete before the training continues.
+            buffer.copy_(value, non_blocking=buffer.is_pinned())
+        self.saw_gpu |= value.is_cuda
+        self.buffers[path] = self._aliases[key] = buffer
+        return buffer
+
+
+def _fits(buffer: Tensor, value: Tensor) -> bool:
+    return (buffer.dtype, buffer.shape) == (value.dtype, value.shape) and (
+        buffer.stride() == torch.empty_like(value, device="meta").stride()
+    )
+
+
+def _new_buffer(value: Tensor) -> Tensor:
+    try:
+        return torch.empty_like(value, device="cpu", requires_grad=False, pin_memory=value.is_cuda)
+    except RuntimeError:
+        if not value.is_cuda:
+            raise
+        # The host may limit pinned memory; without it the copy is synchronous and slower.
+        return torch.empty_like(value, device="cpu", requires_grad=False)

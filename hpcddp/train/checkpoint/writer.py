@@ -1,0 +1,242 @@
+"""Write checkpoints in a background thread, on rank 0.
+
+The thread only writes files: no collective, no output, no work on a device. The training thread reports, counts and
+raises the results of writes between two steps. A loader process that is forked during a write therefore inherits no
+lock that the writing thread holds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from hpcddp.run.checkpoints import Checkpoint, Manifest, Writer
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import append_event
+from hpcddp.run.ownership import raise_if_fenced
+from hpcddp.run.publish import advance_latest, prune, publish
+from hpcddp.train.errors import SaveError
+
+_FAILURES_ALLOWED: Final = 2
+_LOOK_EVERY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOutcome:
+    """Result of a save.
+
+    Args:
+        step: optimizer steps done.
+        seconds: duration from the start of the save until it was published or had failed.
+        error: the error of a failed save; None = it succeeded.
+    """
+
+    step: int
+    seconds: float
+    error: OSError | None
+
+    @property
+    def saved(self) -> bool:
+        """Whether the checkpoint was published."""
+        return self.error is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Write:
+    """One write, as it is passed to the thread."""
+
+    manifest: Manifest
+    writers: Mapping[str, Writer]
+    reason: str
+    began: float
+
+
+def _nothing() -> None:
+    pass
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time in a background thread.
+
+    Args:
+        run: the run.
+        attempt: the attempt of this process.
+        keep: number of checkpoints to keep.
+        now: seconds since the epoch.
+        monotonic: seconds on a monotonic clock.
+        tell: writes a line to the log; called in the calling thread.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        attempt: int,
+        keep: int,
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._run, self._attempt, self._keep = run, attempt, keep
+        self._now, self._monotonic, self._tell = now, monotonic, tell
+        self._thread: threading.Thread | None = None
+        self._outcome: SaveOutcome | None = None
+        self._fatal: BaseException | None = None
+        self._warnings: list[str] = []
+        self._failures = 0
+        self._last_failure: SaveOutcome | None = None
+        self.seconds: list[float] = []
+        """Durations of the successful saves, in order, from which the deadline is derived."""
+
+    @property
+    def saved(self) -> bool:
+        """Whether the last completed write has succeeded; True if there was none."""
+        return not self._failures
+
+    @property
+    def busy(self) -> bool:
+        """Whether a write is running."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, manifest: Manifest, writers: Mapping[str, Writer], *, reason: str, began: float) -> None:
+        """Start to write a checkpoint, after the last write has ended.
+
+        Args:
+            manifest: the manifest of the checkpoint.
+            writers: one function per file; the data that they write must not change until the write has ended.
+            reason: why a save is made, in a few words, for the event log.
+            began: when the save began, on the clock ``monotonic``.
+
+        Raises:
+            SaveError: the last three saves failed.
+            FencedError: another attempt owns the run.
+        """
+        self.wait()
+        self.raise_if_failing()
+        write = _Write(manifest=manifest, writers=writers, reason=reason, began=began)
+        self._thread = threading.Thread(target=self._work, args=(write,), name="hpcddp-checkpoint")
+        self._thread.start()
+
+    def settle(self) -> None:
+        """Report the result of the last write if it has ended, without waiting.
+
+        Raises:
+            SaveError: the third save in a row failed.
+            FencedError: another attempt owns the run.
+        """
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+            self.raise_if_failing()
+
+    def wait(self, *, alive: Callable[[], None] = _nothing) -> SaveOutcome | None:
+        """Wait for the running write, and return its result.
+
+        Args:
+            alive: called about every second meanwhile.
+
+        Returns:
+            The result; None if there was no write since the last call.
+
+        Raises:
+            FencedError: another attempt owns the run.
+            Exception: any other error of the write, except OSError, which is part of the result.
+        """
+        while not self.join(_LOOK_EVERY_S):
+            alive()
+        self._thread = None
+        return self._report_result()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the running write without reporting its result; return whether it has ended.
+
+        Args:
+            timeout_s: the longest to wait, in seconds.
+        """
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.busy
+
+    def _report_result(self) -> SaveOutcome | None:
+        for warning in self._warnings:
+            self._tell(f"warning: {warning}")
+        self._warnings.clear()
+        fatal, self._fatal = self._fatal, None
+        if fatal is not None:
+            raise fatal
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            return None
+        if outcome.error is None:
+            self._failures = 0
+            self.seconds.append(outcome.seconds)
+            return outcome
+        self._failures += 1
+        self._last_failure = outcome
+        if self._failures <= _FAILURES_ALLOWED:
+            self._tell(
+                f"warning: saving after step {outcome.step} failed ({outcome.error}); the training goes on, the "
+                "checkpoints before it are kept"
+            )
+        return outcome
+
+    def raise_if_failing(self) -> None:
+        """Raise if the last three saves have failed.
+
+        Raises:
+            SaveError: names the last failure.
+        """
+        last = self._last_failure
+        if last is not None and self._failures > _FAILURES_ALLOWED:
+            raise SaveError(
+                f"saving after step {last.step} failed ({last.error}), for the {self._failures}rd time in a row; make "
+                f"room or make {self._run.checkpoints} writable"
+            ) from last.error
+
+    def _work(self, write: _Write) -> None:
+        step = write.manifest.step
+        try:
+            published = publish(self._run.checkpoints, write.manifest, write.writers, may_publish=self._raise_if_fenced)
+            seconds = self._monotonic() - write.began
+            self._outcome = SaveOutcome(step=step, seconds=seconds, error=None)
+            self._after_publication(published, write.reason, seconds)
+        except OSError as error:
+            self._outcome = SaveOutcome(step=step, seconds=self._monotonic() - write.began, error=error)
+        except BaseException as error:  # noqa: BLE001  it ends the training, in the thread that trains
+            self._fatal = error
+
+    def _after_publication(self, published: Checkpoint, reason: str, seconds: float) -> None:
+        """Write the event, advance ``latest`` and remove old checkpoints; errors of these steps are warnings."""
+        step, directory = published.manifest.step, self._run.checkpoints
+        self._try(lambda: self._append_event(step, reason, seconds), f"{self._run.events} cannot be written")
+        self._try(
+            lambda: advance_latest(directory, step, may_publish=self._raise_if_fenced),
+            f"{directory / 'latest'} cannot be written",
+        )
+        self._try(lambda: self._prune(published), f"old checkpoints in {directory} cannot be removed")
+
+    def _prune(self, newest: Checkpoint) -> None:
+        self._raise_if_fenced()
+        prune(self._run.checkpoints, keep=self._keep, newest=newest.path, attempt=self._attempt)
+
+    def _append_event(self, step: int, reason: str, seconds: float) -> None:
+        self._raise_if_fenced()
+        append_event(
+            self._run.events,
+            kind="save",
+            time=self._now(),
+            attempt=self._attempt,
+            step=step,
+            reason=reason,
+            seconds=round(seconds, 3),
+        )
+
+    def _try(self, action: Callable[[], None], what: str) -> None:
+        try:
+            action()
+        except OSError as error:
+            self._warnings.append(f"{what} ({error}); the checkpoint is whole")
+
+    def _raise_if_fenced(self) -> None:
+        raise_if_fenced(self._run, self._attempt)

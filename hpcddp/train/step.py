@@ -1,0 +1,204 @@
+"""One optimizer step: forward and backward of its micro-steps, agreement of the ranks, update.
+
+The order of the operations is that of the batch contract, section 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hpcddp.batch.plan import BatchPlan
+from hpcddp.jobfile.sections import Train
+from hpcddp.train.agreement import Agreed, PendingAgreement, Votes
+from hpcddp.train.buffers import copy_buffers, restore_buffers
+from hpcddp.train.data.images import Batch
+from hpcddp.train.errors import UserCodeError
+from hpcddp.train.losses import Reduction, Share
+from hpcddp.train.noise import nonfinite_gradient
+from hpcddp.train.objective import ModelOutputs, choose_loss, no_rows, zero_loss
+from hpcddp.train.optimizers import set_learning_rate
+from hpcddp.train.randomness import seed_step
+from hpcddp.train.replica import Replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """The position of a step in the training.
+
+    Args:
+        step: optimizer steps done before it, over all epochs.
+        epoch: zero-based.
+        step_in_epoch: zero-based.
+        units: samples, or groups, of its global batch.
+        samples: b, samples of its global batch.
+    """
+
+    step: int
+    epoch: int
+    step_in_epoch: int
+    units: int
+    samples: int
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """Result of a step whose work the device may still be doing.
+
+    Args:
+        agreement: its loss and the requests of the ranks, perhaps not yet complete.
+        skipped: whether the update was skipped because of a nonfinite loss or gradient. If only fp16's GradScaler skips
+            steps, the agreement says so instead.
+    """
+
+    position: Position
+    agreement: PendingAgreement
+    skipped: bool
+
+
+class Stepper:
+    """Makes optimizer steps on one rank.
+
+    Args:
+        plan: the split of global batches.
+        batches: this rank's micro-batches in order, without empty ones.
+    """
+
+    def __init__(self, replica: Replica, plan: BatchPlan, train: Train, batches: Iterator[Batch], rank: int) -> None:
+        self._replica, self._plan, self._train, self._batches, self._rank = replica, plan, train, batches, rank
+        self._loss = choose_loss(train, replica.placeholder.device)
+
+    def take(self, position: Position, votes: Callable[[], Votes]) -> StepOutcome:
+        """Make one step.
+
+        Args:
+            position: the step.
+            votes: returns this rank's requests; called as late as possible.
+        """
+        replica = self._replica
+        if replica.norms is not None:
+            replica.norms.begin()
+        seed_step(self._train.seed, position.step, self._rank)
+        set_learning_rate(replica.optimizer, position.learning_rate)
+        before = copy_buffers(replica.model) if self._train.nonfinite_loss == "skip" else None
+        loss_sum = self._accumulate(position)
+        replica.scaler.unscale_(replica.optimizer)
+        nonfinite = self._nonfinite_gradient()
+        agreement = PendingAgreement(loss_sum, votes(), nonfinite, self._gradient_norms(position))
+        skipped = before is not None and _is_nonfinite(agreement.read())
+        if skipped and before is not None:
+            restore_buffers(replica.model, before)
+        else:
+            update(replica, self._train.clip_grad_norm, nonfinite if before is None else None)
+        replica.scaler.update()
+        replica.optimizer.zero_grad(set_to_none=True)
+        return StepOutcome(position=position, agreement=agreement, skipped=skipped)
+
+    def _accumulate(self, position: Position) -> Tensor:
+        """Run forward and backward of all micro-steps and return this rank's sum of losses, float64."""
+        shares = self._plan.rank_share(position.units, self._rank)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._replica.placeholder.device)
+        for micro_step, share in enumerate(shares):
+            last = micro_step == len(shares) - 1
+            # The forward belongs inside: there DDP decides whether the backward reduces gradients.
+            with contextlib.nullcontext() if last else self._replica.parallel.no_sync():
+                if share:
+                    loss_sum += self._backward(next(self._batches), position.samples)
+                else:
+                    # Rank 0 has samples whenever some rank has.
+                    others = bool(self._plan.rank_share(position.units, 0)[micro_step])
+                    loss_sum += self._backward_nothing(position.samples, others_have_samples=others)
+        self._refuse_unreached(position)
+        return loss_sum
+
+    def _refuse_unreached(self, position: Position) -> None:
+        """Raise if some parameter got no gradient: otherwise the other ranks would wait for its all-reduce forever.
+
+        Raises:
+            UserCodeError: names the first parameter without a gradient.
+        """
+        # torch leaves the method without types, and has no public one.
+        check: Callable[[], None] = self._replica.parallel._check_reducer_finalized  # noqa: SLF001
+        try:
+            check()
+        except RuntimeError as error:
+            named = self._replica.model.named_parameters()
+            unreached = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
+            raise UserCodeError(
+                f"in step {position.step + 1} no gradient reached {(unreached or ['some parameters'])[0]} on rank "
+                f"{self._rank}, and train.model uses all of its parameters on other samples; give the model an "
+                "attribute find_unused_parameters = True"
+            ) from error
+
+    def _backward(self, batch: Batch, global_samples: int) -> Tensor:
+        """Run one micro-step and return its sum of losses, float64, without gradient."""
+        inputs, labels = batch
+        replica = self._replica
+        replica.samples += len(labels)
+        # DDP averages over ranks, not over samples: the loss of a share is weighted so that the average over ranks is
+        # the loss of the global batch (batch contract, section 0).
+        with replica.precision.autocast():
+            loss = self._loss.of_share(replica.parallel(inputs), labels, self._share(len(labels), global_samples))
+        torch.autograd.backward(replica.scaler.scale(loss.backward))
+        return loss.logged * global_samples
+
+    def _backward_nothing(self, global_samples: int, *, others_have_samples: bool) -> Tensor:
+        """Run one micro-step without samples and return its sum of losses, like ``_backward``.
+
+        The sum is 0, except for a loss with reduction ``global``, which every rank computes and logs a part of.
+        """
+        device = self._replica.placeholder.device
+        logged = torch.zeros((), dtype=torch.float64, device=device)
+
+        def loss_of(outputs: ModelOutputs) -> Tensor:
+            if self._loss.reduction is not Reduction.GLOBAL:
+                return zero_loss(outputs)
+            labels = torch.empty(0, dtype=torch.int64, device=device)
+            loss = self._loss.of_share(no_rows(outputs), labels, self._share(0, global_samples))
+            logged.copy_(loss.logged)
+            return loss.backward
+
+        self._replica.backward_placeholder(others_have_samples=others_have_samples, loss_of=loss_of)
+        return logged * global_samples
+
+    def _share(self, samples: int, global_samples: int) -> Share:
+        return Share(samples=samples, global_samples=global_samples, world_size=self._plan.world_size)
+
+    def _nonfinite_gradient(self) -> Tensor | None:
+        """Return whether a gradient is nonfinite; None if that does not skip the step."""
+        if self._train.nonfinite_loss != "skip" and not self._replica.scaler.is_enabled():
+            return None
+        return nonfinite_gradient(self._replica.model)
+
+    def _gradient_norms(self, position: Position) -> Tensor | None:
+        replica = self._replica
+        if replica.norms is None:
+            return None
+        share = sum(self._plan.rank_share(position.units, self._rank))
+        scale = replica.scaler.get_scale()
+        return replica.norms.read(replica.model, share=share, samples=position.units, scale=scale)
+
+
+def _is_nonfinite(agreed: Agreed) -> bool:
+    return agreed.nonfinite or not math.isfinite(agreed.loss_sum)
+
+
+def update(replica: Replica, clip_grad_norm: float | None, overflowed: Tensor | None = None) -> None:
+    """Clip the gradient, step the optimizer and update the averaged weights.
+
+    Args:
+        replica: its gradients are averaged over ranks and unscaled.
+        clip_grad_norm: the largest norm of the gradient; None does not clip.
+        overflowed: a scalar on the device that is not 0 if the GradScaler skips the step; None if it does not.
+    """
+    if clip_grad_norm is not None:
+        nn.utils.clip_grad_norm_(replica.model.parameters(), clip_grad_norm)
+    replica.scaler.step(replica.optimizer)
+    if replica.ema is not None:
+        replica.ema.update(replica.model, overflowed)

@@ -1,0 +1,106 @@
+"""A job on the command line: options for resources, and the words after ``--``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.cli import boundary
+from hpcddp.cli.job_arguments import FIELDS
+from hpcddp.cli.main import app
+from hpcddp.jobfile.field_tree import find_place
+from hpcddp.jobfile.read import name_of_command
+from hpcddp.jobfile.resources import Resources
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path
+
+
+def rendered(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert boundary.run(app, ["render", "--json", *words]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_every_field_of_resources_has_an_option() -> None:
+    options = {field.path for field in FIELDS}
+    assert {f"resources.{name}" for name in Resources.model_fields} - options == {"resources.sbatch"}
+    assert all(find_place(tuple(path.split("."))) for path in options)
+
+
+def test_a_job_without_a_file_says_where_each_value_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    document = rendered(
+        capsys, "--nodes", "2", "--gpus-per-node", "4", "--time", "2h", "--", "python", "train.py", "-x"
+    )
+    fields = document["fields"]
+    assert fields["command"] == {"value": ["python", "train.py", "-x"], "origin": "command line"}
+    assert fields["name"] == {"value": "train", "origin": "command line"}
+    assert fields["resources.nodes"] == {"value": 2, "origin": "--nodes"}
+    assert fields["resources.gpus_per_node"]["origin"] == "--gpus-per-node"
+    assert fields["resources.time_limit"]["origin"] == "--time"
+    assert {"flag": "gres", "value": "gpu:4"} in document["directives"]
+    assert document["plan"] is None
+
+
+def test_the_command_line_lies_over_the_job_file_and_set_over_both(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    job = here / "job.yaml"
+    job.write_text("name: mine\nresources: {nodes: 3, partition: a}\ncommand: [old]\n")
+    words = (str(job), "--nodes", "2", "--set", "resources.nodes=4", "--partition", "010", "--", "new", "--set", "x=1")
+    fields = rendered(capsys, *words)["fields"]
+    assert fields["resources.nodes"] == {"value": 4, "origin": "--set"}
+    assert fields["resources.partition"] == {"value": "010", "origin": "--partition"}
+    assert fields["command"]["value"] == ["new", "--set", "x=1"]
+    assert fields["name"] == {"value": "mine", "origin": "job file"}
+
+
+def test_words_after_a_second_pair_of_dashes_are_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = rendered(capsys, "--", "a", "--", "b", "")["fields"]
+    assert fields["command"]["value"] == ["a", "--", "b", ""]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--",), "command: is empty, and a program has a name; write for example [python, train.py]"),
+        (("--nodes", "0", "--", "a"), "--nodes: resources.nodes: is 0, and it must be at least 1; write 1 or more"),
+        ((), "no JOB is given; write a job file, or a command after --, as in: -- python train.py"),
+    ],
+)
+def test_what_makes_no_job_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+) -> None:
+    assert boundary.run(app, ["render", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_one_job_runs_one_thing(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    job = here / "job.yaml"
+    job.write_text("name: a\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits}\n")
+    assert boundary.run(app, ["render", str(job), "--", "python", "x.py"]) == 2
+    said = capsys.readouterr().err
+    assert "command: is given, and train is given too, but a job runs one thing; keep one of them" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "train.py", "--lr", "0.1"], "train"),
+        (["python", "-u", "my dir/my train.py"], "my-train"),
+        (["python", "-m", "pkg.training"], "training"),
+        (["./run.sh"], "run"),
+        (["/usr/bin/true"], "true"),
+        (["é"], "command"),
+        (["x" * 100], "x" * 64),
+    ],
+)
+def test_a_job_without_a_name_is_called_after_its_program(command: list[str], name: str) -> None:
+    assert name_of_command(command) == name

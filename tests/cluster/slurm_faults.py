@@ -1,0 +1,90 @@
+"""Faults of the Slurm under test: daemons that end, nodes that are lost, network links that are cut."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+
+from hpcddp.sandbox import state
+from hpcddp.sandbox.start import daemon_environment
+from tests.cluster.sandbox import Sandbox
+
+_POLL_S = 0.2
+_LONGEST_END_S = 30
+
+
+@contextlib.contextmanager
+def link_cut(sandbox: Sandbox, node: str) -> Iterator[None]:
+    """Take a node's network link down, and bring it up again."""
+    sandbox.on(node, "ip", "link", "set", "eth0", "down")
+    try:
+        yield
+    finally:
+        sandbox.on(node, "ip", "link", "set", "eth0", "up")
+
+
+@contextlib.contextmanager
+def without_slurmd(sandbox: Sandbox, node: str) -> Iterator[None]:
+    """Kill a node's slurmd, and start it again."""
+    with _without(sandbox, node, on=node):
+        yield
+
+
+@contextlib.contextmanager
+def without_controller(sandbox: Sandbox) -> Iterator[None]:
+    """End slurmctld, and start it again.
+
+    It is told to end, and so keeps its state: killed, it forgets jobs that were submitted in its last seconds and hands
+    out their ids again.
+    """
+    with _without(sandbox, "slurmctld", on=None, signal="TERM"):
+        yield
+
+
+@contextlib.contextmanager
+def _without(sandbox: Sandbox, daemon: str, *, on: str | None, signal: str = "KILL") -> Iterator[None]:
+    pid = daemon_pid(sandbox, daemon)
+    words = sandbox.inside("cat", f"/proc/{pid}/cmdline").stdout.rstrip("\0").split("\0")
+    sandbox.inside("kill", f"-{signal}", str(pid))
+    deadline = time.monotonic() + _LONGEST_END_S
+    while sandbox.inside("kill", "-0", str(pid), check=False).returncode == 0:
+        assert time.monotonic() < deadline, f"{daemon} does not end"
+        time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        # Without -D it leaves the foreground, and this process, by itself.
+        start = [word for word in words if word != "-D"]
+        enter = sandbox.enter_controller() if on is None else sandbox.enter(on)
+        subprocess.run((*enter, *start), env=daemon_environment(sandbox.token), check=True, timeout=30, cwd="/")
+
+
+def daemon_pid(sandbox: Sandbox, daemon: str) -> int:
+    """Return a daemon's process id, as the supervisor sees it; after a restart, the one that the daemon wrote."""
+    directory = sandbox.slurm_conf.parent
+    written = directory / "run" / f"{daemon}.pid"
+    if written.exists():
+        return int(written.read_text())
+    known = state.read(directory)
+    assert known is not None
+    daemons = state.read_daemons(known)
+    assert daemons is not None
+    return daemons[daemon]
+
+
+def wait_for_node(sandbox: Sandbox, node: str, *, timeout_s: float = 90) -> None:
+    """Wait until a node takes jobs again; a node that Slurm has drained is resumed."""
+    deadline = time.monotonic() + timeout_s
+    # A star means that it does not answer.
+    while (shown := _state_of(sandbox, node)) not in ("idle", "mixed", "allocated", "completing"):
+        assert time.monotonic() < deadline, f"{node} does not come back: {shown}"
+        if "drain" in shown:
+            sandbox.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        time.sleep(_POLL_S)
+
+
+def _state_of(sandbox: Sandbox, node: str) -> str:
+    done = sandbox.run("sinfo", "--noheader", f"--nodes={node}", "--partition=high", "--format=%T")
+    return done.stdout.strip()

@@ -1,0 +1,493 @@
+"""Programs and functions of the user's own on the real Slurm: they see the right world, hear signals, and come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import textwrap
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from hpcddp.run.directory import RunDirectory
+from tests.cluster.jobs import HPCDDP, result_of, wait_for
+from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import QUICK, sandbox_with
+from tests.cluster.slurm_faults import link_cut, without_slurmd
+from tests.cluster.tracked_run import TrackedRun
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RANKS = {"rank 0 of 4", "rank 1 of 4", "rank 2 of 4", "rank 3 of 4"}
+# Everything that a shell, sbatch, YAML or a terminal might take for its own.
+HOSTILE = st.text(
+    st.one_of(
+        st.sampled_from(" \t\n\r\"'`$\\*?[]{}()<>|&;#!~%=,:-"),
+        st.characters(codec="utf-8", exclude_characters="\0"),
+    ),
+    max_size=12,
+)
+FIXED = [
+    "",
+    " ",
+    "a b",
+    "'",
+    '"',
+    "$HOME",
+    "$(id)",
+    "`id`",
+    "*",
+    "?",
+    "~",
+    "\\",
+    "\n",
+    "a\nb",
+    "--",
+    "-x",
+    "#",
+    "é😀",
+    "\t",
+    "!!",
+]
+
+
+def start(sandbox: Sandbox, directory: Path, *words: str | Path, env: dict[str, str] | None = None) -> TrackedRun:
+    """Submit a command from ``directory``."""
+    environment = {"OMP_NUM_THREADS": "1", **(env or {})}
+    done = sandbox.run(*HPCDDP, "submit", "--json", *words, cwd=directory, env=environment)
+    document: dict[str, Any] = json.loads(done.stdout)
+    run = RunDirectory(Path(document["run_dir"]))
+    return TrackedRun(sandbox=sandbox, job=run.job_file, run=run, job_id=document["job_id"])
+
+
+def as_yaml(job: Any) -> str:
+    """Write a job as JSON, with what YAML reads only where it is escaped (YAML 1.2.2, rule c-printable)."""
+    text = json.dumps(job, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def script(directory: Path, text: str) -> Path:
+    path = directory / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--global-batch-size", "64", "--", sys.executable, EXAMPLES / "torchrun_script.py"),
+        ("--", sys.executable, EXAMPLES / "lightning_script.py", "--nodes", "2", "--devices", "2"),
+        ("--", sys.executable, EXAMPLES / "accelerate_script.py"),
+    ],
+    ids=["torchrun", "Lightning", "accelerate"],
+)
+def test_a_script_for_another_launcher_runs_unchanged_on_two_hosts(
+    sandbox: Sandbox, tmp_path: Path, words: tuple[str | Path, ...]
+) -> None:
+    tracked = start(sandbox, tmp_path, "--nodes", "2", "--tasks-per-node", "2", "--time", "10", *words)
+    tracked.wait_until_finished()
+    said = re.findall(r"(rank \d of \d+):.* accuracy ([\d.]+)", tracked.log())
+    at_the_end = {who: float(accuracy) for who, accuracy in said}
+    assert at_the_end.keys() == RANKS
+    # Beyond what a guess or a rank alone would give, and the same model on all of them.
+    assert min(at_the_end.values()) > 0.85
+    assert (tracked.result["status"], tracked.result["world_size"]) == ("finished", 4)
+
+
+def test_a_task_finds_the_environment_of_torchrun_and_the_numbers_of_the_batch(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    program = script(
+        tmp_path,
+        """
+        import json, os, pathlib
+        pathlib.Path(f"seen-{os.environ['RANK']}").write_text(json.dumps(dict(os.environ)))
+        """,
+    )
+    words = ("--nodes", "2", "--tasks-per-node", "2", "--cpus-per-task", "2", "--time", "10")
+    batch = ("--global-batch-size", "64", "--set", "batch.max_per_device_batch_size=8")
+    start(
+        sandbox, tmp_path, *words, *batch, "--", sys.executable, program, env={"OMP_NUM_THREADS": ""}
+    ).wait_until_finished()
+    seen = [json.loads((tmp_path / f"seen-{rank}").read_text()) for rank in range(4)]
+    named = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    assert [[found[name] for name in named] for found in seen] == [
+        ["0", "0", "4", "2", "0"],
+        ["1", "1", "4", "2", "0"],
+        ["2", "0", "4", "2", "1"],
+        ["3", "1", "4", "2", "1"],
+    ]
+    assert len({(found["MASTER_ADDR"], found["MASTER_PORT"]) for found in seen}) == 1
+    for found in seen:
+        assert {name: value for name, value in found.items() if name.startswith("HPCDDP_") and "BATCH" in name} == {
+            "HPCDDP_GLOBAL_BATCH_SIZE": "64",
+            "HPCDDP_RANK_BATCH_SIZE": "16",
+            "HPCDDP_PER_DEVICE_BATCH_SIZE": "8",
+        }
+        assert found["HPCDDP_GRAD_ACCUM_STEPS"] == "2"
+
+
+@settings(
+    max_examples=3,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(words=st.lists(HOSTILE, min_size=20, max_size=40), values=st.lists(HOSTILE, min_size=10, max_size=20))
+def test_arguments_and_values_of_the_environment_arrive_unchanged(
+    sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory, words: list[str], values: list[str]
+) -> None:
+    directory = tmp_path_factory.mktemp("hostile")
+    program = script(
+        directory,
+        """
+        import json, os, pathlib, sys
+        found = {name: value for name, value in os.environ.items() if name.startswith("VALUE_")}
+        pathlib.Path("seen").write_text(json.dumps([sys.argv[1:], found]))
+        """,
+    )
+    words, values = [*FIXED, *words], [*FIXED, *values]
+    env = {f"VALUE_{number}": value for number, value in enumerate(values)}
+    job = directory / "job.yaml"
+    resources, environment = {"time_limit": 10}, {"env": env}
+    work = {"name": "hostile", "resources": resources, "environment": environment}
+    job.write_text(as_yaml({**work, "command": [sys.executable, str(program), *words]}))
+    start(sandbox, directory, job).wait_until_finished()
+    assert json.loads((directory / "seen").read_text()) == [words, env]
+    (directory / "seen").unlink()
+    # The same words behind `--`, and the values as the job file has them.
+    job.write_text(as_yaml(work))
+    start(sandbox, directory, job, "--", sys.executable, program, *words).wait_until_finished()
+    assert json.loads((directory / "seen").read_text()) == [words, env]
+
+
+SAVES = """
+    import os, pathlib, signal, sys, time
+    saved = pathlib.Path("saved")
+    step = int(saved.read_text()) if saved.exists() else 0
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    print(f"begins at {step}", flush=True)
+    for step in range(step, 100):
+        time.sleep(0.1)
+        if told:
+            if os.environ["RANK"] == "0":
+                saved.write_text(str(step + 1))
+            sys.exit(CODE)
+    print("all done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3, 75])
+def test_a_preempted_command_comes_back_whatever_its_exit_code(sandbox: Sandbox, tmp_path: Path, code: int) -> None:
+    program = script(tmp_path, SAVES.replace("CODE", str(code)))
+    on = ("--nodes", "2", "--nodelist", "n1,n2", "--partition", "low", "--time", "10")
+    tracked = start(sandbox, tmp_path, *on, "--", sys.executable, program)
+    wait_for(tracked.run.attempts / "0" / "rank-0.log", "begins at 0")
+    wait_for(tracked.run.attempts / "0" / "rank-1.log", "begins at 0")
+    high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
+    sandbox.submit(*high, "--wrap=sleep 2")
+    tracked.wait_until_finished(timeout_s=180)
+    assert tracked.attempts == 2
+    assert [event["cause"] for event in tracked.events("requeue")] == ["preemption"]
+    (again,) = re.findall(r"begins at (\d+)", (tracked.run.attempts / "1" / "rank-0.log").read_text())
+    assert int(again) > 0
+    assert tracked.result["status"] == "finished"
+
+
+def test_a_command_that_asks_to_go_on_is_run_again_until_it_does_not(sandbox: Sandbox, tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        """
+        import os, pathlib, sys
+        attempt = int(os.environ["HPCDDP_ATTEMPT"])
+        pathlib.Path(os.environ["HPCDDP_PROGRESS_FILE"]).touch()
+        if attempt == 1:
+            pathlib.Path(os.environ["HPCDDP_REQUEUE_FILE"]).touch()
+        sys.exit(75 if attempt < 1 or attempt == 2 else 0)
+        """,
+    )
+    tracked = start(sandbox, tmp_path, "--time", "10", "--", sys.executable, program)
+    tracked.wait_until_finished(timeout_s=180)
+    assert tracked.attempts == 4
+    assert [event["cause"] for event in tracked.events("requeue")] == ["unknown"] * 3
+
+
+def test_a_command_that_only_ever_asks_to_go_on_is_ended_by_the_budget(sandbox: Sandbox, tmp_path: Path) -> None:
+    tracked = start(sandbox, tmp_path, "--time", "10", "--", "sh", "-c", "exit 75")
+    fields = tracked.wait_for_end("FAILED", timeout_s=180)
+    assert (fields["ExitCode"], tracked.attempts) == ("93:0", 2)
+    assert "max_attempts_without_progress" in tracked.result["reason"]
+
+
+def test_a_failed_command_is_not_run_again_and_names_the_first_rank(sandbox: Sandbox, tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        """
+        import os, time
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        for step in range(100):
+            dist.all_reduce(torch.ones(1))
+            if step == 5 and os.environ["RANK"] == "2":
+                raise ValueError("my own mistake")
+        """,
+    )
+    tracked = start(
+        sandbox, tmp_path, "--nodes", "2", "--tasks-per-node", "2", "--time", "10", "--", sys.executable, program
+    )
+    fields = tracked.wait_for_end("FAILED")
+    assert (fields["ExitCode"], fields["Restarts"]) == ("70:0", "0")
+    assert re.search(r"rank 2 on n\d failed first: ValueError: my own mistake", tracked.result["reason"])
+    assert 'raise ValueError("my own mistake")' in tracked.run.batch_log.read_text()
+
+
+def test_a_cancelled_command_stays_cancelled(sandbox: Sandbox, tmp_path: Path) -> None:
+    program = script(tmp_path, SAVES.replace("CODE", "75"))
+    tracked = start(sandbox, tmp_path, "--time", "10", "--", sys.executable, program)
+    wait_for(tracked.run.attempts / "0" / "rank-0.log", "begins at 0")
+    sandbox.run("scancel", tracked.job_id)
+    tracked.wait_for_end("CANCELLED")
+    wait_for(tracked.run.result, "cancelled")
+    assert result_of(tracked.run)["status"] == "cancelled"
+    assert (tmp_path / "saved").exists()
+
+
+WAITS = """
+    import os, pathlib, time
+    pathlib.Path(f"up-{os.environ['HPCDDP_ATTEMPT']}-{os.environ['RANK']}").touch()
+    time.sleep(600)
+"""
+# What every interpreter of the job imports first: the task of rank 1 leaves when both programs are at work.
+LEAVES = """
+import os, pathlib, sys, threading, time
+def leave():
+    attempt = os.path.basename(os.environ["HPCDDP_ATTEMPT_DIR"])
+    while not all(pathlib.Path(f"up-{attempt}-{rank}").exists() for rank in (0, 1)):
+        time.sleep(0.1)
+    os._exit(3)
+if "hpcddp.task" in sys.orig_argv and os.environ["SLURM_PROCID"] == "1":
+    threading.Thread(target=leave, daemon=True).start()
+"""
+
+
+def wait_for_work(tracked: TrackedRun, directory: Path, attempt: int) -> None:
+    """Wait until the programs of both ranks of an attempt are at work."""
+    ups = [directory / f"up-{attempt}-{rank}" for rank in (0, 1)]
+    tracked.wait_until(lambda: all(up.exists() for up in ups), f"both programs of attempt {attempt}")
+
+
+@pytest.mark.parametrize("how", ["its program is killed", "it is killed", "it leaves"])
+@pytest.mark.parametrize("max_failures", [0, 1])
+def test_a_command_whose_task_fails_is_run_again_as_often_as_max_failures_says(
+    sandbox: Sandbox, tmp_path: Path, how: str, max_failures: int
+) -> None:
+    program = script(tmp_path, WAITS)
+    (tmp_path / "sitecustomize.py").write_text(LEAVES if how == "it leaves" else "")
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    sets = ("--set", f"requeue.max_failures={max_failures}", "--set", "requeue.max_attempts_without_progress=9")
+    words = ("--nodes", "2", "--time", "10", *sets)
+    tracked = start(sandbox, tmp_path, *words, "--", sys.executable, program, env={"PYTHONPATH": path})
+    for attempt in range(max_failures + 1):
+        wait_for_work(tracked, tmp_path, attempt)
+        if how != "it leaves":
+            victims = tracked.workers(1) if how == "its program is killed" else [tracked.ranks()[1]]
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+    fields = tracked.wait_for_end("FAILED", timeout_s=120)
+    assert (fields["ExitCode"], fields["Restarts"]) == ("71:0", str(max_failures))
+    assert [event["cause"] for event in tracked.events("requeue")] == ["crash"] * max_failures
+    assert tracked.attempts == max_failures + 1
+    assert re.search(r"^rank 1 on n\d", tracked.result["reason"])
+
+
+@pytest.mark.parametrize("lost", [without_slurmd, link_cut])
+def test_a_lost_node_is_no_failure_of_a_command_and_ends_it_when_no_progress_is_made(
+    tmp_path: Path, lost: Callable[[Sandbox, str], AbstractContextManager[None]]
+) -> None:
+    with sandbox_with(*QUICK) as sandbox:
+        tracked = start(
+            sandbox, tmp_path, "--nodes", "2", "--time", "10", "--", sys.executable, script(tmp_path, WAITS)
+        )
+        wait_for_work(tracked, tmp_path, 0)
+        with lost(sandbox, node_of(tracked, 1)):
+            wait_for_work(tracked, tmp_path, 1)
+            sandbox.run("scontrol", "update", f"NodeName={node_of(tracked, 1)}", "State=DOWN", "Reason=test")
+            fields = tracked.sandbox.wait(tracked.job_id, states={"FAILED"}, timeout=120)
+        assert (fields["ExitCode"], fields["Restarts"]) == ("93:0", "2")
+        assert [event["cause"] for event in tracked.events("requeue")] == ["node_failure"] * 2
+        assert "requeue.max_attempts_without_progress is 2" in tracked.result["reason"]
+
+
+def node_of(tracked: TrackedRun, rank: int) -> str:
+    host: str = json.loads(tracked.attempt.rank_here(rank).read_text())["host"]
+    return host
+
+
+def test_a_command_that_never_says_how_far_it_is_may_be_preempted_without_a_grace_time_again_and_again(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    on = ("--nodes", "2", "--nodelist", "n1,n2", "--partition", "low0", "--time", "10")
+    tracked = start(sandbox, tmp_path, *on, "--", sys.executable, script(tmp_path, WAITS))
+    for attempt in range(3):
+        wait_for_work(tracked, tmp_path, attempt)
+        high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
+        sandbox.submit(*high, "--wrap=true")
+    wait_for_work(tracked, tmp_path, 3)
+    assert [event["cause"] for event in tracked.events("requeue")] == ["preemption"] * 3
+
+
+def test_no_budget_counts_a_requeue_of_a_command_that_its_user_asks_hpcddp_for(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    words = ("--nodes", "2", "--time", "10", "--", sys.executable, script(tmp_path, WAITS))
+    tracked = start(sandbox, tmp_path, *words)
+    for attempt in range(3):
+        wait_for_work(tracked, tmp_path, attempt)
+        sandbox.run(*HPCDDP, "requeue", tracked.run.path, cwd=tmp_path)
+    wait_for_work(tracked, tmp_path, 3)
+    assert [event["by"] for event in tracked.events("requeue")] == ["user"] * 3
+
+
+def test_a_command_that_somebody_requeues_by_scontrol_goes_on_until_it_makes_no_progress(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    words = ("--nodes", "2", "--time", "10", "--", sys.executable, script(tmp_path, WAITS))
+    tracked = start(sandbox, tmp_path, *words)
+    for attempt in range(2):
+        wait_for_work(tracked, tmp_path, attempt)
+        sandbox.run("scontrol", "requeue", tracked.job_id)
+    fields = tracked.wait_for_end("FAILED", timeout_s=120)
+    assert (fields["ExitCode"], fields["Restarts"]) == ("93:0", "2")
+    assert [event["cause"] for event in tracked.events("requeue")] == ["requeued"] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("listens", [False, True], ids=["does not listen", "listens to the warning"])
+def test_a_command_that_runs_out_of_time_is_run_again(sandbox: Sandbox, tmp_path: Path, *, listens: bool) -> None:
+    warned = "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))" if listens else ""
+    program = script(
+        tmp_path,
+        f"""
+        import os, signal, sys, time
+        {warned}
+        if os.environ["HPCDDP_ATTEMPT"] == "0":
+            time.sleep(600)
+        """,
+    )
+    tracked = start(sandbox, tmp_path, "--time", "1", "--", sys.executable, program)
+    tracked.wait_until_finished(timeout_s=300)
+    assert [event["cause"] for event in tracked.events("requeue")] == ["time_limit"]
+    assert tracked.attempts == 2
+
+
+def test_files_of_a_command_have_the_umask_of_its_submitter_in_every_job_of_its_run(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    program = script(
+        tmp_path,
+        """
+        import os, pathlib, sys, time
+        attempt = int(os.environ["HPCDDP_ATTEMPT"])
+        pathlib.Path(os.environ["HPCDDP_PROGRESS_FILE"]).touch(mode=0o600)
+        pathlib.Path(f"own-{attempt}").touch()
+        while attempt == 0 and not pathlib.Path("go").exists():
+            time.sleep(0.1)
+        sys.exit(75 if attempt < 2 else 0)
+        """,
+    )
+    before = os.umask(0o027)
+    try:
+        words = ("--time", "10", "--set", "requeue.allow_continuation=true", "--", sys.executable, program)
+        tracked = start(sandbox, tmp_path, *words)
+    finally:
+        os.umask(before)
+    tracked.wait_until((tmp_path / "own-0").exists, "the first attempt")
+    # Where Slurm may not requeue the job, another one continues; that one is requeued.
+    sandbox.run("scontrol", "update", f"JobId={tracked.job_id}", "Requeue=0")
+    (tmp_path / "go").touch()
+    tracked.wait_until(
+        lambda: tracked.run.result.exists() and tracked.result["status"] == "finished", "the end of the run"
+    )
+    first, *continued = [event["job_id"] for event in tracked.events("start")]
+    assert (first, len(continued), len({first, *continued})) == (tracked.job_id, 2, 2)
+    assert [path.stat().st_mode & 0o777 for path in sorted(tmp_path.glob("own-*"))] == [0o640] * 3
+    assert [path for path in tracked.run.path.rglob("*") if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_torchrun_in_a_script_that_two_hosts_run_is_one_world_or_fails(
+    sandbox: Sandbox, tmp_path: Path, *, alone: bool
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "print('world of', dist.get_world_size(), flush=True)\n"
+    )
+    known = "--rdzv-endpoint=localhost:29500" if alone else "--nnodes=2 --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
+    (tmp_path / "run.sh").write_text(
+        f"{sys.executable} -m torch.distributed.run --nproc-per-node=2 --rdzv-backend=c10d {known} train.py"
+    )
+    tracked = start(sandbox, tmp_path, "--nodes", "2", "--time", "10", "--", "bash", "run.sh")
+    if not alone:
+        tracked.wait_until_finished()
+        assert tracked.log().count("world of 4") == 4
+        return
+    fields = tracked.wait_for_end("FAILED")
+    assert (fields["ExitCode"], tracked.result["status"]) == ("70:0", "failed")
+    assert "bash run.sh has started torch.distributed.run in several tasks" in tracked.result["reason"]
+
+
+FUNCTION = """
+import time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import hpcddp
+
+def main(context: hpcddp.Context):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 1).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    checkpointer = context.checkpointer({"model": model, "optimizer": optimizer})
+    first = checkpointer.restore().step
+    for step in range(first, 80):
+        optimizer.zero_grad()
+        loss = model(torch.full((2, 4), float(step % 7)).double()).square().mean()
+        loss.backward()
+        optimizer.step()
+        context.log(step + 1, loss=loss.item())
+        time.sleep(0.1 if context.attempt == 0 else 0)
+        if context.stopper.should_stop():
+            checkpointer.save(step + 1)
+            checkpointer.wait()
+            context.stopper.exit()
+    return {"first": first, "hosts": context.rank_env.hosts, "world": dist.get_world_size()}
+"""
+
+
+def test_a_preempted_function_comes_back_and_computes_every_step_once(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    job = tmp_path / "job.yaml"
+    resources = {"nodes": 2, "tasks_per_node": 2, "time_limit": 10, "nodelist": "n1,n2", "partition": "low"}
+    job.write_text(json.dumps({"name": "fn", "resources": resources, "entrypoint": "mine:main"}))
+    tracked = start(sandbox, tmp_path, job)
+    wait_for(tracked.run.metrics, '"step"')
+    high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
+    sandbox.submit(*high, "--wrap=sleep 2")
+    tracked.wait_until_finished(timeout_s=240)
+    returned = tracked.result["returned"]
+    assert (returned["hosts"], returned["world"]) == (["n1", "n2"], 4)
+    assert 0 < returned["first"] < 80
+    steps = [json.loads(line)["step"] for line in tracked.run.metrics.read_text().splitlines()]
+    assert steps == list(range(1, 81))
+    assert [event["cause"] for event in tracked.events("requeue")] == ["preemption"]

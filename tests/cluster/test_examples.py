@@ -1,0 +1,143 @@
+"""Every example of the help does what it says, on a real Slurm, in a directory that holds the files it names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli.help import examples_of
+from hpcddp.cli.main import app
+from hpcddp.cli.reference import walk
+from hpcddp.run.directory import RunDirectory
+from tests.cluster.jobs import HPCDDP
+from tests.cluster.sandbox import Sandbox
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = {example: " ".join(words) for words, command in walk(app) for example in examples_of(command)}
+
+JOB = """\
+name: my-job
+batch: {global_batch_size: 256}
+train: {model: "small:build", dataset: digits, epochs: 2}
+launch: {rendezvous_timeout: 3min}
+"""
+SMALL = """\
+from torch import nn
+
+def build(num_classes):
+    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, num_classes))
+"""
+TRAIN = """\
+import os
+
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])
+"""
+LOSSES = """\
+def dice_loss(outputs, targets):
+    scores = outputs.softmax(1).gather(1, targets[:, None])
+    return 1 - 2 * scores.sum() / (outputs.shape[0] + scores.sum())
+"""
+# The run that examples name, by whatever id. It has been stopped after its first epoch.
+RUN_ID = "20260314-154412-ab12"
+# What must be there before an example of a command.
+_LIVE = "hpcddp submit job.yaml --set train.epochs=1000 --set checkpoint.keep=2"
+BEFORE = {
+    "cancel": _LIVE,
+    "requeue": f"{_LIVE} && until ls runs/my-job/*/metrics.jsonl | grep -v {RUN_ID}; do sleep 0.2; done",
+}
+# A loss that is wrong on several ranks is what these look for.
+FINDINGS = frozenset({"doctor", "doctor loss"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shell:
+    """A shell in which the examples are typed.
+
+    Attributes:
+        directory: with their files.
+        environment: with their Slurm.
+    """
+
+    directory: Path
+    environment: dict[str, str]
+
+    def type(self, line: str) -> tuple[int, str]:
+        """Type a line, press Ctrl-C where it goes on for ever, and return its exit code and what it printed."""
+        shell = subprocess.Popen(
+            ["bash", "-c", line],
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            shown, _ = shell.communicate(timeout=5 if "--watch" in line else 240)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGINT)
+            shown, _ = shell.communicate(timeout=30)
+            assert "--watch" in line, shown
+            assert shell.returncode in {-signal.SIGINT, 130}, shown
+            return 0, shown
+        return shell.returncode, shown
+
+
+@pytest.fixture(scope="module")
+def files(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with the files that the examples name, and the run."""
+    directory = tmp_path_factory.mktemp("shell")
+    for name, text in {"job.yaml": JOB, "small.py": SMALL, "train.py": TRAIN, "losses.py": LOSSES}.items():
+        (directory / name).write_text(text)
+    shutil.copytree(ROOT / "jobs", directory / "jobs")
+    sandbox.run(*HPCDDP, "submit", "job.yaml", "--follow", cwd=directory, timeout=240)
+    (made,) = (directory / "runs" / "my-job").iterdir()
+    run = RunDirectory(made.rename(made.with_name(RUN_ID)))
+    result = json.loads(run.result.read_text())
+    run.result.write_text(json.dumps({**result, "status": "stopped", "reason": "stopped", "exit_code": 75}))
+    shutil.rmtree(max(path for path in run.checkpoints.iterdir() if path.is_dir()))
+    return directory
+
+
+@pytest.fixture
+def shell(sandbox: Sandbox, files: Path, tmp_path: Path) -> Iterator[Shell]:
+    directory = tmp_path / "shell"
+    shutil.copytree(files, directory, symlinks=True)
+    program = tmp_path / "bin" / "hpcddp"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m hpcddp "$@"\n')
+    program.chmod(0o755)
+    # Paths of sockets are short, pytest's temporary directories are not.
+    state = Path(tempfile.mkdtemp(prefix="hpcddp-"))
+    homes = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_STATE_HOME": str(state)}
+    path = {"PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    shell = Shell(directory=directory, environment={**sandbox.environment, **homes, **path})
+    yield shell
+    shell.type("hpcddp sandbox down")
+    shutil.rmtree(state, ignore_errors=True)
+
+
+@pytest.mark.parametrize(("example", "name"), EXAMPLES.items())
+def test_example_does_what_it_says(shell: Shell, example: str, name: str) -> None:
+    run_id = RUN_ID
+    if name in BEFORE:
+        code, shown = shell.type(BEFORE[name])
+        found = re.search(r"^run id +(\S+)", shown, re.MULTILINE)
+        assert found is not None, shown
+        run_id = found[1]
+    code, shown = shell.type(re.sub(r"\b[0-9]{8}-[0-9]{4}[0-9a-f-]*", run_id, example))
+    assert code in ({0, 1} if name in FINDINGS else {0}), shown
+    assert "Traceback" not in shown
+    assert shown or ">" in example

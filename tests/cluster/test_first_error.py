@@ -1,0 +1,26 @@
+"""``logs --first-error`` after real crashes of one of eight ranks on two hosts of a real Slurm."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.jobs import HPCDDP, submit, write_job
+from tests.cluster.sandbox import ENDED, Sandbox
+from tests.manage.crashes import crash
+from tests.manage.test_crashes import check
+
+
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20) if seed != 2)])
+def test_the_rank_that_failed_first_is_named_and_all_others_followed(
+    sandbox: Sandbox, tmp_path: Path, seed: int
+) -> None:
+    told = crash(seed)
+    shutil.copy(Path(__file__).with_name("traced_model.py"), tmp_path)
+    train = {"model": "traced_model:build", "epochs": 40, "model_args": {"seconds": 0.02}}
+    environment = {"env": {"HPCDDP_FAULTS": told.faults, "OMP_NUM_THREADS": "1"}}
+    job = write_job(tmp_path, nodes=2, tasks=4, sections={"train": train, "environment": environment})
+    sandbox.wait(submit(sandbox, job)["job_id"], states=ENDED, timeout=300)
+    check(told, sandbox.run(*HPCDDP, "logs", "--first-error", cwd=tmp_path).stdout)

@@ -1,0 +1,93 @@
+"""A run that goes on with another number of ranks, through checkpoints and restarts on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch  # noqa: TID253
+
+from hpcddp.run.directory import RunDirectory
+from tests.cluster.jobs import HPCDDP, finished, result_of, submit, write_job
+
+if TYPE_CHECKING:
+    from tests.cluster.sandbox import Sandbox
+
+# Slow enough to be cancelled on the way.
+SLOW_MODEL = """
+import time
+from torch import nn
+
+class Slow(nn.Sequential):
+    def forward(self, images):
+        time.sleep(0.03)
+        return super().forward(images)
+
+def build(num_classes):
+    return Slow(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 16), nn.Tanh(), nn.Linear(16, num_classes))
+"""
+# 1,437 digits in batches of 64: 23 steps per epoch, and a save every 5 steps.
+SAVES = {"checkpoint": {"every": {"steps": 5}, "keep": 30}}
+
+
+def go_on(sandbox: Sandbox, job: Path, run: RunDirectory, *options: str) -> str:
+    """Start the run again as a person would, with other resources, and return the job id."""
+    script = job.with_name("again.sbatch")
+    words = [word for option in options for word in ("--set", option)]
+    sandbox.run(*HPCDDP, "render", str(job), "--run-id", run.run_id, *words, "-o", str(script), cwd=job.parent)
+    return sandbox.submit(script, cwd=job.parent)
+
+
+def cancel_after(sandbox: Sandbox, job_id: str, run: RunDirectory, step: int) -> None:
+    """Cancel the job as soon as the state after ``step`` or a later one is saved."""
+    deadline = time.monotonic() + 120
+    while max((int(path.name[-6:]) for path in run.checkpoints.glob("step-??????")), default=0) < step:
+        assert time.monotonic() < deadline, f"{run.path} never saved step {step}"
+        time.sleep(0.05)
+    sandbox.run("scancel", job_id)
+    sandbox.wait(job_id, states={"CANCELLED"})
+
+
+def weights(run: RunDirectory, step: int) -> torch.Tensor:
+    state = torch.load(run.checkpoints / f"step-{step:06d}" / "model.pt", weights_only=True)
+    return torch.cat([tensor.reshape(-1) for tensor in state.values()])
+
+
+def losses(run: RunDirectory) -> list[dict[str, Any]]:
+    return [record for line in run.metrics.read_text().splitlines() if "loss" in (record := json.loads(line))]
+
+
+def test_run_goes_on_with_three_ranks_and_with_two_as_if_it_had_been_one(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(SLOW_MODEL)
+    job = write_job(tmp_path, nodes=2, tasks=2, epochs=3, sections=SAVES)
+    one = submit(sandbox, job, "--set", "resources.nodes=1", "--set", "resources.tasks_per_node=1")
+    submitted = submit(sandbox, job)
+    run = RunDirectory(Path(submitted["run_dir"]))
+    cancel_after(sandbox, submitted["job_id"], run, 10)
+    job_id = go_on(sandbox, job, run, "resources.nodes=3", "resources.tasks_per_node=1")
+    cancel_after(sandbox, job_id, run, 35)
+    finished(sandbox, go_on(sandbox, job, run, "resources.tasks_per_node=1", "batch.max_per_device_batch_size=20"))
+    finished(sandbox, one["job_id"])
+    expected = RunDirectory(Path(one["run_dir"]))
+    result = result_of(run)
+    assert (result["attempts"], result["world_size"], result["steps"]) == (3, 2, 69)
+    assert float((weights(run, 69) - weights(expected, 69)).abs().max()) <= 1e-12
+    for name in ("step", "loss", "lr", "samples_seen"):
+        pairs = zip(losses(run), losses(expected), strict=True)
+        assert max(abs(found[name] - wanted[name]) for found, wanted in pairs) <= 1e-12
+
+
+def test_run_does_not_go_on_with_another_training(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(SLOW_MODEL)
+    job = write_job(tmp_path, nodes=1, epochs=3, sections=SAVES)
+    submitted = submit(sandbox, job)
+    run = RunDirectory(Path(submitted["run_dir"]))
+    cancel_after(sandbox, submitted["job_id"], run, 5)
+    job_id = go_on(sandbox, job, run, "batch.global_batch_size=65")
+    sandbox.wait(job_id, states={"FAILED"})
+    assert "batch.global_batch_size is 64 there and 65 here, which would be another training" in (
+        run.batch_log.read_text()
+    )
+    assert run.newest_attempt() == 0

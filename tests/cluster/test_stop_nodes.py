@@ -1,0 +1,144 @@
+"""Nodes and the controller go away: the run goes on elsewhere or afterwards, and no generation disturbs the next."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run import checkpoints
+from hpcddp.run.checkpoints import LATEST
+from hpcddp.run.events import read_events
+from tests.cluster.comparison import RunComparison
+from tests.cluster.scenarios import STEPS_PER_EPOCH, ScenarioContext, after_scenario
+from tests.cluster.slurm_faults import daemon_pid, link_cut, without_controller, without_slurmd
+from tests.cluster.tracked_run import TrackedRun
+
+ScenarioResult = tuple[TrackedRun, RunComparison]
+# How long a lost slurmctld stays away: longer than a call waits for it.
+_AWAY_S = 15
+
+
+class LatestWatch:
+    """Notes every step that ``latest`` ever names."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path, self._ended = directory / LATEST, threading.Event()
+        self.steps: list[int] = []
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def wait_for_end(self) -> list[int]:
+        """Return the steps in the order in which they were named."""
+        self._ended.set()
+        self._thread.join()
+        return self.steps
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.02):
+            text = self._path.read_text().strip() if self._path.exists() else ""
+            step = int(text.removeprefix("step-")) if text else None
+            if step is not None and step not in self.steps[-1:]:
+                self.steps.append(step)
+
+
+def nodes_lost(context: ScenarioContext) -> tuple[TrackedRun, RunComparison, list[int], ScenarioResult]:
+    """The cable of one run's first host is cut until the run has gone on; slurmd on another run's host is killed.
+
+    Rank 0 and the batch script live on in the host that is cut off, and reach the run directory. Slurm ends what is
+    left of them when the host is back.
+    """
+    cut, killed = (start_on(context, name, hosts) for name, hosts in (("cut", "n1,n2"), ("killed", "n3,n4")))
+    latest = LatestWatch(cut.run.checkpoints)
+    for tracked in (cut, killed):
+        tracked.wait_for_steps(60)
+    with link_cut(context.sandbox, "n1"), without_slurmd(context.sandbox, "n4"):
+        for tracked in (cut, killed):
+            tracked.wait_for_attempt(1)
+        context.sandbox.wait(cut.job_id, timeout=300)
+    cut.wait_until(lambda: not cut.processes(), "the end of the old generation")
+    comparison = context.compare("link of the first node cut", cut)
+    return cut, comparison, latest.wait_for_end(), (killed, context.compare("slurmd killed", killed))
+
+
+def start_on(context: ScenarioContext, name: str, hosts: str) -> TrackedRun:
+    """Start a run on hosts that it is not bound to: the others take no new job for the moment."""
+    others = ",".join(node for node in context.sandbox.nodes if node not in hosts.split(","))
+    context.sandbox.run("scontrol", "update", f"NodeName={others}", "State=DRAIN", "Reason=test")
+    # It is still at work when Slurm gives up a node that does not answer (SlurmdTimeout).
+    tracked = context.start(name, seconds=0.1, sections={"launch": {"hang_timeout": "20s"}})
+    tracked.wait_until(lambda: tracked.attempts, "a start")
+    context.sandbox.run("scontrol", "update", f"NodeName={others}", "State=RESUME")
+    return tracked
+
+
+def controller_ended(context: ScenarioContext) -> ScenarioResult:
+    """slurmctld is away when the run wants to be requeued, and comes back."""
+    tracked = context.start("ended")
+    tracked.wait_for_steps(60)
+    with without_controller(context.sandbox):
+        tracked.signal(1, signal.SIGUSR2)
+        time.sleep(_AWAY_S)
+    return tracked, context.compare("slurmctld away at requeue time, back after 15 s", tracked)
+
+
+def controller_hangs(context: ScenarioContext) -> ScenarioResult:
+    """slurmctld takes connections and does not answer, when the run wants to be requeued."""
+    tracked = context.start("hangs")
+    tracked.wait_for_steps(60)
+    pid = str(daemon_pid(context.sandbox, "slurmctld"))
+    context.sandbox.inside("kill", "-STOP", pid)
+    try:
+        tracked.signal(1, signal.SIGUSR2)
+        time.sleep(_AWAY_S)
+    finally:
+        context.sandbox.inside("kill", "-CONT", pid)
+    return tracked, context.compare("slurmctld does not answer at requeue time for 15 s", tracked)
+
+
+@after_scenario(nodes_lost, own_slurm=True)
+def test_a_run_whose_node_is_cut_off_goes_on_and_the_old_generation_publishes_nothing(
+    scenario_result: tuple[TrackedRun, RunComparison, list[int], ScenarioResult],
+) -> None:
+    tracked, comparison, latest, _ = scenario_result
+    assert comparison.has_same_result, comparison
+    assert comparison.steps_lost <= STEPS_PER_EPOCH + 1
+    assert latest == sorted(latest)
+    assert comparison.attempts == 2
+    newest = checkpoints.newest_valid(tracked.run.checkpoints, expected=True, warn=pytest.fail)
+    assert newest is not None
+    assert newest.manifest.attempt == 1
+    (began,) = (event["time"] for event in tracked.events("start") if event["attempt"] == 1)
+    late = [event for event in read_events(tracked.run.events) if event["attempt"] == 0 and event["time"] > began]
+    assert late == []
+    assert tracked.result["status"] == "finished"
+
+
+@after_scenario(nodes_lost, own_slurm=True)
+def test_a_run_whose_node_lost_its_slurmd_is_requeued_and_comes_out_the_same(
+    scenario_result: tuple[TrackedRun, RunComparison, list[int], ScenarioResult],
+) -> None:
+    _, comparison = scenario_result[-1]
+    assert comparison.has_same_result, comparison
+    assert comparison.attempts == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("ended", marks=after_scenario(controller_ended, own_slurm=True), id="ended"),
+        pytest.param("silent", marks=[after_scenario(controller_hangs, own_slurm=True), pytest.mark.long], id="silent"),
+    ],
+)
+def test_a_controller_that_is_away_at_requeue_time_delays_the_run_and_costs_nothing(
+    scenario_result: ScenarioResult, words: str
+) -> None:
+    tracked, comparison = scenario_result
+    assert comparison.lost_nothing, (words, comparison)
+    assert comparison.attempts == 2
+    decision = json.loads((tracked.run.attempt(0).path / "decision.json").read_text())
+    assert decision["saved"] is True

@@ -1,0 +1,88 @@
+"""A job of higher priority takes the nodes: nothing is lost, and the run comes back once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.run.directory import RunDirectory
+from tests.cluster.comparison import RunComparison
+from tests.cluster.jobs import HPCDDP, write_job
+from tests.cluster.scenarios import EPOCHS, PREEMPTED_HOSTS, STEP_S, ScenarioContext, after_scenario
+from tests.cluster.tracked_run import TrackedRun
+
+# low: ten seconds of grace; low0: none; lowc: twenty, and then cancelled instead of requeued.
+PARTITIONS = ("low", "low0", "lowc")
+HOSTS = PREEMPTED_HOSTS.split(",")
+
+
+def preempted(context: ScenarioContext) -> dict[str, tuple[TrackedRun, RunComparison]]:
+    """One job of ``high`` preempts three runs at once, and one of two elements of a job array."""
+    elements = start_array(context)
+    tracked_runs = {
+        partition: context.start(partition, on=PREEMPTED_HOSTS, partition=partition) for partition in PARTITIONS
+    }
+    for tracked in tracked_runs.values():
+        tracked.wait_for_steps(40)
+    context.preempt()
+    comparisons = {
+        partition: (tracked, context.compare(f"preemption on partition {partition}", tracked))
+        for partition, tracked in tracked_runs.items()
+    }
+    return comparisons | {f"element {number}": finished(context, tracked) for number, tracked in enumerate(elements)}
+
+
+def finished(context: ScenarioContext, tracked: TrackedRun) -> tuple[TrackedRun, RunComparison]:
+    return tracked, context.compare("preemption of an array element", tracked, nodes=1)
+
+
+def start_array(context: ScenarioContext) -> list[TrackedRun]:
+    """Submit the rendered script, by hand, as an array of two jobs of one host: one here, one where nobody preempts."""
+    directory = context.directory / "array"
+    directory.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("traced_model.py"), directory)
+    train = {"model_args": {"seconds": STEP_S}}
+    job = write_job(directory, model="traced_model:build", nodes=1, epochs=EPOCHS, sections={"train": train})
+    context.sandbox.run(*HPCDDP, "render", str(job), "-o", "job.sbatch", cwd=directory)
+    array = context.sandbox.submit("--array=0-1", "--hold", "job.sbatch", cwd=directory)
+    for number, host in enumerate((HOSTS[0], "n4")):
+        context.sandbox.run("scontrol", "update", f"JobId={array}_{number}", f"ReqNodeList={host}")
+    context.sandbox.run("scontrol", "release", array)
+    runs = [RunDirectory(directory / "runs" / "digits" / f"sandbox-{array}_{number}") for number in range(2)]
+    return [
+        TrackedRun(sandbox=context.sandbox, job=job, run=run, job_id=f"{array}_{number}")
+        for number, run in enumerate(runs)
+    ]
+
+
+scenario = after_scenario(preempted, long=True)
+
+
+@scenario
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_preemption_costs_no_step_and_one_restart(scenario_result: dict[str, Any], partition: str) -> None:
+    tracked, comparison = scenario_result[partition]
+    assert comparison.lost_nothing, comparison
+    assert (comparison.attempts, tracked.sandbox.job(tracked.job_id)["Restarts"]) == (2, "1")
+
+
+@scenario
+def test_the_event_log_tells_the_stop_the_save_and_the_requeue(scenario_result: dict[str, Any]) -> None:
+    tracked, _ = scenario_result["low"]
+    (stop,) = (event for event in tracked.events("stop") if event.get("saved"))
+    (requeue,) = tracked.events("requeue")
+    assert requeue["cause"] == "preemption"
+    assert stop["step"] in [event["step"] for event in tracked.events("save")]
+    assert [event["step"] for event in tracked.events("train")] == [0, stop["step"]]
+
+
+@scenario
+def test_only_the_array_element_that_is_preempted_is_requeued(scenario_result: dict[str, Any]) -> None:
+    (hit, hit_account), (spared, spared_account) = scenario_result["element 0"], scenario_result["element 1"]
+    assert (hit_account.attempts, spared_account.attempts) == (2, 1)
+    assert hit_account.lost_nothing
+    assert spared_account.lost_nothing
+    assert [tracked.sandbox.job(tracked.job_id)["Restarts"] for tracked in (hit, spared)] == ["1", "0"]

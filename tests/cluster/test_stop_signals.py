@@ -1,0 +1,120 @@
+"""Signals of every kind and the end of the time limit: one save, one requeue, nothing lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.cluster.comparison import RunComparison
+from tests.cluster.scenarios import OTHER_HOSTS, ScenarioContext, after_scenario
+from tests.cluster.tracked_run import TrackedRun
+
+ScenarioResult = tuple[TrackedRun, RunComparison]
+Sections = dict[str, dict[str, Any]]
+
+
+def storm(context: ScenarioContext) -> ScenarioResult:
+    """A hundred signals within two seconds, to both ranks in no order."""
+    tracked = context.start("storm", on=OTHER_HOSTS)
+    tracked.wait_for_steps(40)
+    dice, ranks = random.Random(0), tracked.ranks()
+    for _ in range(100):
+        tracked.signal(dice.randrange(2), dice.choice([signal.SIGUSR2, signal.SIGTERM]), ranks)
+        time.sleep(0.02)
+    return tracked, context.compare("storm of signals", tracked)
+
+
+def one_rank_only(context: ScenarioContext) -> ScenarioResult:
+    """Only the quicker one of two ranks of different speed is warned."""
+    tracked = context.start("one-rank", on=OTHER_HOSTS, behaviour={"slow_rank": 0}, seconds=0.015)
+    tracked.wait_for_steps(40)
+    tracked.signal(1, signal.SIGUSR2)
+    return tracked, context.compare("signal to one rank only, ranks at different speed", tracked)
+
+
+def before_torch(context: ScenarioContext) -> ScenarioResult:
+    """The warning comes as soon as a task is there, long before it can have imported anything."""
+    tracked = context.start("early", on=OTHER_HOSTS)
+    tracked.wait_until(lambda: tracked.attempts and tracked.ranks(), "a task")
+    for _ in range(10):
+        for rank in (0, 1):
+            tracked.signal(rank, signal.SIGUSR2)
+        time.sleep(0.1)
+    return tracked, context.compare("signal before torch is imported", tracked)
+
+
+def requeued_by_the_user(context: ScenarioContext) -> ScenarioResult:
+    tracked = context.start("requeued", on=OTHER_HOSTS)
+    tracked.wait_for_steps(40)
+    context.sandbox.run("scontrol", "requeue", tracked.job_id)
+    return tracked, context.compare("scontrol requeue by the user", tracked)
+
+
+def out_of_time(context: ScenarioContext) -> ScenarioResult:
+    """A run of more than a minute under a limit of one, with no signal but its own clock."""
+    sections: Sections = {"resources": {"time_limit": 1}, "requeue": {"signal_lead": None}}
+    tracked = context.start("unwarned", on=OTHER_HOSTS, seconds=0.13, sections=sections)
+    return tracked, context.compare("time limit, without Slurm's signal", tracked)
+
+
+def warned_of_the_limit(context: ScenarioContext) -> ScenarioResult:
+    """A run of two minutes under a limit of two, and Slurm's warning, which comes up to a minute early."""
+    sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": "10s"}}
+    tracked = context.start("warned", on=OTHER_HOSTS, seconds=0.22, sections=sections)
+    return tracked, context.compare("time limit, with Slurm's signal", tracked)
+
+
+@after_scenario(storm)
+def test_a_storm_of_signals_is_one_save_and_one_requeue(scenario_result: ScenarioResult) -> None:
+    tracked, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts == 2
+    assert len([event for event in tracked.events("save") if event["reason"] == "stop"]) == 1
+    assert len(tracked.events("requeue")) == 1
+
+
+@after_scenario(one_rank_only)
+def test_ranks_of_different_speed_stop_after_the_same_step_when_one_of_them_is_warned(
+    scenario_result: ScenarioResult,
+) -> None:
+    tracked, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts == 2
+    assert len(tracked.events("requeue")) == 1
+
+
+@after_scenario(before_torch)
+def test_a_signal_before_torch_is_imported_is_at_most_one_stop_and_never_an_end(
+    scenario_result: ScenarioResult,
+) -> None:
+    tracked, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts <= 2
+    assert len(tracked.events("requeue")) == comparison.attempts - 1
+
+
+@after_scenario(requeued_by_the_user)
+def test_a_requeue_by_the_user_loses_nothing_and_restarts_once(scenario_result: ScenarioResult) -> None:
+    tracked, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert (comparison.attempts, tracked.sandbox.job(tracked.job_id)["Restarts"]) == (2, "1")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        pytest.param("warned", marks=after_scenario(warned_of_the_limit, long=True), id="warned by Slurm"),
+        pytest.param("deadline", marks=after_scenario(out_of_time, long=True), id="by the ranks' clock"),
+    ],
+)
+def test_a_time_limit_loses_nothing(scenario_result: ScenarioResult, reason: str) -> None:
+    tracked, comparison = scenario_result
+    assert reason in [event["reason"] for event in tracked.events("stop")]
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts >= 2
+    assert {event["cause"] for event in tracked.events("requeue")} == {"time_limit"}
+    assert len(tracked.events("requeue")) == comparison.attempts - 1

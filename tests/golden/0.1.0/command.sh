@@ -1,0 +1,169 @@
+#!/bin/bash
+#SBATCH --job-name=words
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=1
+#SBATCH --output=runs/words/r1/batch.log
+#SBATCH --error=runs/words/r1/batch.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+
+# The job words, run r1, written by hpcddp: to change it, change the job file.
+# sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
+# means itself, dollar signs too; a list may have one item.
+# shellcheck disable=SC2016,SC2043
+
+# The run directory is nobody else's business.
+umask 077
+
+# On this machine the process id of this shell is the job id. Whoever ends this shell means the tasks, which save and
+# end. Whoever insists does not want to wait for that.
+export HPCDDP_LOCAL_JOB_ID=$$
+interrupted=
+cancelled=()
+hpcddp_stop() {
+  local children
+  interrupted=yes
+  if [[ ! -v hpcddp_stopped ]]; then
+    hpcddp_stopped=$SECONDS
+    cancelled=(--cancelled)
+    [[ -v tasks ]] && kill -TERM "$tasks"
+  elif [[ -v tasks ]] && ((SECONDS - hpcddp_stopped >= 5)); then
+    # (The list does not end with a newline, which read calls a failure.)
+    read -ra children <"/proc/$tasks/task/$tasks/children"
+    kill -KILL "${children[@]}"
+  fi
+} 2>/dev/null
+trap hpcddp_stop INT TERM
+
+# --- Environment ------------------------------------------------------------------------------------------------------
+
+# environment.env
+export WORD='a b'
+
+# --- This attempt -----------------------------------------------------------------------------------------------------
+
+hpcddp_python=/opt/hpcddp/bin/python
+
+# Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
+# run has finished already.
+HPCDDP_ATTEMPT_DIR=$(
+  trap '' INT TERM USR2
+  "$hpcddp_python" -P -m hpcddp.launch.attempt begin --run-root=runs --name=words --run-id=r1 <<'HPCDDP_JOB'
+name: words
+run_root: runs
+profile: null
+resources:
+  nodes: 1
+  gpus_per_node: 0
+  gpu_type: null
+  tasks_per_node: 2
+  cpus_per_task: 1
+  mem: null
+  mem_per_cpu: null
+  mem_per_gpu: null
+  time_limit: null
+  partition: null
+  account: null
+  qos: null
+  constraint: null
+  reservation: null
+  nodelist: null
+  exclude: null
+  exclusive: false
+  licenses: null
+  sbatch: {}
+environment:
+  modules: []
+  conda: null
+  venv: null
+  uv: null
+  setup: []
+  env: {}
+  pass_env: []
+  python: null
+  container: null
+batch:
+  global_batch_size: null
+  max_per_device_batch_size: null
+  grad_accum_steps: null
+  per_device_batch_size: null
+  tail: keep
+  split: exact
+  order: keyed
+  unit: sample
+  group: null
+learning_rate:
+  base: 0.1
+  base_global_batch_size: null
+  rule: none
+  warmup_epochs: 0.0
+  schedule: constant
+  milestones: []
+  gamma: 0.1
+  min: 0.0
+train: null
+entrypoint: null
+command: [sh, "-c", "echo \"$RANK $WORD\" >>\"$HPCDDP_RUN_DIR/words\""]
+checkpoint:
+  every: "10min"
+  keep: 3
+requeue:
+  causes: [preemption, time_limit, node_failure]
+  signal_lead: "2min"
+  max_preemptions: null
+  max_time_limits: 50
+  max_failures: 0
+  max_attempts_without_progress: 2
+  expedite: true
+  allow_continuation: false
+launch:
+  rendezvous_timeout: "5min"
+  hang_timeout: "5min"
+trackers:
+  use: null
+  project: null
+  entity: null
+  tracking_uri: null
+sweep: null
+max_parallel: null
+HPCDDP_JOB
+) || {
+  code=$?
+  "$hpcddp_python" -P -c 'import hpcddp.launch.attempt' 2>/dev/null ||
+    echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
+      "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
+  exit "$code"
+}
+[[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
+export HPCDDP_ATTEMPT_DIR
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+
+# Who was told to end before there is anything to end starts nothing; 143 stands for TERM.
+code=143
+if [[ -z $interrupted ]]; then
+  # submitit's controller starts one process for each rank, as srun does on a cluster. It warns them with USR2 before
+  # the time limit, which they inherit as ignored until they have a handler for it.
+  trap '' USR2
+  "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
+  tasks=$!
+  # The signal may have come just before its process id was known.
+  [[ -n $interrupted ]] && kill -TERM "$tasks"
+
+  # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+  interrupted=yes
+  while [[ -n $interrupted ]]; do
+    interrupted=
+    wait "$tasks"
+    code=$?
+  done
+fi
+
+# --- The end ----------------------------------------------------------------------------------------------------------
+
+# Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
+# Slurm signals the whole job when it is requeued.
+trap '' INT TERM USR2
+"$hpcddp_python" -P -m hpcddp.launch.attempt end --code "$code" "${cancelled[@]}"

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcddp.jobfile.profiles import read_profile
+from hpcddp.jobfile.read import ResolvedJob
+
+Load = Callable[..., ResolvedJob]
+Refuse = Callable[..., list[str]]
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Write:
+    def write(name: str, text: str) -> Path:
+        directory = tmp_path / "profiles"
+        directory.mkdir(exist_ok=True)
+        (directory / f"{name}.toml").write_text(text, encoding="utf-8")
+        return directory
+
+    return write
+
+
+def test_the_default_profile_lies_under_the_job_file(load: Load, profile: Write) -> None:
+    profiles = profile("default", 'run_root = "/scratch/runs"\n[resources]\npartition = "gpu"\nnodes = 4\n')
+    spec = load("resources: {nodes: 2}\n", profiles=profiles).spec
+    assert (spec.run_root, spec.resources.partition, spec.resources.nodes) == ("/scratch/runs", "gpu", 2)
+    assert spec.profile is None
+
+
+def test_a_named_profile_takes_the_place_of_the_default_one(load: Load, profile: Write) -> None:
+    profile("default", '[resources]\npartition = "gpu"\n')
+    profiles = profile("big", '[resources]\nqos = "long"\n')
+    for job in (load("profile: big\n", profiles=profiles), load(sets=("profile=big",), profiles=profiles)):
+        assert (job.spec.resources.partition, job.spec.resources.qos) == (None, "long")
+        assert job.origins["resources.qos"] == "profile big"
+
+
+def test_no_profile_is_needed(load: Load, tmp_path: Path) -> None:
+    assert load(profiles=tmp_path / "nowhere").spec.resources.partition is None
+
+
+def test_null_in_the_job_file_takes_a_value_of_the_profile_away(load: Load, profile: Write) -> None:
+    profiles = profile("default", '[resources]\nmem = "64G"\n')
+    job = load("resources: {mem: null, mem_per_cpu: 2G}\n", profiles=profiles)
+    assert (job.spec.resources.mem, job.origins["resources.mem"]) == (None, "job file")
+
+
+def test_lists_are_replaced_and_open_mappings_merge(load: Load, profile: Write) -> None:
+    profiles = profile(
+        "default", '[environment]\nmodules = ["a"]\n[environment.env]\nA = "1"\n[checkpoint.every]\nsteps = 5'
+    )
+    spec = load(
+        "environment: {modules: [b], env: {B: '2'}}\ncheckpoint: {every: {epochs: 1}}\n", profiles=profiles
+    ).spec
+    assert (spec.environment.modules, spec.environment.env) == (("b",), {"A": "1", "B": "2"})
+    assert spec.checkpoint.every.epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "[resources]\n# gpus\nnods = 4\n",
+            "profiles/default.toml:3: resources.nods: is not a field of resources; did you mean resources.nodes?",
+        ),
+        (
+            "resources.nodes = -1\n",
+            "profiles/default.toml:1: resources.nodes: is -1, and it must be at least 1; write 1 or more",
+        ),
+        (
+            "[train]\nepochs = 3\n",
+            (
+                "profiles/default.toml:1: train: is not for a profile, which holds run_root, resources, environment, "
+                "checkpoint, requeue, launch, cluster; write it in the job file"
+            ),
+        ),
+        (
+            "[resources]\ntime_limit = 12:00:00\n",
+            (
+                "profiles/default.toml:2: resources.time_limit: is a date or time of TOML, and a text belongs here; "
+                "put double quotes around it"
+            ),
+        ),
+        (
+            "[resources]\nnodes 2\n",
+            (
+                "profiles/default.toml:2: is no TOML (Expected '=' after a key in a key/value pair); "
+                "check quotes, brackets and equals signs"
+            ),
+        ),
+        ("a = \0", "profiles/default.toml: holds NUL bytes, so it is no text file; check the path"),
+    ],
+)
+def test_an_error_of_the_profile_names_its_file_and_line(text: str, line: str, refuse: Refuse, profile: Write) -> None:
+    assert refuse(profiles=profile("default", text)) == [line]
+
+
+def test_a_profile_that_is_missing_is_named_where_it_is_asked_for(
+    refuse: Refuse, profile: Write, tmp_path: Path
+) -> None:
+    profiles = profile("cluster-a", "")
+    assert refuse("profile: cluster_b\n", profiles=profiles) == [
+        "job.yaml:4: profile: is 'cluster_b', and there is no such profile; did you mean cluster-a?"
+    ]
+    assert refuse(sets=("profile=x",), profiles=profiles) == [
+        "--set profile: is 'x', and there is no such profile; there are cluster-a"
+    ]
+    assert refuse("profile: x\n", profiles=tmp_path / "none") == [
+        (
+            "job.yaml:4: profile: is 'x', and there is no such profile; make none/x.toml with hpcddp init x, or leave "
+            "profile out"
+        )
+    ]
+    assert refuse("profile: x\n") == ["job.yaml:4: profile: is 'x', and there is no such profile; leave profile out"]
+
+
+def test_the_name_of_a_profile_is_no_path(refuse: Refuse, profile: Write) -> None:
+    assert refuse("profile: ../default\n", profiles=profile("default", "")) == [
+        (
+            "job.yaml:4: profile: is '../default', and the name of a profile is ASCII letters, digits, '.', '_' and "
+            "'-', and begins with a letter or digit; write the name of a file in the directory of profiles, without "
+            ".toml"
+        )
+    ]
+
+
+def test_a_directory_of_profiles_that_cannot_be_looked_into_holds_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert read_profile(None, tmp_path) is None
+
+
+CLUSTER = '[cluster]\nname = "hpc1"\n[cluster.partitions."gpu.v100"]\nmax_time = "1:00:00"\nkinds = [{nodes = 1}]\n'
+
+
+def test_facts_about_the_cluster_are_known_and_enter_no_job(load: Load, profile: Write) -> None:
+    job = load(profiles=profile("default", '[cluster]\nname = "hpc1"\nsomething_newer = 1\n'))
+    assert job.cluster is not None
+    assert (job.profile, job.cluster.name, job.cluster.default_partition) == ("default", "hpc1", None)
+    assert not [key for key in job.origins if key.startswith("cluster")]
+    bare = load(profiles=profile("default", "[resources]\nnodes = 1\n"))
+    assert (bare.profile, bare.cluster) == ("default", None)
+    without = load()
+    assert (without.profile, without.cluster) == (None, None)
+
+
+def test_a_fact_that_is_none_names_its_line(refuse: Refuse, profile: Write) -> None:
+    way_out = "; write the file anew with hpcddp init default --force, or remove the table [cluster]"
+    assert refuse(profiles=profile("default", CLUSTER)) == [
+        f"profiles/default.toml:5: cluster.partitions.gpu.v100.kinds.0.cpus: is missing{way_out}",
+        f"profiles/default.toml:5: cluster.partitions.gpu.v100.kinds.0.mem_mb: is missing{way_out}",
+    ]
+    assert refuse(profiles=profile("default", '[cluster]\nname = "x"\nmax_array_size = "many"\n')) == [
+        (
+            "profiles/default.toml:3: cluster.max_array_size: is 'many', which hpcddp init would not have written"
+            f"{way_out}"
+        )
+    ]

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from hpcddp.jobfile.field_tree import leaf_paths
+from hpcddp.jobfile.fields import Every
+from hpcddp.jobfile.problems import JobFileError
+from hpcddp.jobfile.read import ResolvedJob, load_job
+from hpcddp.jobfile.units import TimeLimit
+
+Load = Callable[..., ResolvedJob]
+Refuse = Callable[..., list[str]]
+
+# The block of the product's description.
+PRODUCT = """\
+name: resnet50-imagenet
+run_root: runs                  # on a file system that every node sees
+profile: null                   # a cluster profile's name; null = the default one
+resources:
+  nodes: 2
+  gpus_per_node: 4              # 0 = CPU job (gloo)
+  gpu_type: null                # a100 -> --gres=gpu:a100:4
+  tasks_per_node: null
+  cpus_per_task: 8
+  mem: 64G                      # or mem_per_cpu, or mem_per_gpu; one of them, or none
+  time_limit: "12:00:00"
+  partition: null
+  sbatch: {}                    # any other sbatch flag, e.g. {switches: 1}
+environment:
+  modules: []
+  setup: []
+  env: {}
+  pass_env: [WANDB_API_KEY]     # secrets: by name only, never written into the script
+  python: null
+  container: null
+batch:
+  global_batch_size: 1024
+  max_per_device_batch_size: null
+  grad_accum_steps: null
+  per_device_batch_size: null
+  tail: keep
+  split: exact
+  order: keyed
+  unit: sample
+learning_rate:
+  base: 0.1
+  base_global_batch_size: 256
+  rule: none
+  warmup_epochs: 5
+  schedule: cosine
+  min: 0.0
+train:
+  model: resnet50
+  model_args: {}
+  dataset: imagefolder
+  dataset_args: {}
+  num_classes: null
+  data_dir: /data/imagenet
+  epochs: 90
+  optimizer: {name: sgd, momentum: 0.9, weight_decay: 5.0e-5, nesterov: false}
+  device: null
+  precision: fp32
+  batch_norm: local
+  compile: false
+  channels_last: true
+  label_smoothing: 0.0
+  clip_grad_norm: null
+  ema_decay: null
+  num_workers: null
+  eval_every: 1
+  nonfinite_loss: stop
+  deterministic: false
+  noise_scale: false
+  replica_check_every: null
+  seed: 0
+checkpoint:
+  every: 10min
+  keep: 3
+requeue:
+  causes: [preemption, time_limit, node_failure]
+  signal_lead: 120s
+  max_preemptions: null
+  max_time_limits: 50
+  max_failures: 0
+  max_attempts_without_progress: 2
+  expedite: true
+  allow_continuation: false
+launch: {rendezvous_timeout: 5min, hang_timeout: 5min}
+sweep: null
+"""
+
+
+def test_the_whole_job_file_of_the_product_is_accepted(load: Load) -> None:
+    spec = load(good=PRODUCT).spec
+    assert (spec.world_size, spec.tasks_per_node, spec.device, spec.uses_gpus) == (8, 4, "cuda", True)
+    assert spec.resources.time_limit == TimeLimit(12 * 3600)
+    assert spec.requeue.signal_lead == timedelta(seconds=120)
+    assert spec.checkpoint.every == Every(duration=timedelta(minutes=10))
+    assert spec.train is not None
+    assert spec.train.optimizer.weight_decay == 5e-5
+
+
+def test_the_defaults_are_those_of_the_product(load: Load) -> None:
+    spec = load().spec
+    assert spec.model_dump(mode="json") == {
+        "name": "a-job",
+        "run_root": "runs",
+        "profile": None,
+        "resources": {
+            "nodes": 1,
+            "gpus_per_node": 0,
+            "gpu_type": None,
+            "tasks_per_node": None,
+            "cpus_per_task": 1,
+            "mem": None,
+            "mem_per_cpu": None,
+            "mem_per_gpu": None,
+            "time_limit": None,
+            "partition": None,
+            "account": None,
+            "qos": None,
+            "constraint": None,
+            "reservation": None,
+            "nodelist": None,
+            "exclude": None,
+            "exclusive": False,
+            "licenses": None,
+            "sbatch": {},
+        },
+        "environment": {
+            "modules": [],
+            "conda": None,
+            "venv": None,
+            "uv": None,
+            "setup": [],
+            "env": {},
+            "pass_env": [],
+            "python": None,
+            "container": None,
+        },
+        "batch": {
+            "global_batch_size": 8,
+            "max_per_device_batch_size": None,
+            "grad_accum_steps": None,
+            "per_device_batch_size": None,
+            "tail": "keep",
+            "split": "exact",
+            "order": "keyed",
+            "unit": "sample",
+            "group": None,
+        },
+        "learning_rate": {
+            "base": 0.1,
+            "base_global_batch_size": None,
+            "rule": "none",
+            "warmup_epochs": 0.0,
+            "schedule": "constant",
+            "milestones": [],
+            "gamma": 0.1,
+            "min": 0.0,
+        },
+        "train": {
+            "model": "resnet18",
+            "model_args": {},
+            "dataset": "digits",
+            "dataset_args": {},
+            "num_classes": None,
+            "data_dir": None,
+            "epochs": 1,
+            "optimizer": {
+                "name": "sgd",
+                "momentum": 0.0,
+                "weight_decay": 0.0,
+                "nesterov": False,
+                "betas": [0.9, 0.999],
+                "eps": 1e-08,
+            },
+            "device": None,
+            "precision": "fp32",
+            "batch_norm": "local",
+            "compile": False,
+            "channels_last": False,
+            "loss": None,
+            "loss_reduction": "mean",
+            "label_smoothing": 0.0,
+            "clip_grad_norm": None,
+            "ema_decay": None,
+            "num_workers": None,
+            "eval_every": 1,
+            "nonfinite_loss": "stop",
+            "deterministic": False,
+            "noise_scale": False,
+            "replica_check_every": None,
+            "seed": 0,
+        },
+        "entrypoint": None,
+        "command": None,
+        "checkpoint": {"every": "10min", "keep": 3},
+        "requeue": {
+            "causes": ["preemption", "time_limit", "node_failure"],
+            "signal_lead": "2min",
+            "max_preemptions": None,
+            "max_time_limits": 50,
+            "max_failures": 0,
+            "max_attempts_without_progress": 2,
+            "expedite": True,
+            "allow_continuation": False,
+        },
+        "launch": {"rendezvous_timeout": "5min", "hang_timeout": "5min"},
+        "trackers": {"use": None, "project": None, "entity": None, "tracking_uri": None},
+        "sweep": None,
+        "max_parallel": None,
+    }
+
+
+def test_every_leaf_field_has_an_origin(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "default.toml").write_text('[resources]\npartition = "gpu"\n', encoding="utf-8")
+    job = load("resources: {nodes: 2}\n", sets=("train.epochs=3",), profiles=tmp_path)
+    assert set(job.origins) == {".".join(path) for path, _ in leaf_paths(job.spec)}
+    assert job.origins["name"] == "job file"
+    assert job.origins["resources.nodes"] == "job file"
+    assert job.origins["resources.partition"] == "profile default"
+    assert job.origins["train.epochs"] == "--set"
+    assert job.origins["train.seed"] == "default"
+
+
+def test_every_name_in_an_open_mapping_has_an_origin_of_its_own(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "default.toml").write_text('[environment.env]\nA = "1"\nB = "1"\n', encoding="utf-8")
+    job = load("environment: {env: {B: '2'}}\n", sets=('environment.env.C="3"',), profiles=tmp_path)
+    assert job.spec.environment.env == {"A": "1", "B": "2", "C": "3"}
+    origins = {key: origin for key, origin in job.origins.items() if key.startswith("environment.env.")}
+    assert origins == {
+        "environment.env.A": "profile default",
+        "environment.env.B": "job file",
+        "environment.env.C": "--set",
+    }
+
+
+def test_a_section_whose_lines_are_commented_out_is_empty(load: Load) -> None:
+    spec = load("resources:\n  # nodes: 2\nenvironment:\n  modules:\n  env:\n").spec
+    assert (spec.resources.nodes, spec.environment.modules, spec.environment.env) == (1, (), {})
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(load: Load) -> None:
+    good = "\ufeffname: a\nbatch: {global_batch_size: 8}\ntrain: {model: vgg11, dataset: digits}\n"
+    assert load(good=good).spec.name == "a"
+
+
+def test_all_errors_are_found_at_once_those_of_types_and_those_between_fields(refuse: Refuse) -> None:
+    more = (
+        "resources:\n  nodes: 16\n  gpus: 4\n  cpus_per_task: none\n"
+        "train:\n  model: resnet18\n  dataset: cifar10\n  epochs: 0\n  precision: fp16\n"
+    )
+    lines = refuse(more, good="name: a job\nbatch: {global_batch_size: 8}\n", sets=("train.sed=1",))
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["job.yaml:1", "name"],
+        ["job.yaml:2", "batch.global_batch_size"],
+        ["job.yaml:5", "resources.gpus"],
+        ["job.yaml:6", "resources.cpus_per_task"],
+        ["job.yaml:7", "train.data_dir"],
+        ["job.yaml:10", "train.epochs"],
+        ["job.yaml:11", "train.precision"],
+        ["--set train.sed", "is not a field of train; did you mean train.seed?"],
+    ]
+
+
+def test_a_rule_says_nothing_about_a_field_that_is_wrong_already(refuse: Refuse) -> None:
+    good = "name: a\nbatch: {global_batch_size: -1}\ntrain: {model: resnet18, dataset: digits}\n"
+    assert refuse("resources: {nodes: 3}\n", good=good) == [
+        "job.yaml:2: batch.global_batch_size: is -1, and it must be at least 1; write 1 or more"
+    ]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "environment: {env: {TOKEN: 123}}\n",
+        "environment: {env: {1TOKEN: hunter2}}\n",
+        "environment: {env: TOKEN=hunter2}\n",
+        "environment: TOKEN=hunter2\n",
+        "environment: {setup: export TOKEN=hunter2}\n",
+        'environment: {env: {TOKEN: "hunter2\\0"}}\n',
+        "environment: {env: {TOKEN: *hunter2}}\n",
+        "environment: {env: {TOKEN: &hunter2}}\n",
+        "environment: {env: {TOKEN: !hunter2}}\n",
+        "environment: {env: {TOKEN: @hunter2}}\n",
+        "environmnt: {env: {TOKEN: hunter2}}\n",
+        "env: {TOKEN: hunter2}\n",
+    ],
+)
+def test_a_value_of_the_environment_is_never_repeated(more: str, load: Load) -> None:
+    with pytest.raises(JobFileError) as caught:
+        load(more)
+    printed = f"{caught.value} {caught.value.as_json()}"
+    assert "hunter2" not in printed
+    assert "123" not in printed
+
+
+def test_a_problem_is_one_line_whatever_its_key_holds(refuse: Refuse) -> None:
+    (line,) = refuse('"a\\n\\e[31m": 1\n')
+    assert line.startswith("job.yaml:4: a\\n\\x1b[31m: is not a field of the job file")
+
+
+def test_the_error_survives_a_process_border(load: Load) -> None:
+    with pytest.raises(JobFileError) as caught:
+        load("epochs: 3\n")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.problems) == (str(caught.value), caught.value.problems)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobFileError) as caught:
+        load_job(tmp_path / ("n" * 300))
+    assert str(caught.value).endswith(": cannot be read (File name too long); check the path")
+    with pytest.raises(JobFileError) as caught:
+        load_job(Path("/nowhere/job.yaml"))
+    assert str(caught.value) == "/nowhere/job.yaml: does not exist; check the path"
+    with pytest.raises(JobFileError) as caught:
+        load_job(Path("a\0b"))
+    assert str(caught.value) == "a\\x00b: is no path (embedded null byte); check it"

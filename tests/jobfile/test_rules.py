@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.stop import faults
+
+Refuse = Callable[..., list[str]]
+Load = Callable[..., ResolvedJob]
+
+TOP = "name: a\nbatch: {global_batch_size: 64}\n"
+
+
+def train(more: str) -> str:
+    return f"{TOP}train: {{model: resnet18, dataset: digits, {more}}}\n"
+
+
+BETWEEN = {
+    "resources: {gpus_per_node: 4, tasks_per_node: 2}": "resources.tasks_per_node: is 2, and resources.gpus_per_node "
+    "is 4: one task is one GPU; write 4, or leave it out",
+    "resources: {gpu_type: a100}": "resources.gpu_type: is a100, and the job asks for no GPU; "
+    "set resources.gpus_per_node",
+    "resources: {mem_per_gpu: 8G}": "resources.mem_per_gpu: is 8G, and the job asks for no GPU; "
+    "set resources.gpus_per_node",
+    "resources: {mem: 8G, mem_per_cpu: 1G}": "resources.mem_per_cpu: is 1G, and resources.mem is given too; "
+    "keep one of them",
+    "requeue: {signal_lead: 20h}": "requeue.signal_lead: is 20h, and Slurm takes 65535s at most; write less",
+    "requeue: {signal_lead: 5min}\nresources: {time_limit: 5}": "requeue.signal_lead: is 5min, and the job ends "
+    "after 00:05:00 (resources.time_limit); write requeue.signal_lead: 150s or null",
+    "learning_rate: {schedule: step}": "learning_rate.milestones: is empty, and schedule step needs milestones; "
+    "write the epochs, for example [30, 60, 80]",
+    "learning_rate: {milestones: [3]}": "learning_rate.milestones: is given, and schedule constant has no milestones; "
+    "remove it, or write schedule: step",
+    "learning_rate: {gamma: 0.5}": "learning_rate.gamma: is given, and schedule constant has none; remove it, "
+    "or write schedule: step",
+    "learning_rate: {schedule: step, milestones: [60, 30]}": "learning_rate.milestones: is [60, 30], and milestones "
+    "are epochs from 1 on that rise; sort them",
+    "learning_rate: {min: 0.01}": "learning_rate.min: is given, and a constant rate never falls; remove it, "
+    "or write schedule: cosine",
+    "learning_rate: {schedule: cosine, min: 0.5}": "learning_rate.min: is 0.5, above learning_rate.base 0.1; "
+    "write less than that",
+    "environment: {pass_env: [UID]}": "environment.pass_env: names UID, which bash keeps for itself; remove it",
+    "environment: {env: {HPCDDP_X: x}}": "environment.env.HPCDDP_X: names HPCDDP_X, and hpcddp keeps HPCDDP_* for "
+    "itself; rename it",
+    "environment: {env: {A: x}, pass_env: [A]}": "environment.pass_env: names A, which environment.env sets too; "
+    "keep one of the two",
+}
+IN_TRAIN = {
+    "device: cuda": "train.device: is cuda, and the job asks for no GPU; set resources.gpus_per_node, or write cpu",
+    "precision: fp16": "train.precision: is fp16, and this job computes on CPUs, which do not have it; write bf16 or "
+    "fp32, or ask for GPUs",
+    "precision: tf32": "train.precision: is tf32, and this job computes on CPUs, which do not have it; write bf16 or "
+    "fp32, or ask for GPUs",
+    "num_classes: 5": "train.num_classes: is 5, and dataset digits has 10 classes; write 10 or more, or leave it out",
+    "model_args: {num_classes: 10}": "train.model_args.num_classes: is given, and hpcddp passes num_classes itself; "
+    "write train.num_classes",
+    "dataset_args: {size: 3}": "train.dataset_args.size: is no argument of dataset digits; remove it",
+    "optimizer: {nesterov: true}": "train.optimizer.nesterov: is true, and momentum is 0; "
+    "set train.optimizer.momentum, for example 0.9",
+    "optimizer: {name: adamw, momentum: 0.9}": "train.optimizer.momentum: is given, and only sgd has it; remove it, "
+    "or write name: sgd",
+    "optimizer: {eps: 1e-6}": "train.optimizer.eps: is given, and only adamw has it; remove it, or write name: adamw",
+    "loss_reduction: sum": "train.loss_reduction: is sum, and there is no train.loss that it could describe; name one",
+    "loss: 'a.b:c', label_smoothing: 0.2": "train.label_smoothing: is 0.2, and train.loss is a loss of your own; "
+    "smooth labels in it, and write 0",
+    "noise_scale: true": "train.noise_scale: is true, and the job has one rank: the noise is told by the gradients of "
+    "ranks against that of all; ask for 2 ranks or more, or write false",
+}
+
+
+@pytest.mark.parametrize(("more", "line"), BETWEEN.items())
+def test_fields_that_do_not_fit_together_are_refused(more: str, line: str, refuse: Refuse) -> None:
+    lines = refuse(f"{more}\n")
+    assert [found.partition(" ")[2] for found in lines] == [line]
+
+
+@pytest.mark.parametrize(("more", "line"), IN_TRAIN.items())
+def test_a_training_that_cannot_be_is_refused(more: str, line: str, refuse: Refuse) -> None:
+    assert refuse(good=train(more)) == [f"job.yaml:3: {line}"]
+
+
+def test_the_noise_of_groups_is_not_measured(refuse: Refuse) -> None:
+    good = (
+        "name: a\nresources: {tasks_per_node: 2}\nbatch: {global_batch_size: 8, unit: group, group: a.b:c}\n"
+        "train: {model: resnet18, dataset: digits, noise_scale: true}\n"
+    )
+    assert refuse(good=good) == [
+        (
+            "job.yaml:4: train.noise_scale: is true, and batch.unit is group, whose sizes differ, so that the noise of "
+            "a sample cannot be told; write false, or leave batch.unit out"
+        ),
+    ]
+
+
+@pytest.mark.parametrize("reduction", ["sum", "global"])
+def test_the_noise_of_a_loss_that_is_no_mean_is_not_measured(reduction: str, refuse: Refuse) -> None:
+    loss = f"loss: 'a.b:c', loss_reduction: {reduction}"
+    good = (
+        "name: a\nresources: {tasks_per_node: 2}\nbatch: {global_batch_size: 8}\n"
+        f"train: {{model: resnet18, dataset: digits, noise_scale: true, {loss}}}\n"
+    )
+    sentence = f"is true, and it needs a mean over samples, not train.loss_reduction {reduction}; write false"
+    assert refuse(good=good) == [f"job.yaml:4: train.noise_scale: {sentence}"]
+
+
+def test_a_synthetic_data_set_names_its_arguments(refuse: Refuse) -> None:
+    good = f"{TOP}train: {{model: resnet18, dataset: synthetic, dataset_args: {{sample: 3, x: 1}}}}\n"
+    assert refuse(good=good) == [
+        "job.yaml:3: train.dataset_args.sample: is no argument of dataset synthetic; did you mean samples?",
+        (
+            "job.yaml:3: train.dataset_args.x: is no argument of dataset synthetic; "
+            "write one of samples, val_samples, image_size, num_classes"
+        ),
+    ]
+
+
+def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
+    good = f"{TOP}train: {{model: resnet18, dataset: 'a:b', dataset_args: {{split: train}}}}\n"
+    assert refuse(good=good) == [
+        "job.yaml:3: train.dataset_args.split: is given, and hpcddp passes split itself; remove it"
+    ]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "resources: {gpus_per_node: 2, tasks_per_node: 2, gpu_type: nvidia_a100_1g.10gb, mem_per_gpu: 8G}",
+        "resources: {time_limit: unlimited}",
+        "resources: {time_limit: 1}",
+        "resources: {time_limit: 1}\nrequeue: {signal_lead: null}",
+        "learning_rate: {schedule: step, milestones: [1, 2], gamma: 0.5, min: 0.001}",
+        "environment: {env: {A: '', B: \"a\\nb\"}, pass_env: [C]}",
+        "checkpoint: {every: {epochs: 1}}",
+    ],
+)
+def test_fields_that_fit_together_pass(more: str, load: Load) -> None:
+    load(f"{more}\n")
+
+
+def test_the_default_warning_comes_at_half_of_a_limit_that_is_shorter(load: Load) -> None:
+    assert load("resources: {time_limit: 1}\n").spec.signal_lead == timedelta(seconds=30)
+    assert load("resources: {time_limit: 3}\n").spec.signal_lead == timedelta(seconds=120)
+    assert load("resources: {time_limit: 1}\nrequeue: {signal_lead: null}\n").spec.signal_lead is None
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "imagefolder"])
+def test_augment_is_true_or_false(dataset: str, refuse: Refuse) -> None:
+    good = f"{TOP}train: {{model: resnet18, dataset: {dataset}, data_dir: d, dataset_args: {{augment: 1}}}}\n"
+    assert refuse(good=good) == ["job.yaml:3: train.dataset_args.augment: is neither true nor false; write one of them"]
+
+
+def test_faults_on_purpose_are_the_one_variable_of_ours_that_a_job_file_may_set(load: Load) -> None:
+    job = load("environment: {env: {HPCDDP_FAULTS: 'kill@step:3'}}\n")
+    assert job.spec.environment.env == {faults.VARIABLE: "kill@step:3"}

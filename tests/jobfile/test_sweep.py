@@ -1,0 +1,180 @@
+"""Sweeps in a job file: their elements, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from hpcddp.jobfile import rules, sweep_rules
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.rules import Rule
+from hpcddp.jobfile.sweep import assignment, count_elements, expand, tabulate
+from hpcddp.jobfile.sweep_fields import element_spec, read_field, refuse_key, with_values
+from hpcddp.jobfile.write import dump_job, parse_resolved
+from tests.jobfile.conftest import Load, Refuse
+
+NEVER = "all elements are one job array and ask Slurm for the same; submit once for each value, with --set"
+SCRIPT = "all elements run the same script; sweep environment.env.NAME, which the tasks read"
+
+WRONG = {
+    "sweep: 5": "sweep: is 5, and a sweep is a mapping from key paths to lists of values, or a list of mappings; "
+    "write for example {train.seed: [0, 1, 2]}",
+    "sweep: {}": "sweep: holds an element without a value; write for example {train.seed: [0, 1, 2]}",
+    "sweep: []": "sweep: holds an element without a value; write for example {train.seed: [0, 1, 2]}",
+    "sweep: [{train.seed: 0}, {}]": "sweep: holds an element without a value; write for example "
+    "{train.seed: [0, 1, 2]}",
+    "sweep: {train.seed: []}": "sweep.train.seed: lists no value; write for example [0, 1, 2], or leave the key out",
+    "sweep: {train.seed: [1, 2, 1]}": "sweep.train.seed: holds 1 twice, which would be the same runs again; remove one",
+    "sweep: [{train.seed: 1}, {train.seed: 1}]": "sweep: holds the element train.seed=1 twice, which would be the same "
+    "run again; remove one",
+    "sweep: {train.seed: 4..0}": "sweep.train.seed: holds 4..0, which is empty, or more than 100000 numbers; "
+    "write 0..4",
+    "sweep: {train.seed: 0..9999, train.epochs: 1..11}": "sweep: has 110000 elements, and 100000 are the most; split "
+    "it into several sweeps",
+    "sweep: {train.sed: [1]}": "sweep.train.sed: is not a field of train; did you mean train.seed?",
+    "sweep: {train..seed: [1]}": "sweep.train..seed: is no key path; write for example train.seed",
+    "sweep: {resources.nodes: [1, 2]}": f"sweep.resources.nodes: cannot be swept: {NEVER}",
+    "sweep: {requeue.causes: [[], [preemption]]}": f"sweep.requeue.causes: cannot be swept: {NEVER}",
+    "sweep: {environment.setup: [a, b]}": f"sweep.environment.setup: cannot be swept: {SCRIPT}",
+    "sweep: {environment.env: [{A: x}]}": "sweep.environment.env: cannot be swept: the variables are swept one by one; "
+    "name one of them, as in environment.env.NAME",
+    "sweep: {name: [a, b]}": "sweep.name: cannot be swept: the elements of a sweep lie side by side under one name; "
+    "leave it out",
+    "sweep: {profile: [a, b]}": "sweep.profile: cannot be swept: a profile is one cluster; submit once for each, with "
+    "--set profile=NAME",
+    "sweep: {train.optimizer: [{name: sgd}], train.optimizer.name: [sgd]}": "sweep.train.optimizer.name: is a part of "
+    "train.optimizer, which is swept too; keep one of them",
+    "sweep: [{environment.env.A: x}, {train.seed: 1}]": "sweep.environment.env.A: is missing in element 1; give a "
+    "variable in every element, or in none",
+    "sweep: {train.seed: [0, -1]}": "sweep.train.seed: is -1, and it must be at least 0; write 0 or more",
+    "sweep: {train.model: [resnet18, resnet19]}": "sweep.train.model: is 'resnet19', and torchvision has no "
+    "classification model of that name; did you mean resnet18? Or write pkg.module:function for your own",
+    "sweep: {environment.env.A: [1]}": "sweep.environment.env.A: holds a value that is not repeated here, and a text "
+    "belongs here; put double quotes around it",
+    "sweep: {learning_rate.schedule: [cosine], learning_rate.min: [0.05, 0.3], train.seed: [0, 1]}": (
+        'sweep.learning_rate.min: makes elements 2, 3 with learning_rate.schedule="cosine", learning_rate.min=0.3, '
+        "where learning_rate.min is 0.3, above learning_rate.base 0.1; write less than that"
+    ),
+    "sweep: {environment.env.RANDOM: [x]}": "sweep.environment.env.RANDOM: makes element 0 with "
+    "environment.env.RANDOM, where environment.env.RANDOM names RANDOM, which bash keeps for itself; remove it",
+    "max_parallel: 4": "max_parallel: is 4, and there is no sweep; write one, or remove it",
+}
+
+
+@pytest.mark.parametrize(("more", "line"), WRONG.items())
+def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(more: str, line: str, refuse: Refuse) -> None:
+    assert refuse(f"{more}\n") == [f"job.yaml:4: {line}"]
+
+
+def test_the_faults_of_many_elements_are_listed_up_to_ten(refuse: Refuse) -> None:
+    assert len(refuse("sweep: {train.seed: [-1, -2, -3, -4, -5, -6, -7, -8, -9, -10, -11, -12]}\n")) == 10
+    assert len(refuse("learning_rate: {schedule: cosine}\nsweep: {learning_rate.min: 1..20}\n")) == 10
+
+
+def test_a_field_of_a_section_that_the_job_does_not_have_cannot_be_swept(refuse: Refuse) -> None:
+    good = "name: a\nbatch: {global_batch_size: 8}\n"
+    assert "job.yaml:3: sweep.train.seed: cannot be swept: the job has no train; write one" in refuse(
+        "sweep: {train.seed: [0]}\n", good=good
+    )
+
+
+def test_a_rule_looks_at_the_swept_values_and_not_at_the_jobs_own(load: Load) -> None:
+    more = "learning_rate: {schedule: cosine, min: 0.3}\nsweep: {learning_rate.base: [0.4, 0.5]}\n"
+    assert len(tabulate(load(more).spec.sweep)) == 2
+
+
+def test_each_rule_is_asked_once_for_each_choice_of_what_it_reads(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def counting(rule: Rule) -> Rule:
+        def find(spec: JobSpec) -> Iterator[tuple[str, str]]:
+            asked.append(rule.reads)
+            return rule.find(spec)
+
+        return Rule(rule.reads, find)
+
+    counted = tuple(counting(rule) for rule in rules.RULES)
+    for module in (rules, sweep_rules):
+        monkeypatch.setattr(module, "RULES", counted)
+    load("sweep: {train.seed: 0..499, learning_rate.base: [0.1, 0.2]}\n")
+    times = {reads: asked.count(reads) for reads in asked}
+    assert {count for reads, count in times.items() if "learning_rate" in reads} == {2}
+    assert {count for reads, count in times.items() if reads[0] == "train"} == {1}
+    assert set(times) == {rule.reads for rule in rules.RULES}
+
+
+def test_a_grid_varies_its_last_key_fastest(load: Load) -> None:
+    table = tabulate(load("sweep: {learning_rate.base: [0.1, 0.2], train.seed: 0..2}\n").spec.sweep)
+    assert [list(element.values()) for element in table.elements()] == [
+        [0.1, 0], [0.1, 1], [0.1, 2], [0.2, 0], [0.2, 1], [0.2, 2],
+    ]  # fmt: skip
+    assert [table.stride(key) for key in table.keys] == [3, 1]
+
+
+def test_a_list_gives_each_element_what_it_says_and_no_more(load: Load) -> None:
+    spec = load("sweep:\n- {train.seed: 7}\n- {learning_rate.base: 0.5, train.seed: 8}\n").spec
+    table = tabulate(spec.sweep)
+    assert table.elements() == ({"train.seed": 7}, {"train.seed": 8, "learning_rate.base": 0.5})
+    elements = [element_spec(spec, table.element(index)) for index in range(2)]
+    assert [(element.learning_rate.base, element.train.seed if element.train else None) for element in elements] == [
+        (0.1, 7), (0.5, 8),
+    ]  # fmt: skip
+
+
+def test_a_range_is_inclusive_and_may_be_negative() -> None:
+    assert list(expand(["-1..1", 5, "a..b", "3..2"])) == [-1, 0, 1, 5, "a..b", "3..2"]
+
+
+def test_the_elements_of_a_grid_are_counted_without_making_them() -> None:
+    assert count_elements({"a": tuple(range(1000)), "b": tuple(range(1000))}) == 1_000_000
+
+
+def test_an_element_is_the_job_with_its_values_and_without_the_sweep(load: Load) -> None:
+    more = "checkpoint: {every: 5min}\nsweep: {checkpoint.every: [90s, {steps: 5}], train.model_args.width: [3]}\n"
+    spec = load(more, good="name: a\nbatch: {global_batch_size: 8}\ntrain: {model: 'm:f', dataset: digits}\n").spec
+    element = element_spec(spec, {"checkpoint.every": {"steps": 5}, "train.model_args.width": 3, "train.seed": 2})
+    assert element == parse_resolved(dump_job(element, environment_values=True))
+    assert (element.sweep, element.checkpoint.every.steps, element.train) == (
+        None, 5, spec.train and spec.train.model_copy(update={"seed": 2, "model_args": {"width": 3}}),
+    )  # fmt: skip
+
+
+def test_an_element_may_run_another_command(load: Load) -> None:
+    spec = load("sweep: {command: [[python, a.py], [python, b.py]]}\n", good="name: a\nbatch: {global_batch_size: 8}\n")
+    assert element_spec(spec.spec, tabulate(spec.spec.sweep).element(1)).command == ("python", "b.py")
+
+
+def test_a_resolved_sweep_reads_back_equal(load: Load) -> None:
+    for more in ("sweep: {train.seed: 0..3, learning_rate.base: [0.1]}", "sweep: [{train.seed: 1}, {train.seed: 2}]"):
+        spec = load(f"{more}\nmax_parallel: 2\n").spec
+        assert parse_resolved(dump_job(spec, environment_values=False)) == spec
+
+
+def test_set_takes_a_sweep_away(load: Load) -> None:
+    assert load("sweep: {train.seed: [0, 1]}\n", sets=("sweep=null",)).spec.sweep is None
+
+
+def test_every_field_can_be_swept_or_says_why_not() -> None:
+    swept = {"train.seed", "batch.global_batch_size", "launch.hang_timeout", "command", "entrypoint"}
+    assert {key for key in swept if refuse_key(key) is None} == swept
+    assert refuse_key("environment.env.LR") is None
+    for key in ("resources.sbatch.hold", "environment.pass_env", "requeue", "max_parallel", "sweep", "run_root"):
+        assert "cannot be swept: " in str(refuse_key(key))
+
+
+def test_values_of_a_mapping_are_checked_inside_it() -> None:
+    assert read_field("environment.env.LR", "0.1") == "0.1"
+    assert read_field("train.model_args.a.b", 1) == 1
+
+
+def test_values_in_place_leave_the_rest_as_it_is(load: Load) -> None:
+    spec = load("environment: {env: {A: x}}\n").spec
+    changed = with_values(spec, {"environment.env.B": "y", "learning_rate.base": 0.5})
+    assert dict(changed.environment.env) == {"A": "x", "B": "y"}
+    assert changed.model_copy(update={"environment": spec.environment, "learning_rate": spec.learning_rate}) == spec
+
+
+def test_an_assignment_is_one_line() -> None:
+    assert assignment({"a.b": [1, "x"], "c": None}) == f"a.b={json.dumps([1, 'x'])}, c=null"

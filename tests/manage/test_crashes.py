@@ -1,0 +1,58 @@
+"""``logs --first-error`` after real crashes of one of eight ranks on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp.manage.format import ranks_text
+from tests.manage.crashes import RANKS, Crash, crash
+from tests.submit.local_run import MODEL, ROOT
+
+JOB = {
+    "name": "crash",
+    "resources": {"tasks_per_node": RANKS},
+    "batch": {"global_batch_size": 64},
+    "learning_rate": {"base": 0.1},
+    "train": {"model": "small:build", "dataset": "digits", "epochs": 40},
+}
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+
+
+def hpcddp(directory: Path, *words: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    return subprocess.run(
+        [sys.executable, "-m", "hpcddp", *words],
+        cwd=directory, env={**environment, **_ENVIRONMENT}, capture_output=True, text=True, timeout=300, check=False,
+    ).stdout  # fmt: skip
+
+
+def check(told: Crash, lines: str) -> None:
+    """Compare what was printed with what was done."""
+    first, *middle, last = lines.splitlines()
+    assert first.startswith(f"attempt 0: rank {told.rank} on "), lines
+    assert f" after step {told.step}" in first, lines
+    others = ranks_text([rank for rank in range(RANKS) if rank != told.rank])
+    assert last.startswith(f"ranks {others} followed: "), lines
+    if told.leaves_a_record:
+        assert any("hpcddp/stop/faults.py" in line for line in middle), lines
+    else:
+        assert "ended without a word" in first, lines
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20) if seed not in {0, 2})]
+)
+def test_the_rank_that_failed_first_is_named_and_all_others_followed(tmp_path: Path, seed: int) -> None:
+    told = crash(seed)
+    (tmp_path / "small.py").write_text(MODEL)
+    environment = {"env": {"HPCDDP_FAULTS": told.faults}}
+    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "environment": environment}))
+    hpcddp(tmp_path, "submit", "job.yaml", "--cluster", "local", "--follow")
+    check(told, hpcddp(tmp_path, "logs", "--first-error"))

@@ -1,0 +1,209 @@
+"""Every command says one sentence about a damaged record, or does without it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from hpcddp.errors import HpcddpError
+from hpcddp.manage.cancel import cancel
+from hpcddp.manage.logs import merged, sources
+from hpcddp.manage.overview import details, overview_of
+from hpcddp.manage.requeue import Doors, requeue
+from hpcddp.manage.status import RunStatus
+from hpcddp.manage.why import explain
+from hpcddp.run.decision import Decision, write_decision
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.job_records import SubmissionRecord, write_submission_record
+from hpcddp.run.program_end import ProgramExit, write_exit
+from hpcddp.run.ranks import Rank, write_ranks
+from hpcddp.run.result import Result, write_result
+from hpcddp.submit.resume import resume
+from hpcddp.supervise.end import end
+from tests.manage.runs import queued
+from tests.run.damage import DAMAGES, Damage, link, truncate
+from tests.supervise.fake_slurm import FakeSlurm
+from tests.supervise.test_end import PREEMPTED, SLURM, Play
+from tests.supervise.test_end_of_commands import Command
+
+Find = Callable[[AttemptDirectory], Path]
+RECORDS: Final[Mapping[str, Find]] = {
+    "submission": lambda attempt: attempt.run.submission,
+    "start": lambda attempt: attempt.start,
+    "result": lambda attempt: attempt.run.result,
+    "decision": lambda attempt: attempt.decision,
+    "ranks": lambda attempt: attempt.ranks,
+    "failure": lambda attempt: attempt.rank_error(1),
+    "exit": lambda attempt: attempt.rank_exit(0),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a command does with a run, and the records that it cannot do without."""
+
+    act: Callable[[Play], str]
+    names: frozenset[str]
+
+
+def status_of(play: Play) -> RunStatus:
+    (line,) = overview_of([play.attempt.run], ask=lambda: [queued("7")], now=0.0).lines
+    assert isinstance(line, RunStatus)
+    return line
+
+
+def show_logs(play: Play) -> str:
+    return "\n".join(line.text for line in merged(sources(play.attempt, ranks=(), batch=True)))
+
+
+def nothing(*_: object) -> None:
+    """Stands for Slurm."""
+
+
+def request_requeue(play: Play) -> str:
+    doors = Doors(may_requeue=lambda _: True, warn=nothing, allow=nothing, requeue=nothing)
+    return requeue(status_of(play), doors, sleep=nothing)
+
+
+COMMANDS: Final[Mapping[str, Case]] = {
+    "status": Case(
+        lambda play: "\n".join(details(status_of(play), paint=lambda text, _: text)),
+        frozenset({"submission", "start", "result", "ranks"}),
+    ),
+    "why": Case(
+        lambda play: "\n".join(explain(status_of(play)).lines()), frozenset({"submission", "start", "result", "ranks"})
+    ),
+    "logs": Case(show_logs, frozenset()),
+    "cancel": Case(lambda play: cancel(status_of(play), end=nothing), frozenset({"submission", "start", "result"})),
+    "requeue": Case(request_requeue, frozenset({"submission", "start", "result"})),
+    "submit --resume": Case(
+        lambda play: str(resume(play.attempt.run, environment=dict(os.environ))),
+        frozenset({"submission", "start", "result"}),
+    ),
+    "end": Case(
+        lambda play: end(play.attempt, code=1, environment=SLURM).text, frozenset({"result", "decision", "failure"})
+    ),
+    "begin": Case(
+        lambda play: str(play.begin({**SLURM, "SLURM_RESTART_COUNT": "1"}).path), frozenset({"start", "result"})
+    ),
+}
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    fake = FakeSlurm(monkeypatch)
+    monkeypatch.setattr("time.monotonic", lambda: fake.waited)
+    return Play(tmp_path, SLURM)
+
+
+def lay_down(play: Play, record: str) -> None:
+    """Write all records that such a run may have; a result only where it is the one that is damaged."""
+    attempt = play.attempt
+    write_submission_record(
+        attempt.run, SubmissionRecord(cluster="slurm", job_id="7", directory="/", python="python", time=0.0)
+    )
+    attempt.run.script.write_text("#!/bin/bash\n")
+    write_ranks(attempt, [Rank(host="n1"), Rank(host="n2")])
+    if record == "result":
+        write_result(attempt.run, Result(status="failed", reason="why"))
+    if record == "decision":
+        decision = Decision(attempt=0, step=1, reason="terminated", cause=None, saved=True, save_s=0.0, time=0.0)
+        write_decision(attempt, decision)
+    if record == "failure":
+        failure = FailureRecord(
+            rank=1, host="n2", time=0.0, kind="ValueError", message="no", traceback="", exit_code=70, secondary=False
+        )
+        attempt.rank_log(0).unlink()
+        write_failure(attempt, failure)
+    write_exit(attempt, ProgramExit(rank=0, host="n1", time=0.0, code=0))
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_damaged_record_is_one_sentence_in_every_command(play: Play, record: str, damage: Damage) -> None:
+    path = RECORDS[record](play.attempt)
+    lay_down(play, record)
+    damage(path)
+    for name, command in COMMANDS.items():
+        try:
+            said = command.act(play)
+        except HpcddpError as error:
+            said = error.message
+            assert "\n" not in said, name
+        assert record not in command.names or str(path) in said, (name, said)
+        assert "Error:" not in said, (name, said)
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_the_end_of_a_command_is_not_decided_by_a_damaged_exit_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage
+) -> None:
+    fake = FakeSlurm(monkeypatch)
+    monkeypatch.setattr("time.monotonic", lambda: fake.waited)
+    command = Command(tmp_path, SLURM)
+    command.leave(0, 0)
+    damage(command.attempt.rank_exit(1))
+    ending = end(command.attempt, code=0, environment=SLURM)
+    assert str(command.attempt.rank_exit(1)) in ending.text
+    assert command.result is not None
+    assert (ending.exit_code, command.result["status"]) == (71, "stopped")
+    assert fake.calls == []
+
+
+def test_a_command_with_a_damaged_exit_record_is_requeued_where_slurm_says_why_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeSlurm(monkeypatch)
+    command = Command(tmp_path, SLURM)
+    fake.become("RUNNING", **PREEMPTED)
+    command.leave(143, 143, told="terminated")
+    truncate(command.attempt.rank_exit(1))
+    assert (end(command.attempt, code=143, environment=SLURM).exit_code, fake.calls) == (75, ["requeue 7"])
+
+
+def test_a_run_with_a_damaged_decision_is_requeued_where_slurm_says_why_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeSlurm(monkeypatch)
+    play = Play(tmp_path, SLURM)
+    fake.become("RUNNING", **PREEMPTED)
+    play.stop()
+    truncate(play.attempt.decision)
+    ending = end(play.attempt, code=75, environment=SLURM)
+    assert (ending.exit_code, fake.calls) == (75, ["requeue 7"])
+    assert "the newest checkpoint is of step 12" in ending.text
+    assert f"{play.attempt.decision} is damaged" in capsys.readouterr().err
+
+
+def test_a_command_has_finished_although_nobody_can_read_when_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeSlurm(monkeypatch)
+    command = Command(tmp_path, SLURM)
+    command.leave(0, 0)
+    truncate(command.attempt.start)
+    assert end(command.attempt, code=0, environment=SLURM).exit_code == 0
+    assert command.result is not None
+    assert (command.result["status"], "wall_s" in command.result) == ("finished", False)
+
+
+@pytest.mark.parametrize("name", ["events", "metrics"])
+def test_a_run_whose_log_cannot_be_read_is_shown_with_a_sentence(play: Play, name: str) -> None:
+    lay_down(play, "start")
+    log = play.attempt.run.path / f"{name}.jsonl"
+    log.touch()
+    link(log)
+    assert f"{log} cannot be read" in COMMANDS["status"].act(play)
+
+
+def test_the_end_of_a_run_whose_events_cannot_be_read_is_one_sentence(play: Play) -> None:
+    play.stop()
+    link(play.attempt.run.events)
+    ending = end(play.attempt, code=75, environment=SLURM)
+    assert (ending.exit_code, f"{play.attempt.run.events} cannot be read" in ending.text) == (71, True)

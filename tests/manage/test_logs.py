@@ -1,0 +1,112 @@
+"""The logs of all ranks in the order of time."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcddp.manage.logs import LogFollower, NoLogError, chosen_attempt, line_text, merged, sources
+from hpcddp.run.failure import beginning
+from hpcddp.run.log_timestamps import times_of
+from tests.manage.runs import NOON, FakeRun, make
+
+
+def write(made: FakeRun, rank: int, *parts: tuple[float, str], last: float = 90) -> None:
+    """Write a log whose parts were seen at these times, and its last change."""
+    log = made.attempt().rank_log(rank)
+    size, lines = 0, []
+    for at, text in parts:
+        size += len(text.encode())
+        lines.append(f"{size} {NOON + at:.3f}\n")
+    log.write_text("".join(text for _, text in parts))
+    times_of(log).write_text("".join(lines))
+    os.utime(log, (NOON + last, NOON + last))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> FakeRun:
+    made = make(tmp_path).submitted().started()
+    write(made, 0, (1, "a\nb\n"), (5, "e\n"))
+    write(made, 1, (2, "c\n"), (3, "d\n"), (6, "f\n"))
+    return made
+
+
+def test_lines_come_in_the_order_of_time_with_rank_and_host(made: FakeRun) -> None:
+    made.attempt().ranks.write_text(json.dumps([{"host": "n1"}, {"host": "n2"}]))
+    lines = list(merged(sources(made.attempt())))
+    assert "".join(line.text for line in lines) == "abcdef"
+    assert [line.time - NOON for line in lines] == [1, 1, 2, 3, 5, 6]
+    assert lines[2].source.label == "rank 1 n2"
+    assert lines[2].as_json() == {"time": NOON + 2, "rank": 1, "host": "n2", "text": "c"}
+
+
+def test_what_was_written_last_has_the_time_of_the_logs_last_change(made: FakeRun) -> None:
+    log = made.attempt().rank_log(0)
+    with log.open("a") as stream:
+        stream.write("killed in the middle of")
+    os.utime(log, (NOON + 50, NOON + 50))
+    last = list(merged(sources(made.attempt())))[-1]
+    assert (last.text, last.time - NOON) == ("killed in the middle of", 50)
+
+
+def test_a_log_without_times_has_that_of_its_last_change(made: FakeRun) -> None:
+    times_of(made.attempt().rank_log(1)).unlink()
+    assert "".join(line.text for line in merged(sources(made.attempt()))) == "abecdf"
+
+
+def test_hosts_are_known_from_failures_where_the_ranks_never_met(made: FakeRun) -> None:
+    made.failed(1)
+    assert [source.label for source in sources(made.attempt())] == ["rank 0", "rank 1 n1"]
+
+
+def test_some_ranks_only(made: FakeRun) -> None:
+    assert "".join(line.text for line in merged(sources(made.attempt(), ranks=[1]))) == "cdf"
+    with pytest.raises(NoLogError, match="rank 7 has no log in attempt 0; ranks 0 to 1 have one"):
+        sources(made.attempt(), ranks=[7])
+
+
+def test_the_batch_scripts_words_of_this_attempt_alone(made: FakeRun) -> None:
+    texts = [f"{beginning(made.attempt(number))}word {number}\n" for number in range(2)]
+    made.run.batch_log.write_text("".join(texts))
+    lines = [line for line in merged(sources(made.attempt(), batch=True)) if line.source.rank is None]
+    assert [line.text for line in lines] == texts[0].splitlines()
+    assert lines[0].source.label == "batch n1"
+
+
+def test_an_attempt_that_is_not_there_is_refused(made: FakeRun, tmp_path: Path) -> None:
+    assert chosen_attempt(made.run, None).number == 0
+    with pytest.raises(NoLogError, match="--attempt is 3, and the run run-1 has attempts 0; choose one of them"):
+        chosen_attempt(made.run, 3)
+    with pytest.raises(NoLogError, match="the run waits has not started yet, so it has no logs; see why: hpcddp why"):
+        chosen_attempt(make(tmp_path, "waits").submitted().run, None)
+
+
+def test_a_follower_returns_each_line_once_and_whole(made: FakeRun) -> None:
+    follower = LogFollower(made.attempt())
+    assert "".join(line.text for line in follower.new_lines(NOON)) == "abcdef"
+    log = made.attempt().rank_log(1)
+    for text, expected in (("g", []), ("h\nij", ["gh"]), ("\n", ["ij"]), ("", [])):
+        with log.open("a") as stream:
+            stream.write(text)
+        lines = follower.new_lines(NOON + 100)
+        assert [line.text for line in lines] == expected
+        assert {line.time - NOON for line in lines} <= {100}
+    made.log(2, "a rank that comes later\n")
+    assert [line.source.rank for line in follower.new_lines(NOON)] == [2]
+
+
+def test_of_a_run_that_has_ended_half_a_line_is_a_line(made: FakeRun) -> None:
+    follower = LogFollower(made.attempt())
+    follower.new_lines(NOON)
+    with made.attempt().rank_log(1).open("a") as stream:
+        stream.write("its last words")
+    assert follower.new_lines(NOON) == []
+    assert [line.text for line in follower.new_lines(NOON, ended=True)] == ["its last words"]
+
+
+def test_a_progress_bar_is_shown_as_it_last_was() -> None:
+    assert line_text(b"10%\r20%\r30%\n") == "30%"
+    assert line_text(b"\xff torn\r\n") == "\N{REPLACEMENT CHARACTER} torn"

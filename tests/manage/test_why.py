@@ -1,0 +1,199 @@
+"""Why a run waits, or why it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.manage.overview import overview
+from hpcddp.manage.run_files import read_traces
+from hpcddp.manage.status import RunStatus, statuses
+from hpcddp.manage.sweeps import SweepStatus
+from hpcddp.manage.why import Answer, explain, explain_sweep, waiting
+from hpcddp.run.sweep import Chunk, Sweep, write_sweep
+from hpcddp.slurm.queue import QueuedJob
+from tests.manage.runs import NOON, FakeRun, make, queued
+
+# squeue(1) of 22.05, JOB REASON CODES, without those of jobs that have ended.
+DOCUMENTED = (
+    "AssocGrpCpuLimit", "AssociationJobLimit", "AssocMaxJobsLimit", "AssociationResourceLimit", "AssociationTimeLimit",
+    "BadConstraints", "BeginTime", "Cleaning", "Dependency", "DependencyNeverSatisfied", "FrontEndDown",
+    "InvalidAccount", "InvalidQOS", "JobHeldAdmin", "JobHeldUser", "JobLaunchFailure", "Licenses", "NodeDown",
+    "PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "Priority", "Prolog",
+    "QOSGrpNodeLimit", "QOSJobLimit", "QOSMaxNodePerUserLimit", "QOSMaxWallDurationPerJobLimit", "QOSResourceLimit",
+    "QOSTimeLimit", "QOSUsageThreshold", "ReqNodeNotAvail", "Reservation", "Resources", "SystemFailure",
+    "WaitingForScheduling", "JobArrayTaskLimit", "MaxJobsPerAccount", "launch failed requeued held",
+    "ReqNodeNotAvail, UnavailableNodes:n[1-4]", "JobHoldMaxRequeue", "PartitionConfig",
+)  # fmt: skip
+
+
+def look(made: FakeRun, *jobs: QueuedJob) -> RunStatus:
+    return statuses([read_traces(made.run)], ask=lambda: jobs, now=NOON + 100).runs[0]
+
+
+def why(made: FakeRun, *jobs: QueuedJob, **facts: Any) -> Answer:
+    return explain(look(made, *jobs), **facts)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> FakeRun:
+    return make(tmp_path)
+
+
+@pytest.mark.parametrize("reason", DOCUMENTED)
+def test_every_reason_that_slurm_documents_has_plain_words_and_advice(reason: str) -> None:
+    found = waiting(reason, job_id="7", run="run-1")
+    assert not found.why.startswith("Slurm says")
+    assert found.advice
+    assert "{" not in found.advice
+
+
+def test_a_reason_of_tomorrow_is_told_as_slurm_says_it() -> None:
+    assert waiting("Tired", job_id="7", run="r").why == "Slurm says Tired"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("(Resources)", "the nodes that it needs are not free yet"),
+        ("DependencyNeverSatisfied", "so it never starts"),
+        ("Dependency", "it waits for the end of another job"),
+        ("ReservationDeleted", "its reservation is gone"),
+        ("QOSMaxCpuPerUserLimit", "you, or your account, have as much at work as the QOS allows"),
+        ("QOSMaxNodePerJobLimit", "than the QOS allows one job"),
+        ("launch_failed_requeued_held", "a node could not launch it"),
+    ],
+)
+def test_reasons_that_look_alike_are_told_apart(reason: str, words: str) -> None:
+    assert words in waiting(reason, job_id="7", run="r").why
+
+
+def test_a_waiting_run_says_why_when_and_what_to_do(made: FakeRun) -> None:
+    job = queued(state="PENDING", reason="JobArrayTaskLimit", start_time="2026-11-22T08:00:00")
+    lines = list(why(made.submitted(), job, priority="JOBID PRIORITY\n7 100").lines())
+    assert lines == [
+        "run-1 (digits): it waits to start, because as many elements of its array run as may run at once",
+        "  Slurm's word for it is JobArrayTaskLimit, of job 7",
+        "  Slurm expects it to start at 2026-11-22 08:00:00; other jobs may change that",
+        "  its priority, as sprio shows it:",
+        "    JOBID PRIORITY",
+        "    7 100",
+        "Wait, or allow more at once: scontrol update JobId=7 ArrayTaskThrottle=N",
+    ]
+
+
+def test_a_held_run_has_no_start_to_expect(made: FakeRun) -> None:
+    job = queued(state="PENDING", reason="JobHeldUser", start_time="2026-11-22T08:00:00")
+    answer = why(made.submitted(), job)
+    assert answer.why == "it is held, because its user holds it (scontrol hold, or sbatch --hold)"
+    assert answer.advice == "Release it: scontrol release 7"
+    assert len(answer.facts) == 1
+
+
+def test_a_running_run_says_where_and_how_far_it_is(made: FakeRun) -> None:
+    made.submitted().started().event("train").steps(1, 80, at=20)
+    answer = why(made, queued(node_list="n[1-2]", used_s=90, limit_s=7200))
+    assert answer.why == "it is running on n[1-2], as job 7"
+    assert answer.facts == ("step 80 of 400, about 5m19s to go", "it has used 1m30s of its 2h")
+    assert answer.command == "hpcddp logs run-1 --follow"
+
+
+def test_a_failed_run_names_its_error_and_leads_to_it(made: FakeRun) -> None:
+    reason = "rank 3 on n1 failed first after step 20: ValueError: no"
+    made.submitted().started().ended("failed", reason=reason, exit_code=70, saved_step=10, resume="hpcddp submit X")
+    answer = why(made.event("failure", cause="crash"))
+    assert answer.why == f"it has failed: {reason}"
+    assert answer.facts == ("step 10 is saved",)
+    assert answer.command == "hpcddp logs run-1 --first-error"
+    assert answer.advice == "When its cause is removed, go on with: hpcddp submit X"
+
+
+def test_a_run_that_somebody_else_ended_leads_to_its_continuation(made: FakeRun) -> None:
+    made.submitted().started().ended("failed", reason="a node was lost", exit_code=71, resume="hpcddp submit X")
+    assert why(made).command == "hpcddp submit X"
+    assert why(made).facts == ("no step is saved",)
+
+
+def test_a_cancelled_run_is_said_to_be_cancelled_once(made: FakeRun) -> None:
+    made.submitted().started().ended("cancelled", reason="cancelled by a signal to the job", exit_code=130)
+    assert why(made).why == "it was cancelled by a signal to the job"
+
+
+def test_the_attempts_of_a_run_are_its_history(made: FakeRun) -> None:
+    made.submitted().started().event("requeue", at=50, step=30, cause="preemption")
+    made.started(at=60, attempt=1).event("requeue", at=70, attempt=1, step=40, cause="requeued", by="user")
+    made.started(at=80, attempt=2).event("finish", at=90, attempt=2, step=400).ended("finished", steps=400)
+    answer = why(made)
+    assert answer.why == "it has finished after 400 steps"
+    assert [line.split("  ", 1)[1] for line in answer.history] == [
+        "attempt 0 began on n1",
+        "attempt 0 stopped after step 30, to go on: preempted",
+        "attempt 1 began on n1",
+        "attempt 1 stopped after step 40, to go on: its user asked for it",
+        "attempt 2 began on n1",
+        "attempt 2 finished after step 400",
+    ]
+
+
+def test_a_long_history_is_cut(made: FakeRun) -> None:
+    made.submitted()
+    for attempt in range(5):
+        made.started(attempt=attempt).event("requeue", attempt=attempt, cause="preemption")
+    history = why(made, queued(state="PENDING", restarts=5)).history
+    assert len(history) == 7
+    assert history[0] == f"... 4 earlier lines in {made.run.events}"
+
+
+def test_a_forgotten_run_says_what_is_known_and_how_to_go_on(made: FakeRun) -> None:
+    made.submitted().started().event("train").steps(1, 30).event("save", step=20)
+    made.run.batch_log.write_text("slurmstepd: error: out of memory\n")
+    answer = why(made)
+    assert answer.why.startswith("Slurm has forgotten its job 7, and it has left no result: it was killed, or its node")
+    assert answer.facts == (
+        "step 30 of 400",
+        "the last sign of life was 51s ago",
+        "the batch script's last words: slurmstepd: error: out of memory",
+        "step 20 is saved",
+    )
+    assert answer.command == f"hpcddp submit --resume {made.run.path}"
+
+
+def test_a_run_that_was_forgotten_before_it_began_says_so(made: FakeRun) -> None:
+    assert why(made.submitted()).why.startswith("it never started, and Slurm has forgotten its job 7")
+
+
+def test_what_slurm_still_knows_of_a_run_without_a_result_is_told(made: FakeRun) -> None:
+    made.submitted().started().failed(3, step=20).event("train")
+    answer = why(made, queued(state="OUT_OF_MEMORY"))
+    assert answer.why == "Slurm says that job 7 is OUT_OF_MEMORY, and the run has left no result"
+    assert "rank 3 on n1 failed first after step 20: ValueError: no" in answer.facts
+
+
+def test_without_an_answer_nobody_can_tell(made: FakeRun) -> None:
+    made.submitted(cluster="local").started(host="elsewhere")
+    assert why(made).why == (
+        "nobody can tell: it has left no result, and it was started on another machine, or nothing says where"
+    )
+    assert why(made, unanswered=True).why.endswith("Slurm could not be asked")
+
+
+def test_a_sweep_gives_each_answer_once_and_trouble_first(tmp_path: Path) -> None:
+    made = make(tmp_path, "sweep").submitted("50")
+    elements = tuple({"train.seed": seed} for seed in range(6))
+    chunks = (Chunk(job_id="50", first=0, count=6),)
+    write_sweep(Sweep(sweep_id="sweep", path=made.run.path, elements=elements, chunks=chunks))
+    make(tmp_path, "sweep_0").submitted("50_0").started("50_0").ended("finished", steps=400)
+    for index in (1, 3):
+        failed = make(tmp_path, f"sweep_{index}").submitted(f"50_{index}").started(f"50_{index}")
+        failed.ended("failed", reason="no such file", exit_code=70)
+    jobs = [queued(f"50_{index}", "PENDING", reason="Priority") for index in (2, 4, 5)]
+    (status,) = overview(tmp_path, ask=lambda: jobs, now=NOON, everything=True).lines
+    assert isinstance(status, SweepStatus)
+    lines = list(explain_sweep(status, unanswered=False).lines())
+    assert lines[0] == "sweep (digits), a sweep of 6: 3 pending, 1 finished, 2 failed"
+    assert lines[1] == "  elements 1, 3 failed: it has failed: no such file"
+    assert lines[3] == "  elements 2, 4-5 pending: it waits to start, because jobs of higher priority come first"
+    assert lines[5] == "  element 0 finished"
+    assert lines[-1] == "next: hpcddp why sweep_1"

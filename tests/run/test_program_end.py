@@ -1,0 +1,47 @@
+"""How programs of a user's own ended, taken together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.program_end import ProgramExit, Told, read_program_end, write_exit
+
+
+def attempt_of(path: Path, *ends: tuple[int, Told | None]) -> AttemptDirectory:
+    attempt = AttemptDirectory(path / "run" / "attempts" / "0")
+    attempt.path.mkdir(parents=True)
+    for rank, (code, told) in enumerate(ends):
+        write_exit(attempt, ProgramExit(rank=rank, host="n1", time=0.0, code=code, told=told))
+    return attempt
+
+
+@pytest.mark.parametrize(
+    ("ends", "finished", "wants", "out_of_time"),
+    [
+        ([(0, None), (0, None)], True, False, False),
+        # One task was killed and left no record.
+        ([(0, None)], False, False, False),
+        ([(0, None), (3, None)], False, False, False),
+        ([(0, None), (75, None)], False, True, False),
+        # Exit 0 after a signal is a stop.
+        ([(0, "terminated"), (0, "terminated")], False, False, False),
+        ([(0, "warned"), (0, None)], False, False, True),
+        ([(-15, "deadline"), (-15, "deadline")], False, False, True),
+    ],
+)
+def test_a_run_has_finished_only_if_every_rank_ended_well_by_itself(
+    tmp_path: Path, ends: list[tuple[int, Told | None]], *, finished: bool, wants: bool, out_of_time: bool
+) -> None:
+    end = read_program_end(attempt_of(tmp_path, *ends), world_size=2)
+    assert (end.finished, end.wants_to_go_on, end.out_of_time) == (finished, wants, out_of_time)
+
+
+def test_a_file_says_that_the_program_wants_to_go_on_whatever_its_exit_code(tmp_path: Path) -> None:
+    attempt = attempt_of(tmp_path, (0, None))
+    attempt.requeue_file.touch()
+    end = read_program_end(attempt, world_size=1)
+    assert end.wants_to_go_on
+    assert not end.finished

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.jobfile.cluster import Accounts, ClusterFacts, NodeKind, Partition, Preemption
+from hpcddp.jobfile.profiles import Profile, read_profile
+from hpcddp.jobfile.read import DefaultSettings, ResolvedJob, load_job
+from hpcddp.site.profile_writer import Choice, UnknownChoiceError, choose, first_job, profile_text
+from hpcddp.site.rules import check_site
+from tests.site.sites import CPU_NODES, laptop, university
+
+
+def choice(
+    facts: ClusterFacts, *, partition: str | None = None, account: str | None = None, qos: str | None = None
+) -> Choice:
+    return choose(facts, partition=partition, account=account, qos=qos)
+
+
+def text(facts: ClusterFacts, name: str = "default", **wanted: str) -> str:
+    return profile_text(name, facts, choice(facts, **wanted))
+
+
+def read_back(directory: Path, written: str) -> Profile:
+    (directory / "default.toml").write_text(written, encoding="utf-8")
+    profile = read_profile(None, directory)
+    assert profile is not None
+    return profile
+
+
+@pytest.mark.parametrize("facts", [university(), laptop(), ClusterFacts(name="x")])
+def test_a_profile_reads_back_what_was_found(facts: ClusterFacts, tmp_path: Path) -> None:
+    assert read_back(tmp_path, text(facts)).cluster == facts
+
+
+names = st.text(st.characters(exclude_categories=()), min_size=1, max_size=8)
+
+
+@given(name=names, account=names, feature=names)
+def test_whatever_a_site_calls_its_things_the_profile_can_be_read(name: str, account: str, feature: str) -> None:
+    kind = NodeKind(nodes=1, cpus=1, mem_mb=1, gpus=1, gpu_types={name: 1}, features=(feature,))
+    facts = university(
+        name=name,
+        accounts=Accounts(required=True, names=(account,), qos=(name,)),
+        partitions={name: Partition(kinds=(kind,)), account: Partition(allow_groups=(name,))},
+    )
+    written = text(facts)
+    profile = read_profile_from(written)
+    # Lone surrogates stand for bytes that are no UTF-8, which a file of TOML cannot hold.
+    plain = [one.encode("utf-8", "replace").decode() for one in (name, account, feature)]
+    assert profile.cluster is not None
+    assert profile.cluster.name == plain[0]
+    assert profile.cluster.accounts.names == (plain[1],)
+    assert set(profile.cluster.partitions) == set(plain[:2])
+    if plain[0] != plain[1]:
+        assert profile.cluster.partitions[plain[0]].kinds[0].features == (plain[2],)
+
+
+def read_profile_from(written: str) -> Profile:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        return read_back(Path(directory), written)
+
+
+def test_nothing_is_said_that_the_site_does_not_need(tmp_path: Path) -> None:
+    profile = read_back(tmp_path, text(university()))
+    assert profile.settings.job == {"resources": {}, "requeue": {}}
+    said = text(university())
+    assert '# partition = "batch"' in said
+    assert "the default one: 100 nodes of 64 CPUs, 250G, 3-00:00:00 at most" in said
+    assert "secret" not in said.partition("[cluster]")[0]
+    assert '# account = "grant"                 # another account of yours' in said
+    assert "# without it a job gets 01:00:00, at most 3-00:00:00" in said
+    assert "# without it a job gets 2000M per CPU" in said
+
+
+def test_what_is_asked_for_stands_there(tmp_path: Path) -> None:
+    said = text(university(), partition="gpu.v100", account="grant", qos="long")
+    given = read_back(tmp_path, said).settings.job["resources"]
+    assert given == {"partition": "gpu.v100", "account": "grant", "qos": "long"}
+    assert 'partition = "gpu.v100"              # as you asked' in said
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        ({"partition": "gpux"}, "--partition is 'gpux', and cluster hpc1 has no such partition; did you mean gpu?"),
+        (
+            {"partition": "zzz"},
+            (
+                "--partition is 'zzz', and cluster hpc1 has no such partition; write one of batch, gpu.v100, gpu, "
+                "secret, old"
+            ),
+        ),
+        ({"account": "labb"}, "--account is 'labb', and it is no account of yours; did you mean lab?"),
+        ({"qos": "zz"}, "--qos is 'zz', and none of your accounts has it; write one of long, normal"),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_refused(wanted: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UnknownChoiceError) as caught:
+        choice(university(), **wanted)
+    assert (caught.value.message, caught.value.exit_code) == (sentence, 2)
+
+
+def test_what_is_not_known_is_taken_as_it_is_asked_for() -> None:
+    chosen = choice(laptop(), account="any", qos="any")
+    assert (chosen.account, chosen.qos) == (("any", "as you asked"), ("any", "as you asked"))
+
+
+def test_a_site_without_a_usable_default_partition_needs_one() -> None:
+    up, down = Partition(kinds=(CPU_NODES,)), Partition(kinds=(CPU_NODES,), state="DOWN", default=True)
+    empty = CPU_NODES.model_copy(update={"available": 0})
+    site = university(partitions={"down": down, "idle": Partition(kinds=(empty,)), "up": up, "none": Partition()})
+    assert choice(site).partition == ("up", "the site's default, down, is down or without nodes")
+    site = university(partitions={"up": up})
+    assert choice(site).partition == ("up", "the site has no default partition")
+    closed = Partition(kinds=(CPU_NODES,), default=True, allow_groups=("others",))
+    site = university(partitions={"closed": closed, "up": up})
+    assert choice(site).partition == ("up", "the site's default, closed, is only for the groups others")
+    site = university(partitions={"down": down})
+    assert (choice(site).partition, choice(site).runs_in) == (None, "down")
+    assert choice(ClusterFacts(name="x")).runs_in is None
+
+
+def test_an_account_is_given_where_slurm_would_not_find_one() -> None:
+    accounts = Accounts(required=True, names=("grant", "lab"))
+    why = "the site runs no job without one, and you have no default one"
+    assert choice(university(accounts=accounts)).account == ("grant", why)
+    assert choice(university(), partition="gpu").account == (
+        "grant", "partition gpu does not take lab, your default one",
+    )  # fmt: skip
+    assert choice(laptop()).account is None
+    unknown = university(accounts=Accounts(required=True))
+    assert choice(unknown).account is None
+    assert '# account = "..."                   # the site runs no job without one, and names none of yours' in text(
+        unknown
+    )
+
+
+def test_a_time_limit_is_given_where_the_site_refuses_jobs_without() -> None:
+    site = university(submit_plugins=("require_timelimit",))
+    assert choice(site).time_limit == ("01:00:00", "the site refuses jobs without one")
+    quick = site.model_copy(
+        update={"partitions": {"q": Partition(default=True, max_time="00:30:00", kinds=(CPU_NODES,))}}
+    )
+    assert choice(quick).time_limit == ("00:30:00", "the site refuses jobs without one")
+    assert choice(university()).time_limit is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "partition", "sentence"),
+    [
+        (Preemption(type="none"), Partition(preempt_mode="REQUEUE"), "# Nobody preempts the jobs of p."),
+        (Preemption(type="partition_prio"), Partition(preempt_mode="OFF"), "# Nobody preempts the jobs of p."),
+        (
+            Preemption(type="partition_prio", kill_wait_s=30),
+            Partition(preempt_mode="REQUEUE", grace_time_s=60),
+            "# A preempted job of p has 60 s of grace and 30 s (KillWait) to save; then it is requeued.",
+        ),
+        (
+            Preemption(type="partition_prio", kill_wait_s=30),
+            Partition(preempt_mode="CANCEL"),
+            (
+                "# A preempted job of p has 30 s (KillWait) to save; then it is cancelled, unless it has been "
+                "requeued before, which hpcddp does."
+            ),
+        ),
+        (
+            Preemption(type="partition_prio"),
+            Partition(preempt_mode="GANG,SUSPEND"),
+            "# A preempted job of p is suspended, and goes on later by itself.",
+        ),
+        (
+            Preemption(type="qos", mode="REQUEUE"),
+            Partition(preempt_mode="REQUEUE"),
+            "# Jobs of another QOS may preempt a job (REQUEUE); its own QOS says how long it has to save.",
+        ),
+        (
+            Preemption(requeue=False),
+            Partition(),
+            "# JobRequeue=0: only jobs that ask for it are requeued, and those of hpcddp do.",
+        ),
+    ],
+)
+def test_the_policy_is_told_in_words(policy: Preemption, partition: Partition, sentence: str) -> None:
+    place = partition.model_copy(update={"default": True, "kinds": (CPU_NODES,)})
+    said = text(university(preemption=policy, partitions={"p": place})).splitlines()
+    assert sentence in said[said.index("[requeue]") : said.index("[cluster]")]
+
+
+@pytest.mark.parametrize("facts", [university(), laptop(), ClusterFacts(name="x")])
+@pytest.mark.parametrize("name", ["default", "other"])
+def test_the_first_job_file_is_a_job_that_its_profile_lets_pass(facts: ClusterFacts, name: str, tmp_path: Path) -> None:
+    job = load_first_job(facts, name, tmp_path)
+    assert (job.profile, job.cluster) == (name, facts)
+    check_site(job, "slurm", {})
+
+
+def load_first_job(facts: ClusterFacts, name: str, directory: Path, **wanted: str) -> ResolvedJob:
+    chosen = choice(facts, **wanted)
+    (directory / f"{name}.toml").write_text(profile_text(name, facts, chosen))
+    file = directory / "job.yaml"
+    file.write_text(first_job("job.yaml", name, facts, runs_in=chosen.runs_in))
+    return load_job(file, defaults=DefaultSettings(profiles=directory))
+
+
+def test_the_first_job_fits_small_nodes_and_short_limits(tmp_path: Path) -> None:
+    assert load_first_job(laptop(), "default", tmp_path).spec.world_size == 1
+    short = Partition(default=True, max_time="00:05:00", kinds=(CPU_NODES.model_copy(update={"mem_mb": 2000}),))
+    resources = load_first_job(university(partitions={"s": short}), "default", tmp_path).spec.resources
+    assert (str(resources.time_limit), resources.mem, resources.tasks_per_node) == ("00:05:00", "2000M", 2)

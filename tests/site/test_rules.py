@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.jobfile.cluster import Accounts, ClusterFacts, Partition
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.site.rules import SiteError, broken_site_rules, check_site
+from tests.site.sites import laptop, university
+
+
+def spec(**resources: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "a-job",
+            "resources": resources,
+            "batch": {"global_batch_size": 1000},
+            "train": {"model": "resnet18", "dataset": "digits"},
+        }
+    )
+
+
+def findings(facts: ClusterFacts | None = None, **resources: Any) -> list[str]:
+    return [f"{key} {sentence}" for key, sentence in broken_site_rules(spec(**resources), facts or university())]
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {},
+        {"nodes": 100, "tasks_per_node": 64, "mem": "250G", "time_limit": "3-00:00:00"},
+        {"partition": "gpu.v100", "gpus_per_node": 4, "gpu_type": "v100", "cpus_per_task": 10, "account": "grant"},
+        {"partition": "batch,gpu.v100", "gpus_per_node": 4, "time_limit": "1-00:00:00", "qos": "long"},
+        {"partition": "gpu", "account": "grant", "nodes": 2, "gpus_per_node": 8, "time_limit": "unlimited"},
+        {"partition": "old"},
+        {"mem": 0},
+        # The job goes to another cluster, about which nothing is known.
+        {"partition": "elsewhere", "sbatch": {"clusters": "hpc2"}},
+    ],
+)
+def test_what_the_cluster_can_give_is_not_refused(resources: dict[str, Any]) -> None:
+    assert findings(**resources) == []
+
+
+@pytest.mark.parametrize(
+    ("resources", "sentence"),
+    [
+        (
+            {"partition": "bacth"},
+            "resources.partition is 'bacth', and cluster hpc1 has no partition 'bacth'; did you mean batch?",
+        ),
+        (
+            {"partition": "batch,zzz"},
+            ("resources.partition is 'batch,zzz', and cluster hpc1 has no partition 'zzz'; write one of batch, "
+            "gpu.v100, gpu"),
+        ),
+        (
+            {"partition": "secret"},
+            ("resources.partition is 'secret', which is not for you (only for the groups chemistry); write "
+            "one of batch, gpu.v100, gpu"),
+        ),
+        (
+            {"time_limit": "4-00:00:00"},
+            ("resources.time_limit is 4-00:00:00, and partition batch takes 3-00:00:00 at most; write that or less, or "
+            "use partition gpu"),
+        ),
+        (
+            {"time_limit": "unlimited", "partition": "batch,gpu.v100"},
+            ("resources.time_limit is UNLIMITED, and partition batch takes 3-00:00:00 at most; write that or less, or "
+            "use partition gpu"),
+        ),
+        (
+            {"nodes": 101},
+            "resources.nodes is 101, and partition batch has 100; write 100 or less",
+        ),
+        (
+            {"nodes": 4, "partition": "gpu.v100"},
+            "resources.nodes is 4, and partition gpu.v100 gives one job 3; write 3 or less",
+        ),
+        (
+            {"gpus_per_node": 1},
+            ("resources.gpus_per_node is 1, and the nodes of partition batch have none; use partition gpu.v100 "
+            "or gpu"),
+        ),
+        (
+            {"gpus_per_node": 16, "partition": "gpu.v100"},
+            ("resources.gpus_per_node is 16, and a node of partition gpu.v100 has 4 GPUs at most; write 4 or less, and "
+            "more nodes"),
+        ),
+        (
+            {"gpus_per_node": 2, "gpu_type": "h100", "partition": "gpu.v100"},
+            "resources.gpu_type is 'h100', and the GPUs of partition gpu.v100 are v100; did you mean v100?",
+        ),
+        (
+            {"gpus_per_node": 2, "gpu_type": "a100", "partition": "gpu.v100"},
+            "resources.gpu_type is 'a100', which partition gpu.v100 does not have; use partition gpu",
+        ),
+        (
+            {"cpus_per_task": 9, "tasks_per_node": 8},
+            ("resources.cpus_per_task is 9, which is 72 CPUs for the 8 tasks of a node, and a node of partition batch "
+            "has 64 CPUs at most; use partition gpu"),
+        ),
+        (
+            {"cpus_per_task": 200},
+            "resources.cpus_per_task is 200, and a node of partition batch has 64 CPUs at most; write 64 or less",
+        ),
+        (
+            {"tasks_per_node": 200},
+            ("resources.cpus_per_task is 1, which is 200 CPUs for the 200 tasks of a node, and a node of partition "
+            "batch has 64 CPUs at most; use 64 tasks on a node or less, and more nodes"),
+        ),
+        (
+            {"mem": "2T"},
+            "resources.mem is 2T, and a node of partition batch has 250G at most; ask for 256000M on a node or less",
+        ),
+        (
+            {"mem_per_cpu": "100G", "cpus_per_task": 4},
+            ("resources.mem_per_cpu is 100G, which is 400G on a node, and a node of partition batch has 250G at most; "
+            "use partition gpu.v100 or gpu"),
+        ),
+        (
+            {"nodes": 5, "gpus_per_node": 8, "partition": "gpu", "account": "grant", "cpus_per_task": 16},
+            "resources.nodes is 5, and 2 nodes of gpu have 8 GPUs, 128 CPUs; write 2 or less",
+        ),
+        (
+            {"account": "labs"},
+            "resources.account is 'labs', which is no account of yours; did you mean lab?",
+        ),
+        (
+            {"account": "x"},
+            "resources.account is 'x', which is no account of yours; write one of grant, lab",
+        ),
+        (
+            {"qos": "lon"},
+            "resources.qos is 'lon', which none of your accounts has; did you mean long?",
+        ),
+        (
+            {"partition": "gpu"},
+            "resources.account is not given, so that it is 'lab', which may not use partition gpu; write grant",
+        ),
+        (
+            {"partition": "gpu", "account": "lab"},
+            "resources.account is 'lab', which may not use partition gpu; write grant",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_cluster_cannot_give_is_refused_with_a_way_out(resources: dict[str, Any], sentence: str) -> None:
+    assert findings(**resources) == [sentence]
+
+
+def test_a_site_without_default_partition_and_without_default_account_asks_for_both() -> None:
+    facts = university(
+        accounts=Accounts(required=True, names=("grant", "lab")),
+        partitions={"a": Partition(kinds=()), "b": Partition()},
+    )
+    assert findings(facts) == [
+        "resources.account is missing, and cluster hpc1 runs no job without one; write one of grant, lab",
+        "resources.partition is missing, and cluster hpc1 has no default partition; write one of a, b",
+    ]
+    # A rule of the site's may fill in what is missing.
+    assert findings(facts.model_copy(update={"submit_plugins": ("lua",)}), account="lab") == []
+    assert findings(facts, account="lab", reservation="course") == []
+
+
+def test_no_node_may_have_all_that_is_asked_for_together() -> None:
+    both = university().partitions["gpu"].model_copy(update={"allow_accounts": None})
+    few_cpus = both.kinds[0].model_copy(update={"cpus": 16})
+    facts = university(partitions={"gpu": both.model_copy(update={"kinds": (few_cpus, both.kinds[1])})})
+    assert findings(facts, partition="gpu", gpus_per_node=8, cpus_per_task=5) == [
+        "resources.nodes is 1, and no node of gpu has all of 8 GPUs, 40 CPUs; ask for less of one"
+    ]
+
+
+def test_gpus_without_a_type_are_asked_for_without_one() -> None:
+    kinds = (laptop().partitions["all"].kinds[0].model_copy(update={"gpus": 2, "cpus": 8}),)
+    facts = university(partitions={"all": Partition(default=True, kinds=kinds)})
+    assert findings(facts, gpus_per_node=2, gpu_type="a100") == [
+        "resources.gpu_type is 'a100', and cluster hpc1 gives the GPUs of all no type; leave it out"
+    ]
+    assert findings(facts, gpus_per_node=2) == []
+
+
+def test_what_is_not_known_refuses_nothing() -> None:
+    nothing = ClusterFacts(name="x")
+    asked: dict[str, Any] = {"partition": "a", "account": "b", "qos": "c", "nodes": 9, "time_limit": "unlimited"}
+    assert findings(nothing, **asked) == []
+    assert findings(university(partitions={"a": Partition()}, accounts=Accounts()), **asked, gpus_per_node=8) == []
+
+
+def test_an_account_is_nobodys_business_where_the_site_asks_for_none() -> None:
+    assert findings(laptop(), account="anything", qos="any") == []
+
+
+def job(facts: ClusterFacts | None, **resources: Any) -> ResolvedJob:
+    origins = {"resources.nodes": "--set", "resources.mem": "profile default", "resources.qos": "job file"}
+    return ResolvedJob(spec=spec(**resources), origins=origins, profile="default", cluster=facts)
+
+
+def test_all_is_found_together_and_says_where_it_came_from_and_how_old_the_facts_are() -> None:
+    with pytest.raises(SiteError) as caught:
+        check_site(job(university(), nodes=200, mem="2T", qos="x"), "slurm", {})
+    assert caught.value.message.splitlines() == [
+        "resources.qos is 'x', which none of your accounts has; write one of long, normal",
+        "resources.nodes (--set) is 200, and partition batch has 100; write 100 or less",
+        (
+            "resources.mem (profile default) is 2T, and a node of partition batch has 250G at most; ask for 256000M on "
+            "a node or less"
+        ),
+    ]
+    assert caught.value.hint == (
+        "Profile default knows hpc1 as of 2026-11-21; if it has changed: hpcddp init default --force"
+    )
+    assert caught.value.exit_code == 2
+    problems = caught.value.as_json()["error"]["problems"]
+    assert [problem["key"] for problem in problems] == ["resources.qos", "resources.nodes", "resources.mem"]
+
+
+def test_a_job_for_this_machine_and_one_whose_profile_knows_nothing_are_not_checked() -> None:
+    check_site(job(university(), nodes=200), "local", {})
+    check_site(job(None, nodes=200), "slurm", {})
+
+
+def test_facts_about_another_cluster_than_the_one_that_is_spoken_to_are_left_aside(tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    environment = {"SLURM_CONF": str(conf)}
+    conf.write_text("# ClusterName=hpc1\nClusterName=sandbox\n")
+    check_site(job(university(), nodes=200), "slurm", environment)
+    for text in ("SlurmctldHost=a\nclustername = HPC1 # ours\n", "include other.conf\n"):
+        conf.write_text(text)
+        with pytest.raises(SiteError):
+            check_site(job(university(), nodes=200), "slurm", environment)
+    conf.unlink()
+    with pytest.raises(SiteError):
+        check_site(job(university(), nodes=200), "slurm", environment)
+
+
+def test_memory_per_cpu_refuses_nothing_where_memory_is_not_shared_out() -> None:
+    memory: dict[str, Any] = {"tasks_per_node": 8, "mem_per_cpu": "200G"}
+    assert findings(**memory) != []
+    assert findings(university().model_copy(update={"memory_is_shared_out": False}), **memory) == []
+
+
+def test_a_qos_may_lift_the_limits_of_a_partition() -> None:
+    longer: dict[str, Any] = {"time_limit": "300-00:00:00", "partition": "batch"}
+    assert findings(**longer) != []
+    assert findings(**longer, qos="long") == []

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hpcddp.slurm.grammar import (
+    UnreadableLineError,
+    UnwritableValueError,
+    parse_directive_line,
+    quote_value,
+    read_directives,
+)
+
+VALUES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"))
+SPECIAL = st.text(st.sampled_from(" \t\v\f\\\"'#$`;&|<>(){}[]*?!~%=,-:a"))
+
+
+@settings(max_examples=700)
+@given(VALUES | SPECIAL)
+@example("")
+@example("--time=5")
+@example('a"; touch /tmp/x #')
+@example("ends with a backslash \\")
+def test_a_quoted_value_is_read_back_unchanged(value: str) -> None:
+    assert parse_directive_line(f"#SBATCH --comment={quote_value(value)}") == [f"--comment={value}"]
+
+
+@settings(max_examples=300)
+@given(st.lists(VALUES | SPECIAL, max_size=5))
+def test_values_on_one_line_stay_apart(values: list[str]) -> None:
+    line = " ".join(f"--flag={quote_value(value)}" for value in values)
+    assert parse_directive_line(f"#SBATCH {line}") == [f"--flag={value}" for value in values]
+
+
+@pytest.mark.parametrize("value", ["gpu:a100:4", "2-00:00:00", "a,b", "%x-%j.out", "runs/r1/batch.log", "USR2@120"])
+def test_ordinary_values_are_written_bare(value: str) -> None:
+    assert quote_value(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("a\nb", "a line break"),
+        ("a\r", "a carriage return"),
+        ("\0", "a NUL character"),
+        ("\udc80", "half of a character (a lone surrogate)"),
+    ],
+)
+def test_a_value_that_cannot_be_quoted_is_refused_with_its_field(value: str, name: str) -> None:
+    with pytest.raises(UnwritableValueError) as caught:
+        quote_value(value, field="resources.account")
+    assert str(caught.value) == (
+        f"resources.account is {value!r}, which holds {name}; an #SBATCH line cannot carry it: remove it"
+    )
+
+
+# Each line and what the real sbatch took from it; tests/cluster asks it again.
+MEASURED = [
+    (r'#SBATCH --comment="a b"', ["--comment=a b"]),
+    (r"#SBATCH --comment='a b'", ["--comment=a b"]),
+    (r'#SBATCH --comment="a\"b"', ['--comment=a"b']),
+    (r"#SBATCH --comment='a\'b'", ["--comment=a'b"]),
+    (r"#SBATCH --comment='a\nb'", ["--comment=anb"]),
+    (r'#SBATCH --comment="a\ b"', ["--comment=a b"]),
+    (r"#SBATCH --comment=a\ --time=5", ["--comment=a", "--time=5"]),
+    (r"#SBATCH --comment=\\\ --time=5", ["--comment=\\", "--time=5"]),
+    ("#SBATCH --comment=a\\", ["--comment=a"]),
+    (r"#SBATCH --comment=a#b", ["--comment=a"]),
+    (r"#SBATCH --comment=a #b", ["--comment=a"]),
+    (r'#SBATCH --comment="a#b"', ["--comment=a#b"]),
+    (r"#SBATCH --comment=\#b", ["--comment=#b"]),
+    (r'#SBATCH --comment="$HOME`id`$(id)"', ["--comment=$HOME`id`$(id)"]),
+    (r'#SBATCH --comment="a"b"c d"', ["--comment=abc d"]),
+    (r"""#SBATCH --comment=""'x'y""", ["--comment=xy"]),
+    (r"""#SBATCH --comment="it's" """, ["--comment=it's"]),
+    (r'#SBATCH "--comm"ent=a "--time=5"', ["--comment=a", "--time=5"]),
+    ("#SBATCH --comment=a\t--time=5", ["--comment=a", "--time=5"]),
+    ("#SBATCH --comment=a\f--time=5", ["--comment=a", "--time=5"]),
+    ("#SBATCH --comment=a\x1cb", ["--comment=a\x1cb"]),
+    ("#SBATCH --comment=a\xa0b", ["--comment=a\xa0b"]),
+    ("#SBATCH\t--comment=a", ["--comment=a"]),
+    ("#SBATCH--comment=a", ["--comment=a"]),
+    ('#SBATCH"--comment=a"', ["--comment=a"]),
+    ('#SBATCH "" --comment=a', []),
+    ("#SBATCH#--comment=a", []),
+    ("#SBATCH", []),
+    (" #SBATCH --comment=a", None),
+    ("#sbatch --comment=a", None),
+    ("##SBATCH --comment=a", None),
+    ("# SBATCH --comment=a", None),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), MEASURED)
+def test_the_reader_returns_the_words_that_sbatch_read(line: str, words: list[str] | None) -> None:
+    assert parse_directive_line(line) == words
+
+
+@pytest.mark.parametrize("line", ['#SBATCH --comment="a', "#SBATCH --comment='a", '#SBATCH --comment="a\\'])
+def test_a_quote_that_does_not_close_is_refused(line: str) -> None:
+    with pytest.raises(UnreadableLineError) as caught:
+        parse_directive_line(line)
+    assert str(caught.value) == f"the line {line!r} has a quote that does not close"
+
+
+def test_the_first_line_that_is_no_comment_ends_the_reading() -> None:
+    script = "#!/bin/bash\n#SBATCH --a=1\n\n \t\v\n   # a comment\n#SBATCH --b=2 --c\n : \n#SBATCH --d=3\n"
+    assert read_directives(script) == ["--a=1", "--b=2", "--c"]
+
+
+def test_a_unicode_line_separator_does_not_end_a_line() -> None:
+    assert read_directives('#SBATCH --a="x\u2028y"\n#SBATCH --b=\x85\n') == ["--a=x\u2028y", "--b=\x85"]

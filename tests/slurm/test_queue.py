@@ -1,0 +1,85 @@
+"""The output of squeue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.slurm import commands
+from hpcddp.slurm.queue import FORMAT, QueuedJob, parse_queue, seconds_in
+from tests.slurm.programs import program
+
+# As printed by Slurm 22.05.8, widths shortened.
+PRINTED = """\
+2_3  |CANCELLED |0  |2026-11-21T15:45:43 |2026-11-21T15:48:44 |0:29 |UNLIMITED |3 |n[1-3]|None |
+12   |PENDING   |1  |2026-11-21T15:45:43 |N/A                 |0:00 |20:00     |4 |      |(ReqNodeNotAvail, x|y) |
+8    |RUNNING   |0  |2026-11-21T16:00:31 |2026-11-21T16:00:33 |1-02:03:04 |365-00:00:00 |1 |n1|None |
+squeue: a site's own word
+"""
+
+
+def test_every_field_is_read_and_other_lines_are_skipped() -> None:
+    array, waiting, running = parse_queue(PRINTED)
+    assert array == QueuedJob(
+        job_id="2_3", state="CANCELLED", submit_time="2026-11-21T15:45:43", start_time="2026-11-21T15:48:44", used_s=29,
+        limit_s=None, nodes=3, node_list="n[1-3]", reason="None",
+    )  # fmt: skip
+    assert (waiting.restarts, waiting.start_time, waiting.limit_s, waiting.node_list) == (1, None, 1200, "")
+    assert waiting.reason == "(ReqNodeNotAvail, x|y)"
+    assert (running.used_s, running.limit_s) == (93784, 31536000)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0:05", 5), ("12:00", 720), ("1:00:00", 3600), ("2-00:00:01", 172801), ("UNLIMITED", None), ("INVALID", None)],
+)
+def test_times_are_seconds(text: str, seconds: int | None) -> None:
+    assert seconds_in(text) == seconds
+
+
+def test_one_squeue_call_lists_the_jobs_whatever_the_user_has_set(tmp_path: Path) -> None:
+    told = f'printf "%s\\n" "$@" > {tmp_path}/argv; env > {tmp_path}/env; printf "%s" "{PRINTED}"'
+    env = program(tmp_path, "squeue", told)
+    jobs = commands.queue({**env, "SQUEUE_STATES": "RUNNING", "SQUEUE_PARTITION": "x", "SLURM_TIME_FORMAT": "relative"})
+    assert [job.job_id for job in jobs] == ["2_3", "12", "8"]
+    words = (tmp_path / "argv").read_text().split("\n")[:-1]
+    assert words == ["--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
+    environment = (tmp_path / "env").read_text()
+    assert "SQUEUE_" not in environment
+    assert "SLURM_TIME_FORMAT=standard" in environment
+
+
+def test_a_controller_that_is_away_is_told_from_a_refusal(tmp_path: Path) -> None:
+    env = program(tmp_path, "squeue", 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')
+    with pytest.raises(commands.SlurmUnavailableError, match="squeue failed: slurm_load_jobs error: Unable to contact"):
+        commands.queue(env)
+    env = program(tmp_path, "squeue", 'echo "squeue: error: Access denied" >&2; exit 1')
+    with pytest.raises(commands.SlurmCommandError, match="squeue failed: squeue: error: Access denied"):
+        commands.queue(env)
+
+
+def test_jobs_are_ended_and_signalled_by_scancel(tmp_path: Path) -> None:
+    env = program(tmp_path, "scancel", f'echo "$@" >> {tmp_path}/argv')
+    commands.cancel(["7", "50_[2-3]"], env)
+    commands.cancel(["7"], env, signal="USR2")
+    assert (tmp_path / "argv").read_text() == "7 50_[2-3]\n--signal=USR2 7\n"
+
+
+def test_a_cancel_that_is_refused_carries_scancels_reason(tmp_path: Path) -> None:
+    env = program(tmp_path, "scancel", 'echo "scancel: error: Kill job error on job id 7: Access denied" >&2; exit 1')
+    with pytest.raises(commands.SlurmCommandError, match="scancel failed: scancel: error: Kill job error on job id 7"):
+        commands.cancel(["7"], env)
+
+
+@pytest.mark.parametrize(
+    ("body", "priority"),
+    [
+        ('echo "JOBID PRIORITY AGE"; echo "7 100 5"', "JOBID PRIORITY AGE\n7 100 5\n"),
+        ('echo "JOBID PRIORITY AGE"', None),
+        ('echo "You are not running a supported priority plugin" >&2; exit 1', None),
+    ],
+)
+def test_a_priority_is_returned_if_slurm_computes_one(tmp_path: Path, body: str, priority: str | None) -> None:
+    assert commands.priority("7", program(tmp_path, "sprio", body)) == priority
+    assert commands.priority("7", {"PATH": str(tmp_path / "nothing")}) is None

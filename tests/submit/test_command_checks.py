@@ -1,0 +1,52 @@
+"""Whether a command can run as the tasks of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.submit.checks.job import check_submittable
+from tests.submit.requests import request_of
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    for name in ("python", "python3.11"):
+        (tmp_path / name).touch(mode=0o700)
+    monkeypatch.chdir(tmp_path)
+
+
+def notes(*command: str, **environment: object) -> tuple[str, ...]:
+    spec = JobSpec.model_validate({"name": "a", "command": list(command), "environment": environment})
+    return check_submittable(request_of(spec, cluster="local", environment={"PATH": str(Path.cwd())}))
+
+
+@pytest.mark.parametrize("before", [(), ("-u",), ("-W", "ignore"), ("-X", "dev", "-u")])
+def test_a_script_that_is_not_here_is_told_with_the_one_that_was_meant(before: tuple[str, ...]) -> None:
+    words = ("python", *before, "trian.py", "--lr", "0.1")
+    assert notes(*words) == (
+        f"command is {' '.join(words)}, and there is no file 'trian.py' here yet; did you mean train.py?",
+    )
+
+
+def test_a_script_like_no_other_is_told_with_what_its_path_means() -> None:
+    (note,) = notes("./python3.11", "sub/other.py")
+    assert note.endswith("here yet; check its path, which is relative to the directory of submission")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("python", "train.py", "no-such-file"),
+        ("python", "-m", "pkg.training"),
+        ("python", "-mpkg"),
+        ("python", "-c", "print(1)"),
+        ("python", "-"),
+        ("python",),
+    ],
+)
+def test_what_is_no_missing_script_is_not_told(words: tuple[str, ...]) -> None:
+    assert notes(*words) == ()

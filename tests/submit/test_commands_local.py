@@ -1,0 +1,223 @@
+"""A command on this machine: real processes, signals, records."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import read_events
+
+
+def submit(directory: Path, *words: str, code: int = 0) -> dict[str, Any]:
+    """Submit a command and return what ``--json`` says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "submit", "--cluster", "local", "--json", *words],
+        cwd=directory,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def program(directory: Path, text: str) -> tuple[str, ...]:
+    path = directory / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return ("--", sys.executable, str(path))
+
+
+def ended(document: dict[str, Any], timeout_s: float = 60) -> RunDirectory:
+    """Wait for the run's result, and for the end of its script."""
+    run = RunDirectory(Path(document["run_dir"]))
+    deadline = time.monotonic() + timeout_s
+    while not run.result.exists() or Path(f"/proc/{document['job_id']}").exists():
+        assert time.monotonic() < deadline, run.batch_log.read_text()
+        time.sleep(0.05)
+    return run
+
+
+def result(run: RunDirectory) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(run.result.read_text())
+    return document
+
+
+def wait_for(path: Path, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and text in path.read_text()):
+        assert time.monotonic() < deadline, path
+        time.sleep(0.05)
+
+
+def task_in(log: Path) -> int:
+    """Return the process id of the task, as the program has printed it."""
+    return int(log.read_text().partition("task=")[2].partition(";")[0])
+
+
+def test_a_command_that_ends_well_finishes_the_run(tmp_path: Path) -> None:
+    run = ended(submit(tmp_path, "--tasks-per-node", "2", *program(tmp_path, "print('hello')")))
+    assert (result(run)["status"], result(run)["world_size"]) == ("finished", 2)
+    assert [event["event"] for event in read_events(run.events)] == ["start", "train", "finish"]
+    assert run.attempt(0).rank_log(1).read_text() == "hello\n"
+
+
+@pytest.mark.parametrize(
+    ("signum", "word"), [("SIGTERM", "terminated"), ("SIGUSR2", "warned"), ("SIGUSR1", None), ("SIGINT", None)]
+)
+def test_every_signal_to_a_task_reaches_its_program(tmp_path: Path, signum: str, word: str | None) -> None:
+    listens = program(
+        tmp_path,
+        f"""
+        import os, signal, sys, time
+        def leave(number, _):
+            print(f"heard {{number}}", flush=True)  # in one write: the task writes to the same log
+            sys.exit(75)
+        signal.signal(signal.{signum}, leave)
+        print(f"task={{os.getppid()}};", flush=True)
+        time.sleep(60)
+        """,
+    )
+    document = submit(tmp_path, *listens)
+    log = RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0)
+    wait_for(log, "task=")
+    os.kill(task_in(log), signal.Signals[signum])
+    run = ended(document)
+    assert f"heard {signal.Signals[signum].value}" in log.read_text()
+    assert result(run)["status"] == "stopped"
+    assert json.loads(run.attempt(0).rank_exit(0).read_text())["told"] == word
+
+
+def test_a_program_that_does_not_listen_survives_the_warning(tmp_path: Path) -> None:
+    deaf = program(
+        tmp_path,
+        """
+        import os, time
+        print(f"task={os.getppid()};", flush=True)
+        time.sleep(2)
+        """,
+    )
+    document = submit(tmp_path, *deaf)
+    log = RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0)
+    wait_for(log, "task=")
+    os.kill(task_in(log), signal.SIGUSR2)
+    assert result(ended(document))["status"] == "finished"
+
+
+def test_a_program_dies_with_its_task(tmp_path: Path) -> None:
+    lonely = program(
+        tmp_path,
+        """
+        import os, time
+        print(f"task={os.getppid()}; own={os.getpid()};", flush=True)
+        time.sleep(60)
+        """,
+    )
+    document = submit(tmp_path, *lonely)
+    log = RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0)
+    wait_for(log, "own=")
+    own = Path(f"/proc/{log.read_text().partition('own=')[2].partition(';')[0]}")
+    assert own.exists()
+    os.kill(task_in(log), signal.SIGKILL)
+    run = ended(document)
+    assert result(run)["exit_code"] == 71
+    deadline = time.monotonic() + 20
+    while own.exists() and "State:\tZ" not in (own / "status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path) -> None:
+    fails = program(
+        tmp_path,
+        """
+        import os, time
+        if os.environ["RANK"] == "1":
+            raise ValueError("my own mistake")
+        time.sleep(60)
+        """,
+    )
+    run = ended(submit(tmp_path, "--tasks-per-node", "3", *fails))
+    assert result(run)["exit_code"] == 70
+    assert "rank 1 on " in result(run)["reason"]
+    assert result(run)["reason"].endswith("failed first: ValueError: my own mistake")
+    assert "only followed" in run.batch_log.read_text()
+
+
+def test_a_program_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    document = submit(tmp_path, "--", "no-such-program", "x", code=2)
+    assert document["error"]["message"] == (
+        "command is no-such-program x, and there is no program 'no-such-program' on PATH here; correct its name, or "
+        "write its path"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_batch_that_a_command_cannot_be_told_is_refused_at_once(tmp_path: Path) -> None:
+    words = ("--global-batch-size", "33", "--tasks-per-node", "2", "--", "true")
+    assert "write 32 or 34" in submit(tmp_path, *words, code=2)["error"]["message"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bad_options_are_refused_together_each_by_its_own_name(tmp_path: Path) -> None:
+    document = submit(tmp_path, "--nodes", "two", "--time", "5x", "--", "true", code=2)
+    files = [problem["file"] for problem in document["error"]["problems"]]
+    assert files == ["--nodes", "--time"]
+
+
+def test_a_program_that_asked_by_file_goes_on_whatever_its_exit_code(tmp_path: Path) -> None:
+    asks = program(
+        tmp_path,
+        """
+        import os, pathlib, sys
+        pathlib.Path(os.environ["HPCDDP_REQUEUE_FILE"]).touch()
+        sys.exit(1)
+        """,
+    )
+    run = ended(submit(tmp_path, "--tasks-per-node", "2", *asks))
+    assert result(run)["status"] == "stopped"
+    assert "the command asked to be run again" in result(run)["reason"]
+
+
+def test_a_program_that_only_the_task_misses_is_named_without_a_traceback(tmp_path: Path) -> None:
+    """What environment.setup does to PATH, nobody knows before."""
+    run = ended(submit(tmp_path, "--set", "environment.setup=['true']", "--", "no-such-program", "x"))
+    assert result(run)["exit_code"] == 70
+    assert "has no program 'no-such-program'" in result(run)["reason"]
+    assert "Traceback" not in run.batch_log.read_text()
+
+
+def test_whoever_follows_sees_what_rank_0_prints_and_only_of_this_job(tmp_path: Path) -> None:
+    words = program(
+        tmp_path,
+        """
+        import os, sys
+        print(f"output of rank {os.environ['RANK']} attempt {os.environ['HPCDDP_ATTEMPT']}", end="", flush=True)
+        sys.exit(3 if os.environ["HPCDDP_ATTEMPT"] == "0" else 0)
+        """,
+    )
+    document = submit(tmp_path, "--tasks-per-node", "2", "--follow", *words, code=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "submit", "--resume", document["run_id"], "--follow"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "output of" in line]
+    assert "failed" not in done.stderr
+    assert [line.partition("submitit")[0] for line in lines] == ["rank 0 | output of rank 0 attempt 1"]

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcddp.submit.checks import environment as environment_checks
+from tests.submit.submitting import errors_of, program, virtual, warnings_of
+
+CONDA = """#!/bin/sh
+[ "$*" = "env list --json" ] && echo '{{"envs": ["{base}", "{base}/envs/train", "{base}/envs/empty"]}}'
+"""
+
+
+def test_a_virtual_environment_that_can_run_hpcddp_is_in_nobodys_way(here: Path) -> None:
+    virtual(Path("my venv"))
+    assert warnings_of(here, {"venv": "my venv"}) == []
+
+
+def test_a_virtual_environment_without_an_interpreter_is_named(here: Path) -> None:
+    Path("empty").mkdir()
+    assert errors_of(here, {"venv": "empty"}) == [
+        (
+            "environment.venv is 'empty', and there is no empty/bin/python; make it (python -m venv empty), or correct "
+            "the path"
+        )
+    ]
+
+
+def test_a_virtual_environment_without_hpcddp_is_told_how_to_get_it(here: Path) -> None:
+    virtual(Path("bare venv"), with_hpcddp=False)
+    sentence = (
+        "environment.venv is 'bare venv', whose python cannot run hpcddp (ModuleNotFoundError: No module named "
+        "'hpcddp'); run: 'bare venv/bin/python' -m pip install hpcddp"
+    )
+    assert errors_of(here, {"venv": "bare venv"}) == [sentence]
+    # Lines that run before may bring it.
+    assert warnings_of(here, {"venv": "bare venv", "setup": ("export PYTHONPATH=/opt/hpcddp",)}) == [sentence]
+
+
+def test_another_version_of_hpcddp_is_a_warning(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    virtual(Path("venv"))
+    monkeypatch.setattr("hpcddp.__version__", "99.0")
+    (warning,) = warnings_of(here, {"venv": "venv"})
+    assert warning.startswith("environment.venv is 'venv', whose python has hpcddp 0.")
+    assert warning.endswith(", and the one that submits is 99.0; install the same")
+
+
+def test_an_interpreter_of_the_users_own_is_looked_at_too(here: Path) -> None:
+    python = str(virtual(Path("bare"), with_hpcddp=False) / "bin" / "python")
+    assert errors_of(here, {"python": python}) == [
+        (
+            f"environment.python is '{python}', which cannot run hpcddp (ModuleNotFoundError: No module named "
+            f"'hpcddp'); run: {python} -m pip install hpcddp"
+        )
+    ]
+    # What only the nodes have, only they can know.
+    assert warnings_of(here, {"python": "/no/such/python"}) == []
+
+
+def test_a_uv_project_says_what_to_run(here: Path) -> None:
+    assert errors_of(here, {"uv": "project"}) == [
+        "environment.uv is 'project', and there is no project/pyproject.toml; give the directory of a uv project"
+    ]
+    Path("project").mkdir()
+    Path("project/pyproject.toml").touch()
+    assert errors_of(here, {"uv": "project"}) == [
+        (
+            "environment.uv is 'project', and there is no directory project/.venv; install uv (python -m pip "
+            "install uv), then run: uv sync --project project"
+        )
+    ]
+    program(here, "uv")
+    assert errors_of(here, {"uv": "project"}) == [
+        "environment.uv is 'project', and there is no directory project/.venv; run: uv sync --project project"
+    ]
+    virtual(Path("project/.venv"), with_hpcddp=False)
+    assert errors_of(here, {"uv": "project"}) == [
+        (
+            "environment.uv is 'project', whose python cannot run hpcddp (ModuleNotFoundError: No module named "
+            "'hpcddp'); run: uv add --project project hpcddp"
+        )
+    ]
+
+
+def test_a_uv_environment_older_than_its_lock_file_is_a_warning(here: Path) -> None:
+    Path("project").mkdir()
+    Path("project/pyproject.toml").touch()
+    virtual(Path("elsewhere"))
+    at = {"UV_PROJECT_ENVIRONMENT": str(Path("elsewhere").absolute())}
+    program(here, "uv", '#!/bin/sh\necho "$@" > asked\nexit 1\n')
+    assert warnings_of(here, {"uv": "project"}, more=at) == [
+        "environment.uv is 'project', whose environment is not what its lock file says; run: uv sync --project project"
+    ]
+    assert Path("asked").read_text() == "sync --check --frozen --inexact --offline --project project\n"
+    program(here, "uv")
+    assert warnings_of(here, {"uv": "project"}, more=at) == []
+
+
+def conda(here: Path) -> Path:
+    base = here / "conda"
+    (base / "condabin").mkdir(parents=True)
+    virtual(base)
+    virtual(base / "envs" / "train")
+    (base / "envs" / "empty").mkdir()
+    program(here, "conda", CONDA.format(base=base))
+    return base
+
+
+def test_conda_environments_are_found_by_name_and_by_directory(here: Path) -> None:
+    base = conda(here)
+    for name in ("train", "base", f"{base}/envs/train"):
+        assert warnings_of(here, {"conda": name}) == []
+    (here / "bin" / "conda").rename(here / "conda.exe")
+    assert warnings_of(here, {"conda": "train"}, more={"CONDA_EXE": str(here / "conda.exe")}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "gone",
+            (
+                "environment.conda is 'gone', and conda has no such environment here; correct it (conda env list "
+                "shows all), or make it: conda create --name gone python"
+            ),
+        ),
+        (
+            "./gone",
+            (
+                "environment.conda is './gone', and conda has no such environment here; correct it (conda env list "
+                "shows all), or make it: conda create --prefix ./gone python"
+            ),
+        ),
+        (
+            "empty",
+            (
+                "environment.conda is 'empty', and there is no HERE/conda/envs/empty/bin/python; install python "
+                "and hpcddp in it"
+            ),
+        ),
+    ],
+)
+def test_a_conda_environment_that_cannot_be_used_is_named(here: Path, name: str, sentence: str) -> None:
+    conda(here)
+    assert errors_of(here, {"conda": name}) == [sentence.replace("HERE", str(here))]
+    # A module may bring another conda.
+    assert warnings_of(here, {"conda": name, "modules": ("miniforge",)}, more={"MODULESHOME": "/m"}) == []
+
+
+def test_where_conda_is_not_here_only_this_machine_is_certain(here: Path) -> None:
+    sentence = (
+        "environment.conda needs conda, which is neither on PATH nor in CONDA_EXE here; submit from a shell in "
+        "which conda works, or load its module in environment.modules"
+    )
+    assert warnings_of(here, {"conda": "train"}) == [sentence]
+    assert errors_of(here, {"conda": "train"}, "local") == [sentence]
+
+
+def test_modules_without_the_module_command_are_a_warning(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_checks, "_MODULE_PROFILES", (str(here / "modules.sh"),))
+    sentence = (
+        "environment.modules needs the module command, which this machine does not have; the job ends at its start "
+        "unless its nodes have it"
+    )
+    assert warnings_of(here, {"modules": ("cuda",)}) == [sentence]
+    assert warnings_of(here, {"modules": ("cuda",)}, more={"LMOD_CMD": "/lmod"}) == []
+    (here / "modules.sh").touch()
+    assert warnings_of(here, {"modules": ("cuda",)}) == []
+
+
+def test_a_program_that_does_not_run_counts_as_one_that_says_no(here: Path) -> None:
+    Path("venv/bin").mkdir(parents=True)
+    Path("venv/bin/python").write_text("not for this machine")
+    Path("venv/bin/python").chmod(0o700)
+    (error,) = errors_of(here, {"venv": "venv"})
+    assert error.startswith("environment.venv is 'venv', whose python cannot run hpcddp ([Errno 8] Exec format error")
+    assert os.access("venv/bin/python", os.X_OK)

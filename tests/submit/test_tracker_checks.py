@@ -1,0 +1,76 @@
+"""What keeps a tracker from working is said before the job queues."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.run.trackers import chosen, is_installed
+from hpcddp.submit.checks import job as job_checks
+from hpcddp.submit.checks.job import check_submittable
+from hpcddp.submit.checks.obstacle import SubmissionError
+from tests.submit.requests import request_of
+
+
+def job(**changes: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "a",
+            "batch": {"global_batch_size": 8},
+            "train": {"model": "resnet18", "dataset": "digits"},
+            **changes,
+        }
+    )
+
+
+def check(spec: JobSpec, environment: dict[str, str]) -> None:
+    check_submittable(request_of(spec, cluster="local", environment=environment))
+
+
+def refusal(spec: JobSpec, **environment: str) -> str:
+    with pytest.raises(SubmissionError) as caught:
+        check(spec, environment)
+    return caught.value.message
+
+
+def test_missing_tracker_is_refused_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_checks, "is_installed", lambda name: name != "mlflow")
+    assert refusal(job(trackers={"use": ["wandb", "mlflow"], "tracking_uri": "http://host"})) == (
+        f"trackers.use names mlflow, which {sys.executable} does not have; run: {sys.executable} -m pip install "
+        "mlflow-skinny, or remove the name"
+    )
+
+
+def test_mlflow_without_a_server_is_refused() -> None:
+    named = {"trackers": {"use": ["mlflow"]}}
+    assert refusal(job(**named)) == (
+        "trackers.use names mlflow, and nothing says where its server is; export MLFLOW_TRACKING_URI, or write it "
+        "into trackers.tracking_uri"
+    )
+    check(job(**named), {"MLFLOW_TRACKING_URI": "http://host"})
+    check(job(**named, environment={"env": {"MLFLOW_TRACKING_URI": "http://host"}}), {})
+    check(job(trackers={"use": ["mlflow"], "tracking_uri": "http://host"}), {})
+
+
+def test_another_interpreter_is_not_asked_for_its_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_checks, "is_installed", lambda _: False)
+    named = {"trackers": {"use": ["wandb"]}}
+    check(job(**named, environment={"python": "/bin/true"}), {})
+    assert "wandb" in refusal(job(**named, environment={"python": sys.executable}))
+
+
+def test_folder_that_a_tracker_has_left_behind_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_tracker").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_installed("a_tracker")
+    assert is_installed("tensorboard")
+
+
+def test_tensorboard_is_the_default_where_it_is_installed() -> None:
+    assert chosen(job().trackers) == ("tensorboard",)
+    assert chosen(job(trackers={"use": ["mlflow"]}).trackers) == ("mlflow",)
+    assert chosen(job(trackers={"use": []}).trackers) == ()

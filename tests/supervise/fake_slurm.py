@@ -1,0 +1,64 @@
+"""A controller of one job, in place of Slurm's commands."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcddp.slurm import commands
+
+AWAY = commands.SlurmUnavailableError("scontrol failed: Unable to contact slurm controller", returncode=1)
+MISSING = commands.SlurmMissingError("scontrol was not found; Slurm's commands must be on PATH here")
+REFUSED = commands.SlurmCommandError("scontrol requeue failed: Requested operation is presently disabled", returncode=1)
+
+
+class FakeSlurm:
+    """Answers like scontrol, and records what it is asked to do.
+
+    Attributes:
+        job: the fields of the job.
+        calls: what was asked of it, a line each.
+        errors: what the next commands fail with, in order; None lets one through.
+        ignored_requeues: how many requeues it accepts and does not carry out.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **fields: str) -> None:
+        self.job: dict[str, str] | None = {
+            "JobState": "RUNNING", "Restarts": "0", "PreemptTime": "None", "Reason": "None", "Requeue": "1", **fields,
+        }  # fmt: skip
+        self.calls: list[str] = []
+        self.errors: list[commands.SlurmCommandError | None] = []
+        self.ignored_requeues = 0
+        self.waited = 0.0
+        monkeypatch.setattr(commands, "show_job", self.show_job)
+        monkeypatch.setattr(commands, "requeue", self.requeue)
+        monkeypatch.setattr(commands, "update_job", self.update_job)
+        monkeypatch.setattr("time.sleep", self.sleep)
+
+    def show_job(self, job_id: str) -> dict[str, str] | None:
+        self._fail()
+        assert job_id == "7"
+        return self.job
+
+    def requeue(self, job_id: str) -> None:
+        self.calls.append(f"requeue {job_id}")
+        self._fail()
+        if self.ignored_requeues:
+            self.ignored_requeues -= 1
+        elif self.job is not None and self.job["JobState"] == "RUNNING":
+            self.become("COMPLETING", Restarts=str(int(self.job["Restarts"]) + 1), PreemptTime="None")
+
+    def update_job(self, job_id: str, **fields: str) -> None:
+        self.calls.append(f"update {job_id} {fields}")
+        self._fail()
+
+    def become(self, state: str, **fields: str) -> None:
+        """Change the job."""
+        assert self.job is not None
+        self.job = {**self.job, "JobState": state, **fields}
+
+    def sleep(self, seconds: float) -> None:
+        self.waited += seconds
+
+    def _fail(self) -> None:
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error

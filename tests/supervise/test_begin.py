@@ -1,0 +1,256 @@
+"""What the batch script runs before and after the tasks."""
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.write import dump_job
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.events import append_event, read_events
+from hpcddp.run.failure import beginning
+from hpcddp.run.files import read_json, write_json
+from hpcddp.run.job_records import Start
+from hpcddp.run.ownership import RunDirectoryError, is_alive
+from hpcddp.slurm import commands
+from hpcddp.slurm.job_environment import NO_LIMIT_S
+from hpcddp.supervise.__main__ import main
+from hpcddp.supervise.begin import BudgetError, begin, end_time_of
+
+LOCAL = {"HPCDDP_LOCAL_JOB_ID": str(os.getpid())}
+JOB = """name: demo
+batch: {global_batch_size: 8}
+train: {model: resnet18, dataset: digits}
+"""
+
+
+def begin_in(
+    root: Path, *, run_id: str | None = "r1", job: str = JOB, environment: dict[str, str] | None = None
+) -> str:
+    return begin(run_root=str(root), name="demo", run_id=run_id, job_text=job, environment=environment or LOCAL)
+
+
+def begun(root: Path) -> AttemptDirectory:
+    return AttemptDirectory.from_text(begin_in(root))
+
+
+def another_process() -> dict[str, str]:
+    """An environment of a local job whose predecessor in the same directory has died."""
+    return {"HPCDDP_LOCAL_JOB_ID": "999999"}
+
+
+def test_the_first_attempt_creates_a_private_run(tmp_path: Path) -> None:
+    attempt = begun(tmp_path)
+    assert attempt.path == tmp_path / "demo" / "r1" / "attempts" / "0"
+    assert attempt.run.path.stat().st_mode & 0o777 == 0o700
+    assert attempt.run.job_file.read_text() == JOB
+    assert [event["event"] for event in read_events(attempt.run.events)] == ["start"]
+
+
+def test_each_attempt_has_a_token_of_its_own(tmp_path: Path) -> None:
+    first = begun(tmp_path)
+    write_json(first.start, {**read_json(first.start), "job_id": "999998"})
+    second = AttemptDirectory.from_text(begin_in(tmp_path))
+    assert second.number == 1
+    assert read_json(first.start)["token"] != read_json(second.start)["token"]
+
+
+def test_a_second_job_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    begun(tmp_path)
+    with pytest.raises(RunDirectoryError, match=rf"is taken: job {os.getpid()} is still using it; use another run id"):
+        begin_in(tmp_path, environment=another_process())
+
+
+def job_text(**changes: Any) -> str:
+    """The resolved text of a small job; keys such as ``train__seed`` change single values."""
+    document: dict[str, Any] = {
+        "name": "demo",
+        "batch": {"global_batch_size": 30},
+        "train": {"model": "resnet18", "dataset": "digits"},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        document.setdefault(section, {})[name] = value
+    return dump_job(JobSpec.model_validate(document), environment_values=False)
+
+
+def begun_twice(root: Path, **changes: Any) -> AttemptDirectory:
+    """Begin a run, then begin it again with a changed job after the first one's has died."""
+    first = AttemptDirectory.from_text(begin_in(root, job=job_text()))
+    write_json(first.start, {**read_json(first.start), "job_id": "999998"})
+    return AttemptDirectory.from_text(begin_in(root, job=job_text(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train__seed": 3}, "train.seed is 0 there and 3 here"),
+        ({"batch__global_batch_size": 31}, "batch.global_batch_size is 30 there and 31 here"),
+        ({"train__optimizer": {"name": "adamw"}}, 'train.optimizer.name is "sgd" there and "adamw" here'),
+    ],
+)
+def test_a_run_never_changes_its_training(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RunDirectoryError, match=rf"cannot go on with this job: {sentence}, .*bring the old value back"):
+        begun_twice(tmp_path, **changes)
+
+
+def test_a_run_goes_on_with_other_resources(tmp_path: Path) -> None:
+    changes = {"resources__nodes": 3, "batch__max_per_device_batch_size": 4, "requeue__signal_lead": None}
+    attempt = begun_twice(tmp_path, **changes)
+    assert attempt.number == 1
+    assert attempt.run.job_file.read_text() == job_text(**changes)
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    attempt = begun(tmp_path)
+    write_json(attempt.run.result, {"status": "finished"})
+    write_json(attempt.start, {**read_json(attempt.start), "job_id": "999998"})
+    assert begin_in(tmp_path) == ""
+    assert attempt.run.newest_attempt() == 0
+
+
+def test_a_failed_result_goes_when_the_run_is_continued(tmp_path: Path) -> None:
+    attempt = begun(tmp_path)
+    write_json(attempt.run.result, {"status": "failed"})
+    write_json(attempt.start, {**read_json(attempt.start), "job_id": "999998"})
+    begin_in(tmp_path)
+    assert read_json(attempt.run.result) is None
+
+
+def test_a_script_for_sbatch_that_is_run_by_hand_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(["begin", "--run-root", str(tmp_path), "--name", "demo"], {}) == 2
+    assert capsys.readouterr().err == (
+        "hpcddp: this script was rendered for sbatch; run it with sbatch, or use hpcddp submit --cluster local\n"
+    )
+
+
+def test_the_derived_run_id_is_the_clusters_name_and_the_job_id(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "SLURM_CLUSTER_NAME": "my cluster", "PATH": ""}
+    directory = begin_in(tmp_path, run_id=None, environment=environment)
+    assert RunDirectory(tmp_path / "demo" / "my-cluster-12").attempt(0).path == Path(directory)
+
+
+def test_the_batch_log_of_a_script_that_was_submitted_by_hand_is_what_it_prints(tmp_path: Path) -> None:
+    words = [sys.executable, "-P", "-m", "hpcddp.supervise", "begin", "--run-root", "runs", "--name", "demo"]
+    environment = {**os.environ, "SLURM_JOB_ID": "12", "SLURM_CLUSTER_NAME": "toy", "PATH": ""}
+    with (tmp_path / "demo-12.out").open("wb") as printed:
+        subprocess.run(words, input=JOB.encode(), stderr=printed, cwd=tmp_path, env=environment, check=True)
+    run = RunDirectory(tmp_path / "runs" / "demo" / "toy-12")
+    assert run.batch_log.read_text().endswith(beginning(run.attempt(0)))
+
+
+def test_a_job_id_that_comes_again_is_refused_and_so_is_its_requeue(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "SLURM_CLUSTER_NAME": "toy"}
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, run_id=None, environment=environment))
+    with pytest.raises(RunDirectoryError, match="it belongs to another job 12"):
+        begin_in(tmp_path, run_id=None, environment=environment)
+    with pytest.raises(RunDirectoryError, match="it belongs to another job 12"):
+        # What was refused stays refused, although a requeue of it looks like one of the run's own job.
+        begin_in(tmp_path, run_id=None, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    assert attempt.run.newest_attempt() == 0
+
+
+def test_a_requeue_of_the_runs_own_job_is_the_next_attempt(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "SLURM_CLUSTER_NAME": "toy"}
+    begin_in(tmp_path, run_id=None, environment=environment)
+    requeued = begin_in(tmp_path, run_id=None, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    assert AttemptDirectory.from_text(requeued).number == 1
+
+
+def test_what_slurm_requeued_by_itself_is_written_down_as_what_it_was(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
+    append_event(attempt.run.events, kind="stop", time=0.0, attempt=0, cause="preemption")
+    begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    (requeue,) = [event for event in read_events(attempt.run.events) if event["event"] == "requeue"]
+    assert (requeue["attempt"], requeue["cause"], requeue["by"]) == (0, "preemption", "slurm")
+
+
+def test_a_requeue_that_is_written_down_already_is_not_written_twice(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
+    append_event(attempt.run.events, kind="requeue", time=0.0, attempt=0, cause="time_limit")
+    begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    assert [event["event"] for event in read_events(attempt.run.events)] == ["start", "requeue", "start"]
+
+
+def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_requeued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    for count in ("0", "1"):
+        attempt = AttemptDirectory.from_text(
+            begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": count})
+        )
+    monkeypatch.setattr("sys.stdin", io.StringIO(JOB))
+    words = ["begin", "--run-root", str(tmp_path), "--name", "demo", "--run-id", "r1"]
+    assert main(words, {**environment, "SLURM_RESTART_COUNT": "2"}) == 93
+    why = "the last 2 attempts saved no new step, and requeue.max_attempts_without_progress is 2"
+    resume = f"hpcddp submit JOB --resume {attempt.run.path}"
+    assert f"hpcddp: run r1 is not started again: {why}. To go on: {resume}\n" in capsys.readouterr().err
+    result = read_json(attempt.run.result)
+    assert (result["status"], result["reason"], result["exit_code"]) == ("failed", why, 93)
+    assert attempt.run.newest_attempt() == 1
+
+
+def test_a_person_who_resumes_may_start_a_run_without_progress(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    for count in ("0", "1"):
+        attempt = AttemptDirectory.from_text(
+            begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": count})
+        )
+    append_event(attempt.run.events, kind="resume", time=0.0, attempt=1)
+    begin_in(tmp_path, environment={"SLURM_JOB_ID": "13", "PATH": ""})
+    assert attempt.run.newest_attempt() == 2
+
+
+def test_more_preemptions_than_are_allowed_end_the_run_at_its_start(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    job = JOB + "requeue: {max_preemptions: 0}\n"
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, job=job, environment=environment))
+    append_event(attempt.run.events, kind="save", time=0.0, attempt=0, step=4)
+    append_event(attempt.run.events, kind="stop", time=0.0, attempt=0, cause="preemption")
+    with pytest.raises(
+        BudgetError, match=r"requeue\.max_preemptions is 0, and this would be one more\. To go on: hpcddp"
+    ):
+        begin_in(tmp_path, job=job, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+
+
+@pytest.mark.parametrize(
+    ("job", "environment", "end"),
+    [
+        ({"EndTime": "1970-01-01T00:01:00", "TimeLimit": "00:01:00"}, {}, 60.0 + time.timezone),
+        ({"EndTime": "2026-01-01T00:00:00", "TimeLimit": "UNLIMITED"}, {}, None),
+        ({"EndTime": "Unknown", "TimeLimit": "00:01:00"}, {}, None),
+        (None, {"SLURM_JOB_END_TIME": "77"}, 77.0),
+        (None, {"SUBMITIT_LOCAL_TIMEOUT_S": "60"}, 65.0),
+        (None, {"SUBMITIT_LOCAL_TIMEOUT_S": str(NO_LIMIT_S)}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_end_of_the_jobs_time_is_known_at_the_start(
+    job: dict[str, str] | None, environment: dict[str, str], end: float | None
+) -> None:
+    assert end_time_of(job, environment, now=5.0) == end
+
+
+def test_a_job_that_waits_to_run_again_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Start(job_id="12", restart_count=0, submit_time="then", host="n1", token="t", time=0.0)
+    # Slurm renews the submit time at a requeue.
+    waiting = {"JobState": "PENDING", "SubmitTime": "later", "Restarts": "1"}
+    monkeypatch.setattr(commands, "show_job", lambda _: waiting)
+    assert is_alive(start)
+    monkeypatch.setattr(commands, "show_job", lambda _: {**waiting, "JobState": "PREEMPTED"})
+    assert not is_alive(start)
+    # Another life of the cluster has counted to the same id.
+    monkeypatch.setattr(commands, "show_job", lambda _: {**waiting, "Restarts": "0"})
+    assert not is_alive(start)

@@ -1,0 +1,355 @@
+"""What the batch shell does at the end of a command: nobody but the records and Slurm say why it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.run.events import append_event, read_events
+from hpcddp.run.failure import beginning
+from hpcddp.run.files import write_json
+from hpcddp.run.program_end import ProgramExit, Told, write_exit
+from hpcddp.supervise.begin import BudgetError
+from tests.supervise.fake_slurm import AWAY, FakeSlurm
+from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Play
+
+COMMAND = """
+name: demo
+resources: {nodes: 2, tasks_per_node: 1, time_limit: 10}
+command: [python, train.py]
+"""
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(monkeypatch)
+    monkeypatch.setattr("time.monotonic", lambda: fake.waited)
+    return fake
+
+
+class Command(Play):
+    """An attempt of a command."""
+
+    def __init__(self, directory: Path, environment: dict[str, str], more: str = "") -> None:
+        super().__init__(directory, environment, more, job=COMMAND)
+
+    def leave(self, *codes: int, told: Told | None = None) -> None:
+        """The programs of the first ranks have ended."""
+        append_event(self.attempt.run.events, kind="train", time=0.0, attempt=self.attempt.number)
+        for rank, code in enumerate(codes):
+            write_exit(self.attempt, ProgramExit(rank=rank, host="n1", time=0.0, code=code, told=told))
+
+    def slurm_says(self, why: str) -> None:
+        """slurmstepd writes into the batch log."""
+        notice = f"slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T05:17:38 DUE TO {why} ***\n"
+        with self.attempt.run.batch_log.open("a") as log:
+            log.write(f"{beginning(self.attempt)}{notice}")
+
+    def last(self, kind: str) -> dict[str, Any]:
+        return [event for event in read_events(self.attempt.run.events) if event["event"] == kind][-1]
+
+
+@pytest.fixture
+def command(tmp_path: Path, slurm: FakeSlurm) -> Command:
+    del slurm
+    return Command(tmp_path, SLURM)
+
+
+def test_a_command_that_ended_well_has_finished(command: Command, slurm: FakeSlurm) -> None:
+    command.leave(0, 0)
+    assert (command.end().exit_code, slurm.calls) == (0, [])
+    assert command.result is not None
+    assert (command.result["status"], command.result["world_size"]) == ("finished", 2)
+    assert command.events()[-1] == ("finish", None)
+
+
+@pytest.mark.parametrize("codes", [(0, 0), (1, 143), (-15, -15), (75, 0), (3,)])
+def test_a_preempted_command_is_requeued_whatever_its_exit_code(
+    command: Command, slurm: FakeSlurm, codes: tuple[int, ...]
+) -> None:
+    slurm.become("RUNNING", **PREEMPTED)
+    command.leave(*codes, told="terminated")
+    ending = command.end()
+    assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
+    assert ending.text == (
+        "attempt 0 of run r1 has ended: job 7 was preempted. Slurm runs job 7 again in a few seconds, if its nodes are "
+        "free, and it goes on from there."
+    )
+    assert command.last("requeue")["cause"] == "preemption"
+
+
+@pytest.mark.parametrize(("codes", "told"), [((0, 0), "warned"), ((-15, -15), "deadline")])
+def test_a_command_that_is_out_of_time_is_requeued(
+    command: Command, slurm: FakeSlurm, codes: tuple[int, ...], told: Told
+) -> None:
+    command.leave(*codes, told=told)
+    assert (command.end().exit_code, slurm.calls) == (75, ["requeue 7"])
+    assert command.last("requeue")["cause"] == "time_limit"
+
+
+def test_a_command_that_asks_to_go_on_is_requeued_and_says_so(command: Command, slurm: FakeSlurm) -> None:
+    command.leave(75, 0)
+    ending = command.end()
+    assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
+    assert "the command asked to be run again (exit code 75, or a file at HPCDDP_REQUEUE_FILE)" in ending.text
+    assert command.last("requeue")["cause"] == "unknown"
+
+
+def test_a_file_asks_as_well_as_an_exit_code(command: Command, slurm: FakeSlurm) -> None:
+    command.leave(0, 0)
+    command.attempt.requeue_file.touch()
+    assert (command.end().exit_code, slurm.calls) == (75, ["requeue 7"])
+
+
+def test_a_cancelled_command_is_never_requeued(command: Command, slurm: FakeSlurm) -> None:
+    slurm.become("COMPLETING")
+    command.leave(75, 75, told="terminated")
+    assert (command.end().exit_code, slurm.calls) == (130, [])
+    assert command.result is not None
+    assert command.result["status"] == "cancelled"
+
+
+def test_a_failure_comes_before_what_the_others_were_told(command: Command, slurm: FakeSlurm) -> None:
+    command.fail(1, exit_code=70)
+    command.leave(-15, 1, told="terminated")
+    ending = command.end()
+    assert (ending.exit_code, slurm.calls) == (70, [])
+    assert ending.text.startswith("rank 1 on n2 failed first: ValueError: boom")
+
+
+def test_ranks_that_only_lost_their_peers_do_not_hide_a_preemption(command: Command, slurm: FakeSlurm) -> None:
+    slurm.become("RUNNING", **PREEMPTED)
+    command.fail(1, exit_code=71, secondary=True)
+    command.leave(-15, told="terminated")
+    assert (command.end().exit_code, slurm.calls) == (75, ["requeue 7"])
+
+
+def test_a_killed_task_is_a_failure_of_the_infrastructure(command: Command) -> None:
+    command.leave(0)
+    ending = command.end()
+    assert ending.exit_code == 71
+    assert "rank 1 ended without a word" in ending.text
+
+
+@pytest.mark.parametrize("code", [0, -15, 75])
+def test_a_task_that_left_no_record_is_a_failure_whatever_its_peers_were_told(
+    command: Command, slurm: FakeSlurm, code: int
+) -> None:
+    """srun tells the others to end when one task has failed (--kill-on-bad-exit)."""
+    command.leave(code, told="terminated")
+    ending = command.end()
+    assert (ending.exit_code, slurm.calls) == (71, [])
+    assert ending.text.startswith("rank 1 ended without a word")
+    assert "It does not go on by itself: requeue.max_failures is 0." in ending.text
+
+
+def test_tasks_that_are_killed_each_time_are_run_again_as_often_as_max_failures_says(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    command = Command(tmp_path, SLURM, "requeue: {max_failures: 1, max_attempts_without_progress: 9}\n")
+    command.leave(-15, told="terminated")
+    assert command.end().exit_code == 75
+    assert command.last("requeue")["cause"] == "crash"
+    again(command, slurm, 1)
+    command.leave(-15, told="terminated")
+    ending = command.end()
+    assert (ending.exit_code, slurm.calls) == (71, ["requeue 7"])
+    assert "requeue.max_failures is 1, all used up" in ending.text
+
+
+def test_tasks_that_were_told_to_end_while_slurm_shows_no_reason_are_a_failure(
+    command: Command, slurm: FakeSlurm
+) -> None:
+    command.leave(0, -15, told="terminated")
+    ending = command.end()
+    assert (ending.exit_code, slurm.calls) == (71, [])
+    assert ending.text.startswith("the tasks were told to end (SIGTERM), and nothing shows who told them")
+
+
+def test_a_preemption_takes_tasks_that_leave_no_record(command: Command, slurm: FakeSlurm) -> None:
+    slurm.become("RUNNING", **PREEMPTED)
+    command.leave(-15, told="terminated")
+    assert (command.end().exit_code, slurm.calls) == (75, ["requeue 7"])
+
+
+def test_a_node_that_is_lost_is_no_failure_of_the_command_until_it_makes_no_progress(
+    command: Command, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[list[int]] = []
+
+    def lost_nodes(_: dict[str, str], **facts: Any) -> list[str]:
+        heard.append(facts["heard"])
+        return ["n2"]
+
+    monkeypatch.setattr("hpcddp.supervise.attempt_facts.lost_nodes", lost_nodes)
+    command.leave(-15, told="terminated")
+    ending = command.end()
+    assert (ending.exit_code, heard) == (75, [[0]])
+    assert "has ended: node n2 was lost. Slurm runs" in ending.text
+    assert command.last("requeue")["cause"] == "node_failure"
+    again(command, slurm, 1)
+    command.leave(-15, told="terminated")
+    ending = command.end()
+    assert (ending.exit_code, slurm.calls) == (93, ["requeue 7"])
+    assert "requeue.max_attempts_without_progress is 2" in ending.text
+
+
+def test_a_controller_that_comes_back_late_proves_the_preemption(
+    command: Command, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses: list[Any] = []
+
+    def sleep(seconds: float) -> None:
+        slurm.sleep(seconds)
+        statuses.append(command.result and command.result["status"])
+
+    monkeypatch.setattr("time.sleep", sleep)
+    slurm.become("RUNNING", **PREEMPTED)
+    slurm.errors = [AWAY] * 100
+    command.leave(-15, -15, told="terminated")
+    assert (command.end().exit_code, slurm.calls) == (75, ["requeue 7"])
+    assert command.last("requeue")["cause"] == "preemption"
+    # Slurm may end the batch script while it waits.
+    assert statuses[-1] == "stopped"
+    assert command.result is None
+
+
+def test_a_controller_that_comes_back_late_and_knows_no_reason_leaves_a_failure(
+    command: Command, slurm: FakeSlurm
+) -> None:
+    slurm.errors = [AWAY] * 100
+    command.leave(-15, -15, told="terminated")
+    assert (command.end().exit_code, slurm.calls) == (71, [])
+
+
+def test_what_slurmstepd_says_of_a_preemption_counts_while_the_controller_is_away(
+    command: Command, slurm: FakeSlurm
+) -> None:
+    command.slurm_says("PREEMPTION")
+    slurm.errors = [AWAY] * 35
+    command.leave(-15, -15, told="terminated")
+    assert (command.end().exit_code, slurm.calls[-1:]) == (75, ["requeue 7"])
+    assert command.last("requeue")["cause"] == "preemption"
+
+
+def test_on_this_machine_nothing_runs_it_again(tmp_path: Path) -> None:
+    command = Command(tmp_path, LOCAL)
+    command.leave(75, 75)
+    assert command.end().exit_code == 75
+    assert command.result is not None
+    assert command.result["status"] == "stopped"
+
+
+def test_failures_of_a_silent_command_count_as_attempts_without_progress(tmp_path: Path, slurm: FakeSlurm) -> None:
+    command = Command(tmp_path, SLURM, "requeue: {max_failures: 9}\n")
+    command.leave(-9, -15, told="terminated")
+    assert command.end().exit_code == 75
+    again(command, slurm, 1)
+    command.leave(-9, -15, told="terminated")
+    assert command.end().exit_code == 93
+
+
+def again(command: Command, slurm: FakeSlurm, restarts: int) -> None:
+    """Slurm runs the job again."""
+    slurm.become("RUNNING", Restarts=str(restarts), PreemptTime="None")
+    command.attempt = command.begin({**SLURM, "SLURM_RESTART_COUNT": str(restarts)})
+    for rank in range(2):
+        command.attempt.rank_log(rank).touch()
+
+
+def test_preemptions_say_nothing_against_a_command_that_is_silent_about_its_progress(
+    command: Command, slurm: FakeSlurm
+) -> None:
+    for restarts in range(1, 6):
+        slurm.become("RUNNING", **PREEMPTED)
+        command.leave(0, 0, told="terminated")
+        assert command.end().exit_code == 75
+        again(command, slurm, restarts)
+
+
+def test_a_command_that_only_asks_is_ended_by_the_budget(command: Command, slurm: FakeSlurm) -> None:
+    command.leave(75, 75)
+    assert command.end().exit_code == 75
+    again(command, slurm, 1)
+    command.leave(75, 75)
+    assert command.end().exit_code == 93
+
+
+def test_a_command_that_asks_and_comes_further_goes_on(command: Command, slurm: FakeSlurm) -> None:
+    for restarts in range(1, 6):
+        command.attempt.run.progress.write_text(str(restarts))
+        command.leave(75, 75)
+        assert command.end().exit_code == 75
+        again(command, slurm, restarts)
+
+
+def test_a_command_that_has_told_its_progress_once_is_taken_at_its_word(command: Command, slurm: FakeSlurm) -> None:
+    command.attempt.run.progress.touch()
+    for restarts in range(1, 4):
+        slurm.become("RUNNING", **PREEMPTED)
+        command.leave(0, 0, told="terminated")
+        code = command.end().exit_code
+        if code == 93:
+            break
+        again(command, slurm, restarts)
+    assert (code, restarts) == (93, 3)
+
+
+def test_a_preemption_without_a_grace_time_says_nothing_against_a_silent_command(
+    command: Command, slurm: FakeSlurm
+) -> None:
+    """Slurm requeues it by itself, whether the batch script lives to see it or not, and then forgets why."""
+    for restarts in range(1, 6):
+        command.slurm_says("PREEMPTION")
+        if restarts % 2:
+            slurm.become("COMPLETING", Restarts=str(restarts))
+            command.leave(-15, -15, told="terminated")
+            assert command.end().exit_code == 75
+        again(command, slurm, restarts)
+        assert (command.last("requeue")["cause"], command.last("requeue")["by"]) == ("preemption", "slurm")
+
+
+@pytest.mark.parametrize("notices", [[], ["JOB REQUEUE"], ["NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"]])
+def test_any_other_requeue_by_slurm_itself_counts_toward_attempts_without_progress(
+    command: Command, slurm: FakeSlurm, notices: list[str]
+) -> None:
+    for notice in notices:
+        command.slurm_says(notice)
+    again(command, slurm, 1)
+    assert command.last("requeue")["cause"] == ("node_failure" if notices and "NODE" in notices[0] else "requeued")
+    with pytest.raises(BudgetError, match=r"requeue\.max_attempts_without_progress is 2"):
+        again(command, slurm, 2)
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_a_requeue_that_its_user_asked_for_counts_toward_nothing(
+    command: Command, slurm: FakeSlurm, *, survives: bool
+) -> None:
+    for restarts in range(1, 6):
+        write_json(command.attempt.requeue_request, {})
+        if survives:
+            slurm.become("COMPLETING", Restarts=str(restarts))
+            command.leave(-15, -15, told="terminated")
+            assert "its user asked to have job 7 run again" in command.end().text
+        again(command, slurm, restarts)
+        assert command.last("requeue")["by"] == "user"
+
+
+def test_a_command_that_asks_to_go_on_whenever_it_is_told_to_end_is_ended_by_the_budget(
+    command: Command, slurm: FakeSlurm
+) -> None:
+    command.leave(75, 75, told="terminated")
+    assert command.end().exit_code == 75
+    again(command, slurm, 1)
+    command.leave(75, 75, told="terminated")
+    assert (command.end().exit_code, slurm.calls) == (93, ["requeue 7"])
+
+
+def test_what_slurm_takes_from_a_command_that_tells_its_progress_is_counted(command: Command, slurm: FakeSlurm) -> None:
+    command.attempt.run.progress.touch()
+    again(command, slurm, 1)
+    again(command, slurm, 2)
+    with pytest.raises(BudgetError):
+        again(command, slurm, 3)

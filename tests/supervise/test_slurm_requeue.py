@@ -1,0 +1,108 @@
+"""Having Slurm run a job again, and making sure that it does."""
+
+import time
+
+import pytest
+
+from hpcddp.slurm.commands import SlurmCommandError
+from hpcddp.supervise.slurm_requeue import Outcome, Requeued, expedite, outlast_grace, requeue
+from tests.supervise.fake_slurm import AWAY, MISSING, REFUSED, FakeSlurm
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(monkeypatch)
+    monkeypatch.setattr(time, "monotonic", lambda: fake.waited)
+    return fake
+
+
+def test_a_requeue_is_done_when_the_restart_count_is_raised(slurm: FakeSlurm) -> None:
+    assert requeue("7", restarts=0, lift=False) == Requeued(outcome=Outcome.REQUEUED)
+    assert slurm.calls == ["requeue 7"]
+
+
+def test_slurm_says_nothing_either_way_so_it_is_asked_three_times(slurm: FakeSlurm) -> None:
+    slurm.ignored_requeues = 2
+    assert requeue("7", restarts=0, lift=False).outcome is Outcome.REQUEUED
+    assert slurm.calls == ["requeue 7"] * 3
+
+
+def test_three_requeues_that_do_nothing_are_told(slurm: FakeSlurm) -> None:
+    slurm.ignored_requeues = 9
+    done = requeue("7", restarts=0, lift=False)
+    assert done == Requeued(outcome=Outcome.REFUSED, why="scontrol requeue was called 3 times, and nothing happened")
+
+
+def test_a_job_that_was_cancelled_meanwhile_is_left_alone(slurm: FakeSlurm) -> None:
+    slurm.become("COMPLETING")
+    assert requeue("7", restarts=0, lift=False) == Requeued(outcome=Outcome.CANCELLED)
+    assert slurm.calls == ["requeue 7"]
+
+
+def test_a_controller_that_comes_back_is_asked_again(slurm: FakeSlurm) -> None:
+    slurm.errors = [AWAY, AWAY, None]
+    assert requeue("7", restarts=0, lift=False).outcome is Outcome.REQUEUED
+
+
+def test_a_controller_that_stays_away_is_waited_for_a_minute(slurm: FakeSlurm) -> None:
+    slurm.errors = [AWAY] * 100
+    done = requeue("7", restarts=0, lift=False, patience_s=60.0)
+    assert done == Requeued(outcome=Outcome.UNREACHABLE, why="scontrol failed: Unable to contact slurm controller")
+    assert 60 <= slurm.waited < 65
+
+
+@pytest.mark.parametrize(("error", "outcome"), [(MISSING, Outcome.UNREACHABLE), (REFUSED, Outcome.REFUSED)])
+def test_what_does_not_change_is_not_waited_for(slurm: FakeSlurm, error: SlurmCommandError, outcome: Outcome) -> None:
+    slurm.errors = [error]
+    assert requeue("7", restarts=0, lift=False) == Requeued(outcome=outcome, why=error.message)
+    assert slurm.waited == 0
+
+
+def test_a_job_that_slurm_was_kept_from_requeueing_is_allowed_this_once(slurm: FakeSlurm) -> None:
+    requeue("7", restarts=0, lift=True)
+    assert slurm.calls == ["update 7 {'Requeue': '1'}", "requeue 7"]
+
+
+def test_the_start_is_two_seconds_on_and_never_now(slurm: FakeSlurm) -> None:
+    expedite("7")
+    assert slurm.calls == ["update 7 {'StartTime': 'now+2seconds'}"]
+
+
+def test_a_start_that_cannot_be_hurried_is_told_and_no_error(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.errors = [AWAY]
+    expedite("7")
+    assert capsys.readouterr().err == (
+        "hpcddp: scontrol failed: Unable to contact slurm controller; the job starts when Slurm sees fit, usually in "
+        "two minutes\n"
+    )
+
+
+def test_a_preempted_job_stays_until_slurm_takes_it_or_it_would_never_be_requeued(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.become("RUNNING", PreemptTime="2026-01-01T00:00:00")
+
+    def sleep(seconds: float) -> None:
+        slurm.waited += seconds
+        if slurm.waited > 10:
+            slurm.become("COMPLETING", Restarts="1", PreemptTime="None")
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    before = Requeued(outcome=Outcome.REFUSED, why="no")
+    assert outlast_grace("7", restarts=0, before=before) == Requeued(outcome=Outcome.REQUEUED)
+    assert slurm.calls == []
+
+
+def test_a_controller_that_comes_back_within_the_grace_time_requeues(slurm: FakeSlurm) -> None:
+    slurm.become("RUNNING", PreemptTime="2026-01-01T00:00:00")
+    slurm.errors = [AWAY, AWAY]
+    before = Requeued(outcome=Outcome.UNREACHABLE, why="away")
+    assert outlast_grace("7", restarts=0, before=before).outcome is Outcome.REQUEUED
+
+
+def test_nobody_waits_for_a_grace_time_that_is_none(slurm: FakeSlurm) -> None:
+    before = Requeued(outcome=Outcome.REFUSED, why="no")
+    assert outlast_grace("7", restarts=0, before=before) is before
+    assert slurm.waited < 5

@@ -1,0 +1,146 @@
+"""Failure records of a rank, and their text in its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.stop.heartbeat import Heartbeat
+from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, peer_failure_record, save_failure
+from hpcddp.task.process_state import ProcessState, own_host, own_rank
+from hpcddp.task.rendezvous import PeerFailedError
+from hpcddp.train.errors import DataError, UserCodeError
+
+PEER_LOSS = RuntimeError("Connection closed by peer [10.0.0.2]:4242")
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [100.0]
+
+
+@pytest.fixture
+def process_state(now: list[float]) -> ProcessState:
+    known = ProcessState()
+    known.rank, known.host, known.device = 3, "n2", "cuda:1"
+    known.heartbeat = Heartbeat(300.0, monotonic=lambda: now[0])
+    known.heartbeat.at_step(120)
+    return known
+
+
+def test_a_record_says_who_where_and_how_far(process_state: ProcessState) -> None:
+    record = failure_record(ValueError("boom"), process_state=process_state)
+    assert (record.rank, record.host, record.device, record.step) == (3, "n2", "cuda:1", 120)
+    assert (record.kind, record.message, record.exit_code, record.secondary) == ("ValueError", "boom", 70, False)
+    assert "ValueError: boom" in record.traceback
+
+
+def test_an_error_of_ours_keeps_its_kind_and_code(process_state: ProcessState) -> None:
+    record = failure_record(DataError("no data"), process_state=process_state)
+    assert (record.kind, record.exit_code) == ("data", 70)
+
+
+def test_a_rank_whose_peer_has_gone_is_secondary(process_state: ProcessState) -> None:
+    record = failure_record(PEER_LOSS, process_state=process_state)
+    assert (record.secondary, record.exit_code) == (True, 71)
+
+
+def test_a_rank_that_stood_still_is_the_first_cause_although_it_fails_last(
+    process_state: ProcessState, now: list[float]
+) -> None:
+    now[0] += 62.0
+    process_state.heartbeat.look()
+    for record in (
+        failure_record(PEER_LOSS, process_state=process_state),
+        peer_failure_record(failure_record(PEER_LOSS), process_state),
+    ):
+        assert (record.kind, record.secondary, record.exit_code) == ("stood_still", False, 124)
+        assert record.message == (
+            "the process stood still for 62 s, and the other ranks gave it up; it was stopped, or its host was"
+        )
+
+
+def test_the_record_of_a_rank_that_ends_because_of_another_names_the_other(process_state: ProcessState) -> None:
+    record = peer_failure_record(failure_record(ValueError("boom"), process_state=process_state), process_state)
+    assert (record.kind, record.secondary, record.exit_code) == ("peer_failed", True, 71)
+    assert record.message == "rank 3 on n2 (cuda:1) failed, and this rank was told to end: ValueError: boom"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentences"),
+    [
+        (
+            ValueError("boom"),
+            [
+                "hpcddp: rank 3 on n2 (cuda:1) failed after step 120: ValueError: boom",
+                "hpcddp: an error of the job's own code or data would come again, so the job is not requeued",
+            ],
+        ),
+        (
+            PEER_LOSS,
+            [
+                f"hpcddp: rank 3 on n2 (cuda:1) failed after step 120: RuntimeError: {PEER_LOSS}",
+                "hpcddp: this rank only followed; the end of the batch log names the one that failed first",
+            ],
+        ),
+    ],
+)
+def test_the_failure_text_names_the_error_and_what_follows_from_it(
+    process_state: ProcessState, error: Exception, sentences: list[str]
+) -> None:
+    assert failure_text(failure_record(error, process_state=process_state)).splitlines()[-2:] == sentences
+
+
+def test_the_failure_text_of_an_infrastructure_failure_names_max_failures(process_state: ProcessState) -> None:
+    record = failure_record(OSError("gone"), exit_code=71, process_state=process_state)
+    assert failure_text(record).endswith(
+        "hpcddp: requeue.max_failures says how often a job is requeued after such a failure\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "host"),
+    [
+        ({"SLURM_PROCID": "5", "SLURMD_NODENAME": "n7"}, 5, "n7"),
+        ({"SUBMITIT_LOCAL_GLOBALID": "1", "SLURM_PROCID": "9", "SLURMD_NODENAME": "n1"}, 1, "n1"),
+        ({"RANK": "not a number", "SLURMD_NODENAME": "n1"}, 0, "n1"),
+    ],
+)
+def test_rank_and_host_are_known_even_if_the_rank_environment_is_wrong(
+    environment: dict[str, str], rank: int, host: str
+) -> None:
+    assert (own_rank(environment), own_host(environment)) == (rank, host)
+
+
+def test_a_record_that_cannot_be_written_is_reported(
+    process_state: ProcessState, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    attempt = RunDirectory(tmp_path / "gone").attempt(0)
+    save_failure(attempt, failure_record(ValueError("boom"), process_state=process_state))
+    assert f"hpcddp: {attempt.rank_error(3)} cannot be written (" in capfd.readouterr().err
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("Connection closed by peer [10.0.0.2]:4242"), True),
+        (caused(RuntimeError("backward failed"), RuntimeError("Connection reset by peer")), True),
+        (RuntimeError("NCCL error: remote error, a remote process exiting prematurely: remote process exited"), True),
+        # A socket of the user's own code.
+        (ConnectionResetError(104, "Connection reset by peer"), False),
+        (PeerFailedError("rank 3 on n2 failed before all ranks had met"), True),
+        # A server of the user.
+        (caused(UserCodeError("loading failed"), ConnectionRefusedError(111, "Connection refused")), False),
+        (DataError("the store said: broken pipe"), False),
+        (ValueError("my own mistake"), False),
+    ],
+)
+def test_only_a_lost_connection_to_a_rank_is_a_peer_loss(error: Exception, *, expected: bool) -> None:
+    assert is_peer_loss(error) is expected

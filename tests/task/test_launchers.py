@@ -1,0 +1,138 @@
+"""Which launcher a command starts, and how many of them would share a world."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from hpcddp.task.launchers import find_launcher, launcher_of
+
+ALONE = "each of the 4 tasks would start a training of its own"
+
+
+def obstacle(words: list[str], *, nodes: int = 2, **environment: str) -> str | None:
+    launcher = find_launcher(words, environment)
+    return None if launcher is None else launcher.obstacle(tasks=4, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["torchrun", "a.py", "--nnodes=4"], "python a.py --nnodes=4"),
+        (["/venv/bin/torchrun", "--nproc_per_node", "2", "a.py", "--lr", "1"], "python a.py --lr 1"),
+        (["torchrun", "--nnodes=1", "a.py"], "python a.py"),
+        (["torchrun", "--nnodes", "1:1", "-m", "pkg.a", "-x"], "python -m pkg.a -x"),
+        (["torchrun", "--nnode=1", "a.py"], "python a.py"),
+        (["torchrun", "--standalone", "--nnodes=4", "--no-python", "./a.sh"], "./a.sh"),
+        (["torchrun", "--rdzv_endpoint=localhost:29500", "--rdzv-backend", "c10d", "a.py"], "python a.py"),
+        (["torchrun", "--rdzv-endpoint", "n1:29500", "a.py"], "python a.py"),
+        (["python3.11", "-u", "-m", "torch.distributed.run", "a.py"], "python3.11 -u a.py"),
+        (["/v/python", "-m", "torch.distributed.launch", "--use_env", "a.py"], "/v/python a.py"),
+        (["python", "/venv/bin/torchrun", "a.py"], "python a.py"),
+        (["env", "A=b", "-u", "C", "torchrun", "a.py"], None),
+        (["env", "-u", "C", "A=b", "torchrun", "a.py"], "env -u C A=b python a.py"),
+        (["uv", "run", "torchrun", "a.py"], "uv run python a.py"),
+        (["uv", "run", "--no-sync", "--with", "x", "--python=3.11", "torchrun", "a.py"],
+         "uv run --no-sync --with x --python=3.11 python a.py"),
+        (["uv", "run", "-m", "torch.distributed.run", "a.py"], "uv run python a.py"),
+        (["bash", "-c", "torchrun --nnodes=1 'a b.py'"], "python 'a b.py'"),
+        (["/bin/bash", "-euo", "pipefail", "-c", "exec torchrun a.py"], "python a.py"),
+        (["sh", "-c", "env A=b uv run torchrun a.py"], "env A=b uv run python a.py"),
+        (["accelerate", "launch", "--mixed_precision", "bf16", "a.py", "--lr", "1"], "python a.py --lr 1"),
+        (["accelerate", "launch", "--num_processes=2", "--num_machines", "1", "a.py"], "python a.py"),
+        (["accelerate-launch", "a.py"], "python a.py"),
+        (["python", "-m", "accelerate.commands.launch", "--multi_gpu", "a.py"], "python a.py"),
+    ],
+)  # fmt: skip
+def test_a_launcher_that_is_a_world_by_itself_is_found_with_the_command_to_write_instead(
+    words: list[str], instead: str | None
+) -> None:
+    if instead is None:
+        # env(1) takes no options behind a variable.
+        assert find_launcher(words, {}) is None
+        return
+    assert obstacle(words) == ALONE
+    launcher = find_launcher(words, {})
+    assert launcher is not None
+    assert shlex.join(launcher.program) == instead
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cd sub && torchrun --nnodes=1 a.py",
+        "A=b torchrun a.py --lr $LR",
+        "export A=b\n# a comment\ntorchrun \\\n  --nnodes=1 \\\n  a.py > log 2>&1",
+        "torchrun a.py; echo done",
+    ],
+)
+def test_a_launcher_among_other_commands_of_a_shell_is_seen(text: str) -> None:
+    assert obstacle(["bash", "-c", text]) == ALONE
+    launcher = find_launcher(["bash", "-c", text], {})
+    assert launcher is not None
+    assert launcher.program == ()
+    assert launcher.advice == "leave torchrun and its options out, every task is a rank already"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["torchrun", "--nnodes=4", "a.py"],
+        ["torchrun", "--nnodes", "1:4", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29500", "a.py"],
+        ["torchrun", "--nnodes=2:8", "a.py"],
+        ["bash", "-c", "torchrun --nnodes=$SLURM_NTASKS --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT a.py"],
+        ["bash", "-c", "torchrun --nproc-per-node=$(nvidia-smi -L | wc -l) --nnodes=4 a.py"],
+        ["bash", "-c", "if [ $SLURM_PROCID = 0 ]; then torchrun --standalone check.py; fi; python a.py"],
+        ["bash", "-c", "export PET_NNODES=4; torchrun a.py"],
+        ["bash", "-c", "python a.py 'it is torchrun"],
+        ["bash", "run.sh", "torchrun"],
+        ["env", "PET_NNODES=4", "torchrun", "a.py"],
+        ["torchrun", "--an-option-of-tomorrow", "x", "--nnodes=4", "a.py"],
+        ["torchrun"],
+        ["uv", "run", "--an-option-of-tomorrow", "x", "torchrun", "a.py"],
+        ["uv", "pip", "install", "torchrun"],
+        ["accelerate", "launch", "--config_file", "four.yaml", "a.py"],
+        ["accelerate", "launch", "--num_machines=4", "--machine_rank=0", "a.py"],
+        ["accelerate", "launch", "--num_processes", "1", "--mixed_precision=bf16", "a.py"],
+        ["accelerate", "config"],
+        ["python", "a.py", "torchrun"],
+        ["python", "-m", "pkg.torchrun"],
+        ["python", "-c", "torchrun"],
+        ["python", "-W", "ignore", "a.py"],
+        ["python"],
+        ["echo", "torchrun", "a.py"],
+        [],
+    ],
+)  # fmt: skip
+def test_launchers_that_can_share_one_world_are_not_refused(words: list[str]) -> None:
+    assert obstacle(words) is None
+
+
+def test_launchers_for_another_number_of_nodes_than_tasks_are_found() -> None:
+    assert obstacle(["torchrun", "--nnodes=2", "--nproc-per-node=2", "a.py"]) == (
+        "--nnodes is 2, but the job has 4 tasks, each of which would start one torchrun"
+    )
+    assert obstacle(["torchrun", "--nnodes=6:8", "a.py"]) == (
+        "--nnodes is 6:8, but the job has 4 tasks, each of which would start one torchrun"
+    )
+    assert obstacle(["accelerate", "launch", "--num_machines", "2", "a.py"]) == (
+        "--num_machines is 2, but the job has 4 tasks, each of which would start one accelerate launch"
+    )
+
+
+@pytest.mark.parametrize("host", ["localhost:29500", "127.0.0.1", "[::1]:29500"])
+def test_launchers_on_several_hosts_do_not_meet_at_localhost(host: str) -> None:
+    words = ["torchrun", "--nnodes=4", f"--rdzv-endpoint={host}", "a.py"]
+    assert obstacle(words) == f"{host} means another host on each of the 2 nodes, so that they would not meet"
+    assert obstacle(words, nodes=1) is None
+
+
+def test_a_variable_of_torchrun_is_the_default_of_its_option() -> None:
+    assert obstacle(["torchrun", "a.py"], PET_NNODES="4") is None
+    assert obstacle(["torchrun", "--nnodes=1", "a.py"], PET_NNODES="4") == ALONE
+
+
+def test_a_shell_is_no_launcher_itself() -> None:
+    assert launcher_of(["bash", "-c", "torchrun a.py"], {}) is None
+    assert launcher_of(["/v/python", "/v/bin/accelerate", "launch", "a.py"], {}) is not None

@@ -1,0 +1,70 @@
+"""Failure records of a user's program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.task.program import program_failure
+
+COMMAND = ("python", "train.py", "--lr", "0.1")
+BOOM = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: boom\n'
+LOST = 'Traceback (most recent call last):\n  File "train.py"\nRuntimeError: [gloo] Connection closed by peer [::1]:7\n'
+
+
+def log(directory: Path, text: str) -> Path:
+    path = directory / "rank-0.log"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind", "message", "exit_code"),
+    [
+        (1, BOOM, "ValueError", "boom", 70),
+        (3, "just this\n", "exit", "python train.py ended with exit code 3", 70),
+        (-6, BOOM, "ValueError", "boom", 70),
+        (-6, "", "killed", "python train.py was killed by SIGABRT", 70),
+        (-11, "", "killed", "python train.py was killed by SIGSEGV", 70),
+        # As bash says it of what it ran.
+        (139, "", "killed", "python train.py was killed by SIGSEGV", 70),
+        (-9, "", "killed", "python train.py was killed by SIGKILL, most often because memory ran out", 71),
+    ],
+)
+def test_a_program_that_fails_by_itself_is_a_failure_of_the_user(
+    tmp_path: Path, code: int, text: str, kind: str, message: str, exit_code: int
+) -> None:
+    record = program_failure(COMMAND, code, log(tmp_path, text), told=False, others=False)
+    assert record is not None
+    assert (record.kind, record.message, record.exit_code, record.secondary) == (kind, message, exit_code, False)
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, False), (75, False), (0, True), (1, True), (-15, True), (143, True)])
+def test_an_end_as_it_was_told_is_no_failure(tmp_path: Path, code: int, *, told: bool) -> None:
+    assert program_failure(COMMAND, code, log(tmp_path, BOOM), told=told, others=False) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "told"),
+    [(1, LOST, False), (1, LOST, True), (-15, "", True), (-9, "", True), (143, "", True)],
+)
+def test_a_program_that_lost_a_peer_or_was_ended_with_the_others_is_secondary(
+    tmp_path: Path, code: int, text: str, *, told: bool
+) -> None:
+    record = program_failure(COMMAND, code, log(tmp_path, text), told=told, others=True)
+    assert record is not None
+    assert (record.secondary, record.exit_code) == (True, 71)
+
+
+def test_an_exception_of_a_handler_after_another_rank_failed_is_secondary(tmp_path: Path) -> None:
+    record = program_failure(COMMAND, 1, log(tmp_path, BOOM), told=True, answers=True, others=True)
+    assert record is not None
+    assert (record.secondary, record.exit_code) == (True, 71)
+
+
+def test_a_first_failure_is_not_secondary_although_the_others_were_told_to_end(tmp_path: Path) -> None:
+    """A peer may notice a crash before the task of the crashed program does, and be the first to say so."""
+    record = program_failure(COMMAND, 1, log(tmp_path, BOOM), told=True, others=True)
+    assert record is not None
+    assert not record.secondary

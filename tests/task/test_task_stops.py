@@ -1,0 +1,107 @@
+"""Two real ranks on this machine: signals, failures and hangs, and the rank that is named."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.submit.local_run import start, wait_for
+
+SHORT_TIMEOUT = "launch: {hang_timeout: 5s}"
+
+
+def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    run.wait_until_it_trains()
+    for _ in range(3):
+        run.signal(1, signal.SIGUSR2)
+    run.wait_for_end()
+    decision = run.decision
+    assert decision is not None
+    assert (decision.reason, decision.saved, decision.step) == ("warned", True, run.steps()[-1])
+    assert (run.run.checkpoints / f"step-{decision.step:06d}").is_dir()
+    assert [(event["rank"], event["signal"]) for event in run.events("signal")] == [(1, "SIGUSR2")]
+    assert [event["step"] for event in run.events("save")].count(decision.step) == 1
+    assert run.failures == []
+    assert "SIGUSR2: the training will be saved and stop at the end of a step" in run.log(1)
+    for rank in (0, 1):
+        check_handlers(json.loads((tmp_path / f"handlers-{rank}.json").read_text()))
+
+
+def check_handlers(handlers: dict[str, str]) -> None:
+    """Check that our handlers do nothing, and that there are no others."""
+    of_python = {name: handler for name, handler in handlers.items() if not handler.isdecimal()}
+    assert {name: of_python.pop(name) for name in ("SIGTERM", "SIGUSR2", "SIGINT")} == dict.fromkeys(
+        ("SIGTERM", "SIGUSR2", "SIGINT"), "do_nothing"
+    )
+    # submitit's, on a signal that nobody sends.
+    assert of_python.pop("SIGRTMAX") == "SignalHandler.checkpoint_and_try_requeue"
+    assert of_python == {}
+
+
+def test_a_signal_before_torch_is_imported_is_not_lost(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    wait_for(lambda: len(run.tasks()) == 2 and all(run.attempt.rank_log(rank).exists() for rank in (0, 1)))
+    run.signal(0, signal.SIGTERM)
+    run.wait_for_end()
+    assert run.decision is not None
+    assert (run.decision.reason, run.decision.saved) == ("terminated", True)
+    assert run.steps() == list(range(1, run.decision.step + 1))
+
+
+@pytest.mark.parametrize("fault", ["kill", "exit=0"])
+def test_a_rank_that_ends_without_a_record_is_named_and_is_no_success(tmp_path: Path, fault: str) -> None:
+    run = start(tmp_path, f"{fault}@step:5,rank=1")
+    run.wait_for_end()
+    assert run.result["status"] == "failed"
+    assert run.result["exit_code"] == 71
+    assert run.result["reason"].startswith("rank 1 on ")
+    assert "ended without a word after step 5" in run.result["reason"]
+    assert [(failure.rank, failure.secondary) for failure in run.failures] == [(0, True)]
+    wait_for(lambda: not run.tasks())
+
+
+def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(tmp_path: Path) -> None:
+    run = start(tmp_path, "exception@step:5,rank=1")
+    run.wait_for_end()
+    first, follower = run.failures
+    assert (first.rank, first.kind, first.exit_code, first.step, first.device) == (1, "InjectedError", 70, 5, "cpu")
+    assert (follower.rank, follower.secondary, follower.exit_code) == (0, True, 71)
+    assert run.result["exit_code"] == 70
+    assert run.result["reason"].endswith(
+        "(cpu) failed first after step 5: InjectedError: a fault was asked for at step"
+    )
+    said = run.run.batch_log.read_text(encoding="utf-8")
+    assert "raise InjectedError" in said
+    assert "only followed" in said
+    assert "an error of the job's own code or data would come again, so the job is not requeued" in run.log(1)
+    assert "this rank only followed; the end of the batch log names the one that failed first" in run.log(0)
+    wait_for(lambda: not run.tasks())
+
+
+def test_a_rank_that_stands_still_is_named_and_the_stacks_of_the_other_are_dumped(tmp_path: Path) -> None:
+    run = start(tmp_path, "stop@step:5,rank=1", launch=SHORT_TIMEOUT)
+    run.wait_for_end()
+    assert run.result["exit_code"] == 124
+    assert run.result["reason"].startswith("rank 1 on ")
+    hang = next(failure for failure in run.failures if failure.rank == 0)
+    assert (hang.kind, hang.exit_code, hang.waiting) == ("hang", 124, True)
+    assert "hangs: nothing happened for" in run.log(0)
+    assert "in _engine_run_backward" in run.log(0)
+    wait_for(lambda: not run.tasks())
+
+
+def test_a_rank_that_is_stuck_is_named_with_the_place_and_all_stacks_are_dumped(tmp_path: Path) -> None:
+    run = start(tmp_path, "sleep=600@step:5,rank=1", launch=SHORT_TIMEOUT)
+    run.wait_for_end()
+    stuck, waiting = run.failures
+    assert (stuck.rank, stuck.kind, stuck.exit_code, stuck.waiting) == (1, "hang", 124, False)
+    assert (waiting.rank, waiting.kind, waiting.waiting) == (0, "hang", True)
+    assert "after step 5; this rank is at " in stuck.message
+    assert "in trigger" in stuck.message
+    assert run.result["exit_code"] == 124
+    assert all("most recent call first" in run.log(rank) for rank in (0, 1))
+    wait_for(lambda: not run.tasks())

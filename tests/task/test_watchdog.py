@@ -1,0 +1,157 @@
+"""The record and the end of a rank that makes no progress."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.failure import read_failures
+from hpcddp.stop.heartbeat import Silence
+from hpcddp.task.local_peers import end_tasks, tasks_of
+from hpcddp.task.process_state import ProcessState
+from hpcddp.task.watchdog import end_hung_rank, hang_record, start_watchdog, waits_for_others
+from tests.submit.local_run import wait_for
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDirectory:
+    made = RunDirectory(tmp_path / "run").attempt(0)
+    made.path.mkdir(parents=True)
+    return made
+
+
+def frame_in(path: str) -> FrameType:
+    """Return a frame of a function that stands in a file of that name."""
+    names: dict[str, Any] = {}
+    code: CodeType = compile("import sys\ndef stand():\n    return sys._getframe()\n", path, "exec")
+    exec(code, names)
+    frame: FrameType = names["stand"]()
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("path", "waits"),
+    [
+        ("/venv/site-packages/torch/distributed/distributed_c10d.py", True),
+        ("/venv/site-packages/torch/autograd/graph.py", True),
+        ("/venv/site-packages/hpcddp/train/agreement.py", True),
+        ("/venv/site-packages/torch/nn/modules/conv.py", False),
+        ("/usr/lib/python3.11/multiprocessing/connection.py", False),
+        ("/home/me/model.py", False),
+    ],
+)
+def test_a_rank_in_a_collective_or_a_backward_waits_for_others(path: str, *, waits: bool) -> None:
+    assert waits_for_others(frame_in(path)) is waits
+
+
+def test_the_record_of_a_stuck_rank_names_the_place() -> None:
+    record = hang_record(Silence(seconds=301.2, step=40), frame_in("/home/me/model.py"), ProcessState())
+    assert record.message == ("nothing happened for 301 s after step 40; this rank is at /home/me/model.py:3 in stand")
+    assert (record.kind, record.exit_code, record.waiting, record.secondary) == ("hang", 124, False, False)
+
+
+def test_the_record_of_a_waiting_rank_says_so() -> None:
+    record = hang_record(Silence(seconds=1801.0, step=None), frame_in("torch/distributed/c10d.py"), ProcessState())
+    assert record.message == "nothing happened for 1801 s before the first step; this rank waits for other ranks"
+    assert record.waiting
+
+
+def test_a_hung_rank_dumps_all_stacks_writes_a_record_and_exits_with_124(
+    attempt: AttemptDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[tuple[int, AttemptDirectory]] = []
+    end_hung_rank(
+        attempt,
+        Silence(seconds=5.0, step=3),
+        world_size=1,
+        process_state=ProcessState(),
+        end=lambda code, of: ended.append((code, of)),
+    )
+    assert ended == [(124, attempt)]
+    assert [record.kind for record in read_failures(attempt)] == ["hang"]
+    said = capfd.readouterr().err
+    assert "hangs: nothing happened for 5 s after step 3" in said
+    assert "the stacks of all threads:\n" in said
+    assert "test_a_hung_rank_dumps" in said
+
+
+def test_the_watchdog_watches_the_heartbeat_of_the_process_state(attempt: AttemptDirectory) -> None:
+    from datetime import timedelta
+
+    process_state = ProcessState()
+    heartbeat = start_watchdog(attempt, timedelta(minutes=5), world_size=2, process_state=process_state)
+    try:
+        assert process_state.heartbeat is heartbeat
+        assert any(thread.name == "hpcddp-watchdog" for thread in threading.enumerate())
+    finally:
+        heartbeat.stop()
+
+
+SLEEPER = """
+import signal, sys, time
+if sys.argv[1] == "ignores TERM":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def sleepers(attempt: AttemptDirectory) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start two tasks of the attempt, one that ignores TERM and one that is stopped, and a task of another attempt."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SLEEPER, how],
+            env={**os.environ, "HPCDDP_ATTEMPT_DIR": str(directory)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for how, directory in [
+            ("ignores TERM", attempt.path),
+            ("stopped", attempt.path),
+            ("other", attempt.path / "other"),
+        ]
+    ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+    os.kill(started[1].pid, signal.SIGSTOP)
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_the_tasks_of_a_failed_attempt_are_ended_and_nobody_else(
+    attempt: AttemptDirectory, sleepers: list[subprocess.Popen[str]]
+) -> None:
+    ignoring, stopped, other = sleepers
+    assert tasks_of(os.getpid(), attempt) == sorted([ignoring.pid, stopped.pid])
+    assert tasks_of(1, attempt) == []
+    end_tasks(lambda: tasks_of(os.getpid(), attempt), own_exit_s=0.1, kill_wait_s=1.0)
+    wait_for(lambda: ignoring.poll() is not None and stopped.poll() is not None)
+    assert (ignoring.returncode, stopped.returncode) == (-signal.SIGKILL, -signal.SIGTERM)
+    assert other.poll() is None
+
+
+def test_tasks_that_have_ended_by_themselves_are_left_alone() -> None:
+    asked: list[int] = []
+
+    def nobody() -> list[int]:
+        asked.append(1)
+        return []
+
+    end_tasks(nobody, own_exit_s=60.0)
+    assert asked == [1]

@@ -1,0 +1,147 @@
+"""Launchers that start a world in each task: real torchrun and accelerate, two tasks on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.failure import read_failures
+from tests.submit.test_commands_local import ended, result, submit
+
+BIN = Path(sys.executable).parent
+# A training that ends well in a world of any size.
+TRAINS = """
+import sys, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+print("world of", dist.get_world_size(), flush=True)
+time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
+dist.destroy_process_group()
+"""
+ADVICE = "leave torchrun and its options out, every task is a rank already"
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    (tmp_path / "train.py").write_text(TRAINS)
+    return tmp_path
+
+
+def run(directory: Path, script: str, *, tasks: int = 2) -> RunDirectory:
+    (directory / "run.sh").write_text(script)
+    return ended(submit(directory, "--tasks-per-node", str(tasks), "--", "bash", "run.sh"), timeout_s=120)
+
+
+def reason_of(failed: RunDirectory) -> Any:
+    found = result(failed)
+    assert (found["status"], found["exit_code"]) == ("failed", 70), found
+    assert {record.kind for record in read_failures(failed.attempt(0)) if not record.secondary} == {"separate_worlds"}
+    return found["reason"]
+
+
+def processes_of(run: RunDirectory) -> list[str]:
+    mark = f"HPCDDP_RUN_DIR={run.path}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (("bash", "-c", "torchrun --rdzv_endpoint=localhost:29500 train.py --lr 1"), "python train.py --lr 1"),
+        (("accelerate", "launch", "--num_processes", "2", "train.py"), "python train.py"),
+    ],
+)
+def test_a_launcher_of_one_task_is_refused_with_the_line_to_type(
+    directory: Path, words: tuple[str, ...], instead: str
+) -> None:
+    document = submit(directory, "--tasks-per-node", "2", "--", *words, code=2)
+    assert not (directory / "runs").exists()
+    message = document["error"]["message"]
+    assert "each of the 2 tasks would start a training of its own" in message
+    assert message.endswith(f"and its options out, every task is a rank already: -- {instead}")
+
+
+def test_torchrun_in_a_script_fails_the_run_at_once(directory: Path) -> None:
+    failed = run(directory, "torchrun --standalone --nproc-per-node=2 train.py 600\n")
+    assert reason_of(failed).endswith(
+        "separate_worlds: bash run.sh has started torchrun in several tasks, and each of them trains alone, not as one "
+        f"of the 2 ranks of the run; {ADVICE}: python train.py 600"
+    )
+    assert processes_of(failed) == []
+
+
+def test_torchrun_in_a_script_fails_the_run_however_short_its_program_is(directory: Path) -> None:
+    (directory / "short.sh").write_text("exit 0")
+    assert ADVICE in reason_of(run(directory, "torchrun --no-python bash short.sh"))
+
+
+def test_torchrun_that_uses_the_address_of_the_run_alone_fails_the_run(directory: Path) -> None:
+    """Rank 0's torchrun listens where the run's own world would, and the other one finds it there."""
+    failed = run(
+        directory,
+        "exec torchrun --nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
+    )
+    assert ADVICE in reason_of(failed)
+
+
+def test_accelerate_in_a_script_fails_the_run_where_it_starts_a_world(directory: Path) -> None:
+    failed = run(directory, "accelerate launch --multi_gpu --num_processes 2 --main_process_port 0 train.py")
+    assert "bash run.sh has started accelerate launch in several tasks" in reason_of(failed)
+
+
+def test_a_program_that_starts_torchrun_fails_the_run(directory: Path) -> None:
+    (directory / "driver.py").write_text(
+        "import subprocess\nsubprocess.run(['torchrun', '--standalone', 'train.py'], check=True)"
+    )
+    assert "python driver.py has started torchrun" in reason_of(
+        ended(submit(directory, "--tasks-per-node", "2", "--", "python", "driver.py"), timeout_s=120)
+    )
+
+
+def finishes(directory: Path, script: str) -> str:
+    finished = run(directory, script)
+    assert result(finished)["status"] == "finished", finished.batch_log.read_text()
+    return "".join(finished.attempt(0).rank_log(rank).read_text() for rank in range(2))
+
+
+def test_torchrun_in_a_script_that_knows_of_the_other_tasks_is_one_world(directory: Path) -> None:
+    said = finishes(
+        directory,
+        "torchrun --nnodes=$WORLD_SIZE --nproc-per-node=1 --rdzv-backend=c10d "
+        "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
+    )
+    assert said.count("world of 2") == 2
+
+
+def test_accelerate_with_one_process_for_each_task_is_one_world(directory: Path) -> None:
+    said = finishes(directory, "accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no train.py")
+    assert said.count("world of 2") == 2
+
+
+def test_one_rank_may_start_a_world_of_its_own(directory: Path) -> None:
+    said = finishes(directory, "[ $RANK = 1 ] || torchrun --standalone train.py\npython train.py")
+    assert (said.count("world of 1"), said.count("world of 2")) == (1, 2)
+
+
+def test_ranks_that_have_met_may_start_worlds_of_their_own(directory: Path) -> None:
+    said = finishes(directory, "python train.py 6 && torchrun --standalone train.py 6")
+    assert (said.count("world of 2"), said.count("world of 1")) == (2, 2)
+
+
+def test_one_task_may_be_the_whole_world(directory: Path) -> None:
+    finished = run(directory, "torchrun --standalone --nproc-per-node=2 train.py", tasks=1)
+    assert result(finished)["status"] == "finished"
