@@ -11,12 +11,12 @@
 #SBATCH --signal=USR2@120
 
 # The job example, run r1, written by hpcddp: to change it, change the job file.
-# sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
-# means itself, dollar signs too; a list may have one item.
+# sbatch reads the lines above. bash runs the lines below, on the first node of the job. Text in single quotes is literal
+# on purpose, dollar signs included, and a list may have one item.
 # shellcheck disable=SC2016,SC2043
 
-# On this machine the process id of this shell is the job id. Whoever ends this shell means the tasks, which save and
-# end. Whoever insists does not want to wait for that.
+# In a local run the process id of this shell is the job id. The first INT or TERM makes the tasks save and end. Another
+# one, 5 s later or more, kills them.
 export HPCDDP_LOCAL_JOB_ID=$$
 interrupted=
 cancelled=()
@@ -28,7 +28,7 @@ hpcddp_stop() {
     cancelled=(--cancelled)
     [[ -v tasks ]] && kill -TERM "$tasks"
   elif [[ -v tasks ]] && ((SECONDS - hpcddp_stopped >= 5)); then
-    # (The list does not end with a newline, which read calls a failure.)
+    # read returns 1 here, because the file does not end with a newline.
     read -ra children <"/proc/$tasks/task/$tasks/children"
     kill -KILL "${children[@]}"
   fi
@@ -37,7 +37,7 @@ trap hpcddp_stop INT TERM
 
 # --- Environment ------------------------------------------------------------------------------------------------------
 
-# An exit in the lines below, exit 0 too, must not look like a job that has trained.
+# An exit in the lines below, even exit 0, must not look like a finished job.
 hpcddp_not_ready() {
   local code=$?
   [[ -v hpcddp_ready ]] && exit "$code"
@@ -46,14 +46,14 @@ hpcddp_not_ready() {
 }
 trap hpcddp_not_ready EXIT
 
-# Says what is not as it has to be, and what to do about it.
+# hpcddp_missing PROBLEM REMEDY: prints an error message and exits with 2.
 hpcddp_missing() {
   hpcddp_ready=no
   echo "hpcddp: $1 on $HOSTNAME; $2" >&2
   exit 2
 }
 
-# environment.modules. A batch shell reads no profile, so the module command may have to be made first.
+# environment.modules. A batch shell reads no profile, so the module command may not be defined yet.
 for hpcddp_file in "$MODULESHOME/init/bash" /etc/profile.d/{z00_lmod,lmod,modules}.sh; do
   command -v module >/dev/null && break
   # shellcheck source=/dev/null
@@ -62,26 +62,26 @@ done
 command -v module >/dev/null || hpcddp_missing 'environment.modules needs the module command, which was not found' \
   'submit from a shell in which module works, or source its init file in environment.setup and load the modules there'
 module load apptainer || hpcddp_missing 'environment.modules names apptainer, which cannot be loaded' \
-  'correct it (module avail shows all)'
+  'correct the name (module avail lists the modules)'
 hpcddp_ready=yes
 
 # environment.env
 export HF_HOME=/data/hub
 
-# environment.pass_env: Slurm brings these along from where the job was submitted. Their values stand nowhere here.
+# environment.pass_env: Slurm passes these variables from the shell of the submission. Their values are not written here.
 for hpcddp_variable in WANDB_API_KEY; do
   [[ -v $hpcddp_variable ]] && continue
   echo "hpcddp: environment.pass_env names $hpcddp_variable, which is not set; export it before you submit the job" >&2
   exit 2
 done
 
-# environment.container. The tasks run in it, this script does not.
+# environment.container. The tasks run in the container; this script does not.
 type -P apptainer >/dev/null || hpcddp_missing \
   'environment.container.runtime is apptainer, which was not found' \
   'load its module in environment.modules'
 [[ $PWD != *[,:^]* ]] || hpcddp_missing "the directory of submission is $PWD, which apptainer cannot mount" \
   'submit from a directory without a comma, colon or ^ in its path'
-# Their values here win over those in the image.
+# These values take precedence over those in the image.
 for hpcddp_variable in HF_HOME WANDB_API_KEY; do
   export "APPTAINERENV_$hpcddp_variable=${!hpcddp_variable}"
 done
@@ -90,16 +90,16 @@ done
 
 # --- This attempt -----------------------------------------------------------------------------------------------------
 
-# The run directory is nobody else's business. What the user's own code writes keeps the umask of the submitter, or of
-# environment.setup: the tasks restore it for that.
+# Only the owner may read the run directory. The tasks restore the umask of the submitter, or of environment.setup, before
+# they run the user's code.
 HPCDDP_UMASK=$(umask)
 export HPCDDP_UMASK
 umask 077
 
 hpcddp_python=/opt/hpcddp/bin/python
 
-# Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
-# run has finished already.
+# Claims the run directory, writes the resolved job there and prints the directory of this attempt. Prints nothing if the
+# run has already finished.
 HPCDDP_ATTEMPT_DIR=$(
   trap '' INT TERM USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=example --run-id=r1 <<'HPCDDP_JOB'
@@ -229,8 +229,8 @@ export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# What starts one task in the container: its interpreter, which is also what python means there, and which ignores USR2
-# until it has a handler for it. The directory of submission and the run directory are there where they are here.
+# The command that starts one task in the container. Its interpreter comes first in PATH, and ignores USR2 until the task
+# installs a handler. The directory of submission and the run directory have the same paths in the container.
 hpcddp_run=${HPCDDP_ATTEMPT_DIR%/*/*}
 hpcddp_inside='trap "" USR2
 case $0 in */*) export PATH="${0%/*}:$PATH" ;; esac
@@ -246,13 +246,13 @@ hpcddp_task=(
   /images/pytorch.sif sh -c "$hpcddp_inside" python3 -P -u -m hpcddp.task
 )
 
-# Who was told to end before there is anything to end starts nothing; 143 stands for TERM.
+# If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
 code=143
 if [[ -z $interrupted ]]; then
-  # submitit's controller starts one process for each rank, as srun does on a cluster. It warns them with USR2 before
-  # the time limit, which they inherit as ignored until they have a handler for it.
+  # submitit's controller starts one process for each rank, as srun does on a cluster, and sends USR2 before the time
+  # limit. The processes ignore USR2 until they have installed a handler.
   trap '' USR2
-  # It is told the words to start in a variable, each in single quotes.
+  # The controller reads the command from a variable, with each word in single quotes.
   hpcddp_log='exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SUBMITIT_LOCAL_GLOBALID.log" 2>&1'
   hpcddp_task=(sh -c "$hpcddp_log" "${hpcddp_task[@]}")
   hpcddp_quote="'\\''"
@@ -260,10 +260,11 @@ if [[ -z $interrupted ]]; then
   export SUBMITIT_LOCAL_COMMAND
   "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
   tasks=$!
-  # The signal may have come just before its process id was known.
+  # The signal may have come before the process id was known.
   [[ -n $interrupted ]] && kill -TERM "$tasks"
 
-  # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+  # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
+  # signal there.
   interrupted=yes
   while [[ -n $interrupted ]]; do
     interrupted=
@@ -274,7 +275,7 @@ fi
 
 # --- The end ----------------------------------------------------------------------------------------------------------
 
-# Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
-# Slurm signals the whole job when it is requeued.
+# Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
+# because Slurm signals the whole job at a requeue.
 trap '' INT TERM USR2
 "$hpcddp_python" -P -m hpcddp.supervise end --code "$code" "${cancelled[@]}"

@@ -10,18 +10,18 @@
 #SBATCH --signal=USR2@120
 
 # The job example, run r1, written by hpcddp: to change it, change the job file.
-# sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
-# means itself, dollar signs too; a list may have one item.
+# sbatch reads the lines above. bash runs the lines below, on the first node of the job. Text in single quotes is literal
+# on purpose, dollar signs included, and a list may have one item.
 # shellcheck disable=SC2016,SC2043
 
-# Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks answer to them; this
-# shell stays, to do at the end what they have decided.
+# Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
+# shell stays and runs the last section.
 interrupted=
 trap interrupted=yes TERM USR2
 
 # --- Environment ------------------------------------------------------------------------------------------------------
 
-# An exit in the lines below, exit 0 too, must not look like a job that has trained.
+# An exit in the lines below, even exit 0, must not look like a finished job.
 hpcddp_not_ready() {
   local code=$?
   [[ -v hpcddp_ready ]] && exit "$code"
@@ -30,33 +30,33 @@ hpcddp_not_ready() {
 }
 trap hpcddp_not_ready EXIT
 
-# Says what is not as it has to be, and what to do about it.
+# hpcddp_missing PROBLEM REMEDY: prints an error message and exits with 2.
 hpcddp_missing() {
   hpcddp_ready=no
   echo "hpcddp: $1 on $HOSTNAME; $2" >&2
   exit 2
 }
 
-# environment.conda. A batch shell has not done what conda init adds to an interactive one.
+# environment.conda. A batch shell does not run the lines that conda init adds to an interactive shell.
 hpcddp_conda=$(type -P conda || echo "$CONDA_EXE")
 [[ -x $hpcddp_conda ]] || hpcddp_missing 'environment.conda needs conda, which was not found' \
   'load its module in environment.modules, or submit from a shell in which conda works'
 eval "$("$hpcddp_conda" shell.bash hook)"
 conda activate train || hpcddp_missing 'environment.conda is train, which conda cannot activate' \
-  'create it, or correct the name (conda env list shows all)'
+  'create it, or correct the name (conda env list lists the environments)'
 hpcddp_python=$CONDA_PREFIX/bin/python
 hpcddp_ready=yes
 
 # --- This attempt -----------------------------------------------------------------------------------------------------
 
-# The run directory is nobody else's business. What the user's own code writes keeps the umask of the submitter, or of
-# environment.setup: the tasks restore it for that.
+# Only the owner may read the run directory. The tasks restore the umask of the submitter, or of environment.setup, before
+# they run the user's code.
 HPCDDP_UMASK=$(umask)
 export HPCDDP_UMASK
 umask 077
 
-# Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
-# run has finished already.
+# Claims the run directory, writes the resolved job there and prints the directory of this attempt. Prints nothing if the
+# run has already finished.
 HPCDDP_ATTEMPT_DIR=$(
   trap '' INT TERM USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=example --run-id=r1 <<'HPCDDP_JOB'
@@ -181,19 +181,19 @@ export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# Who was told to end before there is anything to end starts nothing; 143 stands for TERM.
+# If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
 code=143
 if [[ -z $interrupted ]]; then
-  # One task is one rank. srun is a direct child of this shell. Each task ignores USR2 until it has a handler for it
-  # (importing takes seconds), and writes to a log of its own: srun's --output would change some paths with a percent
-  # sign.
+  # One task is one rank. Each task ignores USR2 until it has installed a handler (the imports take seconds), and writes
+  # to its own log. srun's --output is not used, because it changes paths with a percent sign.
   srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
     --distribution=block --kill-on-bad-exit=1 --unbuffered \
     sh -c 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
     "$hpcddp_python" -P -u -m hpcddp.task &
   tasks=$!
 
-  # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+  # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
+  # signal there.
   interrupted=yes
   while [[ -n $interrupted ]]; do
     interrupted=
@@ -204,7 +204,7 @@ fi
 
 # --- The end ----------------------------------------------------------------------------------------------------------
 
-# Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
-# Slurm signals the whole job when it is requeued.
+# Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
+# because Slurm signals the whole job at a requeue.
 trap '' INT TERM USR2
 "$hpcddp_python" -P -m hpcddp.supervise end --code "$code"

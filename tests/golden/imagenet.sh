@@ -14,12 +14,12 @@
 #SBATCH --signal=USR2@120
 
 # The job resnet50-imagenet, run 20260401-120000-ab12, written by hpcddp: to change it, change the job file.
-# sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
-# means itself, dollar signs too; a list may have one item.
+# sbatch reads the lines above. bash runs the lines below, on the first node of the job. Text in single quotes is literal
+# on purpose, dollar signs included, and a list may have one item.
 # shellcheck disable=SC2016,SC2043
 
-# Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks answer to them; this
-# shell stays, to do at the end what they have decided.
+# Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
+# shell stays and runs the last section.
 interrupted=
 trap interrupted=yes TERM USR2
 
@@ -30,16 +30,16 @@ export NCCL_DEBUG=WARN
 
 # --- This attempt -----------------------------------------------------------------------------------------------------
 
-# The run directory is nobody else's business. What the user's own code writes keeps the umask of the submitter, or of
-# environment.setup: the tasks restore it for that.
+# Only the owner may read the run directory. The tasks restore the umask of the submitter, or of environment.setup, before
+# they run the user's code.
 HPCDDP_UMASK=$(umask)
 export HPCDDP_UMASK
 umask 077
 
 hpcddp_python=/opt/hpcddp/bin/python
 
-# Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
-# run has finished already.
+# Claims the run directory, writes the resolved job there and prints the directory of this attempt. Prints nothing if the
+# run has already finished.
 HPCDDP_ATTEMPT_DIR=$(
   trap '' INT TERM USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=resnet50-imagenet --run-id=20260401-120000-ab12 <<'HPCDDP_JOB'
@@ -164,19 +164,19 @@ export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# Who was told to end before there is anything to end starts nothing; 143 stands for TERM.
+# If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
 code=143
 if [[ -z $interrupted ]]; then
-  # One task is one rank. srun is a direct child of this shell. Each task ignores USR2 until it has a handler for it
-  # (importing takes seconds), and writes to a log of its own: srun's --output would change some paths with a percent
-  # sign.
+  # One task is one rank. Each task ignores USR2 until it has installed a handler (the imports take seconds), and writes
+  # to its own log. srun's --output is not used, because it changes paths with a percent sign.
   srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=8 \
     --distribution=block --kill-on-bad-exit=1 --unbuffered \
     sh -c 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
     "$hpcddp_python" -P -u -m hpcddp.task &
   tasks=$!
 
-  # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+  # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
+  # signal there.
   interrupted=yes
   while [[ -n $interrupted ]]; do
     interrupted=
@@ -187,7 +187,7 @@ fi
 
 # --- The end ----------------------------------------------------------------------------------------------------------
 
-# Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
-# Slurm signals the whole job when it is requeued.
+# Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
+# because Slurm signals the whole job at a requeue.
 trap '' INT TERM USR2
 "$hpcddp_python" -P -m hpcddp.supervise end --code "$code"

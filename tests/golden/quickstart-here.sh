@@ -11,12 +11,12 @@
 #SBATCH --signal=USR2@120
 
 # The job quickstart, run r1, written by hpcddp: to change it, change the job file.
-# sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
-# means itself, dollar signs too; a list may have one item.
+# sbatch reads the lines above. bash runs the lines below, on the first node of the job. Text in single quotes is literal
+# on purpose, dollar signs included, and a list may have one item.
 # shellcheck disable=SC2016,SC2043
 
-# On this machine the process id of this shell is the job id. Whoever ends this shell means the tasks, which save and
-# end. Whoever insists does not want to wait for that.
+# In a local run the process id of this shell is the job id. The first INT or TERM makes the tasks save and end. Another
+# one, 5 s later or more, kills them.
 export HPCDDP_LOCAL_JOB_ID=$$
 interrupted=
 cancelled=()
@@ -28,7 +28,7 @@ hpcddp_stop() {
     cancelled=(--cancelled)
     [[ -v tasks ]] && kill -TERM "$tasks"
   elif [[ -v tasks ]] && ((SECONDS - hpcddp_stopped >= 5)); then
-    # (The list does not end with a newline, which read calls a failure.)
+    # read returns 1 here, because the file does not end with a newline.
     read -ra children <"/proc/$tasks/task/$tasks/children"
     kill -KILL "${children[@]}"
   fi
@@ -37,16 +37,16 @@ trap hpcddp_stop INT TERM
 
 # --- This attempt -----------------------------------------------------------------------------------------------------
 
-# The run directory is nobody else's business. What the user's own code writes keeps the umask of the submitter, or of
-# environment.setup: the tasks restore it for that.
+# Only the owner may read the run directory. The tasks restore the umask of the submitter, or of environment.setup, before
+# they run the user's code.
 HPCDDP_UMASK=$(umask)
 export HPCDDP_UMASK
 umask 077
 
 hpcddp_python=/opt/hpcddp/bin/python
 
-# Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
-# run has finished already.
+# Claims the run directory, writes the resolved job there and prints the directory of this attempt. Prints nothing if the
+# run has already finished.
 HPCDDP_ATTEMPT_DIR=$(
   trap '' INT TERM USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=quickstart --run-id=r1 <<'HPCDDP_JOB'
@@ -171,18 +171,19 @@ export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# Who was told to end before there is anything to end starts nothing; 143 stands for TERM.
+# If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
 code=143
 if [[ -z $interrupted ]]; then
-  # submitit's controller starts one process for each rank, as srun does on a cluster. It warns them with USR2 before
-  # the time limit, which they inherit as ignored until they have a handler for it.
+  # submitit's controller starts one process for each rank, as srun does on a cluster, and sends USR2 before the time
+  # limit. The processes ignore USR2 until they have installed a handler.
   trap '' USR2
   "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
   tasks=$!
-  # The signal may have come just before its process id was known.
+  # The signal may have come before the process id was known.
   [[ -n $interrupted ]] && kill -TERM "$tasks"
 
-  # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+  # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
+  # signal there.
   interrupted=yes
   while [[ -n $interrupted ]]; do
     interrupted=
@@ -193,7 +194,7 @@ fi
 
 # --- The end ----------------------------------------------------------------------------------------------------------
 
-# Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
-# Slurm signals the whole job when it is requeued.
+# Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
+# because Slurm signals the whole job at a requeue.
 trap '' INT TERM USR2
 "$hpcddp_python" -P -m hpcddp.supervise end --code "$code" "${cancelled[@]}"

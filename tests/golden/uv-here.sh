@@ -10,12 +10,12 @@
 #SBATCH --signal=USR2@120
 
 # The job example, run r1, written by hpcddp: to change it, change the job file.
-# sbatch reads the lines above. From here on this is bash, on the first node of the job. What stands in single quotes
-# means itself, dollar signs too; a list may have one item.
+# sbatch reads the lines above. bash runs the lines below, on the first node of the job. Text in single quotes is literal
+# on purpose, dollar signs included, and a list may have one item.
 # shellcheck disable=SC2016,SC2043
 
-# On this machine the process id of this shell is the job id. Whoever ends this shell means the tasks, which save and
-# end. Whoever insists does not want to wait for that.
+# In a local run the process id of this shell is the job id. The first INT or TERM makes the tasks save and end. Another
+# one, 5 s later or more, kills them.
 export HPCDDP_LOCAL_JOB_ID=$$
 interrupted=
 cancelled=()
@@ -27,7 +27,7 @@ hpcddp_stop() {
     cancelled=(--cancelled)
     [[ -v tasks ]] && kill -TERM "$tasks"
   elif [[ -v tasks ]] && ((SECONDS - hpcddp_stopped >= 5)); then
-    # (The list does not end with a newline, which read calls a failure.)
+    # read returns 1 here, because the file does not end with a newline.
     read -ra children <"/proc/$tasks/task/$tasks/children"
     kill -KILL "${children[@]}"
   fi
@@ -36,7 +36,7 @@ trap hpcddp_stop INT TERM
 
 # --- Environment ------------------------------------------------------------------------------------------------------
 
-# An exit in the lines below, exit 0 too, must not look like a job that has trained.
+# An exit in the lines below, even exit 0, must not look like a finished job.
 hpcddp_not_ready() {
   local code=$?
   [[ -v hpcddp_ready ]] && exit "$code"
@@ -45,15 +45,15 @@ hpcddp_not_ready() {
 }
 trap hpcddp_not_ready EXIT
 
-# Says what is not as it has to be, and what to do about it.
+# hpcddp_missing PROBLEM REMEDY: prints an error message and exits with 2.
 hpcddp_missing() {
   hpcddp_ready=no
   echo "hpcddp: $1 on $HOSTNAME; $2" >&2
   exit 2
 }
 
-# environment.uv: the environment of the project, as uv sync has left it. Tasks that brought it up to date, all at once
-# and without a network, would get in each other's way, also where they say uv run.
+# environment.uv: the environment of the project as uv sync has made it. The tasks do not update it, even by uv run:
+# they would all write to it at the same time, possibly without a network.
 export UV_NO_SYNC=1
 hpcddp_venv=${UV_PROJECT_ENVIRONMENT:-.venv}
 [[ $hpcddp_venv == /* ]] || hpcddp_venv=/home/ada/project/$hpcddp_venv
@@ -66,14 +66,14 @@ hpcddp_ready=yes
 
 # --- This attempt -----------------------------------------------------------------------------------------------------
 
-# The run directory is nobody else's business. What the user's own code writes keeps the umask of the submitter, or of
-# environment.setup: the tasks restore it for that.
+# Only the owner may read the run directory. The tasks restore the umask of the submitter, or of environment.setup, before
+# they run the user's code.
 HPCDDP_UMASK=$(umask)
 export HPCDDP_UMASK
 umask 077
 
-# Claims the run directory, keeps the resolved job there and prints the directory of this attempt; prints nothing if the
-# run has finished already.
+# Claims the run directory, writes the resolved job there and prints the directory of this attempt. Prints nothing if the
+# run has already finished.
 HPCDDP_ATTEMPT_DIR=$(
   trap '' INT TERM USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=example --run-id=r1 <<'HPCDDP_JOB'
@@ -198,13 +198,13 @@ export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# Who was told to end before there is anything to end starts nothing; 143 stands for TERM.
+# If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
 code=143
 if [[ -z $interrupted ]]; then
-  # submitit's controller starts one process for each rank, as srun does on a cluster. It warns them with USR2 before
-  # the time limit, which they inherit as ignored until they have a handler for it.
+  # submitit's controller starts one process for each rank, as srun does on a cluster, and sends USR2 before the time
+  # limit. The processes ignore USR2 until they have installed a handler.
   trap '' USR2
-  # It is told the words to start in a variable, each in single quotes.
+  # The controller reads the command from a variable, with each word in single quotes.
   hpcddp_log='exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SUBMITIT_LOCAL_GLOBALID.log" 2>&1'
   hpcddp_task=(sh -c "$hpcddp_log" "$hpcddp_python" -P -u -m hpcddp.task)
   hpcddp_quote="'\\''"
@@ -212,10 +212,11 @@ if [[ -z $interrupted ]]; then
   export SUBMITIT_LOCAL_COMMAND
   "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
   tasks=$!
-  # The signal may have come just before its process id was known.
+  # The signal may have come before the process id was known.
   [[ -n $interrupted ]] && kill -TERM "$tasks"
 
-  # A signal cuts wait short: wait again until none has. (Nothing else runs here, or bash could lose a signal.)
+  # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
+  # signal there.
   interrupted=yes
   while [[ -n $interrupted ]]; do
     interrupted=
@@ -226,7 +227,7 @@ fi
 
 # --- The end ----------------------------------------------------------------------------------------------------------
 
-# Requeues the job if its tasks have stopped to go on later, and says what became of the run; its exit code is the job's.
-# Slurm signals the whole job when it is requeued.
+# Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
+# because Slurm signals the whole job at a requeue.
 trap '' INT TERM USR2
 "$hpcddp_python" -P -m hpcddp.supervise end --code "$code" "${cancelled[@]}"

@@ -81,7 +81,7 @@ def test_modules_come_before_the_environment_and_setup_lines_behind_it(runner: S
             {"conda": "./gone"},
             (
                 f"environment.conda is ./gone, which conda cannot activate on {HOST}; create it, or correct the name "
-                "(conda env list shows all)"
+                "(conda env list lists the environments)"
             ),
         ),
         (
