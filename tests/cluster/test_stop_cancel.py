@@ -81,7 +81,7 @@ def with_strangers(context: ScenarioContext) -> tuple[TrackedRun, RunComparison]
             door.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(range(256)))
             time.sleep(0.3)
         time.sleep(0.1)
-    return tracked, context.compare("a stranger on the port of rank 0", tracked)
+    return tracked, context.compare("another program on the port of rank 0", tracked)
 
 
 def resumed_while_it_lives(context: ScenarioContext) -> tuple[TrackedRun, str, RunComparison]:

@@ -63,7 +63,7 @@ def rotten(context: ScenarioContext) -> ScenarioResult:
     damaged[len(damaged) // 2] ^= 1
     newest.write_bytes(damaged)
     resumed = resume(tracked)
-    return resumed, context.compare("newest checkpoint rotten", resumed)
+    return resumed, context.compare("newest checkpoint damaged", resumed)
 
 
 def other_world_size(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:

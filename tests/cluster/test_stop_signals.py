@@ -25,7 +25,7 @@ def storm(context: ScenarioContext) -> ScenarioResult:
     for _ in range(100):
         tracked.signal(dice.randrange(2), dice.choice([signal.SIGUSR2, signal.SIGTERM]), ranks)
         time.sleep(0.02)
-    return tracked, context.compare("storm of signals", tracked)
+    return tracked, context.compare("a hundred signals in two seconds", tracked)
 
 
 def one_rank_only(context: ScenarioContext) -> ScenarioResult:
