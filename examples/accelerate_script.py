@@ -1,4 +1,4 @@
-"""A script for Hugging Face's accelerate. It runs under hpcddp as it stands.
+"""A script for Hugging Face's accelerate. It runs under hpcddp without changes.
 
 hpcddp submit --nodes 2 --tasks-per-node 2 --time 10min -- python examples/accelerate_script.py
 """

@@ -3,7 +3,7 @@
 `torch.nn.functional.cross_entropy(..., weight=w)` divides by the sum of the weights of the samples that it sees, and
 that differs between ranks. `weighted_mean` divides by the sum over all ranks and micro-steps.
 
-One process, four processes, four processes that accumulate: the printed losses are the same.
+One process, four processes, and four processes with accumulation print the same losses.
 
     python examples/class_weighted_cross_entropy.py
     torchrun --standalone --nproc-per-node 4 examples/class_weighted_cross_entropy.py
@@ -55,7 +55,7 @@ def make_model() -> nn.Module:
 def backward(model: nn.Module, micro_batches: Sequence[Pair]) -> Tensor:
     """Run forward and backward of one optimizer step on this rank; return the loss of the global batch."""
     weights = class_weights()
-    # What the loss is divided by needs no forward, so one pass is enough with accumulation too.
+    # The divisor of the loss needs no forward, so one pass is enough, also with accumulation.
     (weight,) = sum_statistics([weights[labels].sum()] for _, labels in micro_batches)
     total = torch.zeros(())
     for micro_step, (images, labels) in enumerate(micro_batches):
@@ -68,7 +68,7 @@ def backward(model: nn.Module, micro_batches: Sequence[Pair]) -> Tensor:
 
 
 def reduces(model: nn.Module, *, last: bool) -> contextlib.AbstractContextManager[None]:
-    """Return where a forward and its backward belong: DDP averages in the last micro-step only."""
+    """Return the context for a forward and its backward: DDP averages in the last micro-step only."""
     if last or not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()
@@ -92,7 +92,7 @@ def train(*, micro_steps: int, steps: int = 20) -> Iterator[float]:
 
 
 def wrap(model: nn.Module) -> nn.Module:
-    """Return the model in DDP where there are several ranks."""
+    """Return the model wrapped in DDP if there are several ranks."""
     return DistributedDataParallel(model) if dist.is_initialized() else model
 
 
@@ -108,7 +108,7 @@ def main() -> None:
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f"step {step:2d}  loss {loss:.12f}")
     if dist.is_initialized():
-        # DDP is part of reference cycles; freed after its group has gone, it may abort the process.
+        # DDP is part of reference cycles. If it is freed after its process group, it can abort the process.
         gc.collect()
         dist.destroy_process_group()
 

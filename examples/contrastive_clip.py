@@ -1,9 +1,9 @@
-"""A contrastive loss in the manner of CLIP (Radford et al. 2021, arXiv 2103.00020) with a learnable temperature.
+"""A contrastive loss like that of CLIP (Radford et al. 2021, arXiv 2103.00020) with a learnable temperature.
 
 Every sample is compared with every other one of the global batch, on whatever rank that is. The outputs are gathered
 with a backward that sums, so that the encoders *and* the temperature get the gradient of one process.
 
-One process, four processes, four processes that accumulate: the printed losses are the same.
+One process, four processes, and four processes with accumulation print the same losses.
 
     python examples/contrastive_clip.py
     torchrun --standalone --nproc-per-node 4 examples/contrastive_clip.py
@@ -33,13 +33,13 @@ Pair = tuple[Tensor, Tensor]
 
 
 def load_digits() -> Pair:
-    """Return the upper and the lower half of handwritten digits, ``[1797, 32]`` each: what belongs together."""
+    """Return the upper and the lower half of handwritten digits, ``[1797, 32]`` each: the pairs."""
     images = torch.from_numpy(datasets.load_digits().images).to(torch.get_default_dtype()) / 16
     return images[:, :4].flatten(1), images[:, 4:].flatten(1)
 
 
 class TwoTowers(nn.Module):
-    """Two encoders into one space, and the temperature of their comparison."""
+    """Two encoders with outputs in one space, and the temperature of their similarity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class TwoTowers(nn.Module):
 
 
 def make_model() -> TwoTowers:
-    """Return the two towers; the same on every rank."""
+    """Return the two encoders; the same on every rank."""
     torch.manual_seed(0)
     return TwoTowers()
 
 
 def clip_loss(upper: Tensor, lower: Tensor, log_scale: Tensor) -> Tensor:
-    """Return the symmetric cross entropy of finding each half's other half among all of the batch."""
+    """Return the symmetric cross entropy of matching each half with its other half in the whole batch."""
     logits = upper @ lower.T * log_scale.exp()
     labels = torch.arange(len(logits))
     return (functional.cross_entropy(logits, labels) + functional.cross_entropy(logits.T, labels)) / 2
@@ -94,7 +94,7 @@ def train(*, micro_steps: int, steps: int = 20) -> Iterator[float]:
 
 
 def wrap(model: nn.Module) -> nn.Module:
-    """Return the model in DDP where there are several ranks."""
+    """Return the model wrapped in DDP if there are several ranks."""
     return DistributedDataParallel(model) if dist.is_initialized() else model
 
 
@@ -110,7 +110,7 @@ def main() -> None:
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f"step {step:2d}  loss {loss:.12f}")
     if dist.is_initialized():
-        # DDP is part of reference cycles; freed after its group has gone, it may abort the process.
+        # DDP is part of reference cycles. If it is freed after its process group, it can abort the process.
         gc.collect()
         dist.destroy_process_group()
 

@@ -1,8 +1,8 @@
-"""A script for Lightning. It runs under hpcddp as it stands: Lightning finds Slurm, and the ranks that hpcddp names.
+"""A script for Lightning. It runs under hpcddp without changes: Lightning uses the ranks that Slurm and hpcddp set.
 
     hpcddp submit --nodes 2 --tasks-per-node 2 --time 10min -- python examples/lightning_script.py --nodes 2 --devices 2
 
-Lightning requeues a job by itself when it gets SIGUSR1. hpcddp never sends that one, so the two do not meet.
+Lightning requeues a job by itself when it gets SIGUSR1. hpcddp never sends SIGUSR1, so only hpcddp requeues.
 """
 
 from __future__ import annotations

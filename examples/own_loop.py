@@ -1,12 +1,12 @@
-"""A loop of one's own that loses no step: ``hpcddp.Stopper`` says when to stop, ``hpcddp.Checkpointer`` saves.
+"""Your own training loop, without lost steps: ``hpcddp.Stopper`` says when to stop, ``hpcddp.Checkpointer`` saves.
 
-Send SIGTERM or SIGUSR2 to any of its processes, or press Ctrl-C: all of them stop after the same step, with a
-checkpoint of it, and end with exit code 75. Start it again, with any number of processes, and it goes on where it was.
+Send SIGTERM or SIGUSR2 to any of its processes, or press Ctrl-C: all of them stop after the same step, save a
+checkpoint, and end with exit code 75. Start it again with any number of processes: it continues at the next step.
 
     python examples/own_loop.py runs/own-loop
     torchrun --standalone --nproc-per-node 2 examples/own_loop.py runs/own-loop
 
-docs/own-loop.md has a whole sbatch script that comes back by itself.
+docs/own-loop.md has a complete sbatch script that requeues itself.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ def load_digits() -> tuple[Tensor, Tensor]:
 
 
 def make_model() -> nn.Module:
-    """Return the model, in DDP where there are several processes; the same on each."""
+    """Return the model, the same on each process; wrapped in DDP if there are several."""
     torch.manual_seed(SEED)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).double()
     return DistributedDataParallel(model) if dist.is_initialized() else model
 
 
 def train(directory: Path, *, steps: int, save_every: int, pause_s: float = 0.0) -> float:
-    """Train from where the directory stands to ``steps`` optimizer steps, and return the last loss on this rank."""
+    """Train from the newest checkpoint to ``steps`` optimizer steps, and return the last loss on this rank."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     images, labels = load_digits()
     model = make_model()
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    # Any step's samples are known without the steps before it: nothing about the data has to be saved.
+    # The samples of a step follow from its number: the position in the data need not be saved.
     batches = GlobalBatches(len(images), GLOBAL_BATCH, tail="drop", order="keyed", seed=SEED)
 
     stopper = Stopper()
@@ -65,7 +65,7 @@ def train(directory: Path, *, steps: int, save_every: int, pause_s: float = 0.0)
         indices = torch.from_numpy(batches.indices(*divmod(step, batches.steps_per_epoch)))
         share = indices[rank::ranks]
         optimizer.zero_grad()
-        # DDP averages over ranks: equal shares make that the average over samples.
+        # DDP averages over ranks. With equal shares that is the average over samples.
         loss = functional.cross_entropy(model(images[share]), labels[share])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -73,7 +73,7 @@ def train(directory: Path, *, steps: int, save_every: int, pause_s: float = 0.0)
         if rank == 0:
             print(f"step {step + 1}  loss {loss.item():.6f}", flush=True)
 
-        # Asked once after every step, on every rank.
+        # Called once after every step, on every rank.
         if stopper.should_stop() and step + 1 < steps:
             checkpointer.save(step + 1)
             checkpointer.wait()
@@ -96,7 +96,7 @@ def main() -> None:
         dist.init_process_group("gloo")
     train(options.directory, steps=options.steps, save_every=options.save_every, pause_s=options.pause)
     if dist.is_initialized():
-        # DDP is part of reference cycles; freed after its group has gone, it may abort the process.
+        # DDP is part of reference cycles. If it is freed after its process group, it can abort the process.
         gc.collect()
         dist.destroy_process_group()
 

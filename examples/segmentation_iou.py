@@ -1,9 +1,9 @@
 """Intersection over union as a loss, over the whole global batch.
 
-It divides a sum over samples by another sum over samples. The mean of what the ranks get each for themselves is
-another loss; `additive_loss` sums first and divides then.
+It divides a sum over samples by another sum over samples. The mean of the losses of the ranks is another loss;
+`additive_loss` sums first and then divides.
 
-One process, four processes, four processes that accumulate: the printed losses are the same.
+One process, four processes, and four processes with accumulation print the same losses.
 
     python examples/segmentation_iou.py
     torchrun --standalone --nproc-per-node 4 examples/segmentation_iou.py
@@ -31,7 +31,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def load_digits() -> Pair:
-    """Return noisy images of handwritten digits ``[1797, 1, 8, 8]`` and masks of where the ink is."""
+    """Return noisy images of handwritten digits ``[1797, 1, 8, 8]`` and masks of the ink."""
     clean = torch.from_numpy(datasets.load_digits().images).to(torch.get_default_dtype()).unsqueeze(1) / 16
     noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
     return clean + 0.5 * noise, (clean > 0.5).to(clean.dtype)
@@ -78,7 +78,7 @@ def train(*, micro_steps: int, steps: int = 20) -> Iterator[float]:
 
 
 def wrap(model: nn.Module) -> nn.Module:
-    """Return the model in DDP where there are several ranks."""
+    """Return the model wrapped in DDP if there are several ranks."""
     return DistributedDataParallel(model) if dist.is_initialized() else model
 
 
@@ -94,7 +94,7 @@ def main() -> None:
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f"step {step:2d}  loss {loss:.12f}")
     if dist.is_initialized():
-        # DDP is part of reference cycles; freed after its group has gone, it may abort the process.
+        # DDP is part of reference cycles. If it is freed after its process group, it can abort the process.
         gc.collect()
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""A plain script as it is written for torchrun. It runs under hpcddp as it stands.
+"""A plain script, written for torchrun. It runs under hpcddp without changes.
 
 torchrun --standalone --nproc-per-node 2 examples/torchrun_script.py
 hpcddp submit --nodes 2 --tasks-per-node 2 --time 10min --global-batch-size 64 -- python examples/torchrun_script.py
@@ -29,7 +29,7 @@ def train() -> None:
     digits = datasets.load_digits()
     data = TensorDataset(torch.from_numpy(digits.data).float() / 16, torch.from_numpy(digits.target))
     sampler: DistributedSampler[object] = DistributedSampler(data)
-    # hpcddp says how many samples of the global batch are this rank's; torchrun says nothing.
+    # hpcddp sets this rank's share of the global batch; torchrun does not.
     batch_size = int(os.environ.get("HPCDDP_PER_DEVICE_BATCH_SIZE", "32"))
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
 
@@ -54,7 +54,7 @@ def main() -> None:
     """Open a group, train, and close it."""
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     train()
-    # DDP is part of reference cycles; freed after its group has gone, it may abort the process.
+    # DDP is part of reference cycles. If it is freed after its process group, it can abort the process.
     gc.collect()
     dist.destroy_process_group()
 
