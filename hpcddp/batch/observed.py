@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +15,36 @@ _MOST_CANDIDATES = 1000
 _MOST_WRITTEN = 6
 _MOST_SHARES = 8
 Last = Literal["keep", "drop"]
+_LOADERS: tuple[Last, Last] = ("keep", "drop")
+_ROUNDED = {"keep": "ceil", "drop": "floor"}
+_OPTION = {"keep": "", "drop": "(drop_last=True)"}
 
 
-def explain_steps(
-    *, steps: int, samples: int, world_size: int, asked_for: int | None = None
-) -> ObservedBatch | UnevenBatch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One way of rounding, and the batch sizes that result in the observed steps.
+
+    Args:
+        sampler: the sampler's treatment of a remainder: ``keep`` repeats samples, ``drop`` is its ``drop_last=True``;
+            None = no sampler: the global batch is split into uneven shares, and the sizes are global batches.
+        loader: the loader's treatment of its last batch: ``keep`` makes it smaller, ``drop`` is its ``drop_last=True``.
+        samples: M, the samples of each rank per epoch; without a sampler N.
+        smallest: the smallest size that fits, >= 1.
+        largest: the largest one; None = no limit.
+    """
+
+    sampler: Last | None
+    loader: Last
+    samples: int
+    smallest: int
+    largest: int | None
+
+    def covers(self, size: int) -> bool:
+        """Return whether batches of ``size`` samples result in the observed steps."""
+        return size >= self.smallest and (self.largest is None or size <= self.largest)
+
+
+def explain_steps(*, steps: int, samples: int, world_size: int, asked_for: int | None = None) -> ObservedBatch:
     """Return the batches that result in the steps per epoch of a run.
 
     Args:
@@ -36,45 +60,24 @@ def explain_steps(
         PlanError: no batch results in that number of steps.
     """
     refuse_below_one(steps=steps, samples=samples, world_size=world_size, global_batch_size=asked_for)
-    # If W divides N, both kinds of sampler give the same shares.
-    samplers: dict[Last, int] = {"keep": ceil_div(samples, world_size)}
-    if samples % world_size:
-        samplers["drop"] = samples // world_size
-    loaders: tuple[Last, Last] = ("keep", "drop")
-    found = (
-        _recipe(sampler, loader, steps, samplers[sampler]) for sampler, loader in itertools.product(samplers, loaders)
-    )
-    recipes = tuple(recipe for recipe in found if recipe is not None)
-    if not recipes:
-        uneven = uneven_batch(steps=steps, samples=samples, world_size=world_size, asked_for=asked_for)
-        if uneven is None:
-            raise _impossible(steps, samples, world_size)
-        return uneven
-    return ObservedBatch(steps=steps, samples=samples, world_size=world_size, recipes=recipes, asked_for=asked_for)
-
-
-def _recipe(sampler: Last, loader: Last, steps: int, share: int) -> Recipe | None:
-    """Return the n with ``ceil(M/n) = S`` (keep) or ``floor(M/n) = S`` (drop), or None where there is none."""
-    if share == 0:
-        return None
-    if loader == "keep":
-        first, last = ceil_div(share, steps), None if steps == 1 else (share - 1) // (steps - 1)
-    else:
-        first, last = share // (steps + 1) + 1, share // steps
-    if last is not None and first > last:
-        return None
-    return Recipe(sampler=sampler, loader=loader, per_rank_samples=share, smallest=first, largest=last)
-
-
-def _impossible(steps: int, samples: int, world_size: int) -> PlanError:
+    # (sampler, M, smallest batch). If W divides N, both kinds of sampler give the same shares.
+    equal: list[tuple[Last | None, int, int]] = [("keep", ceil_div(samples, world_size), 1)]
+    if samples > world_size and samples % world_size:
+        equal.append(("drop", samples // world_size, 1))
+    for table in (equal, [(None, samples, world_size)]):
+        found = [_recipe(*row, loader, steps) for row in table for loader in _LOADERS]
+        if recipes := tuple(recipe for recipe in found if recipe is not None):
+            return ObservedBatch(
+                steps=steps, samples=samples, world_size=world_size, recipes=recipes, asked_for=asked_for
+            )
     share = ceil_div(samples, world_size)
-    size = max(1, share // steps)
-    here = f"{count(size, 'sample')} per device {'makes' if size == 1 else 'make'} {ceil_div(share, size):,}"
-    between = f"{here} and {size + 1:,} make {count(ceil_div(share, size + 1), 'step')}"
-    why = f"1 sample per device, the fewest, makes {count(share, 'step')}" if steps > share else between
-    return PlanError(
+    size, (here, above) = _nearest(share, steps)
+    makes = f"{count(size, 'sample')} per device {'makes' if size == 1 else 'make'} {here:,} and {size + 1:,} make"
+    why = "1 sample per device, the fewest, makes" if steps > share else makes
+    made = count(here if steps > share else above, "step")
+    raise PlanError(
         f"{count(steps, 'step')} per epoch cannot come from {count(samples, 'sample')} on {count(world_size, 'rank')}: "
-        f"each rank has {share:,}, and {why}; check the three numbers, and where the run accumulates, multiply "
+        f"each rank has {share:,}, and {why} {made}; check the three numbers, and where the run accumulates, multiply "
         "its optimizer steps by the micro-steps",
         steps=steps,
         samples=samples,
@@ -82,38 +85,31 @@ def _impossible(steps: int, samples: int, world_size: int) -> PlanError:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """One way of rounding, and the batches per device that result in the observed steps.
+def _recipe(sampler: Last | None, samples: int, least: int, loader: Last, steps: int) -> Recipe | None:
+    """Return the n >= ``least`` with ``ceil(M/n) = S`` (keep) or ``floor(M/n) = S`` (drop); None if there are none."""
+    if loader == "keep":
+        first, last = ceil_div(samples, steps), None if steps == 1 else (samples - 1) // (steps - 1)
+    else:
+        first, last = samples // (steps + 1) + 1, samples // steps
+    recipe = Recipe(sampler=sampler, loader=loader, samples=samples, smallest=max(first, least), largest=last)
+    return recipe if recipe.covers(recipe.smallest) else None
 
-    Args:
-        sampler: the sampler's treatment of a remainder: ``keep`` repeats samples, ``drop`` is its ``drop_last=True``.
-        loader: the loader's treatment of its last batch: ``keep`` makes it smaller, ``drop`` is its ``drop_last=True``.
-        per_rank_samples: M, samples of each rank per epoch.
-        smallest: the smallest n that fits, >= 1.
-        largest: the largest one; None = no limit.
-    """
 
-    sampler: Last
-    loader: Last
-    per_rank_samples: int
-    smallest: int
-    largest: int | None
-
-    def covers(self, size: int) -> bool:
-        """Return whether ``size`` samples per device result in the observed steps."""
-        return size >= self.smallest and (self.largest is None or size <= self.largest)
+def _nearest(share: int, steps: int) -> tuple[int, tuple[int, int]]:
+    """Return the n for which ``ceil(M/n)`` is closest above S, and the steps of n and of n + 1."""
+    size = max(1, share // steps)
+    return size, (ceil_div(share, size), ceil_div(share, size + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedBatch:
-    """Equal batches per device that explain the steps per epoch of a run.
+    """Batches that explain the steps per epoch of a run.
 
     Args:
         steps: S, batches of each rank per epoch, as observed.
         samples: N, samples of the training data.
         world_size: W, ranks.
-        recipes: every way of rounding that results in S steps; never empty.
+        recipes: every way of rounding that results in S steps; never empty; all of them with a sampler, or none.
         asked_for: the intended global batch; None = unknown.
     """
 
@@ -124,19 +120,18 @@ class ObservedBatch:
     asked_for: int | None = None
 
     @property
-    def smallest(self) -> int:
-        """The smallest batch per device that fits."""
-        return min(recipe.smallest for recipe in self.recipes)
+    def uneven(self) -> bool:
+        """Whether no equal batch per device fits, so that the sizes are global batches in uneven shares."""
+        return self.recipes[0].sampler is None
 
     @property
-    def largest(self) -> int | None:
-        """The largest batch per device that fits; None = no limit."""
-        limits = [recipe.largest for recipe in self.recipes if recipe.largest is not None]
-        return max(limits) if len(limits) == len(self.recipes) else None
+    def _factor(self) -> int:
+        """The global batch divided by the size."""
+        return 1 if self.uneven else self.world_size
 
     @property
     def candidates(self) -> tuple[int, ...] | None:
-        """All batches per device that fit, in order; None when there are too many to list."""
+        """All sizes that fit, in order: per device, or global if ``uneven``; None when there are too many to list."""
         spans = [(recipe.smallest, recipe.largest) for recipe in self.recipes]
         if any(last is None or last - first >= _MOST_CANDIDATES for first, last in spans):
             return None
@@ -145,217 +140,111 @@ class ObservedBatch:
     @property
     def meant(self) -> int | None:
         """The intended global batch, where the run has another: as given, or else a likely power of two."""
-        sizes = self.candidates
         if self.asked_for is not None:
-            size, rest = divmod(self.asked_for, self.world_size)
+            size, rest = divmod(self.asked_for, self._factor)
             return None if rest == 0 and any(recipe.covers(size) for recipe in self.recipes) else self.asked_for
-        if sizes is None or len(sizes) != 1:
+        if self.uneven or self.candidates is None or len(self.candidates) != 1:
             return None
-        first = self.world_size * sizes[0]
+        first = self.world_size * self.candidates[0]
         # int(B/W) is the same n for several B, of which a power of two is the most likely choice.
         power = 1 << (first + self.world_size - 1).bit_length() - 1
         return power if first < power else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document of ``hpcddp plan --explain-steps --json``."""
-        sizes = self.candidates
+        """Return the document of ``hpcddp plan --explain-steps --json``; a size of uneven shares is global."""
+        equal = () if self.uneven else self.recipes
+        candidates = (
+            None
+            if self.candidates is None
+            else [
+                {
+                    "per_device_batch_size": None if self.uneven else size,
+                    "global_batch_size": self._factor * size,
+                    "recipes": [[recipe.sampler, recipe.loader] for recipe in equal if recipe.covers(size)],
+                }
+                for size in self.candidates
+            ]
+        )
+        only = candidates[0] if candidates and len(candidates) == 1 else {}
         return {
             "steps_per_epoch": self.steps,
             "samples": self.samples,
             "world_size": self.world_size,
-            "per_device_batch_size": sizes[0] if sizes is not None and len(sizes) == 1 else None,
-            "global_batch_size": self.world_size * sizes[0] if sizes is not None and len(sizes) == 1 else None,
-            "candidates": None if sizes is None else [self._candidate(size) for size in sizes],
+            "per_device_batch_size": only.get("per_device_batch_size"),
+            "global_batch_size": only.get("global_batch_size"),
+            "candidates": candidates,
             "recipes": [
                 {
                     "sampler": recipe.sampler,
                     "loader": recipe.loader,
-                    "per_rank_samples": recipe.per_rank_samples,
+                    "per_rank_samples": recipe.samples,
                     "smallest_per_device_batch_size": recipe.smallest,
                     "largest_per_device_batch_size": recipe.largest,
                 }
-                for recipe in self.recipes
+                for recipe in equal
             ],
             "meant_global_batch_size": self.meant,
             "meant_steps_per_epoch": None if self.meant is None else ceil_div(self.samples, self.meant),
         }
 
-    def _candidate(self, size: int) -> dict[str, Any]:
-        return {
-            "per_device_batch_size": size,
-            "global_batch_size": self.world_size * size,
-            "recipes": [[recipe.sampler, recipe.loader] for recipe in self.recipes if recipe.covers(size)],
-        }
-
     def explain(self) -> str:
         """Return the text of ``hpcddp plan --explain-steps``, lines of about 100 columns."""
-        rows = [
-            ("seen", f"{count(self.steps, 'step')} per epoch, from {count(self.samples, 'sample')} on {self._ranks()}"),
-            ("per device", self._sizes(1)),
-            ("global batch", f"{self._sizes(self.world_size)} (world size x per device)"),
+        seen = f"{count(self.steps, 'step')} per epoch, from {count(self.samples, 'sample')}"
+        per_device = self._sizes(1), " (world size x per device)"
+        local, product = ("uneven shares", "") if self.uneven else per_device
+        lines = [
+            "Batch that this run really has",
+            f"  seen             {seen} on {count(self.world_size, 'rank')}",
+            f"  per device       {local}",
+            f"  global batch     {self._sizes(self._factor)}{product}",
+            "",
+            "Why",
         ]
-        lines = ["Batch that this run really has", *(f"  {label:17}{text}" for label, text in rows), "", "Why"]
         for sentence in self._reasons():
             lines += textwrap.wrap(sentence, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
         return "\n".join(lines) + "\n"
-
-    def _ranks(self) -> str:
-        return count(self.world_size, "rank")
 
     def _sizes(self, factor: int) -> str:
-        sizes = self.candidates
-        if sizes is not None and len(sizes) <= _MOST_WRITTEN:
-            *first, last = (count(factor * size, "sample") for size in sizes)
-            return " or ".join([*(text.partition(" ")[0] for text in first), last])
-        steps = "" if factor == 1 else f", in steps of {factor}"
-        if self.largest is None:
-            return f"{factor * self.smallest:,} samples or more{steps}"
-        return f"{factor * self.smallest:,} to {factor * self.largest:,} samples{steps}"
+        if self.candidates is not None and len(self.candidates) <= _MOST_WRITTEN:
+            *first, last = self.candidates
+            return " or ".join([*(f"{factor * size:,}" for size in first), count(factor * last, "sample")])
+        smallest, largest = min(one.smallest for one in self.recipes), [one.largest for one in self.recipes]
+        most = "samples or more" if None in largest else f"to {factor * max(filter(None, largest)):,} samples"
+        return f"{factor * smallest:,} {most}{'' if factor == 1 else f', in steps of {factor}'}"
 
     def _reasons(self) -> Iterator[str]:
-        for recipe in self.recipes:
+        if self.uneven:
+            size, (here, above) = _nearest(ceil_div(self.samples, self.world_size), self.steps)
             yield (
-                f"{_SAMPLER[recipe.sampler]} gives each rank {_MARKS[recipe.sampler]}(N / W) = "
-                f"{count(recipe.per_rank_samples, 'sample')}; {_LOADER[recipe.loader]} makes {_MARKS[recipe.loader]}"
-                f"({recipe.per_rank_samples:,} / n) steps of n, which is {self.steps:,} for {_span(recipe)}."
+                f"No equal batch per device makes them: with DistributedSampler and DataLoader n = {size:,} gives "
+                f"{count(here, 'step')}, and n = {size + 1:,} gives {above:,}."
             )
-        if self.meant is not None:
-            per_device = self.meant // self.world_size
-            cut = f" (int({self.meant} / {self.world_size}) is {per_device})" if self.meant % self.world_size else ""
+        yield from map(self._reason, self.recipes)
+        if (meant := self.meant) is not None:
+            cut = f" (int({meant} / {self.world_size}) is {meant // self.world_size})"
             yield (
-                f"A global batch of {self.meant:,} is not what it has{cut}: with {self.meant:,} an epoch would be "
-                f"ceil({self.samples:,} / {self.meant:,}) = {ceil_div(self.samples, self.meant):,} steps."
+                f"A global batch of {meant:,} is not what it has{cut if meant % self._factor else ''}: with {meant:,} "
+                f"an epoch would be ceil({self.samples:,} / {meant:,}) = {ceil_div(self.samples, meant):,} steps."
             )
-        yield (
-            "Steps are batches of the loader. Where a run accumulates and counts optimizer steps, multiply them by its "
-            "micro-steps first; its global batch is as many times larger."
+        if not self.uneven:
+            yield (
+                "Steps are batches of the loader. Where a run accumulates and counts optimizer steps, multiply them by "
+                "its micro-steps first; its global batch is as many times larger."
+            )
+
+    def _reason(self, recipe: Recipe) -> str:
+        rounded, first, last = _ROUNDED[recipe.loader], recipe.smallest, recipe.largest
+        if recipe.sampler is None:
+            few = self.world_size <= _MOST_SHARES
+            shares = ", ".join(f"{share:,}" for share in divide(first, self.world_size)) if few else ""
+            return (
+                f"{rounded}({self.samples:,} / {first:,}) is {self.steps:,}: a global batch that is split without "
+                f"rounding, as hpcddp does{f', in shares of {shares}' if few else ''}."
+            )
+        span = f"every n from {first:,} on" if last is None else f"n = {first:,} to {last:,}"
+        return (
+            f"DistributedSampler{_OPTION[recipe.sampler]} gives each rank {_ROUNDED[recipe.sampler]}(N / W) = "
+            f"{count(recipe.samples, 'sample')}; DataLoader{_OPTION[recipe.loader]} makes {rounded}"
+            f"({recipe.samples:,} / n) steps of n, which is {self.steps:,} for "
+            f"{f'n = {first:,} alone' if first == last else span}."
         )
-
-
-_MARKS = {"keep": "ceil", "drop": "floor"}
-_SAMPLER = {"keep": "DistributedSampler", "drop": "DistributedSampler(drop_last=True)"}
-_LOADER = {"keep": "DataLoader", "drop": "DataLoader(drop_last=True)"}
-
-
-def _span(recipe: Recipe) -> str:
-    if recipe.largest is None:
-        return f"every n from {recipe.smallest:,} on"
-    if recipe.smallest == recipe.largest:
-        return f"n = {recipe.smallest:,} alone"
-    return f"n = {recipe.smallest:,} to {recipe.largest:,}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnevenBatch:
-    """Global batches in uneven shares that explain the steps per epoch of a run.
-
-    Args:
-        steps: S, steps per epoch, as observed.
-        samples: N, samples of the training data.
-        world_size: W, ranks.
-        kept: global batches B with ``ceil(N/B) = S``, the last one smaller; may be empty.
-        dropped: global batches B with ``floor(N/B) = S``, the last one left out; may be empty.
-        asked_for: the intended global batch; None = unknown.
-    """
-
-    steps: int
-    samples: int
-    world_size: int
-    kept: range
-    dropped: range
-    asked_for: int | None = None
-
-    @property
-    def candidates(self) -> tuple[int, ...] | None:
-        """The global batches that fit, in order, fewer than 2 W; None when there are too many to list."""
-        if len(self.kept) + len(self.dropped) > _MOST_CANDIDATES:
-            return None
-        return tuple(sorted({*self.kept, *self.dropped}))
-
-    @property
-    def meant(self) -> int | None:
-        """The intended global batch, where the run has another."""
-        # ``in`` is fast only for an int: for other types a range is searched.
-        if self.asked_for is None or self.asked_for in self.kept or self.asked_for in self.dropped:
-            return None
-        return self.asked_for
-
-    @property
-    def _ends(self) -> tuple[int, int]:
-        """The smallest and the largest global batch that fits."""
-        ranges = [sizes for sizes in (self.kept, self.dropped) if sizes]
-        return min(sizes[0] for sizes in ranges), max(sizes[-1] for sizes in ranges)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the document of ``hpcddp plan --explain-steps --json``: no size per device is the same on all."""
-        sizes = self.candidates
-        smallest, largest = self._ends
-        return {
-            "steps_per_epoch": self.steps,
-            "samples": self.samples,
-            "world_size": self.world_size,
-            "per_device_batch_size": None,
-            "global_batch_size": smallest if smallest == largest else None,
-            "candidates": None if sizes is None else [self._candidate(size) for size in sizes],
-            "recipes": [],
-            "meant_global_batch_size": self.meant,
-            "meant_steps_per_epoch": None if self.meant is None else ceil_div(self.samples, self.meant),
-        }
-
-    @staticmethod
-    def _candidate(size: int) -> dict[str, Any]:
-        return {"per_device_batch_size": None, "global_batch_size": size, "recipes": []}
-
-    def explain(self) -> str:
-        """Return the text of ``hpcddp plan --explain-steps``, lines of about 100 columns."""
-        smallest, largest = self._ends
-        ranks = count(self.world_size, "rank")
-        seen = f"{count(self.steps, 'step')} per epoch, from {count(self.samples, 'sample')} on {ranks}"
-        many = count(smallest, "sample") if smallest == largest else f"{smallest:,} to {largest:,} samples"
-        rows = (("seen", seen), ("per device", "uneven shares"), ("global batch", many))
-        lines = ["Batch that this run really has", *(f"  {label:17}{text}" for label, text in rows), "", "Why"]
-        for sentence in self._reasons():
-            lines += textwrap.wrap(sentence, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
-        return "\n".join(lines) + "\n"
-
-    def _reasons(self) -> Iterator[str]:
-        size = max(1, ceil_div(self.samples, self.world_size) // self.steps)
-        below, above = (ceil_div(ceil_div(self.samples, self.world_size), n) for n in (size, size + 1))
-        yield (
-            f"No equal batch per device makes them: with DistributedSampler and DataLoader n = {size:,} gives "
-            f"{count(below, 'step')}, and n = {size + 1:,} gives {above:,}."
-        )
-        for mark, fitting in (("ceil", self.kept), ("floor", self.dropped)):
-            if fitting:
-                yield (
-                    f"{mark}({self.samples:,} / {fitting[0]:,}) is {self.steps:,}: a global batch that is shared as it "
-                    f"is, as hpcddp does{self._shares(fitting[0])}."
-                )
-        if self.meant is not None:
-            yield (
-                f"A global batch of {self.meant:,} is not what it has: with {self.meant:,} an epoch would be "
-                f"ceil({self.samples:,} / {self.meant:,}) = {ceil_div(self.samples, self.meant):,} steps."
-            )
-
-    def _shares(self, batch: int) -> str:
-        if self.world_size > _MOST_SHARES:
-            return ""
-        return f", in shares of {', '.join(f'{share:,}' for share in divide(batch, self.world_size))}"
-
-
-def uneven_batch(*, steps: int, samples: int, world_size: int, asked_for: int | None = None) -> UnevenBatch | None:
-    """Return the global batches of at least W samples that result in the steps, or None if there are none.
-
-    Args:
-        steps: S >= 2, for which there is no equal batch per device.
-        samples: N.
-        world_size: W.
-        asked_for: the intended global batch; None = unknown.
-    """
-    kept = range(max(world_size, ceil_div(samples, steps)), (samples - 1) // (steps - 1) + 1)
-    dropped = range(max(world_size, samples // (steps + 1) + 1), samples // steps + 1)
-    if not (kept or dropped):
-        return None
-    return UnevenBatch(
-        steps=steps, samples=samples, world_size=world_size, kept=kept, dropped=dropped, asked_for=asked_for
-    )
