@@ -111,10 +111,10 @@ def loss(
     """
     # The loss is called hundreds of times, and its output is not part of the result.
     with contextlib.redirect_stdout(io.StringIO()):
-        from hpcddp.doctor.loss import explain
-        from hpcddp.doctor.loss.examination import examine
+        from hpcddp.doctor.loss.examination import as_json as document_of
+        from hpcddp.doctor.loss.examination import examine, explain
 
         found = examine(name, world_size=world_size, samples=batch, data=data, directory=Path.cwd())
-    document = explain.as_json(found)
-    typer.echo(json.dumps(document, indent=2) if as_json else explain.explain(found), nl=as_json)
+    document = document_of(found)
+    typer.echo(json.dumps(document, indent=2) if as_json else explain(found), nl=as_json)
     raise typer.Exit(1 if document["defect"] else 0)

@@ -17,8 +17,7 @@ from hpcddp.cli import boundary
 from hpcddp.cli.doctor import ddp
 from hpcddp.doctor.ddp.compare import DdpDiagnosis, examine_job
 from hpcddp.doctor.ddp.findings import DdpFinding, failure
-from hpcddp.doctor.ddp.job import comparison_of
-from hpcddp.doctor.ddp.processes import Place, run_ranks
+from hpcddp.doctor.ddp.job import Place, comparison_of, run_ranks
 from hpcddp.doctor.errors import ComparisonError
 from hpcddp.jobfile.job import JobSpec
 

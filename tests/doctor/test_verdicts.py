@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hpcddp.doctor.loss.batches import kinds
 from hpcddp.doctor.loss.call import Loss
-from hpcddp.doctor.loss.examination import examine
-from hpcddp.doctor.loss.kinds import kinds
-from hpcddp.doctor.loss.trial import examine_random
+from hpcddp.doctor.loss.examination import examine, examine_random
 from hpcddp.doctor.loss.verdict import Verdict
 from tests.doctor import sample_losses
 

@@ -12,12 +12,11 @@ from typing import Any
 
 from hpcddp.batch.refusals import PlanError
 from hpcddp.doctor.ddp.findings import DdpFinding, failure, judge, worst_error
-from hpcddp.doctor.ddp.job import Comparison, comparison_of
-from hpcddp.doctor.ddp.processes import Place, Report, run_ranks
+from hpcddp.doctor.ddp.job import Comparison, Place, Report, comparison_of, run_ranks
 from hpcddp.doctor.errors import ComparisonError
 from hpcddp.jobfile.job import JobSpec
 
-# Kinds of errors that a model for single precision may raise in double precision.
+# Kinds of errors that a model may raise in double precision although it works in single precision.
 _MODEL_ERRORS = ("user_code", "model", "unexpected")
 
 

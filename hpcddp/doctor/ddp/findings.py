@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from hpcddp.doctor.ddp.job import Comparison
-from hpcddp.doctor.ddp.processes import Report
+from hpcddp.doctor.ddp.job import Comparison, Report
 from hpcddp.doctor.errors import percent
 
 Severity = Literal["defect", "hidden", "note"]
@@ -28,8 +27,8 @@ class DdpFinding:
 
     Args:
         kind: a stable identifier for programs.
-        severity: ``defect``: W ranks train differently from one process; ``hidden``: they may do so, but this finding
-            prevents the comparison; ``note``: information.
+        severity: ``defect``: W ranks train differently from one process; ``hidden``: this finding prevents the
+            comparison, so that a difference may be hidden; ``note``: information.
         sentence: the observation.
         way_out: what to do; empty if nothing is needed.
     """
@@ -68,7 +67,7 @@ def failure(errors: Sequence[Mapping[str, Any]], comparison: Comparison) -> DdpF
         kind="unused_parameters" if unused else "fails_on_ranks",
         severity="defect",
         sentence=f"One process trains, and {comparison.world_size} ranks do not: {first['message']}.",
-        way_out="" if unused else "See what the model or the data do with the rank or the number of ranks.",
+        way_out="" if unused else "See where the model or the data use the rank or the number of ranks.",
     )
 
 
@@ -83,17 +82,17 @@ def _initialisation(alone: Report, ranks: Sequence[Report], comparison: Comparis
         yield DdpFinding(
             kind="initialisation_by_world_size",
             severity="defect",
-            sentence=f"The first value of {name} is another one on {comparison.world_size} ranks than in one process.",
-            way_out="Draw first weights from torch's generator alone, which is seeded, and never ask for the rank.",
+            sentence=f"The initial value of {name} differs between {comparison.world_size} ranks and one process.",
+            way_out="Initialise parameters with torch's generator only, which is seeded, and without the rank.",
         )
     for report in ranks[1:]:
         if name := _first_difference(ranks[0]["initial"], report["initial"]):
             yield DdpFinding(
                 kind="initialisation_by_rank",
                 severity="note",
-                sentence=f"The first value of {name} on rank {report['rank']} is not that of rank 0.",
-                way_out="DDP takes rank 0's parameters and buffers, and nothing else: let nothing that the model "
-                "draws depend on the rank.",
+                sentence=f"The initial value of {name} on rank {report['rank']} is not that of rank 0.",
+                way_out="DDP copies parameters and buffers of rank 0, and nothing else: no random number of the "
+                "model may depend on the rank.",
             )
             return
 
@@ -118,7 +117,8 @@ def _unused(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpF
         yield DdpFinding(
             kind="unused_parameters",
             severity="note",
-            sentence=f"No gradient reaches {_named(ranks[0]['unused'])}, on any rank; DDP looks for it in every step.",
+            sentence=f"No gradient reaches {_named(ranks[0]['unused'])}, on any rank; DDP searches for such parameters "
+            "in every step.",
             way_out="Leave them out, or set requires_grad to False.",
         )
 
@@ -129,8 +129,8 @@ def _noise(_: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterat
         yield DdpFinding(
             kind="unseeded_noise",
             severity="note",
-            sentence="The model draws random numbers that torch's seed does not reach: a rerun draws others.",
-            way_out="Draw from torch's own generator, which is seeded by seed, step and rank.",
+            sentence="The model draws random numbers that torch's seed does not determine: a rerun draws others.",
+            way_out="Draw from torch's default generator, which hpcddp seeds with seed, step and rank.",
         )
     if not noise["random"]:
         return
@@ -140,23 +140,23 @@ def _noise(_: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterat
             kind="same_masks",
             severity="defect",
             sentence="Ranks draw the same random numbers in the forward: their dropout masks do not differ.",
-            way_out="Do not seed torch in the model, nor draw from a generator of its own: hpcddp seeds torch's by "
+            way_out="Do not seed torch in the model, and use no generator of its own: hpcddp seeds torch's with "
             "seed, step and rank.",
         )
     else:
         yield DdpFinding(
             kind="dropout",
             severity="note",
-            sentence="Dropout masks differ between ranks, as they should; they were off for the comparison.",
+            sentence="Dropout masks differ between ranks, as they should; dropout was off during the comparison.",
             way_out="",
         )
     if not noise["quiet"]:
         yield DdpFinding(
             kind="own_noise",
             severity="hidden" if _gradients_differ(ranks, comparison) else "note",
-            sentence="The model draws random numbers beside dropout, so that gradients differ by them, and whether by "
-            "anything else cannot be seen.",
-            way_out="Look at the model with them off.",
+            sentence="The model draws random numbers other than dropout; gradients differ because of them, and "
+            "other differences cannot be seen.",
+            way_out="Run the comparison with these random numbers switched off.",
         )
 
 
@@ -175,8 +175,8 @@ def _samples(alone: Report, ranks: Sequence[Report], _: Comparison) -> Iterator[
                 kind="other_samples",
                 severity="defect",
                 sentence=f"{different} of {len(step['samples'])} samples of step {number + 1} are not those of one "
-                "process: the data set gives other ones on other ranks.",
-                way_out="Let a sample follow from its index alone; never shuffle, shard or draw by rank in a data set.",
+                "process: the data set returns other samples on other ranks.",
+                way_out="A sample must depend on its index only: do not shuffle, shard or draw by rank in a data set.",
             )
             return
 
@@ -286,17 +286,18 @@ def _other_cause(
         return DdpFinding(
             kind="samples_mixed",
             severity="defect",
-            sentence=f"{seen}: the output for a sample depends on the samples beside it, and a rank sees its own only.",
+            sentence=f"{seen}: the output for a sample depends on the samples beside it, and a rank sees its own "
+            "samples only.",
             way_out="Take statistics per sample (LayerNorm, GroupNorm), or over all ranks (train.batch_norm: sync; "
             "others of your own with hpcddp.gather_with_grad).",
         )
     ratio = gradients[worst]["ratio"]
-    length = "" if math.isnan(ratio) else f"; along the right one it is {ratio:.4g} times as long"
+    length = "" if math.isnan(ratio) else f"; its component along the right one is {ratio:.4g} times as long"
     return DdpFinding(
         kind="gradient",
         severity="defect",
         sentence=f"{seen}{length}.",
-        way_out="Look for what depends on the rank, the number of ranks or the size of a micro-batch in the model.",
+        way_out="Look in the model for what depends on the rank, the number of ranks or the size of a micro-batch.",
     )
 
 
@@ -308,8 +309,8 @@ def _drift(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpFi
                     kind="drift",
                     severity="defect",
                     sentence=f"After step {number + 1} parameter {name} on rank {report['rank']} is not that of rank "
-                    "0: the replicas drift apart.",
-                    way_out="Let nothing but the optimizer change parameters, and nothing that depends on the rank.",
+                    "0: the replicas diverge.",
+                    way_out="Only the optimizer may change parameters, and nothing in it may depend on the rank.",
                 )
                 return
 
@@ -323,7 +324,7 @@ def _buffers(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[Ddp
                     severity="note",
                     sentence=f"Buffer {name} on rank {report['rank']} is not that of rank 0; evaluations and "
                     "checkpoints take rank 0's.",
-                    way_out="All-reduce what the model adds up over samples.",
+                    way_out="All-reduce the sums that the model takes over samples.",
                 )
                 return
 
@@ -332,7 +333,7 @@ def _batch_norm(alone: Report, ranks: Sequence[Report], comparison: Comparison) 
     layers, live = alone["batch_norm"]["local"], ranks[0].get("looks", {}).get("live")
     if not layers or live is None:
         return
-    smallest = comparison.global_batch_size // (comparison.world_size * comparison.grad_accum_steps)
+    smallest = min(comparison.plan.micro_batch_sizes(comparison.global_batch_size))
     error = max(_errors_of(live["steps"][0]).values(), default=0.0)
     yield DdpFinding(
         kind="ghost_batch_norm",
@@ -340,7 +341,7 @@ def _batch_norm(alone: Report, ranks: Sequence[Report], comparison: Comparison) 
         sentence=f"BatchNorm ({layers} layer{'s' if layers > 1 else ''}) takes its statistics over micro-batches of "
         f"{smallest} samples or more, and one process over {comparison.global_batch_size}: that alone changes "
         f"gradients by {percent(error)}.",
-        way_out="It was held still for the comparison. For one batch over all ranks: train.batch_norm: sync.",
+        way_out="Its statistics were fixed for the comparison. For statistics over all ranks: train.batch_norm: sync.",
     )
 
 

@@ -1,16 +1,26 @@
-"""Reduce a job to a small one for the comparison, in double precision on CPUs."""
+"""The compared job: a small copy of the user's job in double precision on CPUs, and the processes that run it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
-from hpcddp.batch.plan import plan_batch
-from hpcddp.batch.split import ceil_div
+from hpcddp.batch.plan import BatchPlan, plan_batch
+from hpcddp.batch.split import ceil_div, divide
 from hpcddp.doctor.errors import ComparisonError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.resources import Resources
 from hpcddp.jobfile.write import dump_job
+from hpcddp.slurm.rank_env import RankEnv
 
 Precision = Literal["fp64", "fp32"]
 
@@ -18,6 +28,7 @@ Precision = Literal["fp64", "fp32"]
 MOST_IN_A_BATCH: Final = 32
 _MOST_RANKS: Final = 4
 _LEAST_RANKS: Final = 2
+_MICRO_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +54,16 @@ class Comparison:
         """Number of nodes of the W ranks: at most those of the job, with two ranks per node if the job has them."""
         nodes = self.job.resources.nodes
         return min(nodes, ceil_div(self.world_size, min(self.job.tasks_per_node, _LEAST_RANKS)))
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The split of the batch over the W ranks."""
+        return plan_batch(
+            global_batch_size=self.global_batch_size,
+            world_size=self.world_size,
+            samples=None,
+            grad_accum_steps=self.grad_accum_steps,
+        )
 
     def document(self, *, ranks: int) -> str:
         """Return the resolved job of ``ranks`` processes, 1 or W.
@@ -109,20 +130,166 @@ def comparison_of(job: JobSpec, *, world_size: int | None) -> Comparison:
             f"batch.global_batch_size is {batch}, which leaves {ranks} ranks fewer than two samples each; "
             f"write {_LEAST_RANKS * ranks} or more, or a smaller --world-size"
         )
-    accumulates = job.train.batch_norm == "local" and _accumulates(job) and batch >= 2 * _LEAST_RANKS * ranks
+    enough = batch >= _LEAST_RANKS * _MICRO_STEPS * ranks
+    accumulates = job.train.batch_norm == "local" and enough and _accumulates(job)
     return Comparison(
-        job=job, world_size=ranks, global_batch_size=batch, grad_accum_steps=_LEAST_RANKS if accumulates else 1
+        job=job, world_size=ranks, global_batch_size=batch, grad_accum_steps=_MICRO_STEPS if accumulates else 1
     )
 
 
 def _accumulates(job: JobSpec) -> bool:
-    batch = job.batch
     plan = plan_batch(
         global_batch_size=job.global_batch_size,
         world_size=job.world_size,
         samples=None,
-        max_per_device_batch_size=batch.max_per_device_batch_size,
-        grad_accum_steps=batch.grad_accum_steps,
-        per_device_batch_size=batch.per_device_batch_size,
+        max_per_device_batch_size=job.batch.max_per_device_batch_size,
+        grad_accum_steps=job.batch.grad_accum_steps,
+        per_device_batch_size=job.batch.per_device_batch_size,
     )
     return plan.grad_accum_steps > 1
+
+
+Report = Mapping[str, Any]
+
+_POLL_S: Final = 0.05
+# How long other ranks may run after one has failed; one of them may still report the cause.
+_GRACE_S: Final = 5.0
+_HOST: Final = "localhost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Settings of the processes of a comparison.
+
+    Args:
+        python: path of the interpreter.
+        directory: the working directory, and the first entry of ``sys.path``.
+        environment: environment variables of the processes.
+        scratch: a directory for this comparison only.
+        steps: K, optimizer steps to make.
+        timeout_s: timeout for a group of ranks, in seconds.
+        nodes: number of nodes in the ranks' environment, with at least one rank on each.
+    """
+
+    python: str
+    directory: Path
+    environment: Mapping[str, str]
+    scratch: Path
+    steps: int
+    timeout_s: float
+    nodes: int = 1
+
+
+def run_ranks(place: Place, name: str, document: str, world_size: int) -> list[Report]:
+    """Run ``world_size`` ranks to their end and return their reports; a failed rank reports its ``error``.
+
+    Args:
+        place: settings of the processes.
+        name: name of this group of ranks, one word.
+        document: the resolved job.
+        world_size: number of ranks.
+
+    Raises:
+        ComparisonError: the ranks took too long, or cannot be started.
+    """
+    folder = place.scratch / name
+    folder.mkdir()
+    (folder / "job.yaml").write_text(document, encoding="utf-8")
+    processes: list[subprocess.Popen[bytes]] = []
+    port = _free_port()
+    try:
+        with contextlib.ExitStack() as started:
+            for env in rank_envs(world_size, min(place.nodes, world_size)):
+                process = _start(place, folder, env, port)
+                started.callback(_end, process)
+                processes.append(process)
+            in_time = _wait(processes, place.timeout_s)
+    except OSError as error:
+        raise ComparisonError(f"the interpreter {place.python} cannot be started ({error})") from error
+    if not in_time:
+        slow = "one process" if world_size == 1 else f"{world_size} ranks"
+        raise ComparisonError(
+            f"{slow} took longer than {place.timeout_s:g} s; raise --timeout, or see whether ranks wait for each "
+            "other in collectives of the model's own that not all of them enter"
+        )
+    return [_report(folder, rank, process.returncode) for rank, process in enumerate(processes)]
+
+
+def rank_envs(world_size: int, nodes: int) -> Iterator[RankEnv]:
+    """Yield the environment of each rank: a task of a Slurm job whose tasks are divided evenly over the nodes.
+
+    Args:
+        world_size: number of ranks.
+        nodes: 1 to ``world_size``.
+    """
+    tasks_per_node = divide(world_size, nodes)
+    places = [(node, local) for node, tasks in enumerate(tasks_per_node) for local in range(tasks)]
+    for rank, (node_rank, local_rank) in enumerate(places):
+        yield RankEnv(
+            rank=rank,
+            local_rank=local_rank,
+            world_size=world_size,
+            local_world_size=tasks_per_node[node_rank],
+            node_rank=node_rank,
+            nodes=nodes,
+            hosts=(_HOST,) * nodes,
+            tasks_per_node=tasks_per_node,
+            job_id="1",
+            source="slurm",
+        )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _start(place: Place, folder: Path, env: RankEnv, port: int) -> subprocess.Popen[bytes]:
+    command = [place.python, "-P", "-m", "hpcddp.doctor.ddp.rank", str(folder), str(env.rank), str(env.world_size)]
+    command += [str(place.steps), str(place.directory), str(place.timeout_s)]
+    # A model or a data set may read its rank from the environment, as in a training.
+    variables = {**place.environment, **env.slurm_exports(), **env.exports(_HOST, port)}
+    with (folder / f"rank-{env.rank}.log").open("wb") as log:
+        # In a new session, so that processes of the user's code are killed with it.
+        return subprocess.Popen(
+            command,
+            cwd=place.directory,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> bool:
+    """Wait for all ranks, or until shortly after the first failure; return False after a timeout."""
+    deadline = time.monotonic() + timeout_s
+    failed = False
+    while any(process.poll() is None for process in processes):
+        if not failed and any(process.poll() for process in processes):
+            failed, deadline = True, min(deadline, time.monotonic() + _GRACE_S)
+        if time.monotonic() > deadline:
+            return failed
+        time.sleep(_POLL_S)
+    return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _report(folder: Path, rank: int, code: int) -> Report:
+    path = folder / f"rank-{rank}.json"
+    if path.exists():
+        report: Report = json.loads(path.read_text(encoding="utf-8"))
+        return report
+    lines = (folder / f"rank-{rank}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    said = lines[-1] if lines else "it said nothing"
+    message = f"rank {rank} ended with code {code} before it could report ({said})"
+    # The infinite time puts ranks that were killed because of another rank last.
+    return {"rank": rank, "error": {"kind": "ended", "message": message, "time": float("inf")}}

@@ -1,4 +1,4 @@
-"""One rank of a comparison: ``python -m hpcddp.doctor.ddp.rank FOLDER RANK RANKS STEPS DIRECTORY TIMEOUT``.
+"""Run one rank of a comparison: ``python -m hpcddp.doctor.ddp.rank FOLDER RANK RANKS STEPS DIRECTORY TIMEOUT``.
 
 The folder contains ``job.yaml``; the report of this rank is written to ``rank-<rank>.json`` there.
 """
@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]  # public, not marked so
 
-from hpcddp.doctor.ddp.determinism import freeze_batch_norm
-from hpcddp.doctor.ddp.observe import digest, digests, forward, observe_steps
+from hpcddp.doctor.ddp.observe import digest, digests, forward, freeze_batch_norm, observe_steps
 from hpcddp.doctor.errors import DoctorError
 from hpcddp.doctor.loss.batches import Batch
 from hpcddp.doctor.loss.call import Loss
@@ -112,14 +111,14 @@ def _examine(setting: Setting, store: Store, folder: Path, steps: int) -> dict[s
 
 
 def _gather_values(store: Store, setting: Setting, mine: object) -> set[str]:
-    """Return the distinct values of all ranks."""
+    """Exchange a value with all ranks; return the distinct values."""
     context = setting.context
     store.set(f"unused/{context.rank}", json.dumps(mine))
     return {store.get(f"unused/{rank}").decode() for rank in range(context.world_size)}
 
 
 def _before_ddp(setting: Setting) -> dict[str, Any]:
-    """Return what can be observed before DDP makes the ranks equal: initial weights, unused parameters, noise."""
+    """Return what DDP would hide by making the ranks equal: initial parameters, unused parameters, random numbers."""
     train, data, placement = setting.context.train, setting.data, setting.placement
     seed_initialisation(train.seed)
     model = build_model(train.model, train.model_args, data.classes)
@@ -154,10 +153,10 @@ def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[
     without = outputs(0, quiet=True)
     freeze_batch_norm(model, inputs)
     still = [outputs(step, quiet=True) for step in (0, 1)]
-    # The first sample in a batch with itself, instead of another sample.
+    # The first sample beside a copy of itself, in place of another sample.
     alone = outputs(0, quiet=True, rows=inputs[[0, 0]])[0]
     return {
-        # A model that seeds torch draws the same numbers in every step.
+        # A model that seeds torch draws the same numbers in steps 0 and 1; its outputs change without dropout.
         "random": not (torch.equal(noisy[0], noisy[1]) and torch.equal(noisy[1], without)),
         "repeats": torch.equal(noisy[1], noisy[2]),
         "masks": digest(noisy[1]),

@@ -1,13 +1,20 @@
-"""Batches of a loss as trees of tensors, and their splits over ranks."""
+"""Batches of a loss as trees of tensors, their splits over ranks, and random batches.
+
+A loss is judged on all kinds of random batches that it accepts, and the worst verdict counts, because a dimension may
+have another meaning on other shapes. A loss that reduces the last dimension mixes samples on a vector, and one that
+compares samples may compare pixels on a map.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional
 
 from hpcddp.batch.split import divide
 from hpcddp.doctor.errors import DoctorError
@@ -15,7 +22,7 @@ from hpcddp.doctor.errors import DoctorError
 _PAIR: Final = 2  # (outputs, targets)
 _RANDOM_SPLITS: Final = 4
 _SPLITS_OVER_ALL_RANKS: Final = 2
-# A loss of one sample may be undefined (a variance, a comparison of samples); few trainings give a rank that little.
+# A loss of one sample may be undefined (a variance, a comparison of samples), and few trainings have such a share.
 _LEAST: Final = 2
 
 
@@ -73,7 +80,7 @@ class Batch:
 def map_tree(tree: object, function: Callable[[object], object]) -> object:
     """Return the tree with ``function`` applied to its leaves and lists.
 
-    A list that ``function`` returns unchanged is a part of the structure, and its entries are mapped in turn.
+    If ``function`` returns a list unchanged, its entries are mapped too.
     """
     if isinstance(tree, Mapping):
         return {key: map_tree(value, function) for key, value in tree.items()}
@@ -147,10 +154,21 @@ class Split:
         return tuple(len(rows) for rows in self.rows)
 
 
-def contract_split(samples: int, world_size: int) -> Split:
-    """Return the split of the batch contract: contiguous shares, whose sizes differ by one sample at most."""
-    sizes = divide(samples, world_size)
-    return Split(name="even", rows=torch.split(torch.arange(samples), list(sizes)))
+def even_split(samples: int, parts: int, *, seed: int | None = None) -> Split:
+    """Return the split of the batch contract: shares whose sizes differ by one sample at most.
+
+    Args:
+        samples: n.
+        parts: number of shares.
+        seed: seed of a permutation of the samples; None = the samples stay in order.
+    """
+    return _split("even", divide(samples, parts), None if seed is None else Generator().manual_seed(seed))
+
+
+def _split(name: str, sizes: Sequence[int], g: Generator | None) -> Split:
+    """Return contiguous shares of these sizes, of the samples in order, or permuted by ``g``."""
+    rows = torch.arange(sum(sizes)) if g is None else torch.randperm(sum(sizes), generator=g)
+    return Split(name=name, rows=torch.split(rows, list(sizes)))
 
 
 def random_splits(samples: int, world_size: int, seed: int) -> list[Split]:
@@ -161,15 +179,13 @@ def random_splits(samples: int, world_size: int, seed: int) -> list[Split]:
         world_size: W <= n.
         seed: seed of the splits.
     """
-    g = torch.Generator().manual_seed(seed)
+    g = Generator().manual_seed(seed)
     splits = []
     for number in range(_RANDOM_SPLITS):
         over_all = number < _SPLITS_OVER_ALL_RANKS
         ranks = world_size if over_all else int(torch.randint(2, world_size + 1, (), generator=g))
         sizes = _uneven(samples, ranks, g)
-        permuted = number % 2 == 1
-        rows = torch.randperm(samples, generator=g) if permuted else torch.arange(samples)
-        splits.append(Split(name="permuted" if permuted else "uneven", rows=torch.split(rows, sizes)))
+        splits.append(_split("permuted", sizes, g) if number % 2 else _split("uneven", sizes, None))
     return splits
 
 
@@ -181,3 +197,269 @@ def _uneven(samples: int, ranks: int, g: Generator) -> list[int]:
     # The first rank takes half of the remaining samples, so that the sizes are never even.
     owners[: extra // 2] = 0
     return [least + int((owners == rank).sum()) for rank in range(ranks)]
+
+
+CLASSES: Final = 10
+_OUTPUTS_AND_TARGETS: Final = 2
+# Numbers of classes to try: a loss with one weight per class accepts only its own number.
+_OTHER_CLASSES: Final = (*range(2, 10), *range(11, 33), 40, 80, 81, 90, 91, 100, 150, 151, 200, 365, 1000)
+_SIDE: Final = 6  # height and width of a segmentation map, another number than samples, classes and channels
+_TOKENS: Final = 7
+_WIDTH: Final = 12  # of embeddings
+_IGNORED_PART: Final = 0.3
+# The most that is added to the logit of the right class, which gives it a probability of 0.99 and more.
+_CONFIDENCE: Final = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of random batch.
+
+    Args:
+        name: description of the outputs and targets.
+        make: returns the arguments for n samples, outputs first.
+        differentiable: how many of them are outputs.
+        labels: position of class indices among the arguments; None = there are none.
+        classes: K, the number of classes; 0 without class indices.
+        one_number: whether a sample is a single number.
+    """
+
+    name: str
+    make: Callable[[int, Generator], tuple[Any, ...]]
+    differentiable: int = 1
+    labels: int | None = None
+    classes: int = 0
+    one_number: bool = False
+
+    def batch(self, samples: int, seed: int) -> Batch:
+        """Return a batch of ``samples`` in float64, drawn with the seed."""
+        arguments = self.make(samples, torch.Generator().manual_seed(seed))
+        return Batch(arguments=arguments, differentiable=self.differentiable, samples=samples)
+
+    def with_ignored(self, samples: int, seed: int, label: int) -> Batch:
+        """Return the same batch with some of its class indices replaced by ``label``."""
+        chosen = torch.Generator().manual_seed(seed)
+
+        def replaced(labels: Tensor) -> Tensor:
+            ignored = torch.rand(labels.shape, generator=chosen) < _IGNORED_PART
+            ignored[0] = True  # so that a small batch has one too
+            return labels.masked_fill(ignored, label)
+
+        return self._relabelled(self.batch(samples, seed), replaced)
+
+    def with_every_class(self, samples: int) -> list[Batch]:
+        """Return as many batches as it takes for every class index to occur."""
+
+        def counted_from(first: int) -> Callable[[Tensor], Tensor]:
+            return lambda labels: (first + torch.arange(labels.numel())).remainder(self.classes).view_as(labels)
+
+        firsts = range(0, self.classes, samples)
+        return [self._relabelled(self.batch(samples, seed), counted_from(first)) for seed, first in enumerate(firsts)]
+
+    def _relabelled(self, batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with other class indices."""
+        arguments = tuple(change(a) if place == self.labels else a for place, a in enumerate(batch.arguments))
+        return Batch(arguments=arguments, differentiable=batch.differentiable, samples=batch.samples)
+
+
+def kinds(arguments: int | None, samples: int) -> Iterator[Kind]:
+    """Yield the kinds to try, in order.
+
+    Args:
+        arguments: how many arguments the loss takes; None = unknown, taken for two.
+        samples: n; the number of classes is chosen different from it.
+    """
+    if arguments == 1:
+        yield from _ONE_ARGUMENT
+    elif arguments is not None and arguments > _OUTPUTS_AND_TARGETS:
+        yield from _THREE_ARGUMENTS
+    else:
+        classes = CLASSES if samples != CLASSES else CLASSES + 1
+        yield from _with_labels(classes)
+        yield from _MAPS
+        yield from _with_targets(classes)
+        yield from _PAIRS
+        yield from _SINGLE_NUMBERS
+
+
+def kinds_with_other_classes(samples: int) -> Iterator[Kind]:
+    """Yield kinds with many numbers of classes, for losses with one weight per class.
+
+    The number of classes that equals the number of samples comes last, since a loss could confuse the two dimensions.
+    """
+    for classes in (*(number for number in _OTHER_CLASSES if number != samples), samples):
+        yield from itertools.islice(_with_labels(classes), 2)
+        yield _multi_hot(classes)
+
+
+def _with_labels(classes: int) -> Iterator[Kind]:
+    """Yield the kinds with class indices."""
+
+    def labels(n: int, g: Generator, *shape: int) -> Tensor:
+        return torch.randint(0, classes, (n, *shape), generator=g)
+
+    def learned(n: int, g: Generator, *shape: int) -> tuple[Tensor, Tensor]:
+        """Return logits of a partly trained model, and the class indices."""
+        targets = labels(n, g, *shape)
+        sure = _CONFIDENCE * torch.rand(targets.shape, generator=g, dtype=torch.float64).unsqueeze(1)
+        answers = functional.one_hot(targets, classes).movedim(-1, 1)
+        return _normal(g, n, classes, *shape) + sure * answers, targets
+
+    yield Kind(
+        name=f"logits and class indices, {classes} classes",
+        make=lambda n, g: (_normal(g, n, classes), labels(n, g)),
+        labels=1,
+        classes=classes,
+    )
+    yield Kind(
+        name=f"maps of logits and of class indices, {classes} classes",
+        make=lambda n, g: (_normal(g, n, classes, _SIDE, _SIDE), labels(n, g, _SIDE, _SIDE)),
+        labels=1,
+        classes=classes,
+    )
+    yield Kind(
+        name=f"logits per token and token indices, padded with 0, {classes} classes",
+        make=lambda n, g: (_normal(g, n, _TOKENS, classes), _padded(labels(n, g, _TOKENS), g)),
+        labels=1,
+        classes=classes,
+    )
+    yield Kind(
+        name=f"probabilities and class indices, {classes} classes",
+        make=lambda n, g: (_normal(g, n, classes).softmax(1), labels(n, g)),
+        labels=1,
+        classes=classes,
+    )
+    yield Kind(name=f"confident logits and class indices, {classes} classes", make=learned, labels=1, classes=classes)
+    yield Kind(
+        name=f"maps of confident logits and of class indices, {classes} classes",
+        make=lambda n, g: learned(n, g, _SIDE, _SIDE),
+        labels=1,
+        classes=classes,
+    )
+
+
+def _with_targets(width: int) -> Iterator[Kind]:
+    """Yield the kinds of ``width`` numbers and ``width`` targets per sample."""
+    yield Kind(
+        name=f"maps of logits and one-hot maps, {width} classes",
+        make=lambda n, g: (
+            _normal(g, n, width, _SIDE, _SIDE),
+            functional.one_hot(torch.randint(0, width, (n, _SIDE, _SIDE), generator=g), width).movedim(-1, 1).double(),
+        ),
+    )
+    yield _multi_hot(width)
+    yield Kind(
+        name=f"{width} probabilities and {width} 0/1 targets per sample",
+        make=lambda n, g: (_uniform(g, n, width), _bits(g, n, width)),
+    )
+    yield Kind(
+        name=f"logits and one-hot targets, {width} classes",
+        make=lambda n, g: (
+            _normal(g, n, width),
+            functional.one_hot(torch.randint(0, width, (n,), generator=g), width).double(),
+        ),
+    )
+    yield Kind(name=f"{width} values and {width} values per sample", make=lambda n, g: _two(g, n, width))
+    yield Kind(
+        name=f"log-probabilities and probabilities, {width} classes",
+        make=lambda n, g: (_normal(g, n, width).log_softmax(1), _normal(g, n, width).softmax(1)),
+    )
+
+
+def _multi_hot(width: int) -> Kind:
+    return Kind(
+        name=f"{width} logits and {width} 0/1 targets per sample",
+        make=lambda n, g: (_normal(g, n, width), _bits(g, n, width)),
+    )
+
+
+_MAPS: Final = (
+    Kind(
+        name="maps of logits and 0/1 masks",
+        make=lambda n, g: (_normal(g, n, 1, _SIDE, _SIDE), _bits(g, n, 1, _SIDE, _SIDE)),
+    ),
+    Kind(
+        name="maps of probabilities and 0/1 masks",
+        make=lambda n, g: (_uniform(g, n, 1, _SIDE, _SIDE), _bits(g, n, 1, _SIDE, _SIDE)),
+    ),
+)
+_PAIRS: Final = (
+    Kind(
+        name="a pair of embeddings, and class indices",
+        make=lambda n, g: (_two(g, n, _WIDTH), torch.randint(0, CLASSES, (n,), generator=g)),
+        labels=1,
+        classes=CLASSES,
+    ),
+    Kind(name="a pair of embeddings, and no targets", make=lambda n, g: (_two(g, n, _WIDTH), None)),
+)
+_SINGLE_NUMBERS: Final = (
+    Kind(name="a logit and a 0/1 target per sample", make=lambda n, g: (_normal(g, n), _bits(g, n)), one_number=True),
+    Kind(
+        name="a probability and a 0/1 target per sample",
+        make=lambda n, g: (_uniform(g, n), _bits(g, n)),
+        one_number=True,
+    ),
+    Kind(name="a value and a value per sample", make=lambda n, g: _two(g, n), one_number=True),
+)
+_ONE_ARGUMENT: Final = (
+    Kind(name="embeddings", make=lambda n, g: (_normal(g, n, _WIDTH),)),
+    Kind(name="a pair of embeddings", make=lambda n, g: (_two(g, n, _WIDTH),)),
+    Kind(name="one number per sample", make=lambda n, g: (_normal(g, n),), one_number=True),
+)
+_THREE_ARGUMENTS: Final = (
+    Kind(
+        name="two embeddings and a target of -1 or 1",
+        differentiable=2,
+        make=lambda n, g: (*_two(g, n, _WIDTH), _signs(g, n)),
+    ),
+    Kind(name="anchor, positive and negative", differentiable=3, make=lambda n, g: _three(g, n, _WIDTH)),
+    Kind(
+        name="two embeddings and class indices",
+        differentiable=2,
+        make=lambda n, g: (*_two(g, n, _WIDTH), torch.randint(0, CLASSES, (n,), generator=g)),
+        labels=2,
+        classes=CLASSES,
+    ),
+    Kind(
+        name="two numbers and a target of -1 or 1",
+        differentiable=2,
+        make=lambda n, g: (*_two(g, n), _signs(g, n)),
+        one_number=True,
+    ),
+    Kind(name="mean, target and variance", make=lambda n, g: (*_two(g, n), _uniform(g, n)), one_number=True),
+)
+
+
+def _normal(g: Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=g, dtype=torch.float64)
+
+
+def _uniform(g: Generator, *shape: int) -> Tensor:
+    """Return probabilities, none of them 0 or 1."""
+    return torch.rand(shape, generator=g, dtype=torch.float64) * 0.98 + 0.01
+
+
+def _bits(g: Generator, *shape: int) -> Tensor:
+    return torch.randint(0, 2, shape, generator=g).double()
+
+
+def _signs(g: Generator, *shape: int) -> Tensor:
+    return _bits(g, *shape) * 2 - 1
+
+
+def _two(g: Generator, *shape: int) -> tuple[Tensor, Tensor]:
+    """Return two correlated tensors: the second one is the first with noise."""
+    first = _normal(g, *shape)
+    return first, first + 0.5 * _normal(g, *shape)
+
+
+def _three(g: Generator, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return an anchor and two tensors that are about as far from it, so that margins matter."""
+    anchor, positive = _two(g, *shape)
+    return anchor, positive, anchor + 0.6 * _normal(g, *shape)
+
+
+def _padded(tokens: Tensor, g: Generator) -> Tensor:
+    """Return sequences of different lengths, padded with 0."""
+    lengths = torch.randint(2, tokens.shape[1] + 1, (len(tokens), 1), generator=g)
+    return tokens * (torch.arange(tokens.shape[1]) < lengths)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from hpcddp.batch.split import divide
 from hpcddp.doctor.errors import UnusableError
-from hpcddp.doctor.loss.batches import Batch
+from hpcddp.doctor.loss.batches import Batch, even_split
 from hpcddp.doctor.loss.call import Loss
 from hpcddp.doctor.loss.verdict import Verdict
 
@@ -131,7 +129,7 @@ def _mean_kind(loss: Loss, batch: Batch) -> str | None:
     """
     constant = True
     for trial in range(_TRIALS):
-        a, b, c = _parts(batch, 3, trial)
+        a, b, c = even_split(batch.samples, 3, seed=trial).rows
         pairs = [_Pair(loss, batch, *rows) for rows in ((a, b), (b, c), (a, c))]
         ab, bc, ac = (pair.quotient for pair in pairs)
         if ab is None or bc is None or ac is None:
@@ -169,7 +167,7 @@ class _Pair:
 def _is_root_mean(loss: Loss, batch: Batch) -> bool:
     """Return whether the square of the loss is the mean over the samples."""
     whole = loss.evaluate(batch)
-    rows = _parts(batch, 3, 0)
+    rows = even_split(batch.samples, 3, seed=0).rows
     mean = sum(len(part) * loss.evaluate(batch.part(part)).value ** 2 for part in rows) / batch.samples
     return abs(whole.value**2 - mean) <= _TOLERANCE * abs(mean)
 
@@ -179,8 +177,3 @@ def _changes_when_doubled(loss: Loss, batch: Batch) -> bool:
     once = loss.evaluate(batch)
     twice = loss.evaluate(batch.part(torch.cat((torch.arange(batch.samples),) * 2)))
     return abs(once.value - twice.value) > _DOUBLED_TOLERANCE * abs(once.value)
-
-
-def _parts(batch: Batch, parts: int, seed: int) -> Sequence[torch.Tensor]:
-    rows = torch.randperm(batch.samples, generator=torch.Generator().manual_seed(seed))
-    return torch.split(rows, list(divide(batch.samples, parts)))

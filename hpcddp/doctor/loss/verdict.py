@@ -1,4 +1,4 @@
-"""Judge a loss: compare ``f([x_1 .. x_W])`` with weighted sums of ``f(x_r)``, in value and gradient."""
+"""Judge a loss: compare its value and gradient on a whole batch with weighted sums of those on the ranks' shares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpcddp.doctor.errors import NoisyLossError, NoLossError, UnusableError
-from hpcddp.doctor.loss.batches import Batch, Split, contract_split, random_splits
+from hpcddp.doctor.loss.batches import Batch, Split, even_split, random_splits
 from hpcddp.doctor.loss.call import Evaluation, Loss
 
 # Relative, by the dtype of the loss: larger than rounding errors, smaller than the errors of a wrong split.
@@ -40,7 +40,7 @@ class Deviation:
 
     Args:
         value: of the loss; NaN if that of a share is not finite.
-        gradient: norm of the difference of the gradients.
+        gradient: of the gradient: the norm of the difference.
     """
 
     value: float = 0.0
@@ -62,8 +62,8 @@ class Ddp:
 
     Args:
         deviation: of value and gradient.
-        ratio: norm of the gradient, relative to the correct one.
-        cosine: of the angle between both gradients.
+        ratio: norm of the gradient divided by the norm of the correct one.
+        cosine: cosine of the angle between the two gradients.
     """
 
     deviation: Deviation
@@ -108,7 +108,7 @@ def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgem
     tolerance = tolerance_of(whole.dtype)
     order = _order_deviation(loss, batch, whole, seed)
     deviations, sums, bad = {"order": order}, Deviation(), None
-    even = contract_split(batch.samples, world_size)
+    even = even_split(batch.samples, world_size)
     parts = _evaluate_parts(loss, batch, even)
     ddp = _compare_ddp(whole, _combine(parts, even, [1 / world_size] * world_size))
     for split in (even, *random_splits(batch.samples, world_size, seed)):
@@ -162,7 +162,7 @@ def _verdict(order: Deviation, means: Iterable[Deviation], sums: Deviation, tole
 
 
 def _refuse_noise(loss: Loss, batch: Batch, first: Evaluation) -> None:
-    """Refuse a loss that gives different values for the same batch, since its splits cannot be compared.
+    """Refuse a loss that gives different values for the same batch, because nothing can be compared with it.
 
     Raises:
         NoisyLossError: the loss does so.
@@ -181,10 +181,8 @@ def _refuse_noise(loss: Loss, batch: Batch, first: Evaluation) -> None:
 
 def _order_deviation(loss: Loss, batch: Batch, whole: Evaluation, seed: int) -> Deviation:
     """Return the deviation of the loss when the samples are permuted."""
-    rows = torch.randperm(batch.samples, generator=torch.Generator().manual_seed(seed))
-    permuted = loss.evaluate(batch.part(rows))
-    split = Split(name="order", rows=(rows,))
-    return deviation(whole, _combine([permuted], split, [1.0]))
+    split = even_split(batch.samples, 1, seed=seed)
+    return deviation(whole, _combine([loss.evaluate(batch.part(split.rows[0]))], split, [1.0]))
 
 
 def _evaluate_parts(loss: Loss, batch: Batch, split: Split) -> list[Evaluation]:
@@ -202,7 +200,8 @@ def _evaluate_parts(loss: Loss, batch: Batch, split: Split) -> list[Evaluation]:
 
 def _combine(parts: Sequence[Evaluation], split: Split, weights: Sequence[float]) -> Evaluation:
     """Return the weighted sum of the shares' losses as one evaluation of the whole batch."""
-    value = math.fsum(w * part.value for w, part in zip(weights, parts, strict=True)) if _finite(parts) else math.nan
+    finite = all(part.finite for part in parts)
+    value = math.fsum(w * part.value for w, part in zip(weights, parts, strict=True)) if finite else math.nan
     columns = zip(*(part.gradients for part in parts), strict=True)
     parameters = zip(*(part.parameter_gradients for part in parts), strict=True)
     return Evaluation(
@@ -212,10 +211,6 @@ def _combine(parts: Sequence[Evaluation], split: Split, weights: Sequence[float]
         dtype=parts[0].dtype,
         changed=False,
     )
-
-
-def _finite(parts: Sequence[Evaluation]) -> bool:
-    return all(part.finite for part in parts)
 
 
 def _place(shares: Sequence[Tensor], split: Split, weights: Sequence[float]) -> Tensor:
