@@ -1,19 +1,20 @@
-"""Write the text of a new profile and of a first job file."""
+"""Write a new profile and a first job file."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+
+import tomlkit
+from tomlkit.items import Item, Key, Table
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.cluster import FACTS, ClusterFacts, NodeKind, Partition
+from hpcddp.jobfile.cluster import FACTS, ClusterFacts, Partition
 from hpcddp.jobfile.names import nearest
 from hpcddp.jobfile.profiles import DEFAULT_PROFILE
 from hpcddp.jobfile.units import HOUR, MINUTE, TimeLimit, UnitError
-from hpcddp.jobfile.write import quote
 
 
 class UnknownChoiceError(UserError):
@@ -135,26 +136,70 @@ def _known(option: str, name: str, names: tuple[str, ...], why: str) -> str:
     raise UnknownChoiceError(f"{option} is {name!r}, and {why}; {instead}")
 
 
+_COMMENT_COLUMN = 34
+# Characters that tomlkit leaves in a quoted text, and that no file of settings may hold (hpcddp/jobfile/text_file.py).
+_UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_Line = tuple[Key | None, Item]
+"""What a table of TOML is made of: a setting, or a comment, which has no key."""
+
+
+def entry(key: str, value: object, comment: str = "", *, active: bool = True) -> _Line:
+    """Return a setting with a comment at the end of its line.
+
+    Args:
+        key: the key.
+        value: a text, number, boolean, or a list of such.
+        comment: text at the end of the line.
+        active: whether the setting is active; if not, the whole line is a comment.
+    """
+    name, item = tomlkit.key(key), tomlkit.item(value)
+    line = f"{'' if active else '# '}{name.as_string()} = {item.as_string()}"
+    space = " " * (max(_COMMENT_COLUMN - len(line), 0) + 2) if comment else ""
+    if not active:
+        return None, tomlkit.comment(f"{line}{space}# {_one_line(comment)}"[2:] if comment else line[2:])
+    if comment:
+        item.comment(_one_line(comment))
+        item.trivia.comment_ws = space
+    return name, item
+
+
+def comment(text: str) -> _Line:
+    """Return a line that is a comment."""
+    return None, tomlkit.comment(_one_line(text))
+
+
+def _table(lines: Iterable[_Line]) -> Table:
+    table = tomlkit.table()
+    for key, item in lines:
+        table.append(key, item)
+    return table
+
+
+def _one_line(text: str) -> str:
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
 def profile_text(name: str, facts: ClusterFacts, choice: Choice) -> str:
     """Return a profile as TOML."""
-    lines = [
-        comment(f"Profile {name} of hpcddp for cluster {facts.name} (Slurm {facts.slurm}),"),
-        comment(f"as {facts.user} saw it on {facts.looked_at}. It is yours to change."),
-        comment("Down to [cluster] it holds what a job takes where its job file and hpcddp.toml give nothing:"),
-        comment("run_root and the fields of resources, environment, checkpoint, requeue and launch."),
-        "",
-        header("resources"),
-        *_resources(facts, choice),
-        "",
-        header("requeue"),
-        *_requeue(facts, choice),
-        "",
-        *facts_lines(name, facts),
-    ]
-    return "".join(f"{line}\n" for line in lines)
+    document = tomlkit.document()
+    for line in (
+        f"Profile {name} of hpcddp for cluster {facts.name} (Slurm {facts.slurm}),",
+        f"as {facts.user} saw it on {facts.looked_at}. It is yours to change.",
+        "Down to [cluster] it holds what a job takes where its job file and hpcddp.toml give nothing:",
+        "run_root and the fields of resources, environment, checkpoint, requeue and launch.",
+    ):
+        document.append(*comment(line))
+    document.add(tomlkit.nl())
+    document.add("resources", _table(_resources(facts, choice)))
+    document.add(tomlkit.nl())
+    document.add("requeue", _table(_requeue(facts, choice)))
+    document.add(FACTS, _facts(name, facts))
+    # Names in Slurm need not be UTF-8; a TOML file must.
+    text = document.as_string().encode("utf-8", "replace").decode("utf-8")
+    return _UNESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _resources(facts: ClusterFacts, choice: Choice) -> Iterator[str]:
+def _resources(facts: ClusterFacts, choice: Choice) -> Iterator[_Line]:
     if choice.partition is not None:
         yield entry("partition", *choice.partition)
     for name in usable(facts):
@@ -189,7 +234,7 @@ def describe_partition(partition: Partition) -> str:
     return ", ".join(words)
 
 
-def _account(facts: ClusterFacts, choice: Choice) -> Iterator[str]:
+def _account(facts: ClusterFacts, choice: Choice) -> Iterator[_Line]:
     accounts = facts.accounts
     if choice.account is not None:
         yield entry("account", *choice.account)
@@ -211,7 +256,7 @@ def _without_limit(partition: Partition) -> str:
     return f"without it a job gets {partition.max_time}, the most"
 
 
-def _requeue(facts: ClusterFacts, choice: Choice) -> Iterator[str]:
+def _requeue(facts: ClusterFacts, choice: Choice) -> Iterator[_Line]:
     """Yield comments on the site's policy of preemption and requeue; no value needs to differ from the defaults."""
     preemption = facts.preemption
     if choice.runs_in is not None:
@@ -249,11 +294,21 @@ _PART_LIMITS = {
 }
 
 
-def facts_lines(name: str, facts: ClusterFacts) -> Iterator[str]:
-    """Yield the lines of the table ``cluster``."""
+def _facts(profile: str, facts: ClusterFacts) -> Table:
+    """Return the table ``cluster``."""
+    table = _table(_cluster(profile, facts))
+    table.add("accounts", _table(_accounts(facts)))
+    table.add("preemption", _table(_preemption(facts)))
+    partitions = tomlkit.table(is_super_table=True)
+    for name, partition in facts.partitions.items():
+        partitions.add(tomlkit.key(name), _table(_partition(name, partition, facts)))
+    table.add("partitions", partitions)
+    return table
+
+
+def _cluster(profile: str, facts: ClusterFacts) -> Iterator[_Line]:
     yield comment("What was found. No job takes a value from here, but hpcddp submit refuses what cannot run.")
-    yield comment(f"When the cluster has changed: hpcddp init {name} --force")
-    yield header(FACTS)
+    yield comment(f"When the cluster has changed: hpcddp init {profile} --force")
     yield entry("name", facts.name)
     yield entry("slurm", facts.slurm)
     yield entry("looked_at", facts.looked_at)
@@ -269,16 +324,10 @@ def facts_lines(name: str, facts: ClusterFacts) -> Iterator[str]:
         yield entry("max_array_size", facts.max_array_size, "a job array has fewer elements than that")
     if facts.submit_plugins:
         yield entry("submit_plugins", facts.submit_plugins, "the site's own rules: they may change or refuse any job")
-    yield from _accounts(facts)
-    yield from _preemption(facts)
-    for partition_name, partition in facts.partitions.items():
-        yield from _partition(partition_name, partition, facts)
 
 
-def _accounts(facts: ClusterFacts) -> Iterator[str]:
+def _accounts(facts: ClusterFacts) -> Iterator[_Line]:
     accounts = facts.accounts
-    yield ""
-    yield header(FACTS, "accounts")
     what = "a job needs an account that the site knows" if accounts.required else "no job needs an account"
     yield entry("required", accounts.required, what)
     if accounts.default is not None:
@@ -289,15 +338,13 @@ def _accounts(facts: ClusterFacts) -> Iterator[str]:
         yield entry("qos", accounts.qos)
 
 
-def _preemption(facts: ClusterFacts) -> Iterator[str]:
+def _preemption(facts: ClusterFacts) -> Iterator[_Line]:
     preemption = facts.preemption
     who = {
         "none": "no job preempts another",
         "partition_prio": "jobs preempt those of partitions with a lower priority_tier",
         "qos": "jobs preempt those whose QOS says so",
     }
-    yield ""
-    yield header(FACTS, "preemption")
     yield entry("type", preemption.type, who.get(preemption.type, ""))
     yield entry("mode", preemption.mode, "of partitions that say nothing else")
     yield entry("kill_wait_s", preemption.kill_wait_s, "from SIGTERM to SIGKILL")
@@ -306,9 +353,7 @@ def _preemption(facts: ClusterFacts) -> Iterator[str]:
     yield entry("requeue_delay_s", preemption.requeue_delay_s, "Slurm's own; requeue.expedite shortens it")
 
 
-def _partition(name: str, partition: Partition, facts: ClusterFacts) -> Iterator[str]:
-    yield ""
-    yield header(FACTS, "partitions", name)
+def _partition(name: str, partition: Partition, facts: ClusterFacts) -> Iterator[_Line]:
     barred = facts.barred(name)
     yield entry("state", partition.state, f"not for you: {barred}" if barred else "")
     for key in ("default", "hidden"):
@@ -327,13 +372,14 @@ def _partition(name: str, partition: Partition, facts: ClusterFacts) -> Iterator
     yield entry("grace_time_s", partition.grace_time_s)
     if partition.default_mem is not None:
         yield entry("default_mem", partition.default_mem, "of jobs that ask for none")
-    yield from rows("kinds", [_kind(kind) for kind in partition.kinds])
-
-
-def _kind(kind: NodeKind) -> dict[str, Any]:
-    always = {"nodes": kind.nodes, "available": kind.available, "cpus": kind.cpus, "mem_mb": kind.mem_mb}
-    some = {"gpus": kind.gpus, "gpu_types": kind.gpu_types, "features": kind.features}
-    return {**always, **{key: value for key, value in some.items() if value}}
+    kinds = tomlkit.array().multiline(multiline=True)
+    for kind in partition.kinds:
+        always = {"nodes": kind.nodes, "available": kind.available, "cpus": kind.cpus, "mem_mb": kind.mem_mb}
+        some = {"gpus": kind.gpus, "gpu_types": kind.gpu_types, "features": kind.features}
+        row = tomlkit.inline_table()
+        row.update(always | {key: value for key, value in some.items() if value})
+        kinds.append(row)
+    yield tomlkit.key("kinds"), kinds
 
 
 _LIMIT_S = 10 * MINUTE
@@ -387,69 +433,3 @@ def first_job(file: str, profile: str, facts: ClusterFacts, *, runs_in: str | No
         "  optimizer: {name: sgd, momentum: 0.9}",
     ]
     return "".join(f"{line}\n" for line in lines)
-
-
-_BARE = re.compile("[A-Za-z0-9_-]+", re.ASCII)
-_COMMENT_COLUMN = 34
-
-
-def entry(key: str, value: object, comment: str = "", *, active: bool = True) -> str:
-    """Return one line ``key = value  # comment``.
-
-    Args:
-        key: the key.
-        value: a text, number, boolean, or a list or mapping of such.
-        comment: text at the end of the line.
-        active: whether the setting is active; if not, the whole line is a comment.
-    """
-    line = f"{'' if active else '# '}{_key(key)} = {literal(value)}"
-    return f"{line:<{_COMMENT_COLUMN}}  # {_one_line(comment)}" if comment else line
-
-
-def header(*path: str) -> str:
-    """Return the header of a table."""
-    return f"[{'.'.join(_key(key) for key in path)}]"
-
-
-def comment(text: str) -> str:
-    """Return a line that is a comment."""
-    return f"# {_one_line(text)}"
-
-
-def rows(key: str, mappings: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a list of mappings, one line for each."""
-    yield f"{_key(key)} = ["
-    yield from (f"  {literal(mapping)}," for mapping in mappings)
-    yield "]"
-
-
-def literal(value: object) -> str:
-    """Return a value in TOML on one line."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return str(value)
-        case Mapping():
-            return "{" + ", ".join(f"{_key(key)} = {literal(item)}" for key, item in value.items()) + "}"
-        case list() | tuple():
-            return "[" + ", ".join(literal(item) for item in value) + "]"
-        case _:
-            return _text(str(value))
-
-
-def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else _text(key)
-
-
-def _text(text: str) -> str:
-    return quote(_encodable(text))
-
-
-def _one_line(text: str) -> str:
-    return "".join(sign if sign.isprintable() else " " for sign in _encodable(text))
-
-
-def _encodable(text: str) -> str:
-    # Names in Slurm need not be UTF-8; a TOML file must.
-    return text.encode("utf-8", "replace").decode("utf-8")
