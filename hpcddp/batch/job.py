@@ -246,7 +246,7 @@ def _batch_norm(plan: BatchPlan, mode: BatchNorm) -> Iterator[str]:
 
 def _parts_of_a_batch(plan: BatchPlan) -> Iterator[str]:
     if plan.grad_accum_steps > 1:
-        together = plan.together_runs(plan.global_batch_size)[0][1]
+        together = plan.micro_step_runs(plan.global_batch_size)[0][1]
         yield (
             f"If the model has BatchNorm: sync takes its statistics over a micro-step of all ranks, {together} of "
             f"{count(plan.global_batch_size, plan.unit)}; with {plan.grad_accum_steps} micro-steps that is not one "

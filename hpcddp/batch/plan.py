@@ -27,8 +27,8 @@ class BatchPlan:
         world_size: W, ranks.
         grad_accum_steps: A, micro-steps per optimizer step, the same on every rank in every step.
         max_per_device_batch_size: m, the most samples in one micro-batch; None = no limit.
-        per_device_batch_size: n, if it is fixed: every micro-batch has n samples, except at the end of a smaller last
-            batch, and the micro-batches are the same for every world size.
+        per_device_batch_size: n, if the size of the micro-batches is fixed; only the last ones of an incomplete global
+            batch are smaller. The micro-batches are then the same for every world size. None = not fixed.
         samples: N, samples of the training data; None = unknown.
         tail: treatment of an epoch's last batch.
         unit: what all these sizes count. With ``group``, read "groups" for "samples" in this class.
@@ -146,10 +146,10 @@ class BatchPlan:
         if self.steps_per_epoch is not None and (self.steps_per_epoch == 1 or self.tail_samples != self.batch_size(0)):
             yield self.steps_per_epoch - 1, self.batch_size(self.steps_per_epoch - 1)
 
-    def together_runs(self, batch: int) -> tuple[tuple[int, int], ...]:
-        """Return the samples of all ranks per micro-step, in order, run-length encoded: (micro-steps, samples).
+    def micro_step_runs(self, batch: int) -> tuple[tuple[int, int], ...]:
+        """Return the sum of all ranks' samples in each micro-step, run-length encoded: (micro-steps, samples).
 
-        There are a few pairs for any world size and accumulation.
+        The result has only a few pairs, however large the world size and the accumulation are.
         """
         shares = self.share_runs(batch)
         ends = {end for _, share in shares for end in accumulate(many for many, _ in self.micro_runs(share))}
@@ -284,7 +284,7 @@ def refuse_single_sample(plan: BatchPlan) -> None:
 
 
 def has_single_sample(plan: BatchPlan) -> bool:
-    """Return whether some micro-batch has one sample, or one group where a group may be of one sample."""
+    """Return whether some micro-batch has one sample, or one group where some group has one sample."""
     if plan.unit == "group" and plan.smallest_group != 1:
         return False
     return any(1 in plan.micro_batch_sizes(batch) for _, batch in plan.distinct_batches())
@@ -307,7 +307,7 @@ def _single_over_ranks(plan: BatchPlan) -> tuple[int, int, int] | None:
         return None
     for step, batch in plan.distinct_batches():
         micro_step = 0
-        for micro_steps, units in plan.together_runs(batch):
+        for micro_steps, units in plan.micro_step_runs(batch):
             if units == 1:
                 return step, batch, micro_step
             micro_step += micro_steps
@@ -315,7 +315,7 @@ def _single_over_ranks(plan: BatchPlan) -> tuple[int, int, int] | None:
 
 
 def _ways_out(plan: BatchPlan) -> list[str]:
-    """Return changes that avoid micro-batches of one sample; each was checked."""
+    """Return changes that avoid micro-batches of one sample; each one was tried on the plan."""
     ways = []
     droppable = plan.tail == "keep" and plan.samples is not None and plan.samples >= plan.global_batch_size
     if droppable and not has_single_sample(replace(plan, tail="drop")):

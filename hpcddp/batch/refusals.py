@@ -73,7 +73,7 @@ def refuse_over_cap(share: int, steps: int | None, cap: int | None, needed: int)
 
 
 def refuse_beside_fixed(size: int, **others: int | None) -> None:
-    """Refuse, by name, what a micro-batch held fixed decides."""
+    """Reject a number that follows from a fixed micro-batch size."""
     for name, number in others.items():
         if number is not None:
             raise PlanError(
@@ -83,7 +83,7 @@ def refuse_beside_fixed(size: int, **others: int | None) -> None:
 
 
 def refuse_unfilled(batch: int, world: int, size: int) -> None:
-    """Reject a micro-batch held fixed of which the ranks cannot make the global batch: W * n does not divide B."""
+    """Reject a fixed micro-batch size n if W * n does not divide B."""
     together, ways = world * size, ", or ".join(fixed_ways_out(batch, world, size))
     if batch % together:
         raise PlanError(

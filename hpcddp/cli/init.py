@@ -113,8 +113,7 @@ def _query_cluster() -> ClusterFacts:
     Raises:
         InitError: Slurm is not installed here, or does not answer.
     """
-    from hpcddp.site.facts import read_site
-    from hpcddp.site.query import ask_site
+    from hpcddp.site.facts import ask_site, read_site
     from hpcddp.slurm import commands
 
     user, groups = _user_and_groups()

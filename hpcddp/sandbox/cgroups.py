@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcddp.sandbox.instructions import Command
+from hpcddp.sandbox.programs import Command
 
 _ROOT = Path("/sys/fs/cgroup")
 # Controllers that Slurm's plugins for control groups of version 1 use (cgroup.conf(5)).
@@ -32,7 +32,7 @@ def configuration(directory: Path) -> str:
 
 
 def make(directory: Path, token: str) -> tuple[Command, ...]:
-    """Make the sandbox's groups, and return the commands with which the supervisor mounts them."""
+    """Make the sandbox's groups, and return the commands with which the daemon manager mounts them."""
     commands = []
     for controller in _present(_CONTROLLERS):
         group = _ROOT / controller / _name(token)

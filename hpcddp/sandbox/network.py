@@ -1,14 +1,16 @@
-"""Addresses and names of a sandbox's network of hosts, and the commands that create it."""
+"""The network of a sandbox: free addresses and ports, and the commands that create hosts of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+import socket
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, UserError
 from hpcddp.sandbox.configuration import Cluster, Node
-from hpcddp.sandbox.instructions import Command
+from hpcddp.sandbox.programs import Command, ProcessError, run
 
 # Reserved for tests of network devices (RFC 2544, RFC 6890): no site routes it.
 _RANGE = IPv4Network("198.18.0.0/15")
@@ -24,6 +26,9 @@ NODE_PORT = 6818
 _BRIDGE = "br0"
 # The sandbox's end of the veth pair to this machine.
 UPLINK = "machine0"
+
+# Below the ephemeral ports (32768-60999), so that a free one stays free.
+_PORTS = range(10_000, 20_000)
 
 
 class NetworkError(HpcddpError):
@@ -97,27 +102,27 @@ def namespace_files(cluster: Cluster) -> tuple[Path, ...]:
 
 
 def on_node(directory: Path, node: str) -> tuple[str, ...]:
-    """Return the prefix of a command that runs it on a node, for use by the supervisor."""
+    """Return the prefix of a command that runs it on a node, for use by the daemon manager."""
     net, uts = (namespace_file(directory, kind, node) for kind in ("net", "uts"))
     return ("nsenter", f"--net={net}", f"--uts={uts}", "--")
 
 
-def enter_node(directory: Path, node: str, *, supervisor: int) -> tuple[str, ...]:
+def enter_node(directory: Path, node: str, *, manager: int) -> tuple[str, ...]:
     """Return the prefix of a command that runs it on a node, for use by root on this machine.
 
     Args:
         directory: the sandbox's directory.
         node: the node's name.
-        supervisor: the supervisor's process id.
+        manager: the daemon manager's process id.
     """
-    # The files that keep the namespaces alive are mounted in the supervisor's mount namespace.
-    inside = Path(f"/proc/{supervisor}/root") / directory.relative_to("/")
+    # The files that keep the namespaces alive are mounted in the daemon manager's mount namespace.
+    inside = Path(f"/proc/{manager}/root") / directory.relative_to("/")
     net, uts = (namespace_file(inside, kind, node) for kind in ("net", "uts"))
-    return ("nsenter", f"--target={supervisor}", "--mount", "--pid", f"--net={net}", f"--uts={uts}", "--")
+    return ("nsenter", f"--target={manager}", "--mount", "--pid", f"--net={net}", f"--uts={uts}", "--")
 
 
 def build_commands(cluster: Cluster) -> tuple[Command, ...]:
-    """Return the commands, run by the supervisor in its own namespaces, that build the hosts.
+    """Return the commands, run by the daemon manager in its own namespaces, that build the hosts.
 
     A bridge joins the nodes, slurmctld and this machine. Each node gets a network and a host name of its own.
 
@@ -156,3 +161,89 @@ def _node_commands(directory: Path, node: Node, *, interface: str) -> list[Comma
 
 def _lines(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
+
+
+def networks_in_use(environment: Mapping[str, str]) -> list[IPv4Network]:
+    """Return the IPv4 networks that this machine has a route to, in whatever routing table."""
+    printed = run(Command(argv=("ip", "-json", "-4", "route", "show", "table", "all")), environment)
+    return list(parse_networks(route.get("dst", "") for route in json.loads(printed)))
+
+
+def host_address() -> str:
+    """Return the address of this host's name, on which Slurm's processes listen unless they listen on all addresses.
+
+    Raises:
+        UserError: the name has none, or that of another host.
+    """
+    name = socket.gethostname()
+    try:
+        address = str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    except socket.gaierror:
+        raise _name_error(name, "has no IPv4 address") from None
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            raise _name_error(name, f"has the address {address}, which is not this host's") from None
+    return address
+
+
+def _name_error(name: str, what: str) -> UserError:
+    return UserError(
+        f"this host is called {name!r}, and that name {what}; Slurm's daemons listen there: "
+        "put 127.0.0.1 and the name into /etc/hosts, or use --hosts namespaces as root"
+    )
+
+
+def is_source_address(address: str) -> bool:
+    """Return whether what this host sends to one of its own addresses comes from the same address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Sends nothing, the kernel only chooses the source (udp(7)); any port does.
+        probe.connect((address, 9))
+        return bool(probe.getsockname()[0] == address)
+
+
+def free_ports(count: int, *, start: int) -> list[int]:
+    """Return ports on which no process listens, at any address of this host.
+
+    Args:
+        count: how many.
+        start: where to begin the search, any number, so that sandboxes begin at different places.
+
+    Raises:
+        ProcessError: there are not that many.
+    """
+    found: list[int] = []
+    for offset in range(len(_PORTS)):
+        port = _PORTS[(start + offset) % len(_PORTS)]
+        if _is_free(port):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ProcessError(f"fewer than {count} ports from {_PORTS.start} to {_PORTS.stop - 1} are free on this machine")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def connect_machine(interface: str, address: str, *, manager: int, environment: Mapping[str, str]) -> None:
+    """Create a veth pair between this machine and the sandbox; the kernel removes it with the sandbox's network.
+
+    Args:
+        interface: the name of this machine's end.
+        address: this machine's address in the sandbox's network, with the prefix length.
+        manager: the daemon manager's process id.
+        environment: the environment of the commands.
+    """
+    lines = (
+        f"link add {interface} type veth peer name {UPLINK} netns {manager}\n"
+        f"address add {address} dev {interface}\n"
+        f"link set {interface} up\n"
+    )
+    run(Command(argv=("ip", "-batch", "-"), standard_input=lines), environment)

@@ -1,7 +1,7 @@
 """Find and end every process of a sandbox, and no other.
 
 Processes that the sandbox starts have its token in their environment. Slurm's step daemons drop the token but have
-``SLURM_CONF``. Tasks may drop both, but descend from a step daemon or from the supervisor, which adopts orphans.
+``SLURM_CONF``. Tasks may drop both, but descend from a step daemon or from the daemon manager, which adopts orphans.
 """
 
 from __future__ import annotations
@@ -89,20 +89,20 @@ def end(process: Process, number: signal.Signals = signal.SIGKILL) -> None:
             os.close(descriptor)
 
 
-def end_all(token: str, slurm_conf: Path, *, supervisor: int | None) -> None:
+def end_all(token: str, slurm_conf: Path, *, manager: int | None) -> None:
     """End every process of the sandbox and wait until all are gone.
 
     Args:
         token: the sandbox's token.
         slurm_conf: the sandbox's slurm.conf.
-        supervisor: the supervisor's id; it is ended last, because it adopts orphans.
+        manager: the daemon manager's id; it is ended last, because it adopts orphans.
 
     Raises:
         StillRunningError: a process is left after 30 s.
     """
     deadline = time.monotonic() + _TIMEOUT_S
     while found := members(token, slurm_conf):
-        for process in {one for one in found if one.pid != supervisor} or found:
+        for process in {one for one in found if one.pid != manager} or found:
             end(process)
         if time.monotonic() > deadline:
             pids = ", ".join(str(one.pid) for one in sorted(found, key=lambda one: one.pid))

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import socket
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import HpcddpError, UserError
-from hpcddp.sandbox import cgroups, daemons, layout, network, processes, start, state
+from hpcddp.run.files import write_text
+from hpcddp.sandbox import cgroups, configuration, daemon_manager, network, processes, programs, state
 from hpcddp.sandbox import request as requests
-from hpcddp.sandbox.configuration import Cluster
-from hpcddp.sandbox.instructions import Instructions
+from hpcddp.sandbox.configuration import PARTITIONS, Cluster, Node
+from hpcddp.sandbox.programs import Daemon, Instructions
 from hpcddp.sandbox.request import Request
 from hpcddp.sandbox.state import Sandbox
-from hpcddp.sandbox.supervisor import STAY
 from hpcddp.slurm.commands import SlurmCommandError, node_states
 
-_SUPERVISOR_TIMEOUT_S = 20.0
+_MANAGER_TIMEOUT_S = 20.0
 # While a process is in execve(2), /proc shows it without the environment that marks it as the sandbox's.
 _UNSEEN_S = 1.0
 _DAEMONS_TIMEOUT_S = 60.0
@@ -30,6 +32,8 @@ _POLL_S = 0.05
 # slurmctld rejected the registration of the node (sinfo(1), INVALID_REG); waiting does not help.
 _INVALID_NODE = "inval"
 _TAIL_LINES = 6
+_MUNGE_KEY_BYTES = 128
+_MUTEX_TIMEOUT_S = 120.0
 
 
 class SandboxError(HpcddpError):
@@ -52,10 +56,10 @@ def up(request: Request, *, environment: Mapping[str, str]) -> Sandbox:
         UserError: the request is invalid.
         SandboxError: a daemon failed or a node did not come up; nothing is left behind.
     """
-    requests.check(request, missing_programs=start.missing_programs)
-    with start.one_at_a_time():
+    requests.check(request, missing_programs=programs.missing_programs)
+    with _one_at_a_time():
         _make_room(request.directory)
-        sandbox, cluster = layout.plan(request, secrets.token_hex(16))
+        sandbox, cluster = _plan(request, secrets.token_hex(16))
         _make_private(request.directory)
         state.write(sandbox)
         try:
@@ -102,7 +106,7 @@ def status(directory: Path, *, environment: Mapping[str, str]) -> dict[str, Any]
     sandbox = state.read(directory)
     if sandbox is None:
         return {"state": "none", "directory": str(directory)}
-    if state.find_supervisor(sandbox) is None:
+    if state.find_manager(sandbox) is None:
         return {"state": "stopped", **sandbox.as_json()}
     try:
         nodes = node_states(slurm_environment(sandbox, environment))
@@ -117,7 +121,7 @@ def _make_room(directory: Path) -> None:
     _check_owner(directory)
     _check_parents(directory)
     sandbox = state.read(directory)
-    if sandbox is not None and state.find_supervisor(sandbox) is not None:
+    if sandbox is not None and state.find_manager(sandbox) is not None:
         raise UserError(
             f"a sandbox is up already in {directory}; end it with hpcddp sandbox down, "
             "or start a second one with --dir DIRECTORY"
@@ -162,52 +166,213 @@ def _check_parents(directory: Path) -> None:
             )
 
 
+def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
+    """Choose every name, address and port.
+
+    Args:
+        request: the requested sandbox.
+        token: the new sandbox's token, in hexadecimal.
+    """
+    names = tuple(f"n{number}" for number in range(1, request.nodes + 1))
+    # Each sandbox starts its search at a different place.
+    first = int(token, 16)
+    if request.isolated:
+        subnet = network.free_subnet(network.networks_in_use(programs.daemon_environment(token)), first)
+        host, address, port = network.CONTROLLER_HOST, network.controller_address(subnet), network.CONTROLLER_PORT
+        places = [(one, network.NODE_PORT) for one in network.node_addresses(subnet, len(names))]
+    else:
+        host, address = socket.gethostname().partition(".")[0], network.host_address()
+        port, *ports = network.free_ports(1 + len(names), start=first)
+        places = [(address, one) for one in ports]
+    nodes = tuple(Node(name=name, address=at, port=on) for name, (at, on) in zip(names, places, strict=True))
+    cluster = Cluster(
+        directory=request.directory,
+        user=requests.user_name() or "",
+        controller_host=host,
+        controller_address=address,
+        controller_port=port,
+        node_host=None if request.isolated else host,
+        nodes=nodes,
+        cpus_per_node=request.cpus_per_node,
+        gpus_per_node=request.gpus_per_node,
+        overrides=request.overrides,
+    )
+    sandbox = Sandbox(
+        directory=request.directory,
+        token=token,
+        isolated=request.isolated,
+        interface=network.interface_name(token) if request.isolated else None,
+        controller_host=host,
+        nodes=names,
+        partitions=PARTITIONS,
+        uses_cgroups=request.uses_cgroups,
+    )
+    return sandbox, cluster
+
+
+def _write_files(sandbox: Sandbox, cluster: Cluster) -> None:
+    """Write the files that the daemons read, and make the directories that they write to.
+
+    Args:
+        sandbox: the sandbox; its directory exists.
+        cluster: its configuration.
+    """
+    for directory in _directories_of(cluster):
+        directory.mkdir(parents=True)
+    key = _key_of(cluster)
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(_MUNGE_KEY_BYTES))
+    for node in cluster.nodes:
+        for index in range(cluster.gpus_per_node):
+            # Slurm requires a character device; no process opens it.
+            cluster.device_of(node.name, index).symlink_to("/dev/null")
+    for path in network.namespace_files(cluster) if cluster.node_host is None else ():
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    write_text(cluster.directory / "hosts", configuration.hosts_file(cluster))
+    write_text(cluster.directory / "gres.conf", configuration.gres_conf(cluster))
+    write_text(cluster.slurm_conf, configuration.slurm_conf(cluster))
+    if sandbox.uses_cgroups:
+        write_text(cluster.directory / "cgroup.conf", cgroups.configuration(cluster.directory))
+
+
+def _write_srun_configuration(cluster: Cluster) -> None:
+    """Let srun listen on all addresses where the tasks cannot reach it at the daemons' address.
+
+    Tasks connect to the source address of srun's own connection: for a connection to 127.0.1.1 that is 127.0.0.1.
+
+    Args:
+        cluster: a running one; its daemons have read slurm.conf and do not read it again.
+    """
+    if cluster.node_host is not None and not network.is_source_address(cluster.controller_address):
+        write_text(cluster.slurm_conf, configuration.slurm_conf(cluster, binds_srun=False))
+
+
+def daemons_of(cluster: Cluster) -> tuple[Daemon, ...]:
+    """Return the daemons in the order in which they are started, each in the foreground."""
+    return (_munged(cluster), _slurmctld(cluster), *(_slurmd(cluster, node) for node in cluster.nodes))
+
+
+def _directories_of(cluster: Cluster) -> tuple[Path, ...]:
+    """Return the directories that the daemons need."""
+    names = ["log", "run", "state", "dev", "munge", *(f"spool/{node.name}" for node in cluster.nodes)]
+    return tuple(cluster.directory / name for name in names)
+
+
+def _key_of(cluster: Cluster) -> Path:
+    """Return the file of the sandbox's own key, which only its owner may read (munged(8))."""
+    return cluster.directory / "munge" / "key"
+
+
+def _munged(cluster: Cluster) -> Daemon:
+    own = cluster.directory / "munge"
+    return Daemon(
+        name="munged",
+        argv=(
+            "munged",
+            "--foreground",
+            # The log's directory may be under one that a group can write to, such as a temporary one.
+            "--force",
+            f"--key-file={_key_of(cluster)}",
+            f"--socket={cluster.munge_socket}",
+            f"--pid-file={own}/pid",
+            f"--log-file={cluster.log_of('munged')}",
+            f"--seed-file={own}/seed",
+        ),
+        output=cluster.output_of("munged"),
+        ready_socket=cluster.munge_socket,
+    )
+
+
+def _slurmctld(cluster: Cluster) -> Daemon:
+    return Daemon(
+        name="slurmctld",
+        argv=("slurmctld", "-D", "-f", str(cluster.slurm_conf)),
+        output=cluster.output_of("slurmctld"),
+        ready_address=(cluster.controller_address, cluster.controller_port),
+    )
+
+
+def _slurmd(cluster: Cluster, node: Node) -> Daemon:
+    enter = network.on_node(cluster.directory, node.name) if cluster.node_host is None else ()
+    return Daemon(
+        name=node.name,
+        argv=(*enter, "slurmd", "-D", "-f", str(cluster.slurm_conf), "-N", node.name),
+        output=cluster.output_of(node.name),
+    )
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Serialise the search for free ports, names and addresses between sandboxes that start at the same time.
+
+    The lock is an abstract socket (unix(7)): it leaves no file, and the kernel releases it when its holder ends.
+
+    Raises:
+        programs.ProcessError: it is still held after two minutes.
+    """
+    deadline = time.monotonic() + _MUTEX_TIMEOUT_S
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
+        while True:
+            try:
+                lock.bind("\0hpcddp-sandbox-up")
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise programs.ProcessError(
+                        f"another `hpcddp sandbox up` has been starting for {_MUTEX_TIMEOUT_S:.0f} s; "
+                        "end it and try again"
+                    ) from None
+                time.sleep(_POLL_S)
+        yield
+
+
 def _start(sandbox: Sandbox, cluster: Cluster, environment: Mapping[str, str]) -> None:
-    layout.write_files(sandbox, cluster)
-    descriptor = start.start_supervisor(
+    _write_files(sandbox, cluster)
+    descriptor = daemon_manager.start(
         sandbox.directory,
         isolated=sandbox.isolated,
-        log=sandbox.directory / "log" / "supervisor.log",
-        environment=start.supervisor_environment(sandbox.token, environment),
+        log=sandbox.directory / "log" / "daemon-manager.log",
+        environment=daemon_manager.environment_of(sandbox.token, environment),
     )
     with os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
-        supervisor = _wait_for_supervisor(sandbox)
+        manager = _wait_for_manager(sandbox)
         if sandbox.interface is not None:
-            start.connect_machine(
+            network.connect_machine(
                 sandbox.interface,
                 network.machine_address(cluster.controller_address),
-                supervisor=supervisor,
-                environment=start.daemon_environment(sandbox.token),
+                manager=manager,
+                environment=programs.daemon_environment(sandbox.token),
             )
         commands = network.build_commands(cluster) if sandbox.isolated else ()
         groups = cgroups.make(sandbox.directory, sandbox.token) if sandbox.uses_cgroups else ()
-        instructions = Instructions(commands=commands + groups, daemons=daemons.daemons_of(cluster))
+        instructions = Instructions(commands=commands + groups, daemons=daemons_of(cluster))
         pipe.write(f"{instructions.as_line()}\n")
         pipe.flush()
         _wait_for_daemons(sandbox)
         _wait_for_nodes(sandbox, environment)
-        layout.write_srun_configuration(cluster)
-        pipe.write(f"{STAY}\n")
+        _write_srun_configuration(cluster)
+        pipe.write(f"{daemon_manager.STAY}\n")
 
 
-def _wait_for_supervisor(sandbox: Sandbox) -> int:
+def _wait_for_manager(sandbox: Sandbox) -> int:
     last_seen = time.monotonic()
-    deadline = last_seen + _SUPERVISOR_TIMEOUT_S
-    while (supervisor := state.find_supervisor(sandbox)) is None:
+    deadline = last_seen + _MANAGER_TIMEOUT_S
+    while (manager := state.find_manager(sandbox)) is None:
         now = time.monotonic()
         if processes.members(sandbox.token, sandbox.slurm_conf):
             last_seen = now
         if now > deadline or now - last_seen > _UNSEEN_S:
-            raise _supervisor_error(sandbox)
+            raise _manager_error(sandbox)
         time.sleep(_POLL_S)
-    return supervisor.pid
+    return manager.pid
 
 
 def _wait_for_daemons(sandbox: Sandbox) -> None:
     deadline = time.monotonic() + _DAEMONS_TIMEOUT_S
     while state.read_daemons(sandbox) is None:
-        if time.monotonic() > deadline or state.find_supervisor(sandbox) is None:
-            raise _supervisor_error(sandbox)
+        if time.monotonic() > deadline or state.find_manager(sandbox) is None:
+            raise _manager_error(sandbox)
         time.sleep(_POLL_S)
 
 
@@ -215,8 +380,8 @@ def _wait_for_nodes(sandbox: Sandbox, environment: Mapping[str, str]) -> None:
     deadline = time.monotonic() + _NODES_TIMEOUT_S
     states: Mapping[str, str] = {}
     while any(states.get(node) != "idle" for node in sandbox.nodes):
-        if state.find_supervisor(sandbox) is None:
-            raise _supervisor_error(sandbox)
+        if state.find_manager(sandbox) is None:
+            raise _manager_error(sandbox)
         if time.monotonic() > deadline or _INVALID_NODE in states.values():
             late = [node for node in sandbox.nodes if states.get(node) != "idle"]
             words = ", ".join(f"{node} is {states.get(node, 'unknown')}" for node in late)
@@ -232,8 +397,8 @@ def slurm_environment(sandbox: Sandbox, environment: Mapping[str, str]) -> dict[
 
 def _end(sandbox: Sandbox) -> None:
     """End every process, wait for the kernel to take the network away, remove the files."""
-    supervisor = state.find_supervisor(sandbox)
-    processes.end_all(sandbox.token, sandbox.slurm_conf, supervisor=None if supervisor is None else supervisor.pid)
+    manager = state.find_manager(sandbox)
+    processes.end_all(sandbox.token, sandbox.slurm_conf, manager=None if manager is None else manager.pid)
     _wait_for_interface(sandbox)
     state.remove_files(sandbox)
 
@@ -252,9 +417,9 @@ def _wait_for_interface(sandbox: Sandbox) -> None:
         time.sleep(_POLL_S)
 
 
-def _supervisor_error(sandbox: Sandbox) -> SandboxError:
-    """Return the supervisor's error message, with the end of the log of the daemon that it names first."""
-    said = _tail(sandbox.directory / "log" / "supervisor.log")[-1:] or ["its supervisor said nothing"]
+def _manager_error(sandbox: Sandbox) -> SandboxError:
+    """Return the daemon manager's error message, with the end of the log of the daemon that it names first."""
+    said = _tail(sandbox.directory / "log" / "daemon-manager.log")[-1:] or ["its daemon manager wrote nothing"]
     return SandboxError(f"the sandbox did not come up: {said[0]}", hint=_tails(sandbox, said[0].partition(" ")[0]))
 
 

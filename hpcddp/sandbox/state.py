@@ -16,8 +16,7 @@ from hpcddp.sandbox.processes import Process
 
 # The first file written and the last one removed: a directory without it is not ours.
 _MARKER = "sandbox.json"
-# Sandboxes that an earlier version started have this file too.
-_SUPERVISOR = "keeper.json"
+_MANAGER = "daemon-manager.json"
 _DAEMONS = "daemons.json"
 
 
@@ -81,17 +80,17 @@ def write(sandbox: Sandbox) -> None:
     write_json(sandbox.directory / _MARKER, {**asdict(sandbox), "directory": str(sandbox.directory)})
 
 
-def write_supervisor(sandbox: Sandbox, supervisor: Process) -> None:
-    """Record the process that supervises the sandbox."""
+def write_manager(sandbox: Sandbox, manager: Process) -> None:
+    """Record the daemon manager of the sandbox."""
     write_json(
-        sandbox.directory / _SUPERVISOR,
-        {"pid": supervisor.pid, "start": supervisor.start, "boot_id": processes.boot_id()},
+        sandbox.directory / _MANAGER,
+        {"pid": manager.pid, "start": manager.start, "boot_id": processes.boot_id()},
     )
 
 
-def find_supervisor(sandbox: Sandbox) -> Process | None:
-    """Return the sandbox's supervisor, or None if it has ended, never started, or the machine was rebooted."""
-    record = read_json(sandbox.directory / _SUPERVISOR)
+def find_manager(sandbox: Sandbox) -> Process | None:
+    """Return the sandbox's daemon manager, or None if it has ended, never started, or the machine was rebooted."""
+    record = read_json(sandbox.directory / _MANAGER)
     if record is None or record["boot_id"] != processes.boot_id():
         return None
     process = processes.find(record["pid"])
@@ -99,12 +98,12 @@ def find_supervisor(sandbox: Sandbox) -> Process | None:
 
 
 def write_daemons(sandbox: Sandbox, daemons: Mapping[str, int]) -> None:
-    """Record that every daemon was started, and their process ids as the supervisor sees them."""
+    """Record that every daemon was started, and their process ids as the daemon manager sees them."""
     write_json(sandbox.directory / _DAEMONS, dict(daemons))
 
 
 def read_daemons(sandbox: Sandbox) -> dict[str, int] | None:
-    """Return the daemons' process ids as the supervisor sees them, or None if not every one was started yet."""
+    """Return the daemons' process ids as the daemon manager sees them, or None if not every one was started yet."""
     found: dict[str, int] | None = read_json(sandbox.directory / _DAEMONS)
     return found
 

@@ -62,7 +62,7 @@ def test_what_all_ranks_have_in_a_micro_step_is_the_sum_of_their_shares(
 ) -> None:
     numbers: dict[str, Any] = {"per_device_batch_size" if fixed_size else "max_per_device_batch_size": cap}
     plan = fixed(global_batch_size=60 * world * cap, world_size=world, **numbers)
-    found = [samples for many, samples in plan.together_runs(batch) for _ in range(many)]
+    found = [samples for many, samples in plan.micro_step_runs(batch) for _ in range(many)]
     assert found == [sum(column) for column in zip(*plan.share(batch), strict=True)]
 
 

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.batch.explain import explain
-from hpcddp.batch.groups import GroupTable
 from hpcddp.batch.job import plan_numbers, split_notes
 from hpcddp.batch.plan import plan_batch, refuse_single_sample
 from hpcddp.batch.refusals import PlanError
-from hpcddp.batch.sampler import GlobalBatches, share_of
+from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
 
 
 def test_groups_are_numbered_by_their_first_sample() -> None:

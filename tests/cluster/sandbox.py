@@ -101,21 +101,21 @@ class Sandbox:
 
     def enter(self, node: str) -> tuple[str, ...]:
         """Return the words in front of a command that make it run on a node."""
-        return network.enter_node(self.slurm_conf.parent, node, supervisor=self._supervisor())
+        return network.enter_node(self.slurm_conf.parent, node, manager=self._manager())
 
     def enter_controller(self) -> tuple[str, ...]:
         """Return the words in front of a command that make it run where slurmctld runs."""
-        return ("nsenter", f"--target={self._supervisor()}", "--mount", "--pid", "--net", "--uts", "--")
+        return ("nsenter", f"--target={self._manager()}", "--mount", "--pid", "--net", "--uts", "--")
 
     @property
     def token(self) -> str:
         """What every process of this Slurm carries."""
         return _known(self.slurm_conf.parent).token
 
-    def _supervisor(self) -> int:
-        supervisor = state.find_supervisor(_known(self.slurm_conf.parent))
-        assert supervisor is not None
-        return supervisor.pid
+    def _manager(self) -> int:
+        manager = state.find_manager(_known(self.slurm_conf.parent))
+        assert manager is not None
+        return manager.pid
 
     def _description(self, fields: Mapping[str, str]) -> str:
         log = Path(fields.get("StdOut", "/dev/null"))

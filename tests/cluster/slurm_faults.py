@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from hpcddp.sandbox import state
-from hpcddp.sandbox.start import daemon_environment
+from hpcddp.sandbox.programs import daemon_environment
 from tests.cluster.sandbox import Sandbox
 
 _POLL_S = 0.2
@@ -62,7 +62,7 @@ def _without(sandbox: Sandbox, daemon: str, *, on: str | None, signal: str = "KI
 
 
 def daemon_pid(sandbox: Sandbox, daemon: str) -> int:
-    """Return a daemon's process id, as the supervisor sees it; after a restart, the one that the daemon wrote."""
+    """Return a daemon's process id, as the daemon manager sees it; after a restart, the one that the daemon wrote."""
     directory = sandbox.slurm_conf.parent
     written = directory / "run" / f"{daemon}.pid"
     if written.exists():

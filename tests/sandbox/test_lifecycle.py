@@ -120,13 +120,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def daemon(sandbox: Sandbox, program: str) -> ending.Process:
-    """Return a process that the supervisor started, by its program; slurmctld has a child of the same name."""
-    supervisor = state.find_supervisor(sandbox)
-    assert supervisor is not None
+    """Return a process that the manager started, by its program; slurmctld has a child of the same name."""
+    manager = state.find_manager(sandbox)
+    assert manager is not None
     return next(
         process
         for process in ending.members(sandbox.token, sandbox.slurm_conf)
-        if Path(f"/proc/{process.pid}/exe").resolve().name.startswith(program) and process.parent == supervisor.pid
+        if Path(f"/proc/{process.pid}/exe").resolve().name.startswith(program) and process.parent == manager.pid
     )
 
 
@@ -195,7 +195,7 @@ def test_a_second_down_says_that_there_is_none(place: Place) -> None:
 
 
 @pytest.mark.parametrize("hosts", ["namespaces", "shared"])
-@pytest.mark.parametrize("file", ["sandbox.json", "keeper.json", "daemons.json"])
+@pytest.mark.parametrize("file", ["sandbox.json", "daemon-manager.json", "daemons.json"])
 def test_an_up_that_is_killed_half_way_leaves_nothing(place: Place, hosts: str, file: str) -> None:
     with subprocess.Popen(place.command("up", "--nodes", "2", "--hosts", hosts), stdout=subprocess.DEVNULL) as process:
         while not (place.directory / file).exists():
@@ -209,7 +209,7 @@ def test_an_up_that_is_killed_half_way_leaves_nothing(place: Place, hosts: str, 
 
 def test_an_interrupted_up_leaves_nothing_and_exits_130(place: Place) -> None:
     with subprocess.Popen(place.command("up"), stdout=subprocess.DEVNULL) as process:
-        while not (place.directory / "keeper.json").exists():
+        while not (place.directory / "daemon-manager.json").exists():
             assert process.poll() is None
         sandbox = place.known()
         process.send_signal(signal.SIGINT)
@@ -218,16 +218,16 @@ def test_an_interrupted_up_leaves_nothing_and_exits_130(place: Place) -> None:
 
 
 @pytest.mark.parametrize("hosts", ["namespaces", "shared"])
-def test_a_sandbox_whose_supervisor_was_killed_has_stopped_and_down_takes_it_away(
+def test_a_sandbox_whose_daemon_manager_was_killed_has_stopped_and_down_takes_it_away(
     place: Place, open_directory: Path, hosts: str
 ) -> None:
     sandbox = place.up("--hosts", hosts)
     place.slurm("sbatch", "--output=/dev/null", f"--wrap=touch {open_directory}/busy; srun sleep 600")
     wait_until((open_directory / "busy").exists)
-    supervisor = state.find_supervisor(sandbox)
-    assert supervisor is not None
-    ending.end(supervisor)
-    wait_until(lambda: state.find_supervisor(sandbox) is None)
+    manager = state.find_manager(sandbox)
+    assert manager is not None
+    ending.end(manager)
+    wait_until(lambda: state.find_manager(sandbox) is None)
     assert place.state() == "stopped"
     place.down()
     assert leftovers(sandbox) == []
@@ -235,9 +235,9 @@ def test_a_sandbox_whose_supervisor_was_killed_has_stopped_and_down_takes_it_awa
 
 def test_up_takes_away_what_a_stopped_sandbox_left(place: Place) -> None:
     first = place.up()
-    supervisor = state.find_supervisor(first)
-    assert supervisor is not None
-    ending.end(supervisor)
+    manager = state.find_manager(first)
+    assert manager is not None
+    ending.end(manager)
     second = place.up()
     assert second.token != first.token
     assert place.state() == "up"
@@ -245,7 +245,7 @@ def test_up_takes_away_what_a_stopped_sandbox_left(place: Place) -> None:
 
 def test_after_a_restart_of_the_machine_a_sandbox_has_stopped(place: Place) -> None:
     sandbox = place.up()
-    record = place.directory / "keeper.json"
+    record = place.directory / "daemon-manager.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "boot_id": "another"}))
     assert place.state() == "stopped"
     place.down()

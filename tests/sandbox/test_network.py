@@ -50,8 +50,8 @@ def test_each_node_gets_its_cable_its_name_and_its_address() -> None:
     assert "address add 198.18.7.12/24 dev eth0\n" in typed
 
 
-def test_a_command_on_a_node_goes_through_the_supervisors_view_of_the_files() -> None:
-    assert network.enter_node(Path("/somewhere"), "n2", supervisor=71) == (
+def test_a_command_on_a_node_goes_through_the_daemon_managers_view_of_the_files() -> None:
+    assert network.enter_node(Path("/somewhere"), "n2", manager=71) == (
         "nsenter",
         "--target=71",
         "--mount",

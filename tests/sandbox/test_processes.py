@@ -41,7 +41,7 @@ def test_what_carries_the_token_and_what_descends_from_it_belongs_to_the_sandbox
         while len(found := ending.members(TOKEN, CONF)) < 2:
             assert process.poll() is None
         assert process.pid in {one.pid for one in found}
-        ending.end_all(TOKEN, CONF, supervisor=process.pid)
+        ending.end_all(TOKEN, CONF, manager=process.pid)
         assert ending.members(TOKEN, CONF) == frozenset()
 
 
@@ -72,14 +72,14 @@ def test_a_process_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ending, "_TIMEOUT_S", 0.0)
     monkeypatch.setattr(ending, "end", lambda _: None)
     with running("sleep", "60", HPCDDP_SANDBOX=TOKEN) as process, pytest.raises(ending.StillRunningError) as caught:
-        ending.end_all(TOKEN, CONF, supervisor=None)
+        ending.end_all(TOKEN, CONF, manager=None)
     assert caught.value.message == (
         f"process {process.pid} of the sandbox is still there 0 s after SIGKILL, it waits for a device or a file "
         "system; run hpcddp sandbox down again"
     )
 
 
-def test_a_supervisor_whose_environment_cannot_be_read_for_a_moment_is_waited_for(
+def test_a_daemon_manager_whose_environment_cannot_be_read_for_a_moment_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is in execve(2), /proc shows an empty environment."""
@@ -93,8 +93,8 @@ def test_a_supervisor_whose_environment_cannot_be_read_for_a_moment_is_waited_fo
         partitions=("low",),
         uses_cgroups=False,
     )
-    supervisor = Process(pid=7, parent=1, start=0)
-    looks = iter([None, None, supervisor])
-    monkeypatch.setattr(state, "find_supervisor", lambda _: next(looks))
+    manager = Process(pid=7, parent=1, start=0)
+    looks = iter([None, None, manager])
+    monkeypatch.setattr(state, "find_manager", lambda _: next(looks))
     monkeypatch.setattr(ending, "members", lambda *_: frozenset())
-    assert sandbox._wait_for_supervisor(started) == 7
+    assert sandbox._wait_for_manager(started) == 7

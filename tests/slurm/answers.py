@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcddp.site.query import Answers
+from hpcddp.site.facts import Answers
 
 RECORDED = Path(__file__).parent / "site"
 

@@ -10,7 +10,7 @@ from numbers import Integral
 import torch
 import torch.distributed as dist
 
-from hpcddp.batch.groups import GroupTable
+from hpcddp.batch.sampler import GroupTable
 from hpcddp.train.data.images import Data
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.user_code import blame, load_function

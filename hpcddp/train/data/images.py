@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
-from hpcddp.batch.groups import GroupTable
+from hpcddp.batch.sampler import GroupTable
 from hpcddp.train.data.augmentation import CROP_AND_FLIP_DRAWS, crop_and_flip
 from hpcddp.train.data.keyed import KeyedPart
 from hpcddp.train.randomness import SampleKeys

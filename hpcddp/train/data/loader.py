@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hpcddp.batch.groups import GroupTable
 from hpcddp.batch.plan import BatchPlan
-from hpcddp.batch.sampler import GlobalBatches, share_of
+from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
 from hpcddp.train.data.images import IMAGE_DIMENSIONS, Batch, Data, WholeBatches
 from hpcddp.train.data.keyed import Keyed, MapStyle
 from hpcddp.train.data.workers import lost_worker, remember, signals_held, start_worker

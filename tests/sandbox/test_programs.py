@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcddp.sandbox.daemons import daemons_of
-from hpcddp.sandbox.instructions import Command, Instructions
 from hpcddp.sandbox.network import build_commands
+from hpcddp.sandbox.programs import Command, Instructions
+from hpcddp.sandbox.sandbox import daemons_of
 from tests.sandbox.test_configuration import SHARED, cluster
 
 
-def test_orders_come_out_of_their_line_as_they_went_in() -> None:
+def test_instructions_are_read_back_as_they_were_written() -> None:
     for wanted in (cluster(), SHARED):
         instructions = Instructions(commands=build_commands(wanted), daemons=daemons_of(wanted))
         line = instructions.as_line()
@@ -16,7 +16,7 @@ def test_orders_come_out_of_their_line_as_they_went_in() -> None:
         assert Instructions.from_line(line) == instructions
 
 
-def test_orders_carry_any_text() -> None:
+def test_instructions_hold_any_text() -> None:
     instructions = Instructions(commands=(Command(argv=("a\nb", "'\"$\\"), standard_input="é\n"),), daemons=())
     assert Instructions.from_line(instructions.as_line()) == instructions
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.jobfile.cluster import ClusterFacts, NodeKind
-from hpcddp.site.facts import read_gpus, read_nodes, read_site
-from hpcddp.site.query import NODE_FORMAT, Answers, ask_site, read_config
+from hpcddp.site.facts import NODE_FORMAT, Answers, ask_site, read_config, read_gpus, read_nodes, read_site
 from hpcddp.slurm import commands
 from tests.slurm.answers import NEW, NEWER, OLD, recorded
 
