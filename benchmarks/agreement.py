@@ -1,13 +1,13 @@
-"""What it costs that all ranks agree on a stop at every step: gloo on this machine, 2 and 4 ranks.
+"""Measure the cost of the agreement of all ranks in every step: gloo on this machine, 2 and 4 ranks.
 
     python benchmarks/agreement.py [--ranks 2 4] [--rounds 20] [--steps 50]
 
-Four ways to train the same small model, in turn within every round, so that a busy machine slows all of them alike:
+Four ways to train the same small model alternate within each round, so that other load slows all of them equally:
 
-    loss     the sum of losses alone, read one step late: what a step needs anyway
-    ride     the agreement of hpcddp: the votes ride on that sum
-    late     the sum of losses, and a collective of its own for the votes, read one step late
-    at once  the sum of losses, and a collective of its own for the votes, waited for in the step
+    loss     only the sum of losses, read one step late: every step needs it
+    ride     the agreement of hpcddp: the votes are part of that sum
+    late     the sum of losses, and a separate collective for the votes, read one step late
+    at once  the sum of losses, and a separate collective for the votes, read in the same step
 
 Prints one JSON document: the median time of a step of each, in milliseconds, and its ratio to ``loss``, with the
 spread (quartiles of the ratio over rounds).
@@ -93,7 +93,7 @@ class OwnCollective:
 
 
 def measure(rounds: int, steps: int) -> dict[str, list[float]]:
-    """Return milliseconds per step of every way and round, as this rank sees them."""
+    """Return milliseconds per step for each way and round, measured on this rank."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(192, 256), nn.ReLU(), nn.Linear(256, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -143,7 +143,7 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def be_rank(options: argparse.Namespace) -> None:
-    """Be one rank, and let rank 0 print its times."""
+    """Run one rank; rank 0 prints its times."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{options.store}", rank=options.rank, world_size=options.of)
     times = measure(options.rounds, options.steps)

@@ -1,8 +1,8 @@
-"""How long a save holds up the training: written beside it, against waited for, in turn.
+"""Measure how long a save stops the training: written in a thread, and waited for, in turn.
 
     python benchmarks/checkpointing.py [--megabytes 100] [--turns 15] [--directory DIR] [--out FILE]
 
-The floor is ``torch.save`` of the same state into one file, without checksum or fsync: less than any safe save does.
+The lower limit is ``torch.save`` of the same state into one file, without checksum or fsync.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def train_step(model: nn.Module, optimizer: optim.Optimizer) -> None:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Return how long something takes."""
+    """Return how long a call takes, in seconds."""
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
 
 
 def measure(model: nn.Module, optimizer: optim.Optimizer, directory: Path, turns: int) -> dict[str, list[float]]:
-    """Return the seconds of each turn, by what was done."""
+    """Return the seconds of each turn, by the kind of save."""
     checkpointer = Checkpointer(directory / "run", {"model": model, "optimizer": optimizer}, keep=2)
     checkpointer.restore()
     times: dict[str, list[float]] = {name: [] for name in ("beside", "waited", "floor", "step", "step_while_writing")}

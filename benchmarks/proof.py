@@ -1,4 +1,4 @@
-"""Make the table of faults out of what the tests on the real Slurm reported.
+"""Make the table of faults from the reports of the tests on the real Slurm.
 
 usage: HPCDDP_PROOF=proof.jsonl scripts/test --long tests/cluster -k stop; python -m benchmarks.proof proof.jsonl
 """
@@ -39,7 +39,7 @@ def _line(fault: str, trials: list[Trial]) -> str:
 
 
 def _most(numbers: list[int]) -> str:
-    """Return the sum where it is nothing, else the mean and the most."""
+    """Return the sum if it is 0, else the mean and the maximum."""
     if not numbers:
         return "-"
     return "0" if not any(numbers) else f"{statistics.mean(numbers):.1f}, at most {max(numbers)}"

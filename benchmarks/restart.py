@@ -1,4 +1,4 @@
-"""How long a preempted run stands still, under Slurm's own ``cred_expire`` of two minutes, and what it waits for.
+"""Measure how long a preempted run pauses with Slurm's default ``cred_expire`` of two minutes, and what it waits for.
 
 usage: python -m benchmarks.restart [--trials 3] [--results benchmarks/results/restart.json]
 
@@ -35,7 +35,7 @@ def measure(context: ScenarioContext, name: str, *, nodes: int, tasks: int) -> d
 
 
 def parts(tracked: TrackedRun, high: dict[str, str]) -> dict[str, float]:
-    """Return what the pause of a run consists of, in seconds."""
+    """Return the parts of the pause of a run, in seconds."""
     first = {kind: min(event["time"] for event in tracked.events(kind)) for kind in ("signal", "requeue")}
     second = {kind: max(event["time"] for event in tracked.events(kind)) for kind in ("start", "train")}
     step = next(forward.time for forward in forwards(tracked.run, 0) if forward.time > second["train"])

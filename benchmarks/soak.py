@@ -1,9 +1,9 @@
-"""Three runs at once on a real Slurm, and a random fault now and then: each must come out as if nothing had been.
+"""Run three trainings at once on a real Slurm with random faults: each result must equal that without faults.
 
 usage: python -m benchmarks.soak [--seconds 1800] [--every 20] [--seed 0] [--results benchmarks/results]
 
-As root: the hosts are network namespaces. When the time is over no new run begins and no fault happens any more; the
-runs that are under way end in peace. Prints one line for each fault and each run, and writes all of it as JSON.
+As root: the hosts are network namespaces. After the given time no new run begins and no fault is injected; the
+remaining runs end undisturbed. Prints one line for each fault and each run, and writes all of it as JSON.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Soak:
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> list[Ended]:
-        """Soak, and return every run that was begun."""
+        """Run the soak, and return every run that was started."""
         # Made before the first fault.
         reference = self.context.references.of(2, 1)
         with ThreadPoolExecutor(RUNS_AT_ONCE) as lanes:
@@ -138,7 +138,7 @@ class Soak:
             self._release()
 
     def _release(self) -> None:
-        """Let jobs go that Slurm holds because they could not be started: what an administrator does."""
+        """Release jobs that Slurm holds because they could not be started, as an administrator does."""
         done = self.context.sandbox.run("squeue", "--noheader", "--states=PENDING", "--format=%i %r")
         for line in done.stdout.splitlines():
             job_id, _, reason = line.partition(" ")
@@ -224,7 +224,7 @@ FAULTS: tuple[Callable[[Soak, TrackedRun], None], ...] = (
 
 
 def summary(soak: Soak, *, seed: int) -> dict[str, Any]:
-    """Return what came of a soak, for a file."""
+    """Return the results of a soak as a JSON document."""
     comparisons = [ended.account for ended in soak.ended if ended.account is not None]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -241,7 +241,7 @@ def summary(soak: Soak, *, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run a soak from the command line; 0 if every run came out well."""
+    """Run a soak from the command line; 0 if every result is right."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--every", type=float, default=20)

@@ -1,11 +1,11 @@
-"""How long it takes to submit a thousand runs: a sweep, and submitit's ``map_array``, in turn in one process.
+"""Measure how long the submission of a thousand runs takes: a sweep, and submitit's ``map_array``, in turn.
 
     python benchmarks/sweep.py --output benchmarks/results/sweep.json
 
-starts a Slurm of its own whose jobs are held, so that nothing runs. Peers: ``map_array`` of a training that stands in
-the script that submits it, as in submitit's own examples (cloudpickle writes its code into each pickle), and of an
-importable function that does nothing, the least that it can cost. Beside them the floor: one call of ``sbatch`` for an
-array as long. Of each the first round is not counted: it compiles a template and fills caches.
+starts a separate Slurm whose jobs are held, so that nothing runs. Peers: ``map_array`` of a training that is defined
+in the submitting script, as in submitit's own examples (cloudpickle writes its code into each pickle), and of an
+importable function that does nothing, the cheapest case. The lower limit is one call of ``sbatch`` for an array of the
+same length. The first round of each is not counted: it compiles a template and fills caches.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SETTINGS = ("MaxJobCount=200000", "MinJobAge=2")
 
 
 def accuracy(model: nn.Module, loader: DataLoader[Any]) -> float:
-    """Return the share of samples that a model is right about; a part of the peer's training."""
+    """Return the accuracy of a model; a part of the peer's training."""
     model.eval()
     right = total = 0
     with torch.no_grad():
@@ -82,7 +82,7 @@ def train(learning_rate: float, seed: int) -> float:
 
 @contextmanager
 def slurm() -> Iterator[Path]:
-    """Start a Slurm, and take it away."""
+    """Start a Slurm, and end it afterwards."""
     parent = Path(tempfile.mkdtemp(prefix="hpcddp-"))
     words = (sys.executable, "-P", "-m", "hpcddp", "sandbox")
     options = [word for setting in SETTINGS for word in ("--conf", setting)]
@@ -125,7 +125,7 @@ def map_array(function: Callable[..., Any]) -> Callable[[Path], str]:
 
 
 def floor(directory: Path) -> str:
-    """Submit an array as long by nothing but sbatch."""
+    """Submit an array of the same length with sbatch alone."""
     script = directory / "job.sh"
     script.write_text(f"#!/bin/bash\n#SBATCH --hold\n#SBATCH --array=0-{COUNT - 1}\nsleep 1\n")
     return commands.sbatch(script, environment=os.environ)

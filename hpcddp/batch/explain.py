@@ -18,13 +18,14 @@ _SMALLEST_SHOWN = 1e-4
 
 _WHY = (
     (
-        "The world size does not enter: the gradient of a step is the mean over the samples of its global batch, each "
-        "with the same weight, however many ranks share them. Other ranks move the split and the speed; the global "
-        "batches, the steps and the learning rate stay."
+        "The world size does not matter: the gradient of a step is the mean over the samples of its global batch, each "
+        "with the same weight, however many ranks share them. Another number of ranks changes the split and the speed, "
+        "and neither the global batches, nor the steps, nor the learning rate."
     ),
     (
-        "Another global batch does enter, by kappa, and no rule is universal: which one holds, and up to which batch, "
-        "differs between models, data and optimizers (Shallue et al. 2019). Compare a few rates at the new batch."
+        "Another global batch does matter, through kappa, and no rule is universal: which one holds, and up to which "
+        "batch, differs between models, data and optimizers (Shallue et al. 2019). Compare a few rates at the new "
+        "batch."
     ),
 )
 
@@ -90,7 +91,7 @@ def _coverage(batch: BatchPlan) -> str:
     if batch.duplicated:
         return f"every {batch.unit}, and {batch.duplicated:,} repeated from the beginning of the order"
     if batch.dropped:
-        return f"every {batch.unit} once, but for {batch.dropped:,} that are left out, other ones each epoch"
+        return f"every {batch.unit} once, except {batch.dropped:,} that are left out, others each epoch"
     return f"every {batch.unit} exactly once"
 
 

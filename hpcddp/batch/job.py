@@ -231,7 +231,7 @@ def _idle_shares(plan: BatchPlan) -> Iterator[str]:
     if plan.tail_samples is not None and idle:
         yield (
             f"The last step of an epoch has {count(plan.tail_samples, plan.unit)} for {plan.world_size} ranks: "
-            f"{count(idle, 'rank')} without any, in step with the others and counting nothing."
+            f"{count(idle, 'rank')} without any, which take part in the step with weight 0."
         )
 
 
@@ -278,7 +278,7 @@ def _few_for_batch_norm(plan: BatchPlan) -> Iterator[str]:
 def _noise_notes(noise: MeasuredNoise | None, batch: BatchPlan, *, measures: bool) -> Iterator[str]:
     if batch.unit == "group":
         if noise is not None:
-            yield "The gradient noise scale counts samples and this batch counts groups, so that it says nothing here."
+            yield "The gradient noise scale counts samples and this batch counts groups, so the two cannot be compared."
         return
     note = noise_note(noise, global_batch_size=batch.global_batch_size, measures=measures)
     if note is not None:
@@ -289,7 +289,7 @@ def _warm_up_notes(rate: LearningRate, train: Train | None) -> Iterator[str]:
     if train is not None and rate.warmup_epochs >= train.epochs:
         yield (
             f"learning_rate.warmup_epochs is {rate.warmup_epochs:g} and the training has "
-            f"{count(train.epochs, 'epoch')}: the rate does nothing but rise."
+            f"{count(train.epochs, 'epoch')}: the rate rises until the end of the training."
         )
 
 

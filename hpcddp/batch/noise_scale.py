@@ -63,13 +63,13 @@ def noise_note(noise: MeasuredNoise | None, *, global_batch_size: int, measures:
     if noise is not None:
         return (
             f"The gradient noise scale is {noise.samples:.4g} samples, measured by {noise.source}, and the global "
-            f"batch is {global_batch_size}; {verdict(noise.samples, global_batch_size)}. It mostly grows while a "
-            "training goes on."
+            f"batch is {global_batch_size}; {verdict(noise.samples, global_batch_size)}. It usually "
+            "grows during a training."
         )
     if measures:
         return (
             "Whether a larger batch would pay is not known before the training, which measures it: noise_scale in "
             f"result.json, in samples. Well above the global batch of {global_batch_size} a larger one still saves "
-            "steps; well below, a smaller one saves samples and takes hardly more steps."
+            "steps; well below, a smaller one saves samples and takes only a few more steps."
         )
     return None

@@ -235,7 +235,7 @@ def plan_batch(
         share = ceil_div(global_batch_size, world_size)
         refusals.refuse_over_cap(share, grad_accum_steps, max_per_device_batch_size, needed)
     else:
-        refusals.refuse_beside_fixed(
+        refusals.refuse_given_with_fixed(
             per_device_batch_size,
             max_per_device_batch_size=max_per_device_batch_size,
             grad_accum_steps=grad_accum_steps,

@@ -72,7 +72,7 @@ def refuse_over_cap(share: int, steps: int | None, cap: int | None, needed: int)
     )
 
 
-def refuse_beside_fixed(size: int, **others: int | None) -> None:
+def refuse_given_with_fixed(size: int, **others: int | None) -> None:
     """Reject a number that follows from a fixed micro-batch size."""
     for name, number in others.items():
         if number is not None:

@@ -160,7 +160,7 @@ class Scaling:
 
     Args:
         base: the rate as stated, for the batch that it was tuned for.
-        tuned_for: B0, that batch; None = not said, so that kappa is 1.
+        tuned_for: B0, that batch; None = not given, so that kappa is 1.
         scaled: the constants by the chosen rule.
         optimizer: the optimizer's name; None = unknown.
         fitting: the constants by the rule for the optimizer; None = unknown, or that rule does not hold.

@@ -234,7 +234,7 @@ def _partition_lines(facts: ClusterFacts) -> list[str]:
     for name in sorted(facts.partitions, key=lambda one: facts.barred(one) is not None):
         partition, barred = facts.partitions[name], facts.barred(name)
         idle, role = _idle(partition), " (default)" if partition.default else ""
-        what = f"not for you, {barred}" if barred else describe_partition(partition)
+        what = f"you may not use it: {barred}" if barred else describe_partition(partition)
         lines.append(f"{name}{role}: {what}{f'; {idle}' if idle and not barred else ''}")
     more = len(lines) - _LISTED_PARTITIONS
     return lines if more <= 0 else [*lines[:_LISTED_PARTITIONS], f"and {more} more: the profile has them all"]

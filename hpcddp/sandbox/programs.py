@@ -118,7 +118,7 @@ def run(command: Command, environment: Mapping[str, str]) -> str:
     except subprocess.TimeoutExpired:
         raise ProcessError(f"`{words}` did not end within {COMMAND_TIMEOUT_S:.0f} s") from None
     if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split()) or "it said nothing"
+        said = " ".join((done.stderr or done.stdout).split()) or "it printed nothing"
         raise ProcessError(f"`{words}` failed with {done.returncode}: {said}", returncode=done.returncode)
     return done.stdout
 

@@ -109,7 +109,7 @@ def read_daemons(sandbox: Sandbox) -> dict[str, int] | None:
 
 
 def remove_files(sandbox: Sandbox) -> None:
-    """Remove the sandbox's directory and control groups; what is gone already is no error.
+    """Remove the sandbox's directory and control groups; what is missing is no error.
 
     Raises:
         RemovalError: something cannot be removed; the directory stays marked as ours.

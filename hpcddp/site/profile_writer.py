@@ -42,7 +42,7 @@ class Choice:
     runs_in: str | None
 
 
-_ASKED = "as you asked"
+_ASKED = "as requested"
 
 
 def choose(facts: ClusterFacts, *, partition: str | None, account: str | None, qos: str | None) -> Choice:
@@ -90,7 +90,7 @@ def _chosen_partition(facts: ClusterFacts, wanted: str | None) -> tuple[str, str
 def _chosen_account(facts: ClusterFacts, wanted: str | None, partition: str | None) -> tuple[str, str] | None:
     accounts = facts.accounts
     if wanted is not None:
-        return _known("--account", wanted, accounts.names, "it is no account of yours"), _ASKED
+        return _known("--account", wanted, accounts.names, "it is not one of your accounts"), _ASKED
     if not accounts.required or not accounts.names:
         return None
     taken = facts.accounts_for(partition) if partition is not None else accounts.names
@@ -184,8 +184,8 @@ def profile_text(name: str, facts: ClusterFacts, choice: Choice) -> str:
     document = tomlkit.document()
     for line in (
         f"Profile {name} of hpcddp for cluster {facts.name} (Slurm {facts.slurm}),",
-        f"as {facts.user} saw it on {facts.looked_at}. It is yours to change.",
-        "Down to [cluster] it holds what a job takes where its job file and hpcddp.toml give nothing:",
+        f"as {facts.user} saw it on {facts.looked_at}. You may change it.",
+        "Above [cluster] are the settings of jobs whose job file and hpcddp.toml do not give them:",
         "run_root and the fields of resources, environment, checkpoint, requeue and launch.",
     ):
         document.append(*comment(line))
@@ -242,7 +242,7 @@ def _account(facts: ClusterFacts, choice: Choice) -> Iterator[_Line]:
         yield entry("account", "...", "the site runs no job without one, and names none of yours", active=False)
     for name in accounts.names:
         if choice.account is None or name != choice.account[0]:
-            role = "what Slurm takes if you say nothing" if name == accounts.default else "another account of yours"
+            role = "your default account" if name == accounts.default else "another account of yours"
             yield entry("account", name, role, active=False)
     if choice.qos is not None:
         yield entry("qos", *choice.qos)
@@ -252,7 +252,7 @@ def _without_limit(partition: Partition) -> str:
     if partition.default_time is not None:
         return f"without it a job gets {partition.default_time}, at most {partition.max_time}"
     if partition.max_time == "UNLIMITED":
-        return "without it a job runs for ever; a short one starts sooner, and is requeued at its end"
+        return "without it a job has no limit; with a short one it starts sooner, and is requeued at its end"
     return f"without it a job gets {partition.max_time}, the most"
 
 
@@ -268,7 +268,7 @@ def _requeue(facts: ClusterFacts, choice: Choice) -> Iterator[_Line]:
     yield entry(
         "allow_continuation",
         value=True,
-        comment="where a requeue is refused all the same: a new job goes on with the run",
+        comment="if Slurm refuses the requeue: a new job continues the run",
         active=False,
     )
 
@@ -276,13 +276,13 @@ def _requeue(facts: ClusterFacts, choice: Choice) -> Iterator[_Line]:
 def _preempted(name: str, partition: Partition, facts: ClusterFacts) -> str:
     preemption, mode = facts.preemption, partition.preempt_mode.upper()
     if preemption.type == "qos" and preemption.mode != "OFF":
-        return f"Jobs of another QOS may preempt a job ({preemption.mode}); its own QOS says how long it has to save."
+        return f"Jobs of another QOS may preempt a job ({preemption.mode}); its own QOS sets the time to save."
     if preemption.type == "none" or "OFF" in mode:
         return f"Nobody preempts the jobs of {name}."
     grace, kill = partition.grace_time_s, preemption.kill_wait_s
     time = f"{grace} s of grace and {kill} s (KillWait)" if grace else f"{kill} s (KillWait)"
     if "SUSPEND" in mode:
-        return f"A preempted job of {name} is suspended, and goes on later by itself."
+        return f"A preempted job of {name} is suspended, and continues later by itself."
     end = "cancelled, unless it has been requeued before, which hpcddp does" if "CANCEL" in mode else "requeued"
     return f"A preempted job of {name} has {time} to save; then it is {end}."
 
@@ -307,7 +307,7 @@ def _facts(profile: str, facts: ClusterFacts) -> Table:
 
 
 def _cluster(profile: str, facts: ClusterFacts) -> Iterator[_Line]:
-    yield comment("What was found. No job takes a value from here, but hpcddp submit refuses what cannot run.")
+    yield comment("Facts about the cluster. No job takes a value from here; hpcddp submit refuses what cannot run.")
     yield comment(f"When the cluster has changed: hpcddp init {profile} --force")
     yield entry("name", facts.name)
     yield entry("slurm", facts.slurm)
@@ -343,19 +343,19 @@ def _preemption(facts: ClusterFacts) -> Iterator[_Line]:
     who = {
         "none": "no job preempts another",
         "partition_prio": "jobs preempt those of partitions with a lower priority_tier",
-        "qos": "jobs preempt those whose QOS says so",
+        "qos": "jobs preempt as the QOS settings allow",
     }
     yield entry("type", preemption.type, who.get(preemption.type, ""))
-    yield entry("mode", preemption.mode, "of partitions that say nothing else")
+    yield entry("mode", preemption.mode, "of partitions without a preempt_mode")
     yield entry("kill_wait_s", preemption.kill_wait_s, "from SIGTERM to SIGKILL")
     yield entry("sends_user_signal", preemption.sends_user_signal, "whether a preempted job gets USR2, too")
-    yield entry("requeue", preemption.requeue, "JobRequeue: whether jobs are requeued that say nothing about it")
+    yield entry("requeue", preemption.requeue, "JobRequeue: whether jobs are requeued by default")
     yield entry("requeue_delay_s", preemption.requeue_delay_s, "Slurm's own; requeue.expedite shortens it")
 
 
 def _partition(name: str, partition: Partition, facts: ClusterFacts) -> Iterator[_Line]:
     barred = facts.barred(name)
-    yield entry("state", partition.state, f"not for you: {barred}" if barred else "")
+    yield entry("state", partition.state, f"you may not use it: {barred}" if barred else "")
     for key in ("default", "hidden"):
         if getattr(partition, key):
             yield entry(key, value=True)

@@ -132,7 +132,7 @@ def _who_may(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partit
         name, why = next(iter(barred.items()))
         usable = facts.open_partitions
         instead = f"write {_one_of(usable)}" if usable else "ask your site for access"
-        yield "resources.partition", f"is {name!r}, which is not for you ({why}); {instead}"
+        yield "resources.partition", f"is {name!r}, which you may not use ({why}); {instead}"
         return
     account = spec.resources.account or facts.accounts.default
     if account is None or not facts.accounts.required:
@@ -156,7 +156,7 @@ def _accounts(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
             f"is missing, and cluster {facts.name} runs no job without one; write {_one_of(accounts.names)}",
         )
     elif given is not None and given not in accounts.names:
-        yield "resources.account", f"is {given!r}, which is no account of yours; {_meant(given, accounts.names)}"
+        yield "resources.account", f"is {given!r}, which is not one of your accounts; {_meant(given, accounts.names)}"
     qos = spec.resources.qos
     if qos is not None and accounts.qos and qos not in accounts.qos:
         yield "resources.qos", f"is {qos!r}, which none of your accounts has; {_meant(qos, accounts.qos)}"

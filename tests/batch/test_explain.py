@@ -31,13 +31,13 @@ Training
   length           450,450 steps in 90 epochs
   learning rate    unknown
 
-The world size does not enter: the gradient of a step is the mean over the samples of its global
-batch, each with the same weight, however many ranks share them. Other ranks move the split and the
-speed; the global batches, the steps and the learning rate stay.
+The world size does not matter: the gradient of a step is the mean over the samples of its global
+batch, each with the same weight, however many ranks share them. Another number of ranks changes the
+split and the speed, and neither the global batches, nor the steps, nor the learning rate.
 
-Another global batch does enter, by kappa, and no rule is universal: which one holds, and up to
-which batch, differs between models, data and optimizers (Shallue et al. 2019). Compare a few rates
-at the new batch.
+Another global batch does matter, through kappa, and no rule is universal: which one holds, and up
+to which batch, differs between models, data and optimizers (Shallue et al. 2019). Compare a few
+rates at the new batch.
 
 Notes
   - learning_rate is unknown: no base was given (--base-lr).
@@ -66,7 +66,7 @@ def test_an_even_plan_has_no_imbalance_and_no_notes() -> None:
 @pytest.mark.parametrize(
     ("numbers", "line"),
     [
-        ({"samples": 1000, "tail": "drop"}, "every sample once, but for 232 that are left out, other ones each epoch"),
+        ({"samples": 1000, "tail": "drop"}, "every sample once, except 232 that are left out, others each epoch"),
         ({"samples": 1000, "tail": "wrap"}, "every sample, and 24 repeated from the beginning of the order"),
         ({"samples": None}, "training data    unknown number of samples"),
         ({"samples": 200}, "steps            1 of 200 samples"),

@@ -130,7 +130,7 @@ def test_a_base_tuned_for_another_batch_says_what_the_fitting_rule_would_give(
 def test_a_warm_up_as_long_as_the_training_is_noted() -> None:
     plan = plan_job(job(train={"epochs": 3}, learning_rate=LearningRate(warmup_epochs=3.0)), samples=2560)
     assert plan.notes == (
-        "learning_rate.warmup_epochs is 3 and the training has 3 epochs: the rate does nothing but rise.",
+        "learning_rate.warmup_epochs is 3 and the training has 3 epochs: the rate rises until the end of the training.",
     )
 
 

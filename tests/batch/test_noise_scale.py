@@ -52,6 +52,6 @@ def test_nothing_is_said_where_nothing_is_known_nor_of_groups() -> None:
     assert not any("noise" in note for note in plan_job(job(tail="keep"), samples=1000).notes)
     plan = plan_job(job(unit="group", group="a.b:c"), samples=1000, noise=BEFORE)
     assert (plan.as_json()["noise_scale"], plan.as_json()["larger_batch_pays"]) == (None, None)
-    assert "The gradient noise scale counts samples and this batch counts groups, so that it says nothing here." in (
+    assert "The gradient noise scale counts samples and this batch counts groups, so the two cannot be compared." in (
         plan.notes
     )

@@ -33,8 +33,8 @@ def test_micro_steps_that_are_always_empty_are_noted() -> None:
 
 def test_ranks_without_samples_in_the_tail_are_noted() -> None:
     assert notes(global_batch_size=64, world_size=8, samples=66)[0] == (
-        "The last step of an epoch has 2 samples for 8 ranks: 6 ranks without any, in step with the others and "
-        "counting nothing."
+        "The last step of an epoch has 2 samples for 8 ranks: 6 ranks without any, which take part in the "
+        "step with weight 0."
     )
 
 

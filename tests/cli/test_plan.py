@@ -124,7 +124,7 @@ def test_the_text_tells_kappa_both_rules_and_that_none_is_universal(
         "  rule sqrt        learning rate 0.2\n",
         "  fitting rule     linear, for sgd: learning rate 0.4\n",
         "  learning rate    0.2, constant\n",
-        "The world size does not enter",
+        "The world size does not matter",
         "no rule is universal",
         "(Shallue et al. 2019)",
     ):

@@ -346,4 +346,4 @@ def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_rank_that_dies_is_quoted(tmp_path: Path) -> None:
     slow = Place(python="/bin/false", directory=ROOT, environment=os.environ, scratch=tmp_path, steps=1, timeout_s=60)
     (report,) = run_ranks(slow, "ranks", "", 1)
-    assert report["error"]["message"] == "rank 0 ended with code 1 before it could report (it said nothing)"
+    assert report["error"]["message"] == "rank 0 ended with code 1 before it could report (it printed nothing)"

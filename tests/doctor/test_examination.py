@@ -111,7 +111,7 @@ def test_a_difference_of_neighbours_is_order_dependent() -> None:
     [
         (
             "constant",
-            "constant is 4.46875 whatever the outputs are (on logits and class indices, 10 classes): its ",
+            "constant is 4.46875 for all outputs (on logits and class indices, 10 classes): its ",
         ),
         ("accuracy", "accuracy returns a number without a gradient: it does not depend on the outputs, or loses them"),
         ("hits", "hits returns a tensor of int64, which has no gradient; a loss is a floating-point number"),

@@ -82,7 +82,7 @@ def test_what_is_asked_for_stands_there(tmp_path: Path) -> None:
     said = text(university(), partition="gpu.v100", account="grant", qos="long")
     given = read_back(tmp_path, said).settings.job["resources"]
     assert given == {"partition": "gpu.v100", "account": "grant", "qos": "long"}
-    assert 'partition = "gpu.v100"              # as you asked' in said
+    assert 'partition = "gpu.v100"              # as requested' in said
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_is_asked_for_stands_there(tmp_path: Path) -> None:
                 "secret, old"
             ),
         ),
-        ({"account": "labb"}, "--account is 'labb', and it is no account of yours; did you mean lab?"),
+        ({"account": "labb"}, "--account is 'labb', and it is not one of your accounts; did you mean lab?"),
         ({"qos": "zz"}, "--qos is 'zz', and none of your accounts has it; write one of long, normal"),
     ],
 )
@@ -108,7 +108,7 @@ def test_what_the_cluster_does_not_have_is_refused(wanted: dict[str, str], sente
 
 def test_what_is_not_known_is_taken_as_it_is_asked_for() -> None:
     chosen = choice(laptop(), account="any", qos="any")
-    assert (chosen.account, chosen.qos) == (("any", "as you asked"), ("any", "as you asked"))
+    assert (chosen.account, chosen.qos) == (("any", "as requested"), ("any", "as requested"))
 
 
 def test_a_site_without_a_usable_default_partition_needs_one() -> None:
@@ -172,12 +172,12 @@ def test_a_time_limit_is_given_where_the_site_refuses_jobs_without() -> None:
         (
             Preemption(type="partition_prio"),
             Partition(preempt_mode="GANG,SUSPEND"),
-            "# A preempted job of p is suspended, and goes on later by itself.",
+            "# A preempted job of p is suspended, and continues later by itself.",
         ),
         (
             Preemption(type="qos", mode="REQUEUE"),
             Partition(preempt_mode="REQUEUE"),
-            "# Jobs of another QOS may preempt a job (REQUEUE); its own QOS says how long it has to save.",
+            "# Jobs of another QOS may preempt a job (REQUEUE); its own QOS sets the time to save.",
         ),
         (
             Preemption(requeue=False),

@@ -59,7 +59,7 @@ def test_what_the_cluster_can_give_is_not_refused(resources: dict[str, Any]) -> 
         ),
         (
             {"partition": "secret"},
-            ("resources.partition is 'secret', which is not for you (only for the groups chemistry); write "
+            ("resources.partition is 'secret', which you may not use (only for the groups chemistry); write "
             "one of batch, gpu.v100, gpu"),
         ),
         (
@@ -127,11 +127,11 @@ def test_what_the_cluster_can_give_is_not_refused(resources: dict[str, Any]) -> 
         ),
         (
             {"account": "labs"},
-            "resources.account is 'labs', which is no account of yours; did you mean lab?",
+            "resources.account is 'labs', which is not one of your accounts; did you mean lab?",
         ),
         (
             {"account": "x"},
-            "resources.account is 'x', which is no account of yours; write one of grant, lab",
+            "resources.account is 'x', which is not one of your accounts; write one of grant, lab",
         ),
         (
             {"qos": "lon"},

@@ -289,7 +289,7 @@ def _report(folder: Path, rank: int, code: int) -> Report:
         report: Report = json.loads(path.read_text(encoding="utf-8"))
         return report
     lines = (folder / f"rank-{rank}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    said = lines[-1] if lines else "it said nothing"
+    said = lines[-1] if lines else "it printed nothing"
     message = f"rank {rank} ended with code {code} before it could report ({said})"
     # The infinite time puts ranks that were killed because of another rank last.
     return {"rank": rank, "error": {"kind": "ended", "message": message, "time": float("inf")}}

@@ -305,37 +305,21 @@ def _with_labels(classes: int) -> Iterator[Kind]:
         answers = functional.one_hot(targets, classes).movedim(-1, 1)
         return _normal(g, n, classes, *shape) + sure * answers, targets
 
-    yield Kind(
-        name=f"logits and class indices, {classes} classes",
-        make=lambda n, g: (_normal(g, n, classes), labels(n, g)),
-        labels=1,
-        classes=classes,
-    )
-    yield Kind(
-        name=f"maps of logits and of class indices, {classes} classes",
-        make=lambda n, g: (_normal(g, n, classes, _SIDE, _SIDE), labels(n, g, _SIDE, _SIDE)),
-        labels=1,
-        classes=classes,
-    )
-    yield Kind(
-        name=f"logits per token and token indices, padded with 0, {classes} classes",
-        make=lambda n, g: (_normal(g, n, _TOKENS, classes), _padded(labels(n, g, _TOKENS), g)),
-        labels=1,
-        classes=classes,
-    )
-    yield Kind(
-        name=f"probabilities and class indices, {classes} classes",
-        make=lambda n, g: (_normal(g, n, classes).softmax(1), labels(n, g)),
-        labels=1,
-        classes=classes,
-    )
-    yield Kind(name=f"confident logits and class indices, {classes} classes", make=learned, labels=1, classes=classes)
-    yield Kind(
-        name=f"maps of confident logits and of class indices, {classes} classes",
-        make=lambda n, g: learned(n, g, _SIDE, _SIDE),
-        labels=1,
-        classes=classes,
-    )
+    def kind(name: str, make: Callable[[int, Generator], tuple[Any, ...]]) -> Kind:
+        return Kind(name=f"{name}, {classes} classes", make=make, labels=1, classes=classes)
+
+    def maps(n: int, g: Generator) -> tuple[Tensor, Tensor]:
+        return _normal(g, n, classes, _SIDE, _SIDE), labels(n, g, _SIDE, _SIDE)
+
+    def tokens(n: int, g: Generator) -> tuple[Tensor, Tensor]:
+        return _normal(g, n, _TOKENS, classes), _padded(labels(n, g, _TOKENS), g)
+
+    yield kind("logits and class indices", lambda n, g: (_normal(g, n, classes), labels(n, g)))
+    yield kind("maps of logits and of class indices", maps)
+    yield kind("logits per token and token indices, padded with 0", tokens)
+    yield kind("probabilities and class indices", lambda n, g: (_normal(g, n, classes).softmax(1), labels(n, g)))
+    yield kind("confident logits and class indices", learned)
+    yield kind("maps of confident logits and of class indices", lambda n, g: learned(n, g, _SIDE, _SIDE))
 
 
 def _with_targets(width: int) -> Iterator[Kind]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hpcddp.doctor.errors import DoctorError, NoLossError, UnusableError
 from hpcddp.doctor.loss.batches import Batch, map_tree, tensors_in
 from hpcddp.train.buffers import as_real
+from hpcddp.train.user_code import describe
 
 _SEED = 20_140_612
 # torch's warning when shapes differ and are broadcast, which is an error in a loss.
@@ -258,9 +259,3 @@ def blame(sentence: str, kind: type[DoctorError] = DoctorError) -> Iterator[None
         raise
     except (Exception, SystemExit) as error:
         raise kind(f"{sentence}: {describe(error)}") from error
-
-
-def describe(error: BaseException) -> str:
-    """Return an exception's type and the first line of its text."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -360,7 +360,7 @@ def _refuse_useless(loss: Loss, batch: Batch, data: str) -> None:
         )
     if is_constant(whole, batch):
         raise NoLossError(
-            f"{loss.name} is {whole.value:.6g} whatever the outputs are (on {data}): its gradient is 0 everywhere, so "
+            f"{loss.name} is {whole.value:.6g} for all outputs (on {data}): its gradient is 0 everywhere, so "
             "that nothing can be learned from it; use the outputs themselves, not their comparison or rounding"
         )
 
@@ -374,7 +374,7 @@ _MEANINGS: Final = {
     Verdict.MEAN: "It is the weighted mean of the losses of the shares: {ranks} ranks train what one process trains.",
     Verdict.SUM: "It is the sum of the losses of the shares: DDP averages them, a gradient {ranks} times too small.",
     Verdict.NOT_DECOMPOSABLE: "It is no mean of the losses of the shares: {ranks} ranks train another loss than one.",
-    Verdict.ORDER_DEPENDENT: "It changes when the samples change places: it depends on who sits beside whom.",
+    Verdict.ORDER_DEPENDENT: "It changes when the samples are permuted: it depends on their order.",
 }
 _ROWS: Final = {
     "order": "whole batch, permuted",

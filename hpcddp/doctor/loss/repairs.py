@@ -47,13 +47,13 @@ def repair_for(loss: Loss, batch: Batch, verdict: Verdict) -> Repair | None:
         return _for_sum(call)
     if verdict is Verdict.ORDER_DEPENDENT:
         return _gather(
-            call, batch, "it looks at the order of the samples, and gathered they are in that of the global batch"
+            call, batch, "it depends on the order of the samples, and a gather restores the order of the global batch"
         )
     try:
         return _for_whole_batches(loss, batch, call)
     except UnusableError:
         # The loss may fail on parts that are smaller than those of the verdict.
-        return _gather(call, batch, "whatever it computes, gathered it sees the whole global batch")
+        return _gather(call, batch, "on gathered samples it computes the loss of the whole global batch")
 
 
 def _for_sum(call: str) -> Repair:
@@ -90,7 +90,7 @@ def _for_whole_batches(loss: Loss, batch: Batch, call: str) -> Repair:
             ("lambda s, n: (s / n).sqrt(), squares, count"),
         )
     elif _changes_when_doubled(loss, batch):
-        return _gather(call, batch, "it compares samples with each other, on whatever rank they are")
+        return _gather(call, batch, "it compares samples with each other, also samples of different ranks")
     else:
         why, arguments = (
             "it seems to be a function f of sums over samples (if it compares pairs: gather_with_grad)",
