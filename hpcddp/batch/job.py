@@ -23,7 +23,6 @@ class JobPlan:
     """A batch plan with the length of the training and its learning rate.
 
     Args:
-        batch: the batch plan.
         epochs: epochs of the training; None = unknown.
         learning_rate: the rate after the warm-up and before any decay, scaled by the rule; None = unknown.
         schedule: the job's ``learning_rate`` section, scaled by the rule; None without a job file.

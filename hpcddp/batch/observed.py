@@ -96,7 +96,7 @@ def _recipe(sampler: Last | None, samples: int, least: int, loader: Last, steps:
 
 
 def _nearest(share: int, steps: int) -> tuple[int, tuple[int, int]]:
-    """Return the n for which ``ceil(M/n)`` is closest above S, and the steps of n and of n + 1."""
+    """Return n = ``floor(M/S)``, at least 1, and the steps that n and n + 1 samples per device make."""
     size = max(1, share // steps)
     return size, (ceil_div(share, size), ceil_div(share, size + 1))
 
@@ -153,26 +153,22 @@ class ObservedBatch:
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``hpcddp plan --explain-steps --json``; a size of uneven shares is global."""
         equal = () if self.uneven else self.recipes
-        candidates = (
-            None
-            if self.candidates is None
-            else [
-                {
-                    "per_device_batch_size": None if self.uneven else size,
-                    "global_batch_size": self._factor * size,
-                    "recipes": [[recipe.sampler, recipe.loader] for recipe in equal if recipe.covers(size)],
-                }
-                for size in self.candidates
-            ]
-        )
-        only = candidates[0] if candidates and len(candidates) == 1 else {}
+        candidates = [
+            {
+                "per_device_batch_size": None if self.uneven else size,
+                "global_batch_size": self._factor * size,
+                "recipes": [[recipe.sampler, recipe.loader] for recipe in equal if recipe.covers(size)],
+            }
+            for size in self.candidates or ()
+        ]
+        only = candidates[0] if len(candidates) == 1 else {}
         return {
             "steps_per_epoch": self.steps,
             "samples": self.samples,
             "world_size": self.world_size,
             "per_device_batch_size": only.get("per_device_batch_size"),
             "global_batch_size": only.get("global_batch_size"),
-            "candidates": candidates,
+            "candidates": candidates or None,
             "recipes": [
                 {
                     "sampler": recipe.sampler,

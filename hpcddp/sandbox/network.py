@@ -108,13 +108,7 @@ def on_node(directory: Path, node: str) -> tuple[str, ...]:
 
 
 def enter_node(directory: Path, node: str, *, manager: int) -> tuple[str, ...]:
-    """Return the prefix of a command that runs it on a node, for use by root on this machine.
-
-    Args:
-        directory: the sandbox's directory.
-        node: the node's name.
-        manager: the daemon manager's process id.
-    """
+    """Return the prefix of a command that runs it on a node, for use by root on this machine."""
     # The files that keep the namespaces alive are mounted in the daemon manager's mount namespace.
     inside = Path(f"/proc/{manager}/root") / directory.relative_to("/")
     net, uts = (namespace_file(inside, kind, node) for kind in ("net", "uts"))
@@ -125,9 +119,6 @@ def build_commands(cluster: Cluster) -> tuple[Command, ...]:
     """Return the commands, run by the daemon manager in its own namespaces, that build the hosts.
 
     A bridge joins the nodes, slurmctld and this machine. Each node gets a network and a host name of its own.
-
-    Args:
-        cluster: the configuration of the sandbox.
     """
     own = [
         "link set lo up",

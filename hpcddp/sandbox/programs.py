@@ -93,10 +93,6 @@ def missing_programs(programs: Sequence[str]) -> list[str]:
 def run(command: Command, environment: Mapping[str, str]) -> str:
     """Run a command to its end.
 
-    Args:
-        command: what to run.
-        environment: its whole environment.
-
     Returns:
         What it printed.
 

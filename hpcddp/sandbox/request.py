@@ -91,10 +91,6 @@ def user_name() -> str | None:
 def check(request: Request, *, missing_programs: Callable[[Sequence[str]], list[str]]) -> None:
     """Reject a request that cannot be carried out.
 
-    Args:
-        request: the requested sandbox.
-        missing_programs: returns those of some programs that are not installed.
-
     Raises:
         UserError: for the first error; says what to do instead.
     """

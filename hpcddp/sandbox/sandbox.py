@@ -45,10 +45,6 @@ class SandboxError(HpcddpError):
 def up(request: Request, *, environment: Mapping[str, str]) -> Sandbox:
     """Start a sandbox and wait until every node is idle.
 
-    Args:
-        request: what the user wants.
-        environment: the caller's environment.
-
     Returns:
         The sandbox, which continues after this process ends.
 
@@ -92,10 +88,6 @@ def down(directory: Path) -> Sandbox | None:
 
 def status(directory: Path, *, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return what is known about the sandbox in ``directory``.
-
-    Args:
-        directory: the sandbox's directory.
-        environment: the caller's environment.
 
     Returns:
         ``state``: ``none``, ``stopped`` (it left files behind), ``up`` or ``degraded`` (up, but something is not as it
@@ -167,12 +159,7 @@ def _check_parents(directory: Path) -> None:
 
 
 def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
-    """Choose every name, address and port.
-
-    Args:
-        request: the requested sandbox.
-        token: the new sandbox's token, in hexadecimal.
-    """
+    """Choose every name, address and port."""
     names = tuple(f"n{number}" for number in range(1, request.nodes + 1))
     # Each sandbox starts its search at a different place.
     first = int(token, 16)
@@ -211,12 +198,7 @@ def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
 
 
 def _write_files(sandbox: Sandbox, cluster: Cluster) -> None:
-    """Write the files that the daemons read, and make the directories that they write to.
-
-    Args:
-        sandbox: the sandbox; its directory exists.
-        cluster: its configuration.
-    """
+    """Write the files that the daemons read, and make the directories that they write to."""
     for directory in _directories_of(cluster):
         directory.mkdir(parents=True)
     key = _key_of(cluster)

@@ -45,10 +45,6 @@ class Answers:
 def ask_site(environment: Mapping[str, str], *, user: str) -> Answers:
     """Query the cluster that ``SLURM_CONF`` selects, or else the default one of this machine.
 
-    Args:
-        environment: the environment of the commands.
-        user: the user whose accounts are queried.
-
     Raises:
         SlurmUnavailableError: Slurm's commands are not installed, or no controller answers.
         SlurmCommandError: the controller rejected a query.
@@ -105,14 +101,7 @@ _NOT_SET = frozenset({"", "(NULL)", "NONE", "N/A", "UNLIMITED", "INFINITE"})
 
 
 def read_site(answers: Answers, *, user: str, groups: Collection[str], today: str) -> ClusterFacts:
-    """Return the facts about a cluster.
-
-    Args:
-        answers: the output of Slurm's commands.
-        user: the user who runs them.
-        groups: the names of the user's groups.
-        today: the date as text.
-    """
+    """Return the facts about a cluster."""
     config = read_config(answers.config)
     partitions = dict(_partitions(answers, config))
     asked_for = {group for partition in partitions.values() for group in partition.allow_groups or ()}

@@ -46,13 +46,7 @@ _ASKED = "as requested"
 
 
 def choose(facts: ClusterFacts, *, partition: str | None, account: str | None, qos: str | None) -> Choice:
-    """Choose the default settings of a new profile.
-
-    Args:
-        facts: the facts about the cluster.
-        partition: the user's choice; None if there is none.
-        account: the user's choice; None if there is none.
-        qos: the user's choice; None if there is none.
+    """Choose the default settings of a new profile; None = the user has made no choice.
 
     Raises:
         UnknownChoiceError: the cluster does not have a choice of the user.
@@ -390,12 +384,6 @@ def first_job(file: str, profile: str, facts: ClusterFacts, *, runs_in: str | No
     """Return the text of a job file that runs on a cluster with its profile.
 
     It trains a ResNet-18 on handwritten digits on CPUs, which needs neither a GPU nor a download.
-
-    Args:
-        file: its own path, for the commands in its comments.
-        profile: the profile's name.
-        facts: the facts about the cluster.
-        runs_in: the partition of jobs with the profile, if there is one.
     """
     partition = facts.partitions.get(runs_in or "")
     kinds = partition.kinds if partition is not None else ()

@@ -78,12 +78,7 @@ def _is_about(facts: ClusterFacts, environment: Mapping[str, str]) -> bool:
 
 
 def broken_site_rules(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield the requests of a job that Slurm would reject, or that would keep it pending forever.
-
-    Args:
-        spec: the job.
-        facts: the facts about the cluster; what is unknown is not checked.
-    """
+    """Yield the requests of a job that Slurm would reject or keep pending forever; unknown facts are not checked."""
     if "clusters" in spec.resources.sbatch:
         return  # The job goes to another cluster than that of the facts.
     yield from _accounts(spec, facts)
@@ -298,13 +293,7 @@ class Need:
     instead: Callable[[JobSpec, float], str]
 
     def sentence(self, spec: JobSpec, partitions: Mapping[str, Partition], elsewhere: str) -> str:
-        """Return the message for a job that requests more than any node has.
-
-        Args:
-            spec: the job.
-            partitions: the partitions that it names.
-            elsewhere: other partitions that have enough, in words; empty for none.
-        """
+        """Return the message for a job that requests more than any node has."""
         most = max(self.stock(kind, spec) for one in partitions.values() for kind in one.kinds)
         where = f"partition {' or '.join(partitions)}"
         has = f"a node of {where} has {self.unit(most, spec)} at most" if most else f"the nodes of {where} have none"

@@ -25,10 +25,8 @@ class DdpDiagnosis:
     """Result of ``hpcddp doctor ddp``.
 
     Args:
-        comparison: the compared job.
         steps: number of compared optimizer steps.
         gradient_error: the largest relative error of a parameter's gradient; None if no step was made.
-        findings: the findings, defects first.
     """
 
     comparison: Comparison

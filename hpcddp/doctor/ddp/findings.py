@@ -40,13 +40,7 @@ class DdpFinding:
 
 
 def judge(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> list[DdpFinding]:
-    """Return all findings, defects first.
-
-    Args:
-        alone: report of the one process.
-        ranks: reports of the W ranks, by rank.
-        comparison: the compared job.
-    """
+    """Return all findings, defects first."""
     judges = (_initialisation, _unused, _noise, _samples, _gradients, _drift, _buffers, _batch_norm)
     found = [finding for find in judges for finding in find(alone, ranks, comparison)]
     if any(finding.kind in _CAUSES_OF_GRADIENTS for finding in found):
@@ -55,12 +49,7 @@ def judge(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> lis
 
 
 def failure(errors: Sequence[Mapping[str, Any]], comparison: Comparison) -> DdpFinding:
-    """Return the finding about ranks that failed although one process did not.
-
-    Args:
-        errors: the ``error`` of each failed rank.
-        comparison: the compared job.
-    """
+    """Return the finding about ranks that failed although one process did not."""
     first = min(errors, key=lambda error: float(error["time"]))
     unused = "no gradient reached" in first["message"]
     return DdpFinding(

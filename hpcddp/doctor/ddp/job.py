@@ -36,11 +36,9 @@ class Comparison:
     """The compared job and its sizes.
 
     Args:
-        job: the user's job.
         world_size: W >= 2, ranks that are compared with one process.
         global_batch_size: B, samples (or groups) of a step.
         grad_accum_steps: A, micro-steps of each rank; the one process makes one micro-step.
-        precision: the precision of both.
     """
 
     job: JobSpec
@@ -162,9 +160,7 @@ class Place:
     """Settings of the processes of a comparison.
 
     Args:
-        python: path of the interpreter.
         directory: the working directory, and the first entry of ``sys.path``.
-        environment: environment variables of the processes.
         scratch: a directory for this comparison only.
         steps: K, optimizer steps to make.
         timeout_s: timeout for a group of ranks, in seconds.
@@ -182,12 +178,6 @@ class Place:
 
 def run_ranks(place: Place, name: str, document: str, world_size: int) -> list[Report]:
     """Run ``world_size`` ranks to their end and return their reports; a failed rank reports its ``error``.
-
-    Args:
-        place: settings of the processes.
-        name: name of this group of ranks, one word.
-        document: the resolved job.
-        world_size: number of ranks.
 
     Raises:
         ComparisonError: the ranks took too long, or cannot be started.
@@ -216,12 +206,7 @@ def run_ranks(place: Place, name: str, document: str, world_size: int) -> list[R
 
 
 def rank_envs(world_size: int, nodes: int) -> Iterator[RankEnv]:
-    """Yield the environment of each rank: a task of a Slurm job whose tasks are divided evenly over the nodes.
-
-    Args:
-        world_size: number of ranks.
-        nodes: 1 to ``world_size``.
-    """
+    """Yield the environment of each rank: a task of a Slurm job whose tasks are divided evenly over the nodes."""
     tasks_per_node = divide(world_size, nodes)
     places = [(node, local) for node, tasks in enumerate(tasks_per_node) for local in range(tasks)]
     for rank, (node_rank, local_rank) in enumerate(places):

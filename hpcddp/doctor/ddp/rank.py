@@ -169,10 +169,6 @@ def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[
 def verdict_on_loss(train: Train, classes: int) -> Verdict | None:
     """Return the verdict on the user's loss; a loss per sample is judged by its mean.
 
-    Args:
-        train: the job's training.
-        classes: K.
-
     Returns:
         None if there is no verdict: the job has no loss of its own, the loss uses a helper, or it cannot be run on
         random logits.

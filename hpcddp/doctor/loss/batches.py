@@ -172,13 +172,7 @@ def _split(name: str, sizes: Sequence[int], g: Generator | None) -> Split:
 
 
 def random_splits(samples: int, world_size: int, seed: int) -> list[Split]:
-    """Return uneven splits, in order and permuted, over 2 to ``world_size`` ranks.
-
-    Args:
-        samples: n.
-        world_size: W <= n.
-        seed: seed of the splits.
-    """
+    """Return uneven splits, in order and permuted, over 2 to ``world_size`` ranks."""
     g = Generator().manual_seed(seed)
     splits = []
     for number in range(_RANDOM_SPLITS):

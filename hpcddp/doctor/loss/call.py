@@ -32,10 +32,8 @@ class Evaluation:
     """Value and gradients of a loss on a batch.
 
     Args:
-        value: the value of the loss.
         gradients: with respect to every output, float64, rows as in the batch; complex numbers as pairs.
         parameter_gradients: with respect to the loss's own parameters.
-        dtype: dtype of the returned loss.
         changed: whether the loss changed its arguments in place.
     """
 
@@ -54,22 +52,13 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """The user's loss, ready to be called.
-
-    Args:
-        name: as the user wrote it.
-        function: the loss.
-    """
+    """The user's loss, ready to be called."""
 
     name: str
     function: Callable[..., Any]
 
     def evaluate(self, batch: Batch, *, seed: int = _SEED) -> Evaluation:
         """Call the loss on copies of a batch and differentiate it.
-
-        Args:
-            batch: the arguments.
-            seed: seed of torch's generator during the call.
 
         Raises:
             UnusableError: the loss raises, or does not return a scalar with a gradient.
@@ -166,10 +155,6 @@ def _scalar(name: str, loss: object) -> Tensor:
 
 def load_object(name: str, *, what: str) -> object:
     """Import ``module:name``.
-
-    Args:
-        name: the module's dotted name, a colon, a dotted name in it.
-        what: description for the message, such as ``a loss``.
 
     Raises:
         DoctorError: the name is malformed, or cannot be imported.

@@ -33,9 +33,7 @@ class Diagnosis:
     """Result of ``hpcddp doctor loss``.
 
     Args:
-        loss: the name that the user wrote.
         finding: the finding that decides.
-        world_size: W.
         repair: what makes the loss exact; None if it is exact.
         notes: further observations, one sentence each.
     """
@@ -182,12 +180,7 @@ _MOST_REASONS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The judgements of a loss on batches of one kind.
-
-    Args:
-        data: description of the kind.
-        judgements: one for each batch.
-    """
+    """The judgements of a loss on batches of one kind."""
 
     data: str
     batches: tuple[Batch, ...]
@@ -278,12 +271,7 @@ class _Trial:
         return finding, notes[:1]
 
     def _with_other_labels(self, kind: Kind, finding: Finding) -> tuple[Finding, list[str]]:
-        """Return the finding that decides if some classes have weights, or some labels are ignored.
-
-        Args:
-            kind: a kind with labels.
-            finding: the finding on random classes, with the verdict MEAN.
-        """
+        """Return the finding that decides if some classes have weights, or some labels are ignored."""
         every = self._judge(kind.with_every_class(self._samples), f"{kind.name}, every one of them")
         if every is not None and every.judgement.verdict is not Verdict.MEAN:
             return every, []

@@ -63,7 +63,6 @@ class Ddp:
     Args:
         deviation: of value and gradient.
         ratio: norm of the gradient divided by the norm of the correct one.
-        cosine: cosine of the angle between the two gradients.
     """
 
     deviation: Deviation
@@ -78,7 +77,6 @@ class Judgement:
     Args:
         deviations: from the weighted mean of the shares, by kind of split; ``order`` is the whole batch permuted.
         ddp: the result of plain DDP at the user's world size.
-        dtype: dtype of the loss.
         changes_arguments: whether the loss changes its arguments in place.
         bad_share: samples of a share on which the loss is not finite; None if it is finite on all.
     """
