@@ -39,6 +39,14 @@ class DdpFinding:
     way_out: str
 
 
+def _defect(kind: str, sentence: str, way_out: str) -> DdpFinding:
+    return DdpFinding(kind=kind, severity="defect", sentence=sentence, way_out=way_out)
+
+
+def _note(kind: str, sentence: str, way_out: str = "") -> DdpFinding:
+    return DdpFinding(kind=kind, severity="note", sentence=sentence, way_out=way_out)
+
+
 def judge(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> list[DdpFinding]:
     """Return all findings, defects first."""
     judges = (_initialisation, _unused, _noise, _samples, _gradients, _drift, _buffers, _batch_norm)
@@ -52,11 +60,10 @@ def failure(errors: Sequence[Mapping[str, Any]], comparison: Comparison) -> DdpF
     """Return the finding about ranks that failed although one process did not."""
     first = min(errors, key=lambda error: float(error["time"]))
     unused = "no gradient reached" in first["message"]
-    return DdpFinding(
-        kind="unused_parameters" if unused else "fails_on_ranks",
-        severity="defect",
-        sentence=f"One process trains, and {comparison.world_size} ranks do not: {first['message']}.",
-        way_out="" if unused else "See where the model or the data use the rank or the number of ranks.",
+    return _defect(
+        "unused_parameters" if unused else "fails_on_ranks",
+        f"One process trains, and {comparison.world_size} ranks do not: {first['message']}.",
+        "" if unused else "See where the model or the data use the rank or the number of ranks.",
     )
 
 
@@ -68,19 +75,17 @@ def worst_error(ranks: Sequence[Report]) -> float | None:
 
 def _initialisation(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
     if name := _first_difference(alone["initial"], ranks[0]["initial"]):
-        yield DdpFinding(
-            kind="initialisation_by_world_size",
-            severity="defect",
-            sentence=f"The initial value of {name} differs between {comparison.world_size} ranks and one process.",
-            way_out="Initialise parameters with torch's generator only, which is seeded, and without the rank.",
+        yield _defect(
+            "initialisation_by_world_size",
+            f"The initial value of {name} differs between {comparison.world_size} ranks and one process.",
+            "Initialise parameters with torch's generator only, which is seeded, and without the rank.",
         )
     for report in ranks[1:]:
         if name := _first_difference(ranks[0]["initial"], report["initial"]):
-            yield DdpFinding(
-                kind="initialisation_by_rank",
-                severity="note",
-                sentence=f"The initial value of {name} on rank {report['rank']} is not that of rank 0.",
-                way_out="DDP copies parameters and buffers of rank 0, and nothing else: no random number of the "
+            yield _note(
+                "initialisation_by_rank",
+                f"The initial value of {name} on rank {report['rank']} is not that of rank 0.",
+                "DDP copies parameters and buffers of rank 0, and nothing else: no random number of the "
                 "model may depend on the rank.",
             )
             return
@@ -103,41 +108,36 @@ def _unused(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpF
             )
             return
     if ranks[0]["unused"]:
-        yield DdpFinding(
-            kind="unused_parameters",
-            severity="note",
-            sentence=f"No gradient reaches {_named(ranks[0]['unused'])}, on any rank; DDP searches for such parameters "
+        yield _note(
+            "unused_parameters",
+            f"No gradient reaches {_named(ranks[0]['unused'])}, on any rank; DDP searches for such parameters "
             "in every step.",
-            way_out="Leave them out, or set requires_grad to False.",
+            "Leave them out, or set requires_grad to False.",
         )
 
 
 def _noise(_: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
     noise = ranks[0]["noise"]
     if not noise["repeats"]:
-        yield DdpFinding(
-            kind="unseeded_noise",
-            severity="note",
-            sentence="The model draws random numbers that torch's seed does not determine: a rerun draws others.",
-            way_out="Draw from torch's default generator, which hpcddp seeds with seed, step and rank.",
+        yield _note(
+            "unseeded_noise",
+            "The model draws random numbers that torch's seed does not determine: a rerun draws others.",
+            "Draw from torch's default generator, which hpcddp seeds with seed, step and rank.",
         )
     if not noise["random"]:
         return
     different = (len({report["noise"][trace] for report in ranks}) for trace in ("masks", "generator"))
     if min(different) < len(ranks):
-        yield DdpFinding(
-            kind="same_masks",
-            severity="defect",
-            sentence="Ranks draw the same random numbers in the forward: their dropout masks do not differ.",
-            way_out="Do not seed torch in the model, and use no generator of its own: hpcddp seeds torch's with "
+        yield _defect(
+            "same_masks",
+            "Ranks draw the same random numbers in the forward: their dropout masks do not differ.",
+            "Do not seed torch in the model, and use no generator of its own: hpcddp seeds torch's with "
             "seed, step and rank.",
         )
     else:
-        yield DdpFinding(
-            kind="dropout",
-            severity="note",
-            sentence="Dropout masks differ between ranks, as they should; dropout was off during the comparison.",
-            way_out="",
+        yield _note(
+            "dropout",
+            "Dropout masks differ between ranks, as they should; dropout was off during the comparison.",
         )
     if not noise["quiet"]:
         yield DdpFinding(
@@ -160,12 +160,11 @@ def _samples(alone: Report, ranks: Sequence[Report], _: Comparison) -> Iterator[
         else:
             different = sum(one != other for one, other in zip(step["samples"], others, strict=True))
         if different:
-            yield DdpFinding(
-                kind="other_samples",
-                severity="defect",
-                sentence=f"{different} of {len(step['samples'])} samples of step {number + 1} are not those of one "
+            yield _defect(
+                "other_samples",
+                f"{different} of {len(step['samples'])} samples of step {number + 1} are not those of one "
                 "process: the data set returns other samples on other ranks.",
-                way_out="A sample must depend on its index only: do not shuffle, shard or draw by rank in a data set.",
+                "A sample must depend on its index only: do not shuffle, shard or draw by rank in a data set.",
             )
             return
 
@@ -183,19 +182,16 @@ def _gradients(alone: Report, ranks: Sequence[Report], comparison: Comparison) -
         return
     if _steps_of(ranks[0]) and (declaration := _declaration(alone, comparison)) is not None:
         kind, sentence, way_out = declaration
-        yield DdpFinding(
-            kind=kind,
-            severity="defect",
-            sentence=f"{sentence} on random outputs and labels, though the samples of these steps do not show it.",
-            way_out=way_out,
+        yield _defect(
+            kind,
+            f"{sentence} on random outputs and labels, though the samples of these steps do not show it.",
+            way_out,
         )
     error = worst_error(ranks)
     if error is not None and error > exact and not noisy:
-        yield DdpFinding(
-            kind="single_precision",
-            severity="note",
-            sentence=f"Gradients differ by {error:.0e}: a part of the model computes in single precision.",
-            way_out="",
+        yield _note(
+            "single_precision",
+            f"Gradients differ by {error:.0e}: a part of the model computes in single precision.",
         )
 
 
@@ -214,20 +210,18 @@ def _causes(
     large = [name for name in wrong if _is_multiple(gradients[name], ranks, comparison)]
     rest = [name for name in wrong if name not in small and name not in large]
     if small:
-        yield DdpFinding(
-            kind="gradient_divided",
-            severity="defect",
-            sentence=f"The gradient of {_named(small)} is {1 / ranks:.3g} of the right one at {ranks} ranks: it is "
+        yield _defect(
+            "gradient_divided",
+            f"The gradient of {_named(small)} is {1 / ranks:.3g} of the right one at {ranks} ranks: it is "
             "divided by the number of ranks twice, as behind a gather without gradient.",
-            way_out="Gather with hpcddp.gather_with_grad, and do not divide by the number of ranks: DDP does.",
+            "Gather with hpcddp.gather_with_grad, and do not divide by the number of ranks: DDP does.",
         )
     if large:
-        yield DdpFinding(
-            kind="gradient_multiplied",
-            severity="defect",
-            sentence=f"The gradient of {_named(large)} is {ranks} times the right one at {ranks} ranks: it is scaled "
+        yield _defect(
+            "gradient_multiplied",
+            f"The gradient of {_named(large)} is {ranks} times the right one at {ranks} ranks: it is scaled "
             "by the number of ranks twice.",
-            way_out="Do not multiply by the number of ranks, nor sum gradients that DDP averages already.",
+            "Do not multiply by the number of ranks, nor sum gradients that DDP averages already.",
         )
     if rest:
         yield _other_cause(step, gradients, {name: wrong[name] for name in rest}, alone)
@@ -238,12 +232,10 @@ def _loss_finding(step: int, wrong: Mapping[str, float], alone: Report, comparis
     if (declaration := _declaration(alone, comparison)) is None:
         return None
     kind, sentence, way_out = declaration
-    return DdpFinding(
-        kind=kind,
-        severity="defect",
-        sentence=f"{sentence}: the gradient of {_worst_first(wrong)} is off by {percent(_worst(wrong))} in step "
-        f"{step + 1}.",
-        way_out=way_out,
+    return _defect(
+        kind,
+        f"{sentence}: the gradient of {_worst_first(wrong)} is off by {percent(_worst(wrong))} in step {step + 1}.",
+        way_out,
     )
 
 
@@ -272,21 +264,18 @@ def _other_cause(
     seen = f"The gradient of {_worst_first(wrong)}"
     seen += f" is off by {percent(wrong[worst])} in step {step + 1}"
     if alone["noise"]["mixes"] and not alone["batch_norm"]["sync"]:
-        return DdpFinding(
-            kind="samples_mixed",
-            severity="defect",
-            sentence=f"{seen}: the output for a sample depends on the samples beside it, and a rank sees its own "
-            "samples only.",
-            way_out="Take statistics per sample (LayerNorm, GroupNorm), or over all ranks (train.batch_norm: sync; "
+        return _defect(
+            "samples_mixed",
+            f"{seen}: the output for a sample depends on the samples beside it, and a rank sees its own samples only.",
+            "Take statistics per sample (LayerNorm, GroupNorm), or over all ranks (train.batch_norm: sync; "
             "others of your own with hpcddp.gather_with_grad).",
         )
     ratio = gradients[worst]["ratio"]
     length = "" if math.isnan(ratio) else f"; its component along the right one is {ratio:.4g} times as long"
-    return DdpFinding(
-        kind="gradient",
-        severity="defect",
-        sentence=f"{seen}{length}.",
-        way_out="Look in the model for what depends on the rank, the number of ranks or the size of a micro-batch.",
+    return _defect(
+        "gradient",
+        f"{seen}{length}.",
+        "Look in the model for what depends on the rank, the number of ranks or the size of a micro-batch.",
     )
 
 
@@ -294,12 +283,11 @@ def _drift(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpFi
     for number, step in enumerate(_steps_of(ranks[0])):
         for report in ranks[1:]:
             if name := _first_difference(step["parameters"], _steps_of(report)[number]["parameters"]):
-                yield DdpFinding(
-                    kind="drift",
-                    severity="defect",
-                    sentence=f"After step {number + 1} parameter {name} on rank {report['rank']} is not that of rank "
+                yield _defect(
+                    "drift",
+                    f"After step {number + 1} parameter {name} on rank {report['rank']} is not that of rank "
                     "0: the replicas diverge.",
-                    way_out="Only the optimizer may change parameters, and nothing in it may depend on the rank.",
+                    "Only the optimizer may change parameters, and nothing in it may depend on the rank.",
                 )
                 return
 
@@ -308,12 +296,11 @@ def _buffers(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[Ddp
     for report in ranks[1:]:
         for first, other in zip(_steps_of(ranks[0]), _steps_of(report), strict=True):
             if name := _first_difference(first["buffers"], other["buffers"]):
-                yield DdpFinding(
-                    kind="buffers",
-                    severity="note",
-                    sentence=f"Buffer {name} on rank {report['rank']} is not that of rank 0; evaluations and "
+                yield _note(
+                    "buffers",
+                    f"Buffer {name} on rank {report['rank']} is not that of rank 0; evaluations and "
                     "checkpoints take rank 0's.",
-                    way_out="All-reduce the sums that the model takes over samples.",
+                    "All-reduce the sums that the model takes over samples.",
                 )
                 return
 
@@ -324,13 +311,12 @@ def _batch_norm(alone: Report, ranks: Sequence[Report], comparison: Comparison) 
         return
     smallest = min(comparison.plan.micro_batch_sizes(comparison.global_batch_size))
     error = max(_errors_of(live["steps"][0]).values(), default=0.0)
-    yield DdpFinding(
-        kind="ghost_batch_norm",
-        severity="note",
-        sentence=f"BatchNorm ({layers} layer{'s' if layers > 1 else ''}) takes its statistics over micro-batches of "
+    yield _note(
+        "ghost_batch_norm",
+        f"BatchNorm ({layers} layer{'s' if layers > 1 else ''}) takes its statistics over micro-batches of "
         f"{smallest} samples or more, and one process over {comparison.global_batch_size}: that alone changes "
         f"gradients by {percent(error)}.",
-        way_out="Its statistics were fixed for the comparison. For statistics over all ranks: train.batch_norm: sync.",
+        "Its statistics were fixed for the comparison. For statistics over all ranks: train.batch_norm: sync.",
     )
 
 
