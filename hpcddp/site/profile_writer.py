@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.cluster import FACTS, ClusterFacts, NodeKind, Partition
-from hpcddp.jobfile.names import nearest
+from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.profiles import DEFAULT_PROFILE
 from hpcddp.jobfile.units import HOUR, MINUTE, TimeLimit, UnitError
 from hpcddp.jobfile.write import quote
