@@ -53,7 +53,7 @@ def read_sweep(axes: list[str] | None, file: Path | None, max_parallel: int | No
     """Return the fields of the job that the options about a sweep set."""
     if not axes and file is None and max_parallel is None:
         return ()
-    from hpcddp.jobfile.sweep_options import sweep_overrides
+    from hpcddp.jobfile.overrides import sweep_overrides
 
     return sweep_overrides(axes or (), file, max_parallel)
 

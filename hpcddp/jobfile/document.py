@@ -26,6 +26,11 @@ def dotted(path: Path) -> str:
     return ".".join(path)
 
 
+def path_of(key: str) -> Path:
+    """Return a key path as its parts: ``("train", "model")``."""
+    return tuple(key.split("."))
+
+
 class DocumentError(ValueError):
     """A text is not a valid document.
 

@@ -147,5 +147,7 @@ class Environment(Section):
         return self.python if self.venv is None else f"{self.venv}/bin/python"
 
 
+VARIABLES = ("environment", "env")
+"""The key path of the environment variables."""
 ACTIVATED = ("conda", "venv", "uv")
 """The fields that include an interpreter."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any
@@ -297,3 +297,58 @@ EveryField = Annotated[
         }
     ),
 ]
+
+
+LARGEST_SWEEP = 100_000
+"""The most elements of a sweep. Above Slurm's limit (MaxArraySize) a sweep becomes several arrays."""
+
+Grid = Mapping[str, tuple[Any, ...]]
+Listed = tuple[Mapping[str, Any], ...]
+
+_RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})", re.ASCII)
+
+
+def expand_ranges(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield values, with the numbers of each range: ``0..4`` is 0, 1, 2, 3, 4.
+
+    A range that is empty, or longer than ``LARGEST_SWEEP``, is not expanded.
+    """
+    for value in values:
+        match = _RANGE.fullmatch(value) if isinstance(value, str) else None
+        first, last = (int(match[1]), int(match[2])) if match else (0, -1)
+        if first <= last < first + LARGEST_SWEEP:
+            yield from range(first, last + 1)
+        else:
+            yield value
+
+
+def unexpanded_range(values: Iterable[Any]) -> str | None:
+    """Return a range that ``expand_ranges`` did not expand, or None."""
+    return next((value for value in values if isinstance(value, str) and _RANGE.fullmatch(value)), None)
+
+
+def _sweep(value: object) -> Grid | Listed | None:
+    """Return a sweep as a grid or a list of elements; ``hpcddp.jobfile.sweep`` checks keys and values."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {
+            str(key): tuple(expand_ranges(values if isinstance(values, list | tuple) else [values]))
+            for key, values in value.items()
+        }
+    if isinstance(value, list | tuple) and all(isinstance(element, Mapping) for element in value):
+        return tuple({str(key): entry for key, entry in element.items()} for element in value)
+    raise refusal(
+        "a sweep is a mapping from key paths to lists of values, or a list of mappings",
+        "write for example {train.seed: [0, 1, 2]}",
+    )
+
+
+SweepField = Annotated[
+    Any,
+    PlainValidator(_sweep),
+    WithJsonSchema(
+        {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+    ),
+]
+"""A grid (key paths with lists of values), a list of elements, or null."""

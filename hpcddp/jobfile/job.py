@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.environment import Environment
-from hpcddp.jobfile.fields import FunctionReference, Line, Name, ProfileName, Section, Text
+from hpcddp.jobfile.fields import FunctionReference, Line, Name, ProfileName, Section, SweepField, Text
 from hpcddp.jobfile.resources import Resources
 from hpcddp.jobfile.sections import (
     Batch,
@@ -20,7 +20,6 @@ from hpcddp.jobfile.sections import (
     Trackers,
     Train,
 )
-from hpcddp.jobfile.sweep import SweepField
 
 
 class JobSpec(Section):

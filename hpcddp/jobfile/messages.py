@@ -38,6 +38,11 @@ _HIDDEN = object()
 LONGEST_EXAMPLE = 39
 
 
+def error_path(error: ErrorDetails) -> Path:
+    """Return the key path of a validation error."""
+    return tuple(str(part) for part in error["loc"] if part != "[key]")
+
+
 def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
     """Return the message for one validation error.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
@@ -15,7 +15,6 @@ from hpcddp.jobfile.batch_rules import (
 )
 from hpcddp.jobfile.document import Path
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
-from hpcddp.jobfile.field_tree import find_place
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.names import nearest
 from hpcddp.jobfile.sections import Requeue
@@ -30,44 +29,28 @@ class Rule:
     """One rule between fields.
 
     Args:
-        reads: the key paths that it reads; the rule is skipped where one of them is wrong already. A section that may
-            be null, such as ``train``, means only whether it is given.
+        reads: the key paths that it reads; the rule is skipped where one of them is wrong already.
         find: yields the errors.
     """
 
     reads: tuple[str, ...]
     find: Callable[[JobSpec], Iterator[Finding]]
 
-    def depends_on(self, key: str) -> bool:
-        """Return whether the result depends on the value of a field."""
-        return any(_decides(key, read) for read in self.reads)
 
-
-def broken_rules(spec: JobSpec, wrong: Iterable[Path] = (), swept: Collection[str] = ()) -> Iterator[Finding]:
+def broken_rules(spec: JobSpec, wrong: Iterable[Path] = ()) -> Iterator[Finding]:
     """Yield the errors of all rules.
 
     Args:
         spec: a job whose fields fit their types.
         wrong: key paths whose values were replaced because they are wrong already.
-        swept: key paths that a sweep sets for every element; rules that depend on them are skipped.
     """
-    faulty = {".".join(path) for path in wrong}
+    faulty = [".".join(path) for path in wrong]
     for rule in RULES:
-        if not any(touches(read, fault) for read in rule.reads for fault in faulty) and not any(
-            rule.depends_on(key) for key in swept
-        ):
+        if not any(_touches(read, fault) for read in rule.reads for fault in faulty):
             yield from rule.find(spec)
 
 
-def _decides(key: str, read: str) -> bool:
-    """Return whether a field is a key path that a rule reads, or a part of one that affects the rule."""
-    if not key.startswith(f"{read}."):
-        return touches(read, key)
-    place = find_place(tuple(read.split(".")))
-    return place is None or place.section is None or not place.nullable
-
-
-def touches(one: str, other: str) -> bool:
+def _touches(one: str, other: str) -> bool:
     """Return whether two key paths are equal, or one is a part of the other."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 

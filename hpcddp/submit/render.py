@@ -9,14 +9,13 @@ from itertools import count
 from typing import Any
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.document import Path, dotted
-from hpcddp.jobfile.environment import Mount
+from hpcddp.jobfile.document import Path, dotted, path_of
+from hpcddp.jobfile.environment import VARIABLES, Mount
 from hpcddp.jobfile.field_tree import leaf_paths
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.rules import data_mount_of
 from hpcddp.jobfile.sweep import SweepTable
-from hpcddp.jobfile.sweep_fields import ENVIRONMENT, path_of
 from hpcddp.slurm.directives import Directive, directives_for
 from hpcddp.slurm.grammar import refuse_unwritable
 from hpcddp.submit import template as templating
@@ -152,7 +151,7 @@ def swept_variables(table: SweepTable) -> dict[str, SweptVariable]:
     """Return the environment variables that a sweep sets, by name."""
     found: dict[str, SweptVariable] = {}
     for key in table.keys:
-        if path_of(key)[: len(ENVIRONMENT)] == ENVIRONMENT:
+        if path_of(key)[: len(VARIABLES)] == VARIABLES:
             listed = tuple(table.element(index)[key] for index in range(len(table)))
             values, stride = (table.values[key], table.stride(key)) if table.is_grid else (listed, 1)
             found[path_of(key)[-1]] = SweptVariable(values=values, stride=stride, count=len(values))

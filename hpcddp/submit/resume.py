@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.jobfile.sweep_fields import element_spec
+from hpcddp.jobfile.sweep import element_spec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event

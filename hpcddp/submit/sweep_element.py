@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.sweep import tabulate
-from hpcddp.jobfile.sweep_fields import element_spec
+from hpcddp.jobfile.sweep import element_spec, tabulate
 from hpcddp.jobfile.write import dump_job, parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_bytes, write_text

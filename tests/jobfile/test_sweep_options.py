@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import ResolvedJob, load_job
-from hpcddp.jobfile.sweep_options import sweep_overrides
 from tests.jobfile.conftest import GOOD
 
 

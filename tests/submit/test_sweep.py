@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
-from hpcddp.jobfile.sweep_options import sweep_overrides
 from hpcddp.run.sweep import Chunk, read_sweep
 from hpcddp.submit.checks.obstacle import SubmissionError
 from hpcddp.submit.submit import prepare

@@ -6,8 +6,7 @@ import shlex
 from dataclasses import replace
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.sweep import SweepTable, as_text, assignment
-from hpcddp.jobfile.sweep_fields import element_spec
+from hpcddp.jobfile.sweep import SweepTable, as_text, assignment, element_spec
 from hpcddp.submit.checks.job import CHECKS, CHECKS_OF_ELEMENT, check_submittable
 from hpcddp.submit.checks.obstacle import SubmissionError
 from hpcddp.submit.request import SubmitRequest
