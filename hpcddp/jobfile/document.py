@@ -10,10 +10,13 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from hpcddp.jobfile.problems import Problem, nearest
 
 Event: TypeAlias = Any
 """An event of ruamel.yaml, whose classes have no types for their attributes."""
@@ -43,6 +46,62 @@ class DocumentError(ValueError):
     def __init__(self, sentence: str, *, line: int | None = None, path: Path = ()) -> None:
         super().__init__(sentence)
         self.sentence, self.line, self.path = sentence, line, path
+
+
+LARGEST_BYTES = 1_000_000
+
+# Characters that YAML 1.2 and TOML both forbid (YAML 1.2.2, rule c-printable).
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
+
+
+def read_text(path: FilePath) -> str | Problem:
+    """Return the text of a file of at most 1 MB, or the problem with it."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        return Problem(file=str(path), sentence=_unreadable(path, error))
+    if len(content) > LARGEST_BYTES:
+        return Problem(file=str(path), sentence="is larger than 1 MB; a job file is a short text: check the path")
+    if b"\0" in content:
+        return Problem(file=str(path), sentence="holds NUL bytes, so it is no text file; check the path")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        sentence = f"is not UTF-8 (byte 0x{content[error.start]:02x}); save it as UTF-8"
+        return Problem(file=str(path), line=line, sentence=sentence)
+    control = _CONTROL.search(text)
+    if control is not None:
+        line = text.count("\n", 0, control.start()) + 1
+        sentence = f"holds the control character U+{ord(control[0]):04X}; remove it"
+        return Problem(file=str(path), line=line, sentence=sentence)
+    return text
+
+
+def _unreadable(path: FilePath, error: OSError | ValueError) -> str:
+    match error:
+        case FileNotFoundError():
+            near = neighbour(path)
+            return f"does not exist; {f'did you mean {near}?' if near else 'check the path'}"
+        case IsADirectoryError():
+            return "is a directory; name a file in it"
+        case PermissionError():
+            return "cannot be read by you; change its permissions"
+        case OSError():
+            return f"cannot be read ({error.strerror}); check the path"
+        case _:
+            return f"is no path ({error}); check it"
+
+
+def neighbour(path: FilePath) -> FilePath | None:
+    """Return the file in the same directory and with the same suffix that was most likely meant, or None."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix == path.suffix]
+    except (OSError, ValueError):
+        return None
+    near = nearest(path.name, names)
+    return path.parent / near if near else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +195,7 @@ class _Builder:
             return str(event.value)
         try:
             value = read_scalar(event.value)
-        except ScalarError as error:
+        except DocumentError as error:
             self._fault(str(error), event, path)
             return None
         if not isinstance(value, str):
@@ -225,26 +284,22 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.A
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
-class ScalarError(ValueError):
-    """A scalar has no valid value in a job file; the message is the middle of a sentence."""
-
-
 def read_scalar(text: str) -> bool | int | float | str | None:
     """Return the value of an unquoted scalar: ``on`` and ``no`` are texts, ``1e-3`` is a float, ``010`` is 10.
 
     Raises:
-        ScalarError: it is infinite, not a number, or too long for a number.
+        DocumentError: it is infinite, not a number, or too long for a number.
     """
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
         return text.lower() == "true"
     if _NOT_FINITE.fullmatch(text):
-        raise ScalarError("is not a finite number, and no field takes one; write a number")
+        raise DocumentError("is not a finite number, and no field takes one; write a number")
     if not (_INTEGER.fullmatch(text) or _FLOAT.fullmatch(text)):
         return text
     if len(text) > LONGEST_NUMBER:
-        raise ScalarError(f"is a number of {len(text)} characters; quote it if it is a text")
+        raise DocumentError(f"is a number of {len(text)} characters; quote it if it is a text")
     return _read_number(text)
 
 
@@ -253,5 +308,5 @@ def _read_number(text: str) -> int | float:
         return int(text, 0) if text[:2] in {"0o", "0x"} else int(text)
     number = float(text)
     if not math.isfinite(number):
-        raise ScalarError("is too large for a number; quote it if it is a text")
+        raise DocumentError("is too large for a number; quote it if it is a text")
     return number

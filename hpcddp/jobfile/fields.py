@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.resources import files
 from typing import Annotated, Any
 
 from pydantic import (
@@ -21,12 +22,16 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from hpcddp.jobfile.names import nearest, torchvision_models
+from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.units import DURATION_FORMS, TIME_FORMS, TimeLimit, UnitError, format_duration, parse_duration
 
 REFUSED = "refused"
 DATASETS = ("digits", "cifar10", "imagefolder", "synthetic")
 LISTED_NAMES = 8
+# A table, because the list in torchvision itself would load torch.
+_TABLE = files("hpcddp.jobfile").joinpath("torchvision_models.txt").read_text(encoding="utf-8")
+TORCHVISION_MODELS = tuple(line for line in _TABLE.splitlines() if line and not line.startswith("#"))
+"""The names of torchvision's classification models, sorted."""
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 PROFILE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 VARIABLE_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -136,8 +141,8 @@ FunctionReference = Annotated[str, AfterValidator(_function_reference)]
 def _model_name(text: str) -> str:
     if ":" in text:
         return _function_reference(text)
-    if text not in torchvision_models():
-        raise refusal("torchvision has no classification model of that name", _known(text, torchvision_models()))
+    if text not in TORCHVISION_MODELS:
+        raise refusal("torchvision has no classification model of that name", _known(text, TORCHVISION_MODELS))
     return text
 
 
@@ -161,7 +166,7 @@ def _names_or_function(names: Sequence[str]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": "^[^:]+:[^:]+$"}]})
 
 
-ModelName = Annotated[str, AfterValidator(_model_name), _names_or_function(torchvision_models())]
+ModelName = Annotated[str, AfterValidator(_model_name), _names_or_function(TORCHVISION_MODELS)]
 DatasetName = Annotated[str, AfterValidator(_dataset_name), _names_or_function(DATASETS)]
 
 

@@ -11,10 +11,9 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from hpcddp.jobfile.document import Path, dotted
-from hpcddp.jobfile.field_tree import field_paths, find_place
 from hpcddp.jobfile.fields import REFUSED
-from hpcddp.jobfile.names import nearest
-from hpcddp.jobfile.problems import shown
+from hpcddp.jobfile.job import field_paths, find_place
+from hpcddp.jobfile.problems import nearest, shown
 
 Reason = tuple[str, str]
 """Why the value is wrong, and what to write instead."""

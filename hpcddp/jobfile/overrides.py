@@ -11,14 +11,21 @@ from io import StringIO
 from pathlib import Path as FilePath
 from typing import Any
 
-from hpcddp.jobfile.document import Document, DocumentError, Path, ScalarError, path_of, read_scalar, read_value
+from hpcddp.jobfile.document import (
+    Document,
+    DocumentError,
+    Path,
+    path_of,
+    read_scalar,
+    read_text,
+    read_value,
+)
 from hpcddp.jobfile.environment import VARIABLES
-from hpcddp.jobfile.field_tree import find_place
 from hpcddp.jobfile.fields import expand_ranges
+from hpcddp.jobfile.job import find_place
 from hpcddp.jobfile.merge import COMMAND_LINE, OVERRIDE, SWEEP_OPTION, Source
 from hpcddp.jobfile.messages import unknown_key
 from hpcddp.jobfile.problems import JobFileError, Problem
-from hpcddp.jobfile.text_file import read_text
 
 # Fields whose options take any text as it is: a partition may be named 010.
 _TEXTS: frozenset[Path] = frozenset(
@@ -250,5 +257,5 @@ def _read_cell(key: str, cell: str, line: int) -> object:
         return cell
     try:
         return _read_yaml(cell) if cell[0] in _OPENING else read_scalar(cell)
-    except (DocumentError, ScalarError) as error:
+    except DocumentError as error:
         raise DocumentError(f"has a cell for {key} that {error}", line=line) from None

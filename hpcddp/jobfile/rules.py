@@ -16,7 +16,7 @@ from hpcddp.jobfile.batch_rules import (
 from hpcddp.jobfile.document import Path
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.names import nearest
+from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.sections import Requeue
 from hpcddp.jobfile.units import format_duration
 

@@ -13,9 +13,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticUndefined
 
 from hpcddp.jobfile.document import Path, dotted
-from hpcddp.jobfile.field_tree import place_of
 from hpcddp.jobfile.fields import Every, Section, format_every
-from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.job import JobSpec, place_of
 from hpcddp.jobfile.units import format_duration
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

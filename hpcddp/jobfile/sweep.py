@@ -13,9 +13,8 @@ from pydantic import ValidationError
 
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES
-from hpcddp.jobfile.field_tree import find_place
 from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, unexpanded_range
-from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.job import JobSpec, find_place
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of, unknown_key
 from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.jobfile.rules import broken_rules

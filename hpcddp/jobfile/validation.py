@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hpcddp.jobfile.document import Path, dotted, path_of
-from hpcddp.jobfile.field_tree import Kind, find_place
-from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.job import JobSpec, Kind, find_place
 from hpcddp.jobfile.merge import SWEEP_OPTION, MergedValues, Source
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of
 from hpcddp.jobfile.problems import Problem

@@ -11,8 +11,7 @@ from typing import Any
 from hpcddp.errors import UserError
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES, Mount
-from hpcddp.jobfile.field_tree import leaf_paths
-from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.rules import data_mount_of
 from hpcddp.jobfile.sweep import SweepTable

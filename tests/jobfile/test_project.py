@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.jobfile.profiles import find_project_file, read_project
+from hpcddp.jobfile.profiles import SettingsError, find_project_file, read_project
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.jobfile.settings import SettingsError
 
 Load = Callable[..., ResolvedJob]
 Refuse = Callable[..., list[str]]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.jobfile.field_tree import leaf_paths
 from hpcddp.jobfile.fields import Every
+from hpcddp.jobfile.job import leaf_paths
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import ResolvedJob, load_job
 from hpcddp.jobfile.units import TimeLimit

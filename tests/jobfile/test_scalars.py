@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcddp.jobfile.document import ScalarError, read_scalar
+from hpcddp.jobfile.document import DocumentError, read_scalar
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_an_unquoted_scalar_is_what_yaml_1_2_says(text: str, value: object) -> N
     ],
 )
 def test_a_number_that_no_field_holds_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(ScalarError) as caught:
+    with pytest.raises(DocumentError) as caught:
         read_scalar(text)
     assert str(caught.value) == sentence

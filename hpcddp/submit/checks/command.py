@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.text_file import neighbour
 from hpcddp.submit.checks.obstacle import Obstacle
 from hpcddp.task.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
 
