@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from hpcddp.manage.follow import Display, JobState, Outcome, Output
-    from hpcddp.submit.submission import Submission
+    from hpcddp.submit.submit import Submission
 
 _INTERRUPTED = 130
 _LINE_EVERY_S = 10.0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hpcddp.manage.follow import Outcome
     from hpcddp.run.result import Result
     from hpcddp.submit.request import SubmitRequest
-    from hpcddp.submit.submission import Submission
+    from hpcddp.submit.submit import Submission
 
 
 class ClusterChoice(StrEnum):

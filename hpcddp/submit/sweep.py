@@ -21,8 +21,7 @@ from hpcddp.run.ownership import group_writable_warnings, identity
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, submission_environment
-from hpcddp.submit.checks.obstacle import SubmissionError
-from hpcddp.submit.request import SubmitRequest
+from hpcddp.submit.request import SubmissionError, SubmitRequest
 from hpcddp.submit.submit import make_run_directory, prepare
 from hpcddp.submit.sweep_element import PICKLE
 

@@ -22,7 +22,7 @@ from hpcddp.run.moved import holder_of, refuse_copy
 from hpcddp.run.ownership import check_run_directory, identity, make_private_directory
 from hpcddp.run.sweep import Chunk, Sweep, create_sweep, index_of, read_sweep, sweep_of
 from hpcddp.slurm.job_environment import FIRST, ArrayPlace
-from hpcddp.submit.first_plan import first_plan, write_plan
+from hpcddp.submit.request import first_plan, write_plan
 
 PICKLE = "submitted.pkl"
 """The pickle of a whole sweep, in its submitit folder: the same function for every element."""

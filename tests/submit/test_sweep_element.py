@@ -15,7 +15,7 @@ from hpcddp.run.files import write_json
 from hpcddp.run.find import NoRunError
 from hpcddp.run.sweep import Chunk, Sweep, read_sweep, sweep_of, write_sweep
 from hpcddp.slurm import commands
-from hpcddp.submit.checks.obstacle import SubmissionError
+from hpcddp.submit.request import SubmissionError
 from hpcddp.submit.resume import resume, resume_anew
 from hpcddp.submit.sweep_element import ElementError, array_of_one, find_to_resume
 from hpcddp.supervise.begin import begin
