@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import deque
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hpcddp.manage.logs import LogLine
+    from hpcddp.manage.states import State
     from hpcddp.run.directory import AttemptDirectory, RunDirectory
 
 _POLL_S = 0.5
@@ -121,7 +123,6 @@ class _Printer:
 
 
 def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int | None) -> None:
-    from hpcddp.cli.polling import Watch
     from hpcddp.manage.logs import LogFollower
 
     watch = Watch(run)
@@ -142,3 +143,31 @@ def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int 
             typer.echo(f"run {run.run_id} has ended: {watch.state}", err=True)
             return
         time.sleep(_POLL_S)
+
+
+# Most changes show in files; Slurm is queried for runs that ended without a record.
+_POLL_EVERY_S = 10.0
+
+
+class Watch:
+    """Polls whether a run is alive."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._polled = float("-inf")
+        self.state: State | None = None
+
+    def is_alive(self) -> bool:
+        """Return whether the run is pending or running, or its state is unknown."""
+        if self._run.result.exists() or time.monotonic() - self._polled > _POLL_EVERY_S:
+            self._polled = time.monotonic()
+            self.state = self._poll()
+        return self.state is None or self.state.is_alive or self.state == "unknown"
+
+    def _poll(self) -> State:
+        from hpcddp.manage.status import statuses
+        from hpcddp.manage.sweeps import traces_of
+        from hpcddp.slurm.commands import queue
+
+        environment = dict(os.environ)
+        return statuses(traces_of(self._run), ask=lambda: queue(environment), now=time.time()).runs[0].state

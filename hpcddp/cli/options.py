@@ -86,6 +86,34 @@ Run = Annotated[
         autocompletion=complete_runs,
     ),
 ]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sweep",
+        metavar="KEY=VALUES",
+        help="One run each, train.seed=0..4; repeatable.",
+    ),
+]
+SweepFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--sweep-file",
+        metavar="FILE",
+        help="One run for each row of a CSV, or mapping of a YAML or JSON list.",
+        hidden=True,
+    ),
+]
+MaxParallel = Annotated[
+    int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Elements of a sweep that run at once.")
+]
+After = Annotated[
+    list[str] | None,
+    typer.Option("--after", metavar="RUN", help="Start when this run or sweep has finished."),
+]
+AfterAny = Annotated[
+    list[str] | None,
+    typer.Option("--after-any", metavar="RUN", help="Start when this run has ended in any way.", hidden=True),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -125,6 +153,15 @@ def defaults_of_process() -> DefaultSettings:
         directory=directory,
         user_id=os.geteuid(),
     )
+
+
+def read_sweep(axes: list[str] | None, file: Path | None, max_parallel: int | None) -> Sequence[Override]:
+    """Return the fields of the job that the options about a sweep set."""
+    if not axes and file is None and max_parallel is None:
+        return ()
+    from hpcddp.jobfile.overrides import sweep_overrides
+
+    return sweep_overrides(axes or (), file, max_parallel)
 
 
 def submit_request(

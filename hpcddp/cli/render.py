@@ -10,8 +10,16 @@ from typing import Annotated
 import typer
 
 from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
-from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides, submit_request
-from hpcddp.cli.sweep import Axes, MaxParallel, SweepFile, read_sweep
+from hpcddp.cli.options import (
+    AsJson,
+    Axes,
+    JobFileOrNone,
+    MaxParallel,
+    Overrides,
+    SweepFile,
+    read_sweep,
+    submit_request,
+)
 from hpcddp.errors import UserError
 
 

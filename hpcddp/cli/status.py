@@ -14,13 +14,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
-from hpcddp.cli.style import styled
 
 if TYPE_CHECKING:
     from hpcddp.manage.overview import Overview
+    from hpcddp.manage.states import State
 
 _SHORTEST_INTERVAL_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
+
+
+_COLOURS = {
+    "running": "green",
+    "finished": "green",
+    "starting": "cyan",
+    "stopping": "cyan",
+    "pending": "yellow",
+    "requeued": "yellow",
+    "held": "yellow",
+    "suspended": "yellow",
+    "failed": "red",
+    "lost": "red",
+    "timed out": "red",
+    "preempted": "red",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -90,19 +106,27 @@ def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> N
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
     lines = (
-        table(found.lines, width=width, paint=styled)
+        table(found.lines, width=width, paint=_styled)
         if found.lines
         else [f"there is no run under {run_root.absolute()}"]
     )
     if run is not None:
         (only,) = found.lines
         if isinstance(only, RunStatus):
-            lines = details(only, paint=styled)
+            lines = details(only, paint=_styled)
         elif isinstance(only, SweepStatus):
-            lines = [f"sweep {only.sweep.sweep_id}: {only.sentence}", *elements_table(only, width=width, paint=styled)]
+            lines = [f"sweep {only.sweep.sweep_id}: {only.sentence}", *elements_table(only, width=width, paint=_styled)]
     if found.left_out:
         lines.append(f"{found.left_out} older runs have ended; --all shows them too")
     head = _CLEAR if again and terminal else ""
     typer.echo(head + "\n".join(lines))
     if found.unanswered is not None:
         typer.echo(f"Slurm could not be asked, so these states are as far as files tell: {found.unanswered}", err=True)
+
+
+def _styled(text: str, state: State) -> str:
+    """Return a text in the colour of a state, or unchanged without colours (https://no-color.org)."""
+    colour = _COLOURS.get(str(state))
+    if colour is None or os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+        return text
+    return typer.style(text, fg=colour)
