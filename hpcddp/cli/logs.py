@@ -32,21 +32,26 @@ def register(app: typer.Typer) -> None:
 def logs(
     run: Run = None,
     *,
-    rank: Annotated[list[int] | None, typer.Option(metavar="R", help="Only this rank; may be repeated.")] = None,
-    attempt: Annotated[int | None, typer.Option(metavar="N", help="This attempt; the newest one if left out.")] = None,
-    lines: Annotated[int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last N.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, and print what is added.")] = False,
-    batch: Annotated[bool, typer.Option("--batch", help="Also what the batch script printed.")] = False,
+    rank: Annotated[list[int] | None, typer.Option(metavar="R", help="Only this rank; repeatable.")] = None,
+    attempt: Annotated[int | None, typer.Option(metavar="N", help="Only this attempt; without it, the newest.")] = None,
+    lines: Annotated[
+        int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last N lines.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run has ended.")] = False,
+    batch: Annotated[bool, typer.Option("--batch", help="Also print the output of the batch script.")] = False,
     first_error: Annotated[
-        bool, typer.Option("--first-error", help="Only the rank that failed first, its traceback, and who followed.")
+        bool,
+        typer.Option(
+            "--first-error", help="Only the rank that failed first, its traceback, and the ranks that failed after it."
+        ),
     ] = False,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Print what the ranks of a run printed, in the order of time.
+    """Print the output of the ranks of a run, ordered by time.
 
-    Each line has its time, rank and host in front. With --first-error it names the rank that failed first and how. With
-    --follow it goes on, through requeues, until the run has ended.
+    Each line starts with its time, rank and host. With --first-error it prints which rank failed first, and how. With
+    --follow it prints new lines, through requeues, until the run has ended.
 
     Example: hpcddp logs --first-error
     """

@@ -49,23 +49,25 @@ def status(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="Its id, the beginning of it, or its directory; all runs if left out.",
+            help="Run id, the start of one, or run directory; without it, all runs.",
             autocompletion=complete_runs,
         ),
     ] = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Show all runs, also those that ended long ago.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show all runs, including those that ended long ago.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=_SHORTEST_INTERVAL_S, help="How often --watch looks.")
+        float, typer.Option(metavar="SECONDS", min=_SHORTEST_INTERVAL_S, help="Time between refreshes.")
     ] = 10.0,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Show what runs are doing, and what became of them.
+    """Show the state of runs.
 
-    Without RUN all runs of the run root, the newest first, with a line for each sweep; with RUN one in detail; with the
-    id of a sweep all its elements. Slurm is asked once, however many runs there are.
+    Without RUN: all runs in the run root, newest first, and one line for each sweep. With RUN: one run in detail. With
+    the id of a sweep: all its elements. Slurm is queried once for all runs.
 
     Example: hpcddp status --watch
     """

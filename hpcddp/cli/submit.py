@@ -65,7 +65,7 @@ def submit(  # noqa: PLR0913  each is an option
     *,
     cluster: Annotated[
         ClusterChoice,
-        typer.Option(metavar="auto|slurm|local", help="auto: Slurm where it is."),
+        typer.Option(metavar="auto|slurm|local", help="auto: Slurm if present."),
     ] = ClusterChoice.AUTO,
     overrides: Overrides = None,
     template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.", hidden=True)] = None,
@@ -73,7 +73,7 @@ def submit(  # noqa: PLR0913  each is an option
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Continue this run: its id, or the beginning.",
+            help="Continue this run: its id, or the start of it.",
             autocompletion=complete_runs,
         ),
     ] = None,
@@ -82,15 +82,15 @@ def submit(  # noqa: PLR0913  each is an option
     max_parallel: MaxParallel = None,
     after: After = None,
     after_any: AfterAny = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the run has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
     as_json: AsJson = False,
     words: JobWords,
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
-    Returns at once with the run's id; --follow stays, through requeues, and exits 0 if the run finished, else 1.
-    --resume continues a run that ended.
+    Prints the run id and returns. --follow waits, through requeues, for the end: exit code 0 if finished, else 1.
+    --resume continues an ended run.
 
     Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
 
