@@ -64,7 +64,7 @@ def read_text(path: FilePath) -> str | Problem:
     if len(content) > LARGEST_BYTES:
         return Problem(file=str(path), sentence="is larger than 1 MB; a job file is a short text: check the path")
     if b"\0" in content:
-        return Problem(file=str(path), sentence="holds NUL bytes, so it is no text file; check the path")
+        return Problem(file=str(path), sentence="contains NUL bytes, so it is not a text file; check the path")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -74,7 +74,7 @@ def read_text(path: FilePath) -> str | Problem:
     control = _CONTROL.search(text)
     if control is not None:
         line = text.count("\n", 0, control.start()) + 1
-        sentence = f"holds the control character U+{ord(control[0]):04X}; remove it"
+        sentence = f"contains the control character U+{ord(control[0]):04X}; remove it"
         return Problem(file=str(path), line=line, sentence=sentence)
     return text
 
@@ -91,7 +91,7 @@ def _unreadable(path: FilePath, error: OSError | ValueError) -> str:
         case OSError():
             return f"cannot be read ({error.strerror}); check the path"
         case _:
-            return f"is no path ({error}); check it"
+            return f"is not a valid path ({error}); check it"
 
 
 def neighbour(path: FilePath) -> FilePath | None:
@@ -131,7 +131,7 @@ def read_document(text: str) -> Document:
     if document.value is None:
         raise DocumentError("is empty; write at least name, batch.global_batch_size and train")
     if not isinstance(document.value, dict):
-        raise DocumentError("holds no mapping at its top level; write keys with values, as in name: my-job", line=1)
+        raise DocumentError("is not a mapping at its top level; write keys with values, as in name: my-job", line=1)
     return document
 
 
@@ -169,7 +169,7 @@ class _Builder:
         if not isinstance(start, events.DocumentStartEvent):
             return Document(value=None)
         if start.version not in {None, (1, 2)}:
-            raise DocumentError("asks for another YAML version; remove the %YAML line: job files are YAML 1.2", line=1)
+            raise DocumentError("requires another YAML version; remove the %YAML line: job files are YAML 1.2", line=1)
         root = self._node(next(self._events), ())
         next(self._events)  # the document ends
         after = next(self._events)
@@ -189,7 +189,7 @@ class _Builder:
 
     def _scalar(self, event: Event, path: Path) -> object:
         if _SURROGATE.search(event.value):
-            self._fault("holds half of a character (\\ud800 to \\udfff); write the character itself", event, path)
+            self._fault("contains a lone surrogate (\\ud800 to \\udfff); write the character itself", event, path)
             return None
         if event.style is not None:
             return str(event.value)
@@ -207,7 +207,7 @@ class _Builder:
             key = self._key(event, path)
             here = (*path, key)
             if here in self._lines:
-                self._fault(f"stands here again after line {self._lines[here]}; remove one of the two", event, here)
+                self._fault(f"is a duplicate of line {self._lines[here]}; remove one of the two", event, here)
                 self._skip_value(here)
                 continue
             self._lines[here] = _line(event)
@@ -223,9 +223,11 @@ class _Builder:
         if not isinstance(event, events.ScalarEvent):
             raise DocumentError("has a key that is a list or a mapping; write a text", line=_line(event), path=path)
         if event.style is None and event.value == "<<":
-            raise DocumentError("holds a merge key (<<); write its keys out", line=_line(event), path=path)
+            raise DocumentError("contains a merge key (<<); write its keys out", line=_line(event), path=path)
         if _SURROGATE.search(event.value):
-            raise DocumentError("has a key with half of a character; write it whole", line=_line(event), path=path)
+            raise DocumentError(
+                "has a key with a lone surrogate; write the whole character", line=_line(event), path=path
+            )
         return str(event.value)
 
     def _items(self, path: Path) -> Iterator[object]:
@@ -239,12 +241,12 @@ class _Builder:
     def _refuse_extras(self, event: Event, path: Path) -> None:
         # The message does not repeat their names: *secret or !secret may be a password without quotes.
         if isinstance(event, events.AliasEvent):
-            sentence = "is an alias (*), and job files have none; write the value out, or quote a text"
+            sentence = "is an alias (*), which job files do not support; write the value out, or quote a string"
             raise DocumentError(sentence, line=_line(event), path=path)
         if event.anchor is not None:
-            self._fault("has an anchor (&), and job files have none; remove it, or quote a text", event, path)
+            self._fault("has an anchor (&), which job files do not support; remove it, or quote a string", event, path)
         if event.tag is not None:
-            self._fault("has a tag (!), and job files have none; remove it, or quote a text", event, path)
+            self._fault("has a tag (!), which job files do not support; remove it, or quote a string", event, path)
 
     def _fault(self, sentence: str, event: Event, path: Path) -> None:
         self._faults.append(DocumentError(sentence, line=_line(event), path=path))
@@ -264,16 +266,18 @@ def _parse(text: str) -> Iterator[Event]:
         raise DocumentError(_explain(error), line=int(mark.line) + 1 if mark else None) from None
     except YAMLError as error:
         # Characters that YAML does not allow; the second line of ruamel's message is a position in the stream.
-        raise DocumentError(f"is no YAML ({str(error).splitlines()[0]}); write it as an escape in quotes") from None
+        raise DocumentError(
+            f"is not valid YAML ({str(error).splitlines()[0]}); write it as an escape in quotes"
+        ) from None
 
 
 def _explain(error: MarkedYAMLError) -> str:
     problem = str(error.problem or error.context or "it cannot be read")
     if "'\\t'" in problem:
-        return "holds a tab where YAML wants spaces; replace the tab"
+        return "contains a tab where YAML requires spaces; replace the tab"
     if "mapping values are not allowed" in problem:
-        return "has a ':' where none can be; quote the value, or check the indentation"
-    return f"is no YAML ({problem}); check indentation, quotes and brackets"
+        return "has a ':' where YAML allows none; quote the value, or check the indentation"
+    return f"is not valid YAML ({problem}); check indentation, quotes and brackets"
 
 
 LONGEST_NUMBER = 300
@@ -295,11 +299,11 @@ def read_scalar(text: str) -> bool | int | float | str | None:
     if _BOOL.fullmatch(text):
         return text.lower() == "true"
     if _NOT_FINITE.fullmatch(text):
-        raise DocumentError("is not a finite number, and no field takes one; write a number")
+        raise DocumentError("is not a finite number, and no field accepts that; write a number")
     if not (_INTEGER.fullmatch(text) or _FLOAT.fullmatch(text)):
         return text
     if len(text) > LONGEST_NUMBER:
-        raise DocumentError(f"is a number of {len(text)} characters; quote it if it is a text")
+        raise DocumentError(f"is a number of {len(text)} characters; quote it if it is a string")
     return _read_number(text)
 
 
@@ -308,5 +312,5 @@ def _read_number(text: str) -> int | float:
         return int(text, 0) if text[:2] in {"0o", "0x"} else int(text)
     number = float(text)
     if not math.isfinite(number):
-        raise DocumentError("is too large for a number; quote it if it is a text")
+        raise DocumentError("is too large for a number; quote it if it is a string")
     return number

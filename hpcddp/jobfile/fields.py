@@ -81,7 +81,7 @@ def _without(characters: dict[str, str], place: str) -> Callable[[str], str]:
 
 def _not_empty(text: str) -> str:
     if not text.strip():
-        raise refusal("an empty text says nothing", "write a text, or leave the key out")
+        raise refusal("it is empty", "write a text, or leave the key out")
     return text
 
 
@@ -131,7 +131,7 @@ def _function_reference(text: str) -> str:
     module, _, function = text.partition(":")
     words = [*module.split("."), *function.split(".")]
     if not all(word.isidentifier() and not keyword.iskeyword(word) for word in words):
-        raise refusal("it is no pkg.module:function", "write for example my_package.models:build")
+        raise refusal("it is not of the form pkg.module:function", "write for example my_package.models:build")
     return text
 
 
@@ -198,7 +198,7 @@ def _time_limit(value: object) -> TimeLimit:
     if isinstance(value, TimeLimit):
         return value
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise refusal("it is no time that Slurm reads", f"write {TIME_FORMS}")
+        raise refusal("it is not a time that Slurm accepts", f"write {TIME_FORMS}")
     try:
         return TimeLimit.parse(str(value))
     except UnitError as error:
@@ -223,7 +223,7 @@ def _duration(value: object) -> timedelta:
     if isinstance(value, timedelta):
         return value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise refusal("it is no duration", f"write {DURATION_FORMS}")
+        raise refusal("it is not a duration", f"write {DURATION_FORMS}")
     try:
         return parse_duration(str(value))
     except UnitError as error:

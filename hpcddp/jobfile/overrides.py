@@ -107,14 +107,14 @@ def _read_option(path: Path, option: str, text: str) -> Override | Problem:
 
 def _read(path: Path, text: str, file: str, *, origin: str = OVERRIDE) -> Override:
     if "\0" in text:
-        raise DocumentError("holds a NUL character; remove it")
+        raise DocumentError("contains a NUL character; remove it")
     document = read_value(text)
     word = text.strip()
     written = document.written.get(())
     if document.value is None and not _NULL.fullmatch(word):
-        raise DocumentError("holds a comment and no value; put double quotes around the value")
+        raise DocumentError("contains a comment and no value; put double quotes around the value")
     if isinstance(document.value, str) and document.value != word and word[:1] not in {'"', "'"}:
-        raise DocumentError("holds more than one plain value; put double quotes around the value")
+        raise DocumentError("contains more than one value; put double quotes around the value")
     if isinstance(document.value, dict | list) and word[:1] not in {"{", "["}:
         raise DocumentError("is a mapping or list without brackets; write {...} or [...], or quote the value")
     scalars = {(*path, *below): spelling for below, spelling in document.written.items()}
@@ -151,7 +151,7 @@ def sweep_overrides(axes: Sequence[str], file: FilePath | None, max_parallel: in
     """
     overrides: list[Override] = []
     if axes and file is not None:
-        sentence = f"stands beside {SWEEP_OPTION}; write the values of both into the file"
+        sentence = f"cannot be combined with {SWEEP_OPTION}; write the values of both into the file"
         raise JobFileError.of([Problem(file=_FILE_OPTION, sentence=sentence)])
     if axes:
         overrides += _of_axes(axes)
@@ -192,13 +192,15 @@ def _of_axes(axes: Sequence[str]) -> Iterator[Override]:
 def _read_axis(key: str, text: str) -> list[Any]:
     """Return the values of ``0.1,0.2`` or ``0..4``; each is written as for ``--set``."""
     if "\0" in text:
-        raise DocumentError("holds a NUL character; remove it")
+        raise DocumentError("contains a NUL character; remove it")
     try:
         document = read_value(f"[{text}]")
     except DocumentError:
         document = Document(value=None)
     if not isinstance(document.value, list):
-        raise DocumentError("is no list of values; write them with commas between them, and quote a text with commas")
+        raise DocumentError(
+            "is not a list of values; write them with commas between them, and quote a string with commas"
+        )
     values = list(expand_ranges(document.value))
     return _as_written(values, document) if _is_variable(path_of(key)) else values
 
@@ -220,10 +222,10 @@ def _read_file(path: FilePath) -> object:
     except DocumentError as error:
         raise JobFileError.of([Problem(file=str(path), line=error.line, sentence=error.sentence)]) from None
     except json.JSONDecodeError as error:
-        sentence = f"is no JSON ({error.msg}); write a list of mappings, or YAML in a file that ends in .yaml"
+        sentence = f"is not valid JSON ({error.msg}); write a list of mappings, or YAML in a file that ends in .yaml"
         raise JobFileError.of([Problem(file=str(path), line=error.lineno, sentence=sentence)]) from None
     if not value:
-        sentence = "holds no element; write a list of mappings from key paths to values"
+        sentence = "contains no element; write a list of mappings from key paths to values"
         raise JobFileError.of([Problem(file=str(path), sentence=sentence)])
     return value
 
@@ -238,17 +240,17 @@ def _read_csv(text: str) -> list[dict[str, Any]]:
     try:
         keys = [key.strip() for key in next(rows, [])]
         if len(set(keys)) < len(keys) or not all(keys):
-            raise DocumentError(
-                "has a first line with a key path that is empty or stands twice; name each once", line=1
-            )
+            raise DocumentError("has an empty or a duplicate key path in its first line; name each once", line=1)
         return [_read_row(keys, row, rows.line_num) for row in rows if any(row)]
     except csv.Error as error:
-        raise DocumentError(f"is no CSV ({error}); check quotes and commas", line=rows.line_num) from None
+        raise DocumentError(f"is not valid CSV ({error}); check quotes and commas", line=rows.line_num) from None
 
 
 def _read_row(keys: Sequence[str], row: Sequence[str], line: int) -> dict[str, Any]:
     if len(row) != len(keys):
-        raise DocumentError(f"has {len(row)} cells here, and {len(keys)} in its first line; write as many", line=line)
+        raise DocumentError(
+            f"has {len(row)} cells in this line and {len(keys)} in its first line; write the same number", line=line
+        )
     return {key: _read_cell(key, cell.strip(), line) for key, cell in zip(keys, row, strict=True) if cell.strip()}
 
 

@@ -87,17 +87,17 @@ def _parse(text: str, file: FilePath) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         place = _AT_LINE.search(str(error))
-        sentence = f"is no TOML ({_AT_LINE.sub('', str(error))}); check quotes, brackets and equals signs"
+        sentence = f"is not valid TOML ({_AT_LINE.sub('', str(error))}); check quotes, brackets and equals signs"
         raise SettingsError(Problem(file=str(file), line=int(place[1]) if place else None, sentence=sentence)) from None
 
 
 def _foreign_key(key: str, source: Source, kind: str, keys: Sequence[str]) -> Problem:
-    sentence = f"is not for {kind}, which holds {', '.join(keys)}; write it in the job file"
+    sentence = f"is not a key of {kind}, which has {', '.join(keys)}; write it in the job file"
     return Problem(file=source.file, line=source.line_of((key,)), key=key, sentence=sentence)
 
 
 def _clock_value(path: Path, source: Source) -> Problem:
-    sentence = "is a date or time of TOML, and a text belongs here; put double quotes around it"
+    sentence = "is a date or time of TOML, expected a string; put double quotes around it"
     return Problem(file=source.file, line=source.line_of(path), key=dotted(path), sentence=sentence)
 
 

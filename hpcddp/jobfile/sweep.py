@@ -254,7 +254,7 @@ def _key_of(path: Path, keys: Iterable[str], otherwise: str = "") -> str:
 
 def _form_findings(sweep: Grid | Listed) -> Iterator[Finding]:
     if not sweep or (not isinstance(sweep, Mapping) and not all(sweep)):
-        yield ("sweep",), "holds an element without a value; write for example {train.seed: [0, 1, 2]}"
+        yield ("sweep",), "contains an element without a value; write for example {train.seed: [0, 1, 2]}"
     elif isinstance(sweep, Mapping):
         for key, values in sweep.items():
             if not values:
@@ -283,8 +283,8 @@ _ONE_ARRAY = "all elements are one job array and ask Slurm for the same; submit 
 _ONE_SCRIPT = "all elements run the same script; sweep environment.env.NAME, which the tasks read"
 # By the beginning of a key path: fields that must be the same for the script and directory of all elements.
 _REFUSED: Mapping[Path, str] = {
-    ("name",): "the elements of a sweep lie side by side under one name; leave it out",
-    ("run_root",): "the elements of a sweep lie side by side in one run_root; leave it out",
+    ("name",): "all elements of a sweep have the same name; leave it out",
+    ("run_root",): "all elements of a sweep have the same run_root; leave it out",
     ("profile",): "a profile is one cluster; submit once for each, with --set profile=NAME",
     ("sweep",): "a sweep within a sweep is a longer sweep; name the fields themselves",
     ("max_parallel",): "it is about all elements together; leave it out",
@@ -303,7 +303,7 @@ def refuse_key(key: str) -> str | None:
     """Return why a sweep cannot vary a field, or None if it can."""
     path = path_of(key)
     if not all(path) or find_place(path) is None:
-        return unknown_key(path) if all(path) else "is no key path; write for example train.seed"
+        return unknown_key(path) if all(path) else "is not a key path; write for example train.seed"
     if path in _WHOLE:
         return f"cannot be swept: {_WHOLE[path]}"
     if path[: len(VARIABLES)] == VARIABLES:

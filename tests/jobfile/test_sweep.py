@@ -27,9 +27,9 @@ SCRIPT = "all elements run the same script; sweep environment.env.NAME, which th
 WRONG = {
     "sweep: 5": "sweep: is 5, and a sweep is a mapping from key paths to lists of values, or a list of mappings; "
     "write for example {train.seed: [0, 1, 2]}",
-    "sweep: {}": "sweep: holds an element without a value; write for example {train.seed: [0, 1, 2]}",
-    "sweep: []": "sweep: holds an element without a value; write for example {train.seed: [0, 1, 2]}",
-    "sweep: [{train.seed: 0}, {}]": "sweep: holds an element without a value; write for example "
+    "sweep: {}": "sweep: contains an element without a value; write for example {train.seed: [0, 1, 2]}",
+    "sweep: []": "sweep: contains an element without a value; write for example {train.seed: [0, 1, 2]}",
+    "sweep: [{train.seed: 0}, {}]": "sweep: contains an element without a value; write for example "
     "{train.seed: [0, 1, 2]}",
     "sweep: {train.seed: []}": "sweep.train.seed: lists no value; write for example [0, 1, 2], or leave the key out",
     "sweep: {train.seed: [1, 2, 1]}": "sweep.train.seed: holds 1 twice, which would be the same runs again; remove one",
@@ -40,14 +40,13 @@ WRONG = {
     "sweep: {train.seed: 0..9999, train.epochs: 1..11}": "sweep: has 110000 elements, and 100000 are the most; split "
     "it into several sweeps",
     "sweep: {train.sed: [1]}": "sweep.train.sed: is not a field of train; did you mean train.seed?",
-    "sweep: {train..seed: [1]}": "sweep.train..seed: is no key path; write for example train.seed",
+    "sweep: {train..seed: [1]}": "sweep.train..seed: is not a key path; write for example train.seed",
     "sweep: {resources.nodes: [1, 2]}": f"sweep.resources.nodes: cannot be swept: {NEVER}",
     "sweep: {requeue.causes: [[], [preemption]]}": f"sweep.requeue.causes: cannot be swept: {NEVER}",
     "sweep: {environment.setup: [a, b]}": f"sweep.environment.setup: cannot be swept: {SCRIPT}",
     "sweep: {environment.env: [{A: x}]}": "sweep.environment.env: cannot be swept: the variables are swept one by one; "
     "name one of them, as in environment.env.NAME",
-    "sweep: {name: [a, b]}": "sweep.name: cannot be swept: the elements of a sweep lie side by side under one name; "
-    "leave it out",
+    "sweep: {name: [a, b]}": "sweep.name: cannot be swept: all elements of a sweep have the same name; leave it out",
     "sweep: {profile: [a, b]}": "sweep.profile: cannot be swept: a profile is one cluster; submit once for each, with "
     "--set profile=NAME",
     "sweep: {train.optimizer: [{name: sgd}], train.optimizer.name: [sgd]}": "sweep.train.optimizer.name: is a part of "
@@ -57,14 +56,14 @@ WRONG = {
     "sweep: {train.seed: [0, -1]}": "sweep.train.seed: is -1, and it must be at least 0; write 0 or more",
     "sweep: {train.model: [resnet18, resnet19]}": "sweep.train.model: is 'resnet19', and torchvision has no "
     "classification model of that name; did you mean resnet18? Or write pkg.module:function for your own",
-    "sweep: {environment.env.A: [1]}": "sweep.environment.env.A: holds a value that is not repeated here, and a text "
-    "belongs here; put double quotes around it",
+    "sweep: {environment.env.A: [1]}": "sweep.environment.env.A: contains a value that is not shown here, expected "
+    "a string; put double quotes around it",
     "sweep: {learning_rate.schedule: [cosine], learning_rate.min: [0.05, 0.3], train.seed: [0, 1]}": (
         'sweep.learning_rate.min: makes elements 2, 3 with learning_rate.schedule="cosine", learning_rate.min=0.3, '
         "where learning_rate.min is 0.3, above learning_rate.base 0.1; write less than that"
     ),
     "sweep: {environment.env.RANDOM: [x]}": "sweep.environment.env.RANDOM: makes element 0 with "
-    "environment.env.RANDOM, where environment.env.RANDOM names RANDOM, which bash keeps for itself; remove it",
+    "environment.env.RANDOM, where environment.env.RANDOM names RANDOM, which bash reserves; remove it",
     "max_parallel: 4": "max_parallel: is 4, and there is no sweep; write one, or remove it",
 }
 
