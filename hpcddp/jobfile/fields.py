@@ -183,7 +183,7 @@ def _memory(value: object) -> object:
 
 Memory = Annotated[
     str,
-    matching(MEMORY_PATTERN, why="a memory size is a whole number with K, M, G or T", instead="write for example 64G"),
+    matching(MEMORY_PATTERN, why="a memory size is an integer with K, M, G or T", instead="write for example 64G"),
     BeforeValidator(_memory),
     WithJsonSchema(
         {
@@ -212,7 +212,7 @@ TimeLimitField = Annotated[
     WithJsonSchema(
         {
             "type": ["string", "integer"],
-            "unit": "minutes unless said",
+            "unit": "minutes, if without a unit",
             "examples": ["12:00:00", "2-00:00:00", "90min", "unlimited"],
         }
     ),
@@ -274,7 +274,7 @@ def _every(value: object) -> Every:
         raise refusal("it is not one of steps and epochs", _EVERY_FORMS)
     unit, count = next(iter(value.items()))
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise refusal(f"{unit} is not a whole number of at least 1", _EVERY_FORMS)
+        raise refusal(f"{unit} is not an integer of at least 1", _EVERY_FORMS)
     return Every(steps=count) if unit == "steps" else Every(epochs=count)
 
 

@@ -63,7 +63,9 @@ class JobSpec(Section):
             "in one job array. Or a list of mappings, one run each."
         ),
     )
-    max_parallel: int | None = Field(None, ge=1, description="How many elements of the sweep run at once. null is all.")
+    max_parallel: int | None = Field(
+        None, ge=1, description="Elements of the sweep that run at the same time. null is all."
+    )
 
     @property
     def global_batch_size(self) -> int:

@@ -143,11 +143,11 @@ def _mapping_type(schema: dict[str, Any]) -> str:
 _KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "array": _list_type,
     "boolean": lambda _: "true or false",
-    "integer": lambda schema: f"whole number{_bounds(schema)}",
+    "integer": lambda schema: f"integer{_bounds(schema)}",
     "null": lambda _: "null",
     "number": lambda schema: f"number{_bounds(schema)}",
     "object": _mapping_type,
-    "string": lambda _: "text",
+    "string": lambda _: "string",
 }
 _SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 

@@ -165,7 +165,7 @@ BAD = {
     "an interval of nothing": (
         f"{GOOD}checkpoint: {{every: {{steps: 0}}}}\n",
         (
-            "job.yaml:4: checkpoint.every: is a mapping, and steps is not a whole number of at least 1; "
+            "job.yaml:4: checkpoint.every: is a mapping, and steps is not an integer of at least 1; "
             "write a duration (10min), {steps: 500} or {epochs: 1}"
         ),
     ),
