@@ -94,7 +94,6 @@ class _WrongValue:
     """A value that does not fit its type.
 
     Args:
-        value: the value.
         written: how it was spelled, where it was no text.
         context: the parameters of pydantic's error, such as the bound of a number.
     """

@@ -45,7 +45,6 @@ class Override:
     """A new value for one field.
 
     Args:
-        path: its key path.
         value: the new value; None is null.
         source: its name in errors.
     """

@@ -142,7 +142,6 @@ class Profile:
     """A cluster profile.
 
     Args:
-        name: its name.
         settings: its content.
         cluster: the facts about its cluster, if ``hpcddp init`` wrote it.
     """

@@ -26,7 +26,6 @@ class ResolvedJob:
     """A job with all its values, and the origin of each.
 
     Args:
-        spec: the job.
         origins: where each field came from, by key path: "job file", "--set", an option's name, "command line",
             "project hpcddp.toml", "profile NAME" or "default".
         profile: the name of the profile that it uses; None where there is none.

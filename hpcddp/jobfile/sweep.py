@@ -162,7 +162,6 @@ class _Elements:
     Sections without a swept field are validated already, so that only the others are validated again.
 
     Args:
-        spec: the job of the sweep.
         keys: the key paths that the sweep sets.
         wrong: key paths of the job that have a problem already.
     """

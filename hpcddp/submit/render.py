@@ -145,7 +145,6 @@ class SweptVariable:
     """The values of one environment variable: element i has number ``i // stride % count`` of them.
 
     Args:
-        values: the values.
         stride: the number of consecutive elements with the same value.
         count: the number of values.
     """

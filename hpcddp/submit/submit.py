@@ -82,8 +82,6 @@ class PreparedJob:
     """A job that is checked and rendered; all that is left is to write its directory and to submit it.
 
     Args:
-        request: the request.
-        script: the text of its script.
         notes: what may keep the job from running, a sentence each.
     """
 
@@ -139,7 +137,6 @@ class Submission:
     """A submitted job.
 
     Args:
-        run: its run directory.
         cluster: ``slurm``, or ``local`` for a run on this machine.
         job: submitit's job.
         dropped: names of inherited variables that sbatch did not get, because they would override directives.

@@ -33,7 +33,6 @@ class SweepSubmission:
     """A submitted sweep.
 
     Args:
-        sweep: the sweep.
         dropped: names of inherited variables that sbatch did not get, because they would override directives.
         notes: what may keep its jobs from running, a sentence each.
     """
@@ -121,7 +120,6 @@ class _Arrays:
 
     Args:
         script: the script of all elements.
-        request: the request.
         environment: the environment of sbatch.
     """
 
