@@ -15,7 +15,7 @@ from hpcddp.cli.options import AsJson, JobFile, Overrides, read_job
 
 doctor = typer.Typer(
     name="doctor",
-    help="""Compare a loss or a training on several ranks with one process.
+    help="""Compare a loss or a training on W ranks and on one.
 
     Example: hpcddp doctor loss losses:dice_loss
 

@@ -82,10 +82,6 @@ def _scalar(value: object) -> str:
         return json.dumps(value, allow_nan=False)
     if _PLAIN.fullmatch(value) and isinstance(read_scalar(value), str):
         return value
-    return quote(value)
-
-
-def quote(text: str) -> str:
-    """Return a text without lone surrogates in double quotes, as YAML 1.2 and TOML both read it."""
-    quoted = json.dumps(text, ensure_ascii=False)
+    # JSON strings are strings of YAML, but for the characters that only YAML requires escaped.
+    quoted = json.dumps(value, ensure_ascii=False)
     return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)

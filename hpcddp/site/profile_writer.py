@@ -131,7 +131,7 @@ def _known(option: str, name: str, names: tuple[str, ...], why: str) -> str:
 
 
 _COMMENT_COLUMN = 34
-# Characters that tomlkit leaves in a quoted text, and that no file of settings may hold (hpcddp/jobfile/text_file.py).
+# Characters that tomlkit leaves in a quoted text, and that no file of settings may hold (hpcddp/jobfile/document.py).
 _UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _Line = tuple[Key | None, Item]
 """What a table of TOML is made of: a setting, or a comment, which has no key."""

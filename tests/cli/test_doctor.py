@@ -74,4 +74,6 @@ def test_a_loss_that_cannot_be_run_exits_2(capsys: pytest.CaptureFixture[str]) -
 def test_the_help_says_which_verdicts_are_a_defect(capsys: pytest.CaptureFixture[str]) -> None:
     assert boundary.run(app, ["doctor", "loss", "--help"]) == 0
     help_text = " ".join(capsys.readouterr().out.split())
-    assert "Exits 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small)" in help_text
+    assert (
+        "Exits with 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small)" in help_text
+    )
