@@ -27,9 +27,9 @@ from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.train.checkpoint.checkpointer import Checkpointer, Stateful
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import UserCodeError
+from hpcddp.train.loop.stopping import record_decision
 from hpcddp.train.metrics import MetricsFile
 from hpcddp.train.stopper import Stopper
-from hpcddp.train.stopping import record_decision
 from hpcddp.train.tracking.opening import Tracking, tracked
 from hpcddp.train.user_code import load_function
 

@@ -18,7 +18,7 @@ from hpcddp.errors import UserError
 from hpcddp.stop.deadline import Deadline, Durations
 from hpcddp.stop.listener import LISTENER, SignalListener
 from hpcddp.stop.reasons import ExitCode, StopReason
-from hpcddp.train import callers
+from hpcddp.train import distributed
 from hpcddp.train.data.workers import start_worker
 
 REQUEUE_FILE: Final = "HPCDDP_REQUEUE_FILE"
@@ -101,7 +101,7 @@ class Stopper:
         if self._reason is not StopReason.NONE:
             return True
         self._measure()
-        callers.refuse_without_group(self._environment)
+        distributed.refuse_without_group(self._environment)
         if dist.is_initialized() and dist.get_world_size() > 1:
             self._reason = self._agree(self._vote())
         else:
@@ -122,7 +122,7 @@ class Stopper:
 
         Neither ``finally`` blocks nor ``atexit`` functions run. Save first, and wait until the checkpoint is written.
         """
-        if callers.rank() == 0 and (path := self._environment.get(REQUEUE_FILE)):
+        if distributed.rank() == 0 and (path := self._environment.get(REQUEUE_FILE)):
             Path(path).touch(mode=0o600)
         if dist.is_initialized():
             # The launcher may end the other ranks as soon as one has exited.
@@ -142,7 +142,7 @@ class Stopper:
         reason = self._listener.reason()
         if reason is StopReason.NONE and self._requested:
             reason = StopReason.REQUESTED
-        if reason is StopReason.NONE and callers.rank() == 0 and self._is_near_the_end():
+        if reason is StopReason.NONE and distributed.rank() == 0 and self._is_near_the_end():
             reason = StopReason.DEADLINE
         return reason
 

@@ -17,8 +17,8 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.ownership import FencedError
 from hpcddp.stop import faults
-from hpcddp.train.callers import NoGroupError
 from hpcddp.train.checkpoint.checkpointer import Checkpointer, CheckpointerError, Stateful
+from hpcddp.train.distributed import NoGroupError
 from hpcddp.train.errors import ResumeError, SaveError
 from tests.run.test_checkpoints import flip
 

@@ -15,16 +15,16 @@ from hpcddp.batch.plan import plan_batch
 from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.sections import LearningRate, Optimizer
 from hpcddp.stop.reasons import StopReason
-from hpcddp.train.agreement import Agreed, PendingAgreement, Votes
 from hpcddp.train.data.loader import Placement
 from hpcddp.train.errors import TrainingError
+from hpcddp.train.loop.agreement import Agreed, PendingAgreement, Votes
+from hpcddp.train.loop.job import parameters_sha256
+from hpcddp.train.loop.schedule import Schedule
 from hpcddp.train.metrics import MetricsFile, keep_until
-from hpcddp.train.models import place_model
-from hpcddp.train.optimizers import build_optimizer, set_learning_rate
+from hpcddp.train.model.models import place_model
+from hpcddp.train.model.replica import build_optimizer, set_learning_rate
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.randomness import keyed_seed
-from hpcddp.train.result import parameters_sha256
-from hpcddp.train.schedule import Schedule
 
 NAMES: tuple[Any, ...] = ("fp32", "tf32", "bf16", "fp16", "fp64")
 

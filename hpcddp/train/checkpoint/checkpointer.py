@@ -23,12 +23,10 @@ from hpcddp.run.checkpoints import Manifest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import Start, write_start
-from hpcddp.train import callers
-from hpcddp.train.checkpoint.restore import load_file, loading
+from hpcddp.train import distributed
 from hpcddp.train.checkpoint.staging import Staging
-from hpcddp.train.checkpoint.start import agree_on_start
+from hpcddp.train.checkpoint.start import agree_on_start, load_file, loading, refuse_another_contract
 from hpcddp.train.checkpoint.writer import CheckpointWriter
-from hpcddp.train.contract import refuse_another_contract
 from hpcddp.train.errors import SaveError
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -106,7 +104,7 @@ class Checkpointer:
         keep: int = 3,
         contract: Mapping[str, Any] = _NOTHING,
     ) -> None:
-        callers.refuse_without_group(os.environ)
+        distributed.refuse_without_group(os.environ)
         _check(objects, keep)
         self._run = RunDirectory(Path(directory).absolute())
         self._objects, self._keep = dict(objects), keep
@@ -130,17 +128,17 @@ class Checkpointer:
             NoCheckpointError: checkpoints were saved before, and none is valid.
             ResumeError: the checkpoint has another contract or other objects.
         """
-        if callers.rank() == 0:
+        if distributed.rank() == 0:
             self._attempt = self._claim()
             self._writer = CheckpointWriter(
                 self._run, attempt=self._attempt, keep=self._keep, now=time.time, monotonic=time.monotonic, tell=_tell
             )
-        (self._attempt,) = callers.broadcast_numbers([self._attempt])
+        (self._attempt,) = distributed.broadcast_numbers([self._attempt])
         self._restored = True
         found = agree_on_start(self._run, self._attempt, tell=_tell).checkpoint
         if found is None:
             return Restored()
-        refuse_another_contract(found, self._contract, labels=_NOTHING)
+        refuse_another_contract(found, self._contract)
         with loading(found, "the objects of the Checkpointer"):
             for name, item in self._objects.items():
                 _unwrapped(item).load_state_dict(load_file(found, f"{name}.pt"))
@@ -200,7 +198,7 @@ class Checkpointer:
                     self._writer.raise_if_failing()
             except Exception as caught:  # noqa: BLE001  raised below, when the other ranks know
                 error = caught
-        grave, all_saved = callers.broadcast_numbers([error is not None, saved])
+        grave, all_saved = distributed.broadcast_numbers([error is not None, saved])
         if error is not None:
             raise error
         if grave:

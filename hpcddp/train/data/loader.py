@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
-from hpcddp.train.data.images import IMAGE_DIMENSIONS, Batch, Data, WholeBatches
-from hpcddp.train.data.keyed import Keyed, MapStyle
+from hpcddp.train.data.parts import IMAGE_DIMENSIONS, Batch, Data, Keyed, MapStyle, WholeBatches
 from hpcddp.train.data.workers import lost_worker, remember, signals_held, start_worker
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.precision import kept_in

@@ -9,8 +9,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor
 
-from hpcddp.train.data.images import Batch
-from hpcddp.train.data.keyed import MapStyle
+from hpcddp.train.data.parts import Batch, MapStyle
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.user_code import blame, call_function
 

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Callable
 
 from hpcddp.train.tracking.follower import Follower
-from hpcddp.train.tracking.order import Order
-from hpcddp.train.tracking.protocol import Ending, Subject, Tracker
+from hpcddp.train.tracking.protocol import Ending, Order, Subject, Tracker
 
 # Rank 0 waits for less time. On a cluster no process outlives the job step.
 _LONGEST_END_S = 120.0

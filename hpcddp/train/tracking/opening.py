@@ -18,8 +18,7 @@ from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.workers import signals_held
 from hpcddp.train.errors import StoppedError
-from hpcddp.train.tracking.order import Order
-from hpcddp.train.tracking.protocol import Ending
+from hpcddp.train.tracking.protocol import Ending, Order
 
 # How long an attempt waits for its trackers at the end, in seconds. After a stop, the state and the decision are saved,
 # so Slurm may end the job meanwhile. The wait then includes the start of another W&B process, if the signal ended the

@@ -15,16 +15,15 @@ from torch import Tensor, nn
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.jobfile.sections import Train
-from hpcddp.train.agreement import Agreed, PendingAgreement, Votes
 from hpcddp.train.buffers import copy_buffers, restore_buffers
-from hpcddp.train.data.images import Batch
+from hpcddp.train.data.parts import Batch
 from hpcddp.train.errors import UserCodeError
+from hpcddp.train.loop.agreement import Agreed, PendingAgreement, Votes
 from hpcddp.train.losses import Reduction, Share
-from hpcddp.train.noise import nonfinite_gradient
-from hpcddp.train.objective import ModelOutputs, choose_loss, no_rows, zero_loss
-from hpcddp.train.optimizers import set_learning_rate
+from hpcddp.train.model.noise import nonfinite_gradient
+from hpcddp.train.model.objective import ModelOutputs, choose_loss, no_rows, zero_loss
+from hpcddp.train.model.replica import Replica, set_learning_rate
 from hpcddp.train.randomness import seed_step
-from hpcddp.train.replica import Replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,20 +8,18 @@ from typing import Final
 
 from hpcddp.stop import faults
 from hpcddp.stop.reasons import StopReason
-from hpcddp.train.agreement import Agreed, Votes
-from hpcddp.train.checkpoint.save import Saver
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import NonFiniteError, StoppedError
-from hpcddp.train.evaluation import Evaluator
-from hpcddp.train.guard import ReplicaGuard
+from hpcddp.train.loop.agreement import Agreed, Votes
+from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
+from hpcddp.train.loop.schedule import Schedule
+from hpcddp.train.loop.state import Progress, Saver
+from hpcddp.train.loop.step import Position, StepOutcome, Stepper
+from hpcddp.train.loop.stopping import Stopping
 from hpcddp.train.metrics import MetricsFile
-from hpcddp.train.noise import NoiseScale
-from hpcddp.train.pausing import EvaluationStoppedError
-from hpcddp.train.progress import Progress
-from hpcddp.train.replica import Replica
-from hpcddp.train.schedule import Schedule
-from hpcddp.train.step import Position, StepOutcome, Stepper
-from hpcddp.train.stopping import Stopping
+from hpcddp.train.model.guard import ReplicaGuard
+from hpcddp.train.model.noise import NoiseScale
+from hpcddp.train.model.replica import Replica
 
 # Some hundred times the duration of the all-reduce of an agreement.
 _SLOW_STEP_S: Final = 0.5

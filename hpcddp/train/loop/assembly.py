@@ -14,27 +14,25 @@ from hpcddp.batch.plan import BatchPlan, refuse_single_over_ranks, refuse_single
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.batch.scaling import ScaledRule, scaled_hyperparameters
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.train.checkpoint.save import Saver
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.grouping import with_groups
-from hpcddp.train.data.images import Batch, Data
+from hpcddp.train.data.identity import refuse_other_data
 from hpcddp.train.data.loader import Batches, MicroBatchKeys, Placement, choose_workers
 from hpcddp.train.data.opening import open_data
 from hpcddp.train.data.own import first_samples
-from hpcddp.train.data.same import refuse_other_data
+from hpcddp.train.data.parts import Batch, Data
 from hpcddp.train.errors import TrainingError
-from hpcddp.train.evaluation import Evaluator
-from hpcddp.train.loop import Loop
+from hpcddp.train.loop.evaluation import Evaluator
+from hpcddp.train.loop.loop import Loop
+from hpcddp.train.loop.schedule import Schedule
+from hpcddp.train.loop.state import Progress, Saver
+from hpcddp.train.loop.step import Stepper
 from hpcddp.train.metrics import MetricsFile
-from hpcddp.train.model_input import Fit, check_model_input
-from hpcddp.train.models import build_model, place_model
-from hpcddp.train.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
+from hpcddp.train.model.models import Fit, build_model, check_model_input, place_model
+from hpcddp.train.model.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
+from hpcddp.train.model.replica import Replica, build_replica
 from hpcddp.train.precision import Precision
-from hpcddp.train.progress import Progress
 from hpcddp.train.randomness import seed_initialisation
-from hpcddp.train.replica import Replica, build_replica
-from hpcddp.train.schedule import Schedule
-from hpcddp.train.step import Stepper
 
 # Largest micro-batch whose BatchNorm statistics are mostly noise (batch contract, section 2).
 _FEW_FOR_BATCH_NORM = 4

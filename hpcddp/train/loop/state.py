@@ -1,21 +1,74 @@
-"""Save the state of the built-in training: the files of a checkpoint, and the collectives of the ranks for it."""
+"""State of the built-in training: its progress, and what a checkpoint of it holds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import IO, Any, Final
 
 import torch
+import torch.distributed as dist
 
-from hpcddp.run.checkpoints import Manifest
+from hpcddp.run.checkpoints import MANIFEST, Checkpoint, InvalidCheckpointError, Manifest
 from hpcddp.train.checkpoint.staging import Staging
+from hpcddp.train.checkpoint.start import load_file, loading
 from hpcddp.train.checkpoint.writer import CheckpointWriter, SaveOutcome
 from hpcddp.train.context import TrainContext
-from hpcddp.train.errors import NonFiniteError
-from hpcddp.train.merging import gather_differing, gather_samples
-from hpcddp.train.progress import Progress
-from hpcddp.train.replica import Replica
+from hpcddp.train.errors import NonFiniteError, ResumeError
+from hpcddp.train.loop.evaluation import Evaluation
+from hpcddp.train.model.merging import gather_differing, gather_samples, take_rows
+from hpcddp.train.model.noise import NoiseScale
+from hpcddp.train.model.replica import Replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a training is.
+
+    Args:
+        step: optimizer steps done.
+        epoch: the epoch that the next step belongs to, zero-based.
+        samples_seen: samples trained on, repeats counted.
+        skipped_steps: updates skipped because a loss or gradient was not finite.
+        wall_s: seconds spent in ``run_training`` over all attempts, up to here.
+        last_loss: loss of the last step; None before the first, or if it was not finite.
+        evaluation: the last evaluation; None before the first.
+        evaluated_step: optimizer steps done at the last evaluation; None before the first.
+        noise: the gradient noise scale; None where it is not measured.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples_seen: int = 0
+    skipped_steps: int = 0
+    wall_s: float = 0.0
+    last_loss: float | None = None
+    evaluation: Evaluation | None = None
+    evaluated_step: int | None = None
+    noise: NoiseScale | None = None
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the progress as a JSON document; numbers that are not finite become null."""
+        document = asdict(self)
+        if self.evaluation is not None:
+            document["evaluation"] = {
+                name: value if math.isfinite(value) else None for name, value in self.evaluation.as_record().items()
+            }
+        return document
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Progress:
+        """Return the progress that ``as_document`` wrote."""
+        evaluation = document["evaluation"]
+        if evaluation is not None:
+            numbers: dict[str, Any] = {name: math.nan if value is None else value for name, value in evaluation.items()}
+            evaluation = Evaluation(**numbers)
+        # Checkpoints of earlier versions have no such entry.
+        noise = document.get("noise")
+        return cls(**{**document, "evaluation": evaluation, "noise": noise and NoiseScale(**noise)})
+
 
 MODEL_FILE: Final = "model.pt"
 OPTIMIZER_FILE: Final = "optimizer.pt"
@@ -166,3 +219,68 @@ def _refuse_nonfinite(replica: Replica, step: int) -> None:
                 "rate, clip the gradient with train.clip_grad_norm, or use a wider precision",
                 step=step,
             )
+
+
+def restore(checkpoint: Checkpoint, replica: Replica) -> Progress:
+    """Load a verified checkpoint into this rank's replica.
+
+    If the number of ranks is the same as at the save, each rank gets back its own buffers and their number of samples.
+    Otherwise all ranks get the merged buffers, with equal numbers of samples.
+
+    Returns:
+        The progress of the training at the save.
+
+    Raises:
+        ResumeError: the checkpoint is of another model or optimizer.
+        InvalidCheckpointError: the checkpoint can no longer be read.
+    """
+    _refuse_other_average(checkpoint, replica)
+    progress = progress_of(checkpoint)
+    replica.samples = progress.samples_seen // dist.get_world_size()
+    with loading(checkpoint, "train.model and train.optimizer"):
+        replica.model.load_state_dict(load_file(checkpoint, MODEL_FILE))
+        if replica.ema is not None:
+            replica.ema.model.load_state_dict(load_file(checkpoint, EMA_FILE))
+        if RANKS_FILE in checkpoint.manifest.files:
+            saved = load_file(checkpoint, RANKS_FILE)
+            if saved["world_size"] == dist.get_world_size():
+                take_rows(replica.models, saved["buffers"])
+                # Checkpoints of earlier versions have no numbers of samples.
+                replica.samples = saved.get("samples", {dist.get_rank(): replica.samples})[dist.get_rank()]
+        training = load_file(checkpoint, OPTIMIZER_FILE)
+        replica.optimizer.load_state_dict(training["optimizer"])
+        if replica.scaler.is_enabled() and training["scaler"]:
+            replica.scaler.load_state_dict(training["scaler"])
+    return progress
+
+
+def progress_of(checkpoint: Checkpoint) -> Progress:
+    """Return the progress of a training from a checkpoint's manifest.
+
+    Raises:
+        InvalidCheckpointError: the manifest is damaged; earlier versions wrote it without a checksum.
+    """
+    manifest = checkpoint.manifest
+    try:
+        progress = Progress.from_document(manifest.progress)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InvalidCheckpointError(
+            f"{checkpoint.path / MANIFEST} is damaged (its progress is not that of a training: {error})"
+        ) from error
+    if progress.step != manifest.step:
+        raise InvalidCheckpointError(
+            f"{checkpoint.path / MANIFEST} is damaged (its step is {manifest.step}, that of its progress "
+            f"{progress.step})"
+        )
+    return progress
+
+
+def _refuse_other_average(checkpoint: Checkpoint, replica: Replica) -> None:
+    saved = EMA_FILE in checkpoint.manifest.files
+    if saved == (replica.ema is not None):
+        return
+    raise ResumeError(
+        f"{checkpoint.path.name} was saved {'with' if saved else 'without'} averaged weights, and now train.ema_decay "
+        f"is {'null' if saved else 'given'}, so that the average cannot go on; bring the old value back, or submit a "
+        "new run"
+    )

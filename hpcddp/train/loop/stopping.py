@@ -12,10 +12,10 @@ from hpcddp.run.events import append_event
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.stop.deadline import Durations, short_lead_sentence
 from hpcddp.stop.reasons import Cause, StopReason
-from hpcddp.train.checkpoint.save import Saver
 from hpcddp.train.checkpoint.writer import SaveOutcome
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import StoppedError
+from hpcddp.train.loop.state import Saver
 
 # How often rank 0 checks the deadline; each check sorts some hundred numbers.
 _CHECK_EVERY_S: Final = 0.5
