@@ -167,12 +167,6 @@ def test_agreement_carries_the_loss_and_every_wish(votes: Votes) -> None:
     assert agreed == Agreed(loss_sum=2.5, nonfinite=True, save=votes.save, stop=votes.stop)
 
 
-def test_wishes_of_two_steps_add_up() -> None:
-    later = Agreed(loss_sum=3, stop=StopReason.REQUESTED)
-    merged = Agreed(loss_sum=1, save=True, stop=StopReason.DEADLINE).merged(later)
-    assert merged == Agreed(loss_sum=3, save=True, stop=StopReason.DEADLINE)
-
-
 def test_seeds_depend_on_every_part_of_their_key() -> None:
     keys: list[tuple[int | str, ...]] = [
         ("step", 0, 1),

@@ -23,7 +23,7 @@ from torch.nn import functional
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.train.buffers import as_real
 from hpcddp.train.data.loader import Batches, MicroBatchKeys
-from hpcddp.train.data.parts import Batch
+from hpcddp.train.data.parts import MicroBatch
 from hpcddp.train.loop.agreement import Votes
 from hpcddp.train.loop.assembly import Setting, make_replica
 from hpcddp.train.loop.step import Stepper
@@ -38,13 +38,13 @@ _FLOORS: Final = {torch.float64: 1e-6, torch.float32: 1e-2}
 class _RecordingBatches:
     """Iterator over this rank's micro-batches that keeps the digests of their samples."""
 
-    batches: Iterator[Batch]
+    batches: Iterator[MicroBatch]
     samples: list[str] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> MicroBatch:
         inputs, labels = batch = next(self.batches)
         self.samples += [digest(image, label) for image, label in zip(inputs, labels, strict=True)]
         return batch

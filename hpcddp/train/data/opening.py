@@ -15,7 +15,7 @@ from hpcddp.train.data.cifar10 import load_cifar10
 from hpcddp.train.data.identity import fingerprint
 from hpcddp.train.data.imagefolder import load_imagefolder
 from hpcddp.train.data.own import count_classes, load_own
-from hpcddp.train.data.parts import Batch, Data, MemoryImages, WholeBatches, refuse_unknown, take_size
+from hpcddp.train.data.parts import Data, MemoryImages, MicroBatch, WholeBatches, refuse_unknown, take_size
 from hpcddp.train.errors import DataError
 from hpcddp.train.randomness import GOLDEN, mix
 from hpcddp.train.user_code import is_own
@@ -135,7 +135,7 @@ class SyntheticImages(WholeBatches):
     def __len__(self) -> int:
         return self._samples
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> MicroBatch:
         """Return images ``[n, 3, image_size, image_size]``, float32, and labels ``[n]``."""
         words = mix((np.asarray(indices, dtype=np.uint64) + np.uint64(self._first)) * GOLDEN)
         pixels = 3 * self._size * self._size

@@ -70,7 +70,7 @@ class Keyed(Dataset[Any]):
 IMAGE_DIMENSIONS: Final = 4
 """Dimensions of a batch of images, ``[n, C, H, W]``."""
 
-Batch: TypeAlias = tuple[Tensor, Tensor]
+MicroBatch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs ``[n, ...]`` and integer labels ``[n]``."""
 
 
@@ -81,10 +81,10 @@ class WholeBatches(KeyedPart):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> MicroBatch:
         """Return the samples at ``indices`` as one batch, without augmentation."""
 
-    def take(self, keys: SampleKeys) -> Batch:
+    def take(self, keys: SampleKeys) -> MicroBatch:
         """Return the samples of ``keys`` as one batch, with augmentation if the data set has any."""
         return self.__getitems__(keys.indices)
 
@@ -128,12 +128,12 @@ class MemoryImages(WholeBatches):
     def __len__(self) -> int:
         return len(self._pixels)
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> MicroBatch:
         """Return normalised images ``[n, C, H, W]``, float32, and labels ``[n]``."""
         chosen = torch.as_tensor(indices)
         return self._normalise(self._pixels[chosen]), self.targets[chosen]
 
-    def take(self, keys: SampleKeys) -> Batch:
+    def take(self, keys: SampleKeys) -> MicroBatch:
         """Return normalised images ``[n, C, H, W]``, float32, augmented if the part is, and labels ``[n]``."""
         if self._crop_padding is None:
             return self.__getitems__(keys.indices)

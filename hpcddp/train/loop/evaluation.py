@@ -82,7 +82,7 @@ _TOP: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class EvaluationResult:
     """Metrics of the whole validation part.
 
     Args:
@@ -132,7 +132,7 @@ class Evaluator:
 
     def evaluate(
         self, replica: Replica, *, vote: Callable[[], StopReason] = _no_reason, beat: Callable[[], None] = _nothing
-    ) -> Evaluation:
+    ) -> EvaluationResult:
         """Evaluate the averaged weights if there are any, else the model, with buffers merged over ranks.
 
         Args:
@@ -148,7 +148,7 @@ class Evaluator:
         with replica.evaluated() as model:
             results = _with_stop_checks(self._results(model, replica.precision), pauses, beat)
             values = evaluate(self._share, results, self._metrics, device=device)
-        return Evaluation(**values, val_samples=self._share.samples)
+        return EvaluationResult(**values, val_samples=self._share.samples)
 
     def _results(self, model: nn.Module, precision: Precision) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits and labels of each batch of this rank's share."""

@@ -31,8 +31,8 @@ from hpcddp.train.data.workers import lost_worker
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.loop.assembly import Setting, derive_setting, make_loop, make_replica, notes_of
 from hpcddp.train.loop.schedule import Schedule
-from hpcddp.train.loop.state import Progress, Saver, progress_of, restore
-from hpcddp.train.metrics import MetricsFile, keep_until
+from hpcddp.train.loop.state import TrainingProgress, make_checkpointer, progress_of, restore
+from hpcddp.train.metrics import MetricsFile, keep_until, metrics_of
 from hpcddp.train.model.models import count_parameters
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.precision import Precision, set_up_backends
@@ -93,16 +93,17 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     setting = derive_setting(context)
     contract = contract_of(context.spec, setting.data, context.train.seed)
     if checkpoint is not None:
+        # Before the model is built, which may fail because the job is another one.
         refuse_another_contract(checkpoint, contract, _CONTRACT_LABELS)
     replica = make_replica(setting)
-    progress = Progress() if checkpoint is None else restore(checkpoint, replica)
+    checkpointer = make_checkpointer(context, replica, contract, _information(setting))
+    progress = restore(checkpointer, checkpoint, context.attempt, replica)
     metrics = _open_files(setting, replica, progress) if context.is_main else None
-    saver = Saver(context, contract, _information(setting))
     with tracked(context, first_step=progress.step):
         try:
-            progress = make_loop(setting, replica, saver, metrics, progress).run()
+            progress = make_loop(setting, replica, checkpointer, metrics, progress).run()
         finally:
-            saver.abandon()
+            checkpointer.abandon()
         if context.is_main:
             _finish(context, replica, progress)
 
@@ -121,7 +122,7 @@ def contract_of(spec: JobSpec, data: Data, seed: int) -> dict[str, Any]:
     }
 
 
-def _open_files(setting: Setting, replica: Replica, progress: Progress) -> MetricsFile:
+def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) -> MetricsFile:
     """Write the plan, the event and the start-up lines, and drop metrics that are later than the checkpoint."""
     context = setting.context
     raise_if_fenced(context.run, context.attempt)
@@ -135,15 +136,10 @@ def _open_files(setting: Setting, replica: Replica, progress: Progress) -> Metri
     }
     for line in start_up_lines(context, setting.data, setting.schedule, progress, facts):
         context.tell(line)
-    return MetricsFile(
-        context.run.metrics,
-        monotonic=context.monotonic,
-        before_write=lambda: raise_if_fenced(context.run, context.attempt),
-        warn=context.tell,
-    )
+    return metrics_of(context)
 
 
-def _finish(context: TrainContext, replica: Replica, progress: Progress) -> None:
+def _finish(context: TrainContext, replica: Replica, progress: TrainingProgress) -> None:
     raise_if_fenced(context.run, context.attempt)
     result = write_training_result(context, replica.models, progress)
     _event(context, "finish", progress.step, "all steps are done")
@@ -171,7 +167,7 @@ def _event(context: TrainContext, kind: EventKind, step: int, reason: str) -> No
 
 
 def start_up_lines(
-    context: TrainContext, data: Data, schedule: Schedule, progress: Progress, facts: Mapping[str, Any]
+    context: TrainContext, data: Data, schedule: Schedule, progress: TrainingProgress, facts: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield the lines, without line ends.
 
@@ -248,7 +244,9 @@ def parameters_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def write_training_result(context: TrainContext, models: Mapping[str, nn.Module], progress: Progress) -> dict[str, Any]:
+def write_training_result(
+    context: TrainContext, models: Mapping[str, nn.Module], progress: TrainingProgress
+) -> dict[str, Any]:
     """Write the result of a finished run, whole, and return it.
 
     Args:

@@ -20,10 +20,10 @@ from hpcddp.jobfile.sections import BatchNorm
 from hpcddp.train.errors import ModelError
 from hpcddp.train.losses.ranks import add_over_ranks, world_size
 
-_Forward: TypeAlias = Callable[["SyncBatchNorm", Tensor], Tensor]
+_NormForward: TypeAlias = Callable[["SyncBatchNorm", Tensor], Tensor]
 
 # torch leaves the decorator without types.
-_not_compiled: Callable[[_Forward], _Forward] = torch.compiler.disable
+_not_compiled: Callable[[_NormForward], _NormForward] = torch.compiler.disable
 # [n, C], before any dimensions of space.
 _LEAST_DIMENSIONS: Final = 2
 

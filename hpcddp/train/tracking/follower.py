@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 from hpcddp.run.metrics import MetricsLine
 from hpcddp.run.ownership import FencedError, raise_if_fenced
 from hpcddp.run.record import parse_lines
-from hpcddp.train.tracking.protocol import Ending, Point, Subject, Tracker
+from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject, Tracker
 
 _VAL: Final = "val_"
 # Entries that give the position of a point, or are constant.
@@ -95,10 +95,10 @@ class Follower(threading.Thread):
         super().__init__(name=f"hpcddp-{name}", daemon=True)
         self._tracker_name, self._subject, self._connect, self._warn = name, subject, connect, warn
         self._ended = threading.Event()
-        self._ending: Ending | None = None
+        self._ending: AttemptEnding | None = None
         self._warned = ""
 
-    def end(self, ending: Ending | None) -> None:
+    def end(self, ending: AttemptEnding | None) -> None:
         """Let the follower pass the last records and, if the ending is known, close the tracker; ``join`` waits."""
         self._ending = ending
         self._ended.set()

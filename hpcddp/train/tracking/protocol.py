@@ -79,7 +79,7 @@ def _saved(path: Path) -> TrackerMemory:
         return TrackerMemory()
 
 
-class Ending(Enum):
+class AttemptEnding(Enum):
     """How an attempt ended, with its exit code."""
 
     FINISHED = 0
@@ -132,12 +132,12 @@ class Tracker(Protocol):
     def write(self, points: Sequence[Point]) -> None:
         """Show points, in the order of their steps; return when they are sent."""
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: AttemptEnding) -> None:
         """Report how the attempt ended, and close the tracker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class TrackerOrder:
     """The trackers to run, and the run that they show.
 
     Args:
