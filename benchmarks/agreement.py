@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.train.agreement import PendingAgreement, Votes
+from hpcddp.train.loop.agreement import PendingAgreement, Votes
 
 WAYS = ("loss", "ride", "late", "at once")
 WARM_UP_STEPS = 20

@@ -30,7 +30,12 @@ _PEER_RECORDS_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.2
 
 # The files of a thread that waits for its peers: in a collective, in a backward that reduces, or reading a sum.
-_WAITING_IN: Final = ("torch/distributed/", "torch/autograd/", "torch/cuda/streams.py", "hpcddp/train/agreement.py")
+_WAITING_IN: Final = (
+    "torch/distributed/",
+    "torch/autograd/",
+    "torch/cuda/streams.py",
+    "hpcddp/train/loop/agreement.py",
+)
 
 
 def start_watchdog(

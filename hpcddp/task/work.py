@@ -120,7 +120,7 @@ def _train(inputs: TaskInputs, meeting: Rendezvous, *, rendezvous_timeout: timed
     from hpcddp.train.context import TrainContext
     from hpcddp.train.entry import run_entrypoint
     from hpcddp.train.errors import StoppedError
-    from hpcddp.train.job import run_training
+    from hpcddp.train.loop.job import run_training
 
     env, attempt, spec = inputs.env, inputs.attempt, inputs.spec
     device = distributed.choose_device(env, spec.device)

@@ -1,4 +1,4 @@
-"""What a training is told from outside: the job, who this rank is, and the few doors to the world."""
+"""Facts that a training gets from its task: the job, this rank, the run, clocks and callbacks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def never_stop() -> StopReason:
 
 
 def unknown_cause() -> str | None:
-    """Return None: nobody was asked."""
+    """Return None: the cause is not known."""
     return None
 
 
@@ -52,13 +52,13 @@ class TrainContext:
         threads: torch's threads in this process.
         cpus: CPUs that the kernel lets this process use; loader workers are counted from them.
         should_stop: called once per optimizer step on every rank; returns why this rank wants to stop. All ranks stop
-            after the same step when any of them wants to.
-        cause: asked on rank 0 at a stop; a ``Cause``'s word, or None if it is not known.
+            after the same step if any of them wants to.
+        cause: called on rank 0 at a stop; a ``Cause``'s word, or None if it is not known.
         deadline: the end of the job.
         heartbeat: takes this rank's signs of life.
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
-        say: prints one line for the person who reads rank 0's log.
+        say: prints one line to rank 0's log.
     """
 
     spec: JobSpec

@@ -11,79 +11,26 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from hpcddp.batch.job import JobPlan, plan_job
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.run.decision import Decision
-from hpcddp.run.events import append_event, read_events
+from hpcddp.run.events import append_event
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.result import FINISHED, Result, write_result
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.train.checkpoint.checkpointer import Checkpointer, Stateful
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import UserCodeError
-from hpcddp.train.metrics import MetricsFile
-from hpcddp.train.stopper import Stopper
-from hpcddp.train.stopping import record_decision
+from hpcddp.train.metrics import MetricsFile, metrics_of
+from hpcddp.train.stopper import RunStopper
 from hpcddp.train.tracking.opening import Tracking, tracked
 from hpcddp.train.user_code import load_function
 
 _NOTHING: Mapping[str, Any] = {}
-
-
-class RunStopper(Stopper):
-    """The stopper of an ``entrypoint``: it knows the deadline of the job, and records where the ranks have stopped.
-
-    Args:
-        context: the run and this rank.
-        metrics: flushed before the process ends; None on other ranks than 0.
-        tracking: stopped before the process ends.
-    """
-
-    def __init__(self, context: TrainContext, metrics: MetricsFile | None, tracking: Tracking) -> None:
-        super().__init__(environment=_NOTHING)
-        self._context, self._metrics, self._tracking = context, metrics, tracking
-        self._deadline = context.deadline
-
-    def should_stop(self) -> bool:
-        """Return whether to stop now: the same answer on every rank. A collective, called once after every step."""
-        # The call also says that the loop has begun: before it, a signal ends the process at once.
-        self._context.should_stop()
-        return super().should_stop()
-
-    def exit(self) -> NoReturn:
-        """End the process on all ranks with exit code 75: the state is saved, and the job asks to be requeued.
-
-        Neither ``finally`` blocks nor ``atexit`` functions run. Save first, and wait until the checkpoint is written.
-        """
-        if self._metrics is not None:
-            self._metrics.flush()
-            self._write()
-        self._tracking.stop()
-        super().exit()
-
-    def _write(self) -> None:
-        context = self._context
-        saves = [event for event in read_events(context.run.events) if event["event"] == "save" and event["step"]]
-        cause = Cause.TIME_LIMIT.value if self._reason is StopReason.DEADLINE else context.cause()
-        raise_if_fenced(context.run, context.attempt)
-        record_decision(
-            context,
-            Decision(
-                attempt=context.attempt,
-                step=max((event["step"] for event in saves), default=0),
-                reason=(self._reason or StopReason.REQUESTED).word,
-                cause=cause,
-                saved=any(event["attempt"] == context.attempt for event in saves),
-                save_s=0.0,
-                time=context.now(),
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +56,7 @@ class Context:
     spec: JobSpec
     run_dir: Path
     attempt: int
-    stopper: Stopper
+    stopper: RunStopper
     logger: logging.Logger
     _metrics: MetricsFile | None = field(repr=False)
 
@@ -135,7 +82,10 @@ class Context:
         """
         batch = self.spec.batch
         stated = {"global batch": batch.global_batch_size, "tail": batch.tail, "order": batch.order, **contract}
-        return Checkpointer(self.run_dir, objects, keep=self.spec.checkpoint.keep, contract=stated)
+        checkpointer = Checkpointer(self.run_dir, objects, keep=self.spec.checkpoint.keep, contract=stated)
+        # How long its saves take decides how early the stopper stops.
+        self.stopper.checkpointer = checkpointer
+        return checkpointer
 
     def log(self, step: int, **numbers: float) -> None:
         """Add a line to ``metrics.jsonl``, which ``hpcddp status`` reads; on rank 0; other ranks do nothing.
@@ -174,7 +124,7 @@ def run_entrypoint(context: TrainContext) -> None:
             f"entrypoint is {name}, which is an async function or a generator, and calling it runs nothing of it; "
             "write a plain function"
         )
-    metrics = _metrics_of(context) if context.is_main else None
+    metrics = metrics_of(context) if context.is_main else None
     if context.is_main:
         append_event(context.run.events, kind="train", time=context.now(), attempt=context.attempt, reason=name)
     with tracked(context, first_step=None) as tracking:
@@ -188,15 +138,6 @@ def run_entrypoint(context: TrainContext) -> None:
     dist.barrier()
 
 
-def _metrics_of(context: TrainContext) -> MetricsFile:
-    return MetricsFile(
-        context.run.metrics,
-        monotonic=context.monotonic,
-        before_write=lambda: raise_if_fenced(context.run, context.attempt),
-        warn=context.tell,
-    )
-
-
 def _context_for(context: TrainContext, metrics: MetricsFile | None, tracking: Tracking) -> Context:
     spec = context.spec
     return Context(
@@ -207,7 +148,7 @@ def _context_for(context: TrainContext, metrics: MetricsFile | None, tracking: T
         spec=spec,
         run_dir=context.run.path,
         attempt=context.attempt,
-        stopper=RunStopper(context, metrics, tracking),
+        stopper=RunStopper(context, metrics=metrics, tracking=tracking),
         logger=_logger(context.rank),
         _metrics=metrics,
     )

@@ -10,7 +10,9 @@ from typing import Any
 
 from hpcddp.run.files import append_line, write_text
 from hpcddp.run.metrics import MetricsLine
+from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.record import parse_lines
+from hpcddp.train.context import TrainContext
 
 FLUSH_EVERY_S = 2.0
 
@@ -61,6 +63,16 @@ class MetricsFile:
         if not self._warned:
             self._warn(f"warning: {self._path} cannot be written ({error}); the training goes on, its records wait")
         self._warned = True
+
+
+def metrics_of(context: TrainContext) -> MetricsFile:
+    """Return the metrics file of a run, which an attempt that no longer owns the run must not write."""
+    return MetricsFile(
+        context.run.metrics,
+        monotonic=context.monotonic,
+        before_write=lambda: raise_if_fenced(context.run, context.attempt),
+        warn=context.tell,
+    )
 
 
 def keep_until(path: Path, step: int, evaluated_step: int | None) -> None:

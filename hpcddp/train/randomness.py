@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hpcddp.batch.order import CONTRACT_VERSION
 
 Words: TypeAlias = NDArray[np.uint64]
-Split: TypeAlias = Literal["train", "val"]
+DataSplit: TypeAlias = Literal["train", "val"]
 
 # 2^64 divided by the golden ratio: the step of SplitMix64.
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -60,7 +60,7 @@ class SampleKeys:
     """
 
     seed: int
-    split: Split
+    split: DataSplit
     epoch: int
     indices: Sequence[int]
 

@@ -1,12 +1,17 @@
-"""``hpcddp.Stopper``: stop the user's own training loop on all ranks after the same step."""
+"""Stop a training loop on all ranks after the same step: ``hpcddp.Stopper``, and the stopper of a run of hpcddp.
+
+Both measure the steps and vote in the same way. They differ in what they are told, and in how the ranks agree: the
+public class and an ``entrypoint`` by an all-reduce in a group of its own, the built-in loop in the sum of each step.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NoReturn, cast
 
@@ -15,11 +20,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.errors import UserError
-from hpcddp.stop.deadline import Deadline, Durations
-from hpcddp.stop.listener import LISTENER, SignalListener
-from hpcddp.stop.reasons import ExitCode, StopReason
-from hpcddp.train import callers
+from hpcddp.run.decision import Decision, write_decision
+from hpcddp.run.events import append_event, read_events
+from hpcddp.run.ownership import raise_if_fenced
+from hpcddp.stop.deadline import Deadline, Durations, short_lead_sentence
+from hpcddp.stop.listener import LISTENER
+from hpcddp.stop.reasons import Cause, ExitCode, StopReason
+from hpcddp.train import distributed
+from hpcddp.train.checkpoint.checkpointer import Checkpointer
+from hpcddp.train.context import TrainContext
 from hpcddp.train.data.workers import start_worker
+from hpcddp.train.metrics import MetricsFile
+from hpcddp.train.tracking.opening import Tracking
+
+# How often rank 0 checks the deadline; each check sorts some hundred numbers.
+_CHECK_EVERY_S: Final = 0.5
+# Fewer steps say little about the slowest ones.
+_ENOUGH_STEPS: Final = 20
 
 REQUEUE_FILE: Final = "HPCDDP_REQUEUE_FILE"
 """The environment variable with the path of a file whose presence asks for a requeue of the job."""
@@ -64,21 +81,17 @@ class Stopper:
     """
 
     def __init__(self, *, save_s: float | None = None, environment: Mapping[str, str] = os.environ) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            raise StopperError(
-                "hpcddp.Stopper is made in another thread than the main one, which alone may set signal handlers; make "
-                "it in the main thread"
-            )
         self._environment, self._save_s = environment, save_s
         self._deadline = _deadline_in(environment)
-        self._listener: SignalListener = LISTENER
-        self._listener.install()
+        self._now, self._monotonic = time.time, time.monotonic
         self._group: dist.ProcessGroup | None = None
         self._pending: tuple[Tensor, dist.Work] | None = None
         self._requested = False
         self._steps = Durations()
         self._last_call: float | None = None
+        self._near_end, self._checked_at = False, float("-inf")
         self._reason = StopReason.NONE
+        self._listen()
 
     @property
     def reason(self) -> str:
@@ -98,15 +111,21 @@ class Stopper:
         Raises:
             NoGroupError: several processes have been started, and no process group is open.
         """
-        if self._reason is not StopReason.NONE:
-            return True
-        self._measure()
-        callers.refuse_without_group(self._environment)
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            self._reason = self._agree(self._vote())
-        else:
-            self._reason = self._vote()
-        return self._reason is not StopReason.NONE
+        if not self._reason:
+            self._measure()
+            distributed.refuse_without_group(self._environment)
+            several = dist.is_initialized() and dist.get_world_size() > 1
+            self._reason = self._agree(self.vote()) if several else self.vote()
+        return bool(self._reason)
+
+    def vote(self) -> StopReason:
+        """Return why this rank wants to stop: a signal, ``request``, or on rank 0 the clock. The others do not know."""
+        reason = self._told()
+        if not reason and self._requested:
+            reason = StopReason.REQUESTED
+        if not reason and distributed.rank() == 0 and self._is_near_the_end():
+            reason = StopReason.DEADLINE
+        return reason
 
     @staticmethod
     def worker_init(worker: int) -> None:
@@ -122,7 +141,7 @@ class Stopper:
 
         Neither ``finally`` blocks nor ``atexit`` functions run. Save first, and wait until the checkpoint is written.
         """
-        if callers.rank() == 0 and (path := self._environment.get(REQUEUE_FILE)):
+        if distributed.rank() == 0 and (path := self._environment.get(REQUEUE_FILE)):
             Path(path).touch(mode=0o600)
         if dist.is_initialized():
             # The launcher may end the other ranks as soon as one has exited.
@@ -132,24 +151,38 @@ class Stopper:
         # Freeing DDP can deadlock after another rank has exited.
         os._exit(ExitCode.STOPPED)
 
+    def _listen(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise StopperError(
+                "hpcddp.Stopper is made in another thread than the main one, which alone may set signal handlers; make "
+                "it in the main thread"
+            )
+        LISTENER.install()
+
+    def _told(self) -> StopReason:
+        return LISTENER.reason()
+
     def _measure(self) -> None:
-        now = time.monotonic()
+        """Take the time between two calls as the duration of a step; the first step, which may compile, is left out."""
+        now = self._monotonic()
         if self._last_call is not None:
             self._steps.add(now - self._last_call)
         self._last_call = now
 
-    def _vote(self) -> StopReason:
-        reason = self._listener.reason()
-        if reason is StopReason.NONE and self._requested:
-            reason = StopReason.REQUESTED
-        if reason is StopReason.NONE and callers.rank() == 0 and self._is_near_the_end():
-            reason = StopReason.DEADLINE
-        return reason
-
     def _is_near_the_end(self) -> bool:
-        if self._deadline.end_time is None:
-            return False
-        return self._deadline.is_near(time.time(), step_s=self._steps.p95(), save_s=self._save_s)
+        now = self._monotonic()
+        if self._deadline.end_time is not None and now - self._checked_at >= _CHECK_EVERY_S:
+            self._checked_at = now
+            step_s, save_s = self._steps.p95(), self._p95_of_saves()
+            self._near_end = self._deadline.is_near(self._now(), step_s=step_s, save_s=save_s)
+            self._warn(step_s, save_s)
+        return self._near_end
+
+    def _p95_of_saves(self) -> float | None:
+        return self._save_s
+
+    def _warn(self, step_s: float | None, save_s: float | None) -> None:
+        """Warn if the measured durations do not fit what the job says; only a run of hpcddp knows its job."""
 
     def _agree(self, vote: StopReason) -> StopReason:
         """Return the result of the agreement that the last call started, and start the next one."""
@@ -166,6 +199,142 @@ class Stopper:
             work = dist.all_reduce(own, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
             self._pending = own, work
         return agreed
+
+
+class RunStopper(Stopper):
+    """The stopper of a run of hpcddp: the built-in training, or an ``entrypoint``.
+
+    It is told the signals and the end of the job by the context, knows how long saves take, and records where and why
+    the ranks have stopped.
+
+    Args:
+        context: the run and this rank.
+        checkpointer: its past saves tell how long a save takes; None = not known yet.
+        metrics: flushed by ``exit``; None on other ranks than 0.
+        tracking: stopped by ``exit``.
+    """
+
+    def __init__(
+        self,
+        context: TrainContext,
+        checkpointer: Checkpointer | None = None,
+        *,
+        metrics: MetricsFile | None = None,
+        tracking: Tracking | None = None,
+    ) -> None:
+        super().__init__(environment={})
+        self._context, self.checkpointer, self._metrics, self._tracking = context, checkpointer, metrics, tracking
+        self._deadline, self._now, self._monotonic = context.deadline, context.now, context.monotonic
+        self._first_step_seen = self._warned = False
+
+    @property
+    def agreed(self) -> StopReason:
+        """Why all ranks stop; ``NONE`` while they do not."""
+        return self._reason
+
+    def agree_on(self, reason: StopReason) -> None:
+        """Take the reason on which the ranks have agreed elsewhere; of several reasons the largest counts."""
+        self._reason = max(self._reason, reason)
+
+    def add_step(self, seconds: float) -> None:
+        """Add the duration of a step; the first one of an attempt is left out, because it may compile."""
+        if self._first_step_seen:
+            self._steps.add(seconds)
+        self._first_step_seen = True
+
+    def exit(self) -> NoReturn:
+        """End the process on all ranks with exit code 75: the state is saved, and the job asks to be requeued.
+
+        Neither ``finally`` blocks nor ``atexit`` functions run. Save first, and wait until the checkpoint is written.
+        """
+        if self._metrics is not None:
+            self._metrics.flush()
+            run, attempt = self._context.run, self._context.attempt
+            saves = [event for event in read_events(run.events) if event["event"] == "save" and event["step"]]
+            step = max((event["step"] for event in saves), default=0)
+            self.record(step=step, saved=any(event["attempt"] == attempt for event in saves), save_s=None)
+        if self._tracking is not None:
+            self._tracking.stop()
+        super().exit()
+
+    def record(self, *, step: int, saved: bool, save_s: float | None) -> None:
+        """Write the stop to the event log and to ``decision.json``, on rank 0; disk errors are warnings.
+
+        Args:
+            step: optimizer steps done.
+            saved: whether a checkpoint of this step exists.
+            save_s: how long its save took, in seconds; 0 if it existed before, None if that is not known.
+
+        Raises:
+            FencedError: another attempt owns the run.
+        """
+        context, reason = self._context, self._reason or StopReason.REQUESTED
+        if not context.is_main:
+            return
+        cause = Cause.TIME_LIMIT.value if reason is StopReason.DEADLINE else context.cause()
+        raise_if_fenced(context.run, context.attempt)
+        decision = Decision(
+            attempt=context.attempt,
+            step=step,
+            reason=reason.word,
+            cause=cause,
+            saved=saved,
+            save_s=round(save_s or 0.0, 3),
+            time=context.now(),
+        )
+        with self._disk_errors_as_warnings(context.run.events):
+            append_event(
+                context.run.events,
+                kind="stop",
+                time=decision.time,
+                attempt=decision.attempt,
+                step=decision.step,
+                reason=decision.reason,
+                cause=decision.cause,
+                saved=decision.saved,
+                save_s=decision.save_s,
+            )
+        attempt = context.run.attempt(context.attempt)
+        with self._disk_errors_as_warnings(attempt.decision):
+            write_decision(attempt, decision)
+        if save_s is not None:
+            how = f"saved in {save_s:.1f} s" if saved else "not saved"
+            context.tell(f"all ranks stopped after step {step} ({reason.word}, cause {cause or 'unknown'}), {how}")
+
+    def _listen(self) -> None:
+        """Do nothing: the task has installed the listener, and the context passes on what it receives."""
+
+    def _told(self) -> StopReason:
+        return self._context.should_stop()
+
+    def _p95_of_saves(self) -> float | None:
+        saves = Durations()
+        for seconds in self.checkpointer.seconds if self.checkpointer is not None else ():
+            saves.add(seconds)
+        return saves.p95()
+
+    def _warn(self, step_s: float | None, save_s: float | None) -> None:
+        """Warn once if ``requeue.signal_lead`` is too short for a step and a save."""
+        context = self._context
+        if self._warned or len(self._steps) < _ENOUGH_STEPS:
+            return
+        lead = context.spec.signal_lead
+        sentence = short_lead_sentence(None if lead is None else lead.total_seconds(), step_s, save_s)
+        if sentence is not None:
+            self._warned = True
+            context.tell(f"warning: {sentence}")
+            with self._disk_errors_as_warnings(context.run.events):
+                append_event(
+                    context.run.events, kind="warning", time=context.now(), attempt=context.attempt, reason=sentence
+                )
+
+    @contextlib.contextmanager
+    def _disk_errors_as_warnings(self, path: Path) -> Iterator[None]:
+        """Turn an OSError of the block into a warning: the training must stop in the same way with a full disk."""
+        try:
+            yield
+        except OSError as error:
+            self._context.tell(f"warning: {path} cannot be written ({error})")
 
 
 def _deadline_in(environment: Mapping[str, str]) -> Deadline:

@@ -23,14 +23,14 @@ from torch import Tensor, nn
 
 from hpcddp.batch.plan import plan_batch
 from hpcddp.jobfile.sections import Train
-from hpcddp.train.agreement import Votes
 from hpcddp.train.errors import DriftError, UserCodeError
-from hpcddp.train.guard import ReplicaGuard
-from hpcddp.train.merging import gather_differing, merged_buffers, take_rows
-from hpcddp.train.noise import NoiseScale
-from hpcddp.train.normalisation import absent, choose_batch_norm
-from hpcddp.train.replica import build_replica
-from hpcddp.train.step import Position, Stepper, update
+from hpcddp.train.loop.agreement import Votes
+from hpcddp.train.loop.step import Position, Stepper, update
+from hpcddp.train.model.guard import ReplicaGuard
+from hpcddp.train.model.merging import gather_differing, merged_buffers, take_rows
+from hpcddp.train.model.noise import NoiseScale
+from hpcddp.train.model.normalisation import absent, choose_batch_norm
+from hpcddp.train.model.replica import build_replica
 
 RATE = 0.1
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hpcddp.train.data.digits import load_digits
+from hpcddp.train.data.opening import load_digits
 
 
 class FewDigits(Dataset[Any]):

@@ -23,7 +23,7 @@ from hpcddp.stop import faults
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import StoppedError
-from hpcddp.train.job import run_training
+from hpcddp.train.loop.job import run_training
 
 
 def main(plan_path: Path, rank: int) -> int:

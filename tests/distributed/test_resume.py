@@ -1,15 +1,21 @@
-"""Real ranks that are killed, stopped or overtaken, and what the next attempt makes of it."""
+"""Real ranks that are killed, also during a save, or stopped, and what the next attempt makes of it."""
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed.training import job_document, result, run_ranks, without_times
+from hpcddp.run.checkpoints import newest_valid
+from hpcddp.run.decision import read_decision
+from hpcddp.run.directory import RunDirectory
+from hpcddp.stop.faults import SAVE_POINTS
+from tests.distributed.training import evaluations, job_document, result, run_ranks, without_times
 
 CHANGES: dict[str, dict[str, Any]] = {
     "fp64": {"train__optimizer": {"name": "sgd", "momentum": 0.9}},
@@ -70,3 +76,69 @@ def test_every_rank_says_that_there_is_no_valid_checkpoint(killed: Path) -> None
     assert outcome.codes == [65, 65]
     assert "is passed over" in outcome.outputs[0]
     assert "optimizer.pt has" in outcome.outputs[0]
+
+
+# The ranks have 9 and 8 batches of 16 validation samples, and ask each other once.
+EVALUATING: dict[str, Any] = {"train__epochs": 2, "train__dataset_args": {"val": 257}}
+
+
+def test_ranks_with_different_shares_leave_an_evaluation_together(tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    jobs = [
+        {"run": whole, "spec": job_document(**EVALUATING)},
+        # Four steps, then the first question of the evaluation, which rank 1 answers.
+        {"run": stopped, "spec": job_document(**EVALUATING), "stop_after_calls": 4, "stop_rank": 1},
+        {"run": stopped, "spec": job_document(**EVALUATING), "attempt": 1},
+    ]
+    outcome = run_ranks(tmp_path / "ranks", 2, jobs)
+    assert outcome.codes == [0, 0], outcome.outputs
+    assert {error["kind"] for error in outcome.errors.values()} == {"stopped"}
+    decision = read_decision(RunDirectory(stopped).attempt(0))
+    assert decision is not None
+    assert (decision.step, decision.reason, decision.saved) == (4, "warned", True)
+    assert len(evaluations(stopped)) == 2
+    assert without_times(stopped) == without_times(whole)
+    assert result(stopped)["parameters_sha256"] == result(whole)["parameters_sha256"]
+
+
+# Saves after steps 2, 4, 6 and 8; the first, one in the middle of an epoch, and one that removes an old one.
+SAVED_STEPS = (2, 6, 8)
+
+
+def saving_spec() -> dict[str, Any]:
+    return job_document(
+        train__epochs=3,
+        checkpoint={"every": {"steps": 2}, "keep": 2},
+        train__optimizer={"name": "sgd", "momentum": 0.9},
+    )
+
+
+def no_warning(text: str) -> None:
+    raise AssertionError(text)
+
+
+def kill_and_resume(folder: Path, trials: Sequence[tuple[str, int]]) -> None:
+    runs = {trial: folder / f"{trial[0]}-{trial[1]}" for trial in trials}
+    for (point, step), run in runs.items():
+        job = {"run": run, "spec": saving_spec(), "faults": f"kill@{point}:{step},rank=0"}
+        outcome = run_ranks(folder / f"kill-{run.name}", 2, [job])
+        assert outcome.codes[0] == -9
+        assert outcome.codes[1] != 0
+        saved = step if point in ("save.latest", "save.prune") else step - 2
+        newest = newest_valid(run / "checkpoints", expected=saved > 0, warn=no_warning)
+        assert (newest.manifest.step if newest else 0) == saved
+    again = [{"run": run, "spec": saving_spec(), "attempt": 1} for run in runs.values()]
+    whole = {"run": folder / "whole", "spec": saving_spec()}
+    assert run_ranks(folder / "again", 2, [whole, *again]).codes == [0, 0]
+    for run in runs.values():
+        assert result(run)["parameters_sha256"] == result(folder / "whole")["parameters_sha256"]
+        assert without_times(run) == without_times(folder / "whole")
+
+
+def test_killed_just_before_its_checkpoint_gets_its_name(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, [("save.rename", 6)])
+
+
+@pytest.mark.long
+def test_killed_at_any_point_of_any_save(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, list(product(SAVE_POINTS, SAVED_STEPS)))

@@ -18,7 +18,7 @@ from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import Deadline
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.context import TrainContext, never_stop, unknown_cause
-from hpcddp.train.job import run_training
+from hpcddp.train.loop.job import run_training
 from tests.distributed.training import job_document
 
 NO_DEADLINE = Deadline()

@@ -16,8 +16,8 @@ from torchvision.transforms.v2 import functional
 
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.data.augmentation import BOX_DRAWS, Box, crop_and_flip, random_box
-from hpcddp.train.data.images import Data
 from hpcddp.train.data.opening import open_data
+from hpcddp.train.data.parts import Data
 from hpcddp.train.errors import DataError
 from hpcddp.train.randomness import SampleKeys
 from tests.train.cifar10_files import write_binary

@@ -17,8 +17,8 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.ownership import FencedError
 from hpcddp.stop import faults
-from hpcddp.train.callers import NoGroupError
-from hpcddp.train.checkpoint.checkpointer import Checkpointer, CheckpointerError, Stateful
+from hpcddp.train.checkpoint.checkpointer import Checkpointer, CheckpointerError, SaveSettings, Stateful
+from hpcddp.train.distributed import NoGroupError
 from hpcddp.train.errors import ResumeError, SaveError
 from tests.run.test_checkpoints import flip
 
@@ -91,7 +91,7 @@ def test_newest_ones_are_kept_and_written_down(tmp_path: Path) -> None:
     ]
 
 
-def test_rotten_newest_is_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_newest_is_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loop = Loop(tmp_path / "run")
     loop.checkpointer.restore()
     for step in (1, 2):
@@ -126,7 +126,7 @@ def test_file_that_the_manifest_does_not_name_is_not_loaded(tmp_path: Path) -> N
         Checkpointer(tmp_path / "run", {"network": loop.model}).restore()
 
 
-def test_all_rotten_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
+def test_all_damaged_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "run")
     loop.checkpointer.restore()
     loop.checkpointer.save(1)
@@ -192,6 +192,37 @@ def test_other_objects_are_refused(tmp_path: Path) -> None:
             Checkpointer(tmp_path / "run", objects).restore()
 
 
+class Seen:
+    """An object whose state may be empty."""
+
+    def __init__(self, **state: int) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = state
+
+
+def test_optional_object_has_a_file_only_while_it_has_a_state(tmp_path: Path) -> None:
+    model, seen, settings = nn.Linear(1, 1), Seen(), SaveSettings(optional=("seen",))
+    first = Checkpointer(tmp_path / "run", {"model": model, "seen": seen}, settings=settings)
+    first.restore()
+    first.save(1)
+    first.wait()
+    assert not (tmp_path / "run" / "checkpoints" / "step-000001" / "seen.pt").exists()
+    again = Seen(samples=7)
+    second = Checkpointer(tmp_path / "run", {"model": model, "seen": again}, settings=settings)
+    assert second.restore().step == 1
+    assert again.state == {"samples": 7}
+    second.save(2)
+    second.wait()
+    third = Checkpointer(tmp_path / "run", {"model": model, "seen": seen}, settings=settings)
+    assert third.restore().step == 2
+    assert seen.state == {"samples": 7}
+
+
 def test_save_before_restore_is_refused(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "run")
     for use in (lambda: loop.checkpointer.save(1), loop.checkpointer.wait):
@@ -211,7 +242,7 @@ def test_facts_that_are_no_json_are_refused_at_once(tmp_path: Path) -> None:
     [
         ({}, 3, "objects is empty"),
         ({"a/b": nn.Linear(1, 1)}, 3, "an object is called 'a/b', which cannot name a file"),
-        ({"a": nn.Linear(1, 1)}, 1, "keep is 1, and a rotten newest checkpoint needs one before it"),
+        ({"a": nn.Linear(1, 1)}, 1, "keep is 1, and a damaged newest checkpoint needs one before it"),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path: Path, objects: Any, keep: int, sentence: str) -> None:

@@ -14,11 +14,9 @@ from PIL import Image
 
 from hpcddp.batch.samples import TRAINING_SAMPLES, VALIDATION_SAMPLES
 from hpcddp.jobfile.sections import Train
-from hpcddp.train.data.digits import load_digits
-from hpcddp.train.data.fingerprint import fingerprint, tensor_bytes
-from hpcddp.train.data.images import Data
-from hpcddp.train.data.opening import open_data
-from hpcddp.train.data.synthetic import SyntheticImages
+from hpcddp.train.data.identity import fingerprint, tensor_bytes
+from hpcddp.train.data.opening import SyntheticImages, load_digits, open_data
+from hpcddp.train.data.parts import Data
 from hpcddp.train.errors import DataError, TrainingError
 from tests.train.cifar10_files import cifar_batch, write_binary, write_pickled
 

@@ -14,9 +14,9 @@ from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.directory import RunDirectory
 from hpcddp.train.checkpoint.staging import Staging
 from hpcddp.train.context import TrainContext
-from hpcddp.train.job import run_training
+from hpcddp.train.loop.job import run_training
 from hpcddp.train.scoring import ValidationShare, evaluate
-from hpcddp.train.scoring.tally import Tally
+from hpcddp.train.scoring.evaluate import Tally
 from tests.distributed.scoring_rank import METRICS, outputs_and_targets
 from tests.distributed.training import job_document, result, steps
 from tests.train.conftest import ONE_RANK, Training

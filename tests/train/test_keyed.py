@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcddp.train.data.images import Data
-from hpcddp.train.data.keyed import Keyed
 from hpcddp.train.data.loader import Batches, Placement
+from hpcddp.train.data.parts import Data, Keyed
 from hpcddp.train.randomness import SampleKeys
 from tests.distributed.own_code import FewDigits, noisy_digits
 from tests.distributed.training import result

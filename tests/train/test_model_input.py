@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hpcddp.train.errors import ModelError
-from hpcddp.train.model_input import Fit, check_model_input
-from hpcddp.train.models import build_model
-from hpcddp.train.objective import mean_loss, zero_loss
+from hpcddp.train.model.models import Fit, build_model, check_model_input
+from hpcddp.train.model.objective import mean_loss, zero_loss
 from hpcddp.train.precision import Precision
 
 

@@ -15,16 +15,16 @@ from hpcddp.batch.plan import plan_batch
 from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.sections import LearningRate, Optimizer
 from hpcddp.stop.reasons import StopReason
-from hpcddp.train.agreement import Agreed, PendingAgreement, Votes
 from hpcddp.train.data.loader import Placement
 from hpcddp.train.errors import TrainingError
+from hpcddp.train.loop.agreement import Agreed, PendingAgreement, Votes
+from hpcddp.train.loop.job import parameters_sha256
+from hpcddp.train.loop.schedule import Schedule
 from hpcddp.train.metrics import MetricsFile, keep_until
-from hpcddp.train.models import place_model
-from hpcddp.train.optimizers import build_optimizer, set_learning_rate
+from hpcddp.train.model.models import place_model
+from hpcddp.train.model.replica import build_optimizer, set_learning_rate
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.randomness import keyed_seed
-from hpcddp.train.result import parameters_sha256
-from hpcddp.train.schedule import Schedule
 
 NAMES: tuple[Any, ...] = ("fp32", "tf32", "bf16", "fp16", "fp64")
 
@@ -165,12 +165,6 @@ def test_vote_for_an_unknown_stop_code_is_an_error(code: int) -> None:
 def test_agreement_carries_the_loss_and_every_wish(votes: Votes) -> None:
     agreed = PendingAgreement(torch.tensor(2.5, dtype=torch.float64), votes, torch.tensor(1.0)).read()
     assert agreed == Agreed(loss_sum=2.5, nonfinite=True, save=votes.save, stop=votes.stop)
-
-
-def test_wishes_of_two_steps_add_up() -> None:
-    later = Agreed(loss_sum=3, stop=StopReason.REQUESTED)
-    merged = Agreed(loss_sum=1, save=True, stop=StopReason.DEADLINE).merged(later)
-    assert merged == Agreed(loss_sum=3, save=True, stop=StopReason.DEADLINE)
 
 
 def test_seeds_depend_on_every_part_of_their_key() -> None:

@@ -13,12 +13,11 @@ from torch import nn
 
 from hpcddp.batch.refusals import PlanError
 from hpcddp.run.checkpoints import list_checkpoints
-from hpcddp.train.ema import Ema
 from hpcddp.train.errors import ModelError, ResumeError, UserCodeError
-from hpcddp.train.guard import LEARNING_RATE, digest, drift_error
-from hpcddp.train.noise import NoiseScale
-from hpcddp.train.normalisation import choose_batch_norm
-from hpcddp.train.sync_batch_norm import NativeSyncBatchNorm, SyncBatchNorm
+from hpcddp.train.model.guard import LEARNING_RATE, digest, drift_error
+from hpcddp.train.model.noise import NoiseScale
+from hpcddp.train.model.normalisation import NativeSyncBatchNorm, SyncBatchNorm, choose_batch_norm
+from hpcddp.train.model.replica import Ema
 from tests.distributed.norm_code import norm_net, own_forward
 from tests.distributed.training import evaluations, result, steps
 from tests.train.conftest import Training

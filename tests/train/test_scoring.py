@@ -25,7 +25,7 @@ from hpcddp.train.scoring import (
     ValidationShare,
     evaluate,
 )
-from hpcddp.train.scoring.tally import Tally
+from hpcddp.train.scoring.evaluate import Tally
 from tests.distributed.scoring_rank import METRICS, outputs_and_targets
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hpcddp
-from hpcddp.train.callers import NoGroupError
+from hpcddp.train.distributed import NoGroupError
 from hpcddp.train.stopper import Stopper, StopperError
 
 ROOT = Path(__file__).parents[2]

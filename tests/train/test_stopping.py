@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from torch import nn
 
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.decision import Decision, read_decision
@@ -14,7 +15,9 @@ from hpcddp.run.events import read_events
 from hpcddp.stop import faults
 from hpcddp.stop.deadline import Deadline
 from hpcddp.stop.reasons import StopReason
+from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.errors import StoppedError
+from hpcddp.train.stopper import RunStopper
 from tests.distributed.training import records, result
 from tests.train.conftest import Training
 
@@ -163,3 +166,22 @@ def test_a_stop_asked_for_in_a_slow_step_comes_after_that_step(training: Trainin
 
     decision = stop(training, should_stop=ask_in_step_five, monotonic=lambda: float(next(clock)), train__epochs=3)
     assert decision.step == 5
+
+
+def test_the_durations_of_past_saves_decide_how_early_the_clock_stops(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    context = training.context(deadline=Deadline(end_time=now + 40, start_time=now))
+    assert RunStopper(context).vote() is StopReason.NONE
+    monkeypatch.setattr(Checkpointer, "seconds", [60.0])
+    checkpointer = Checkpointer(training.run.path, {"model": nn.Linear(1, 1)})
+    assert RunStopper(context, checkpointer).vote() is StopReason.DEADLINE
+
+
+def test_the_largest_reason_of_several_agreements_counts(training: Training) -> None:
+    stopper = RunStopper(training.context())
+    for reason in (StopReason.NONE, StopReason.DEADLINE, StopReason.REQUESTED, StopReason.NONE):
+        stopper.agree_on(reason)
+    assert stopper.agreed is StopReason.DEADLINE
+    assert stopper.reason == "deadline"

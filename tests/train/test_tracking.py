@@ -17,7 +17,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.tracking import opening
-from hpcddp.train.tracking.protocol import Ending
+from hpcddp.train.tracking.protocol import AttemptEnding
 from tests.distributed.training import evaluations, job_document
 from tests.train.conftest import Training
 from tests.train.shown import same, shown_by_mlflow, shown_by_tensorboard, shown_by_wandb, wandb_records, written
@@ -31,7 +31,7 @@ JOB: dict[str, Any] = {"checkpoint": {"every": {"steps": 3}}, "train__epochs": 3
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the trackers, however busy the machine is."""
-    monkeypatch.setattr(opening, "_WAIT_S", dict.fromkeys(Ending, 60.0))
+    monkeypatch.setattr(opening, "_WAIT_S", dict.fromkeys(AttemptEnding, 60.0))
 
 
 def stop(training: Training, *, after: int, attempt: int = 0, **changes: Any) -> None:
@@ -196,7 +196,7 @@ def test_tracker_that_hangs_holds_the_end_up_no_longer_than_agreed(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "_COMMAND", ("sleep", "100"))
-    monkeypatch.setattr(opening, "_WAIT_S", dict.fromkeys(Ending, 0.1))
+    monkeypatch.setattr(opening, "_WAIT_S", dict.fromkeys(AttemptEnding, 0.1))
     training.train(**JOB)
     assert training.said[-1] == "warning: the trackers have not taken everything in time"
 

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hpcddp.batch.sampler import GlobalBatches
-from hpcddp.train.agreement import Votes
-from hpcddp.train.assembly import Setting, make_replica
 from hpcddp.train.buffers import as_real
-from hpcddp.train.data.images import Batch
 from hpcddp.train.data.loader import Batches, MicroBatchKeys
-from hpcddp.train.normalisation import local_batch_norms
-from hpcddp.train.replica import Replica
-from hpcddp.train.step import Stepper
+from hpcddp.train.data.parts import MicroBatch
+from hpcddp.train.loop.agreement import Votes
+from hpcddp.train.loop.assembly import Setting, make_replica
+from hpcddp.train.loop.step import Stepper
+from hpcddp.train.model.normalisation import local_batch_norms
+from hpcddp.train.model.replica import Replica
 
 # A parameter's gradient whose norm is below this fraction of the whole gradient's is rounding error.
 _FLOORS: Final = {torch.float64: 1e-6, torch.float32: 1e-2}
@@ -38,13 +38,13 @@ _FLOORS: Final = {torch.float64: 1e-6, torch.float32: 1e-2}
 class _RecordingBatches:
     """Iterator over this rank's micro-batches that keeps the digests of their samples."""
 
-    batches: Iterator[Batch]
+    batches: Iterator[MicroBatch]
     samples: list[str] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> MicroBatch:
         inputs, labels = batch = next(self.batches)
         self.samples += [digest(image, label) for image, label in zip(inputs, labels, strict=True)]
         return batch

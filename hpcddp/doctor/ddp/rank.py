@@ -30,15 +30,14 @@ from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_json
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.train.assembly import Setting, derive_setting
 from hpcddp.train.buffers import buffers_put_back
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.own import first_samples
+from hpcddp.train.loop.assembly import Setting, derive_setting
 from hpcddp.train.losses import DeclaredLoss, Reduction
-from hpcddp.train.model_input import Fit, check_model_input
-from hpcddp.train.models import build_model, place_model
-from hpcddp.train.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
-from hpcddp.train.objective import choose_loss
+from hpcddp.train.model.models import Fit, build_model, check_model_input, place_model
+from hpcddp.train.model.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
+from hpcddp.train.model.objective import choose_loss
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.randomness import seed_initialisation, seed_step
 from hpcddp.train.user_code import describe

@@ -1,4 +1,4 @@
-"""``hpcddp.Checkpointer``: save and restore the objects of the user's own training loop."""
+"""``hpcddp.Checkpointer``: save and restore the objects of a training loop, the user's own or the built-in one."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Protocol
+from typing import IO, Any, Final, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import UserError
-from hpcddp.run.checkpoints import Manifest
+from hpcddp.run.checkpoints import Checkpoint, Manifest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import Start, write_start
-from hpcddp.train import callers
-from hpcddp.train.checkpoint.restore import load_file, loading
+from hpcddp.train import distributed
 from hpcddp.train.checkpoint.staging import Staging
-from hpcddp.train.checkpoint.start import agree_on_start
-from hpcddp.train.checkpoint.writer import CheckpointWriter
-from hpcddp.train.contract import refuse_another_contract
+from hpcddp.train.checkpoint.start import agree_on_start, load_file, loading, refuse_another_contract
+from hpcddp.train.checkpoint.writer import CheckpointWriter, SaveOutcome
 from hpcddp.train.errors import SaveError
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -36,6 +35,8 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ATTEMPT = "HPCDDP_ATTEMPT_DIR"
 _PROGRESS = "HPCDDP_PROGRESS_FILE"
 _LEAST_KEPT = 2
+# How long a running write may continue after the training has failed; the next attempt can then resume from it.
+_ABANDON_TIMEOUT_S = 5.0
 _NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 
 
@@ -53,6 +54,49 @@ class CheckpointerError(UserError):
     """The checkpointer is used in a way in which it cannot work."""
 
     kind = "checkpointer"
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"hpcddp: {text}\n")
+    sys.stderr.flush()
+
+
+def _nothing_gathered(_: int) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _versions() -> Mapping[str, Any]:
+    return {"versions": {"torch": str(torch.__version__)}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSettings:
+    """What differs between the checkpoints of a user's own loop, which has the defaults, and of the built-in training.
+
+    Args:
+        information: facts for the manifest, which may differ in later attempts.
+        owner: what sets the objects, for the message about a checkpoint of other objects.
+        optional: names of the objects that have no file while their state is empty.
+        gathered: returns a context in which all ranks are while rank 0 reads the states, for collectives that the
+            states need; takes the optimizer steps done.
+        all_ranks_learn: whether a collective tells all ranks about the last write, so that each raises its error. The
+            built-in training has none: its steps must not wait for the disk, and the end of rank 0 ends the others.
+        now: seconds since the epoch.
+        monotonic: seconds on a clock that never goes back.
+        tell: writes a line to the log; called on rank 0.
+    """
+
+    information: Mapping[str, Any] = field(default_factory=_versions)
+    owner: str = "the objects of the Checkpointer"
+    optional: Container[str] = ()
+    gathered: Callable[[int], AbstractContextManager[None]] = _nothing_gathered
+    all_ranks_learn: bool = True
+    now: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    tell: Callable[[str], None] = _tell
+
+
+_OWN_LOOP: Final = SaveSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +136,7 @@ class Checkpointer:
         keep: number of checkpoints to keep on disk, >= 2.
         contract: what must be the same when the loop is resumed, such as the seed and the global batch: numbers, texts
             and containers of them.
+        settings: for the built-in training; the defaults are those of a user's own loop.
 
     Raises:
         CheckpointerError: a name or ``keep`` cannot be used.
@@ -105,11 +150,12 @@ class Checkpointer:
         *,
         keep: int = 3,
         contract: Mapping[str, Any] = _NOTHING,
+        settings: SaveSettings = _OWN_LOOP,
     ) -> None:
-        callers.refuse_without_group(os.environ)
+        distributed.refuse_without_group(os.environ)
         _check(objects, keep)
         self._run = RunDirectory(Path(directory).absolute())
-        self._objects, self._keep = dict(objects), keep
+        self._objects, self._keep, self._settings = dict(objects), keep, settings
         # As it will be read from the manifest, where a tuple is a list.
         self._contract: dict[str, Any] = json.loads(json.dumps(dict(contract)))
         self._staging = Staging()
@@ -117,6 +163,18 @@ class Checkpointer:
         self._writer: CheckpointWriter | None = None
         self._restored = False
         self._published = 0
+        self.outcome: SaveOutcome | None = None
+        """Result of the last save that has been waited for; None before the first, and on other ranks than 0."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank is writing a checkpoint; never on another rank than 0."""
+        return self._writer is not None and self._writer.busy
+
+    @property
+    def seconds(self) -> Sequence[float]:
+        """How long each save of this process took until it was published; on rank 0 only."""
+        return () if self._writer is None else self._writer.seconds
 
     def restore(self) -> Restored:
         """Claim the directory, and load its newest valid checkpoint into the objects.
@@ -130,23 +188,41 @@ class Checkpointer:
             NoCheckpointError: checkpoints were saved before, and none is valid.
             ResumeError: the checkpoint has another contract or other objects.
         """
-        if callers.rank() == 0:
-            self._attempt = self._claim()
-            self._writer = CheckpointWriter(
-                self._run, attempt=self._attempt, keep=self._keep, now=time.time, monotonic=time.monotonic, tell=_tell
-            )
-        (self._attempt,) = callers.broadcast_numbers([self._attempt])
-        self._restored = True
-        found = agree_on_start(self._run, self._attempt, tell=_tell).checkpoint
-        if found is None:
-            return Restored()
-        refuse_another_contract(found, self._contract, labels=_NOTHING)
-        with loading(found, "the objects of the Checkpointer"):
-            for name, item in self._objects.items():
-                _unwrapped(item).load_state_dict(load_file(found, f"{name}.pt"))
-        return Restored(found.manifest.step, found.manifest.progress)
+        (attempt,) = distributed.broadcast_numbers([self._claim() if distributed.rank() == 0 else 0])
+        return self.restore_from(agree_on_start(self._run, attempt, tell=self._settings.tell).checkpoint, attempt)
 
-    def save(self, step: int, facts: Mapping[str, Any] = _NOTHING) -> None:
+    def restore_from(self, checkpoint: Checkpoint | None, attempt: int) -> Restored:
+        """Load a checkpoint on which all ranks have agreed, in an attempt that owns the directory.
+
+        Args:
+            checkpoint: the verified checkpoint; None = there was none.
+            attempt: the attempt of this process.
+
+        Raises:
+            ResumeError: the checkpoint has another contract or other objects.
+        """
+        settings = self._settings
+        self._attempt, self._restored = attempt, True
+        if distributed.rank() == 0:
+            self._writer = CheckpointWriter(
+                self._run,
+                attempt=attempt,
+                keep=self._keep,
+                now=settings.now,
+                monotonic=settings.monotonic,
+                tell=settings.tell,
+            )
+        if checkpoint is None:
+            return Restored()
+        refuse_another_contract(checkpoint, self._contract)
+        with loading(checkpoint, settings.owner):
+            for name, item in self._objects.items():
+                file = f"{name}.pt"
+                if file in checkpoint.manifest.files or name not in settings.optional:
+                    _unwrapped(item).load_state_dict(load_file(checkpoint, file))
+        return Restored(checkpoint.manifest.step, checkpoint.manifest.progress)
+
+    def save(self, step: int, facts: Mapping[str, Any] = _NOTHING, *, reason: str = "save") -> None:
         """Copy the state of all objects and start to write it. Called by all ranks after the same step.
 
         The loop waits only for the copy in memory, and before it for the last write. A failed write is a warning, and
@@ -155,6 +231,7 @@ class Checkpointer:
         Args:
             step: optimizer steps done, >= 1.
             facts: values that ``restore`` returns again: numbers, texts and containers of them.
+            reason: why a save is made, in a few words, for the event log.
 
         Raises:
             CheckpointerError: ``restore`` has not been called.
@@ -165,13 +242,25 @@ class Checkpointer:
         self._refuse_unrestored()
         # Before any collective: facts that are not JSON raise on all ranks alike.
         document = json.loads(json.dumps(dict(facts)))
-        began = time.monotonic()
-        self._agree_on_last_write()
-        if self._writer is None:
-            return
-        states = {f"{name}.pt": _unwrapped(item).state_dict() for name, item in self._objects.items()}
-        writers = {name: partial(self._dump, content) for name, content in self._staging.copy(states).items()}
-        self._writer.start(self._manifest(step, document), writers, reason="save", began=began)
+        began = self._settings.monotonic()
+        with self._settings.gathered(step):
+            # The staging buffers belong to the last write until it has ended.
+            self._await_last_write()
+            if self._writer is not None:
+                writers = {
+                    name: partial(self._dump, content) for name, content in self._staging.copy(self._files()).items()
+                }
+                self._writer.start(self._manifest(step, document), writers, reason=reason, began=began)
+
+    def settle(self) -> None:
+        """Report the result of the last write if it has ended, without waiting and without a collective.
+
+        Raises:
+            SaveError: three writes in a row failed; on rank 0.
+            FencedError: another process owns the directory; on rank 0.
+        """
+        if self._writer is not None:
+            self.outcome = self._writer.settle() or self.outcome
 
     def wait(self) -> bool:
         """Wait for the last write. Called by all ranks, before a stop and at the end.
@@ -185,27 +274,38 @@ class Checkpointer:
             FencedError: another process owns the directory; on rank 0.
         """
         self._refuse_unrestored()
-        return self._agree_on_last_write(even_if_failing=True)
+        return self._await_last_write(even_if_failing=True)
 
-    def _agree_on_last_write(self, *, even_if_failing: bool = False) -> bool:
+    def abandon(self) -> None:
+        """Give a running write a few seconds to end, before a process ends with an error; not a collective."""
+        if self._writer is not None:
+            self._writer.join(_ABANDON_TIMEOUT_S)
+
+    def _await_last_write(self, *, even_if_failing: bool = False) -> bool:
         """Wait for rank 0's last write, and raise on all ranks if it failed fatally; return whether it succeeded."""
+        if not self._settings.all_ranks_learn:
+            return self._await_own_write(even_if_failing=even_if_failing)
         error: Exception | None = None
         saved = True
-        if self._writer is not None:
-            try:
-                self._writer.wait()
-                saved = self._writer.saved
-                self._touch_progress_file(len(self._writer.seconds))
-                if not even_if_failing:
-                    self._writer.raise_if_failing()
-            except Exception as caught:  # noqa: BLE001  raised below, when the other ranks know
-                error = caught
-        grave, all_saved = callers.broadcast_numbers([error is not None, saved])
+        try:
+            saved = self._await_own_write(even_if_failing=even_if_failing)
+        except Exception as caught:  # noqa: BLE001  raised below, when the other ranks know
+            error = caught
+        grave, all_saved = distributed.broadcast_numbers([error is not None, saved])
         if error is not None:
             raise error
         if grave:
             raise SaveError("rank 0 cannot save any more, so that this rank ends too; its own error says why")
         return bool(all_saved)
+
+    def _await_own_write(self, *, even_if_failing: bool) -> bool:
+        if self._writer is None:
+            return True
+        self.outcome = self._writer.wait() or self.outcome
+        self._touch_progress_file(len(self._writer.seconds))
+        if not even_if_failing:
+            self._writer.raise_if_failing()
+        return self._writer.saved
 
     def _touch_progress_file(self, published: int) -> None:
         """Touch the progress file, if there is one, after a new checkpoint."""
@@ -234,15 +334,18 @@ class Checkpointer:
             append_event(self._run.events, kind="start", time=now, attempt=attempt.number, job_id=job_id, host=host)
             return attempt.number
 
+    def _files(self) -> dict[str, Mapping[str, Any]]:
+        states = {name: _unwrapped(item).state_dict() for name, item in self._objects.items()}
+        return {f"{name}.pt": state for name, state in states.items() if state or name not in self._settings.optional}
+
     def _manifest(self, step: int, facts: Mapping[str, Any]) -> Manifest:
-        versions = {"torch": str(torch.__version__)}
         return Manifest(
             step=step,
             attempt=self._attempt,
-            time=time.time(),
+            time=self._settings.now(),
             contract=self._contract,
             progress=facts,
-            information={"versions": versions},
+            information=self._settings.information,
             files={},
         )
 
@@ -260,7 +363,7 @@ class Checkpointer:
 
 def _check(objects: Mapping[str, Stateful], keep: int) -> None:
     if keep < _LEAST_KEPT:
-        raise CheckpointerError(f"keep is {keep}, and a rotten newest checkpoint needs one before it; write 2 or more")
+        raise CheckpointerError(f"keep is {keep}, and a damaged newest checkpoint needs one before it; write 2 or more")
     if not objects:
         raise CheckpointerError("objects is empty, so that there is nothing to save; give the model and the optimizer")
     for name in objects:
@@ -272,8 +375,3 @@ def _check(objects: Mapping[str, Stateful], keep: int) -> None:
 
 def _unwrapped(item: Stateful) -> Stateful:
     return item.module if isinstance(item, DistributedDataParallel) else item
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"hpcddp: {text}\n")
-    sys.stderr.flush()

@@ -1,18 +1,32 @@
-"""Agree at the start of an attempt on the checkpoint to resume from: rank 0 chooses it, every rank verifies it."""
+"""Find the checkpoint to resume from at the start of an attempt, and load its files.
+
+Rank 0 chooses the checkpoint, and every rank verifies it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
 
 from hpcddp.run import checkpoints
-from hpcddp.run.checkpoints import Checkpoint, NoCheckpointError, checkpoint_name
+from hpcddp.run.checkpoints import Checkpoint, NoCheckpointError, checkpoint_name, open_file
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.publish import sweep
 from hpcddp.run.result import has_finished
-from hpcddp.train import callers
+from hpcddp.train import distributed
+from hpcddp.train.errors import ResumeError
+
+# Values that checkpoints of earlier versions do not state.
+_IMPLIED_BEFORE: Final = {"unit": "sample"}
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +72,13 @@ def agree_on_start(
     error: NoCheckpointError | None = None
     verdict, step = _FRESH, 0
     checkpoint = None
-    if callers.rank() == 0:
+    if distributed.rank() == 0:
         try:
             verdict, checkpoint = _choose(run, attempt, tell, check)
             step = checkpoint.manifest.step if checkpoint else 0
         except NoCheckpointError as caught:
             verdict, error = _NOTHING_VALID, caught
-    verdict, step = callers.broadcast_numbers([verdict, step])
+    verdict, step = distributed.broadcast_numbers([verdict, step])
     if verdict == _NOTHING_VALID:
         raise error or NoCheckpointError(f"rank 0 finds no valid checkpoint in {run.checkpoints}")
     if verdict == _RESUME and checkpoint is None:
@@ -85,3 +99,65 @@ def _choose(
         return _FRESH, None
     checkpoints.set_aside_newer(run.checkpoints, checkpoint.manifest.step)
     return _RESUME, checkpoint
+
+
+def refuse_another_contract(
+    checkpoint: Checkpoint, contract: Mapping[str, Any], labels: Mapping[str, str] = _NOTHING
+) -> None:
+    """Refuse to resume from a checkpoint with another contract.
+
+    Args:
+        checkpoint: the checkpoint to resume from.
+        contract: the contract of this attempt.
+        labels: the entries' names in the error message.
+
+    Raises:
+        ResumeError: names the first entry that differs, with both values.
+    """
+    for name, now in contract.items():
+        saved = checkpoint.manifest.contract.get(name, _IMPLIED_BEFORE.get(name))
+        if saved != now:
+            label = labels.get(name, name)
+            raise ResumeError(
+                f"{checkpoint.path.name} was saved with {label} {saved}, and now it is {now}, so that the "
+                "steps to come would not see the samples that are left; bring the old one back, or submit a new run"
+            )
+
+
+@contextmanager
+def loading(checkpoint: Checkpoint, who: str) -> Iterator[None]:
+    """Turn errors of loading a valid checkpoint into a ``ResumeError``.
+
+    Args:
+        checkpoint: the checkpoint that is loaded.
+        who: where the current model and optimizer are set, for the message.
+
+    Raises:
+        ResumeError: the checkpoint is of another model or optimizer, or contains objects other than data.
+    """
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        raise ResumeError(
+            f"{checkpoint.path.name} holds objects that could run code, and only tensors, numbers, texts and their "
+            "containers are loaded; let get_extra_state of the model return those, and submit a new run"
+        ) from error
+    except (RuntimeError, ValueError, KeyError, FileNotFoundError) as error:
+        raise ResumeError(
+            f"{checkpoint.path.name} is of another model or optimizer than {who} say "
+            f"({str(error).strip().splitlines()[-1].strip()}); bring the old ones back, or submit a new run"
+        ) from error
+
+
+def load_file(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """Return the content of one file of a verified checkpoint, without running code from it.
+
+    Raises:
+        FileNotFoundError: the manifest lists no such file.
+        InvalidCheckpointError: the file can no longer be read.
+    """
+    if name not in checkpoint.manifest.files:
+        raise FileNotFoundError(f"it has no {name}")
+    with open_file(checkpoint.path / name) as (stream, _):
+        state: dict[str, Any] = torch.load(stream, map_location="cpu", weights_only=True)
+    return state

@@ -119,16 +119,18 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._work, args=(write,), name="hpcddp-checkpoint")
         self._thread.start()
 
-    def settle(self) -> None:
-        """Report the result of the last write if it has ended, without waiting.
+    def settle(self) -> SaveOutcome | None:
+        """Report the result of the last write if it has ended, without waiting, and return it as ``wait`` does.
 
         Raises:
             SaveError: the third save in a row failed.
             FencedError: another attempt owns the run.
         """
-        if self._thread is not None and not self._thread.is_alive():
-            self.wait()
-            self.raise_if_failing()
+        if self.busy:
+            return None
+        outcome = self.wait()
+        self.raise_if_failing()
+        return outcome
 
     def wait(self, *, alive: Callable[[], None] = _nothing) -> SaveOutcome | None:
         """Wait for the running write, and return its result.

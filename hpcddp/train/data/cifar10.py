@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcddp.train.data.arguments import refuse_unknown, take_flag
-from hpcddp.train.data.images import MemoryImages
+from hpcddp.train.data.parts import MemoryImages, refuse_unknown, take_flag
 from hpcddp.train.errors import DataError
 
 _CLASSES: Final = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.batch.sampler import GroupTable
-from hpcddp.train.data.images import Data
+from hpcddp.train.data.parts import Data
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.user_code import blame, load_function
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from hpcddp.train.data.arguments import refuse_unknown, take_flag, take_size
 from hpcddp.train.data.augmentation import BOX_DRAWS, FLIP_PROBABILITY, cut_resize_flip, random_box
-from hpcddp.train.data.keyed import KeyedPart
+from hpcddp.train.data.parts import KeyedPart, refuse_unknown, take_flag, take_size
 from hpcddp.train.errors import DataError
 from hpcddp.train.randomness import SampleKeys
 

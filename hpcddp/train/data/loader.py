@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
-from hpcddp.train.data.images import IMAGE_DIMENSIONS, Batch, Data, WholeBatches
-from hpcddp.train.data.keyed import Keyed, MapStyle
+from hpcddp.train.data.parts import IMAGE_DIMENSIONS, Data, Keyed, MapStyle, MicroBatch, WholeBatches
 from hpcddp.train.data.workers import lost_worker, remember, signals_held, start_worker
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.precision import kept_in
@@ -67,7 +66,7 @@ class Placement:
     def __init__(self, device: torch.device, dtype: torch.dtype, *, channels_last: bool) -> None:
         self.device, self.dtype, self.channels_last = device, dtype, channels_last
 
-    def place(self, batch: Batch) -> Batch:
+    def place(self, batch: MicroBatch) -> MicroBatch:
         """Return the batch on the device."""
         return self.place_inputs(batch[0]), batch[1].to(self.device, torch.int64, non_blocking=True)
 
@@ -119,13 +118,13 @@ class Batches:
         if workers:
             remember(self._iterator)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> MicroBatch:
         return self._placement.place(self._load())
 
-    def _load(self) -> Batch:
+    def _load(self) -> MicroBatch:
         try:
             inputs, labels = next(self._iterator)
         except StopIteration:

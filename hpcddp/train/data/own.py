@@ -9,8 +9,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor
 
-from hpcddp.train.data.images import Batch
-from hpcddp.train.data.keyed import MapStyle
+from hpcddp.train.data.parts import MapStyle, MicroBatch
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.user_code import blame, call_function
 
@@ -90,7 +89,7 @@ def _own_classes(train: MapStyle) -> int | None:
     return None if labels is None else int(labels.max()) + 1
 
 
-def first_samples(name: str, train: MapStyle, classes: int) -> Batch:
+def first_samples(name: str, train: MapStyle, classes: int) -> MicroBatch:
     """Return the first two samples as a batch (one sample twice when there is no other).
 
     Raises:

@@ -12,11 +12,11 @@ With gradient accumulation, use :func:`accumulate_additive` and :func:`accumulat
 
 from __future__ import annotations
 
+from hpcddp.train.errors import LossError
 from hpcddp.train.losses.accumulation import accumulate_additive, accumulate_gathered
 from hpcddp.train.losses.additive import additive_loss, sum_statistics, weighted_mean
 from hpcddp.train.losses.declared import DeclaredLoss, Reduction, Share, ShareLoss
-from hpcddp.train.losses.errors import LossError
-from hpcddp.train.losses.gathering import gather_with_grad
+from hpcddp.train.losses.ranks import gather_with_grad
 
 __all__ = [
     "DeclaredLoss",

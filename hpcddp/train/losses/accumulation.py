@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.train.buffers import buffers_put_back
+from hpcddp.train.errors import LossError
 from hpcddp.train.losses.additive import additive_loss, sum_statistics
-from hpcddp.train.losses.errors import LossError
-from hpcddp.train.losses.gathering import gather_with_grad
-from hpcddp.train.losses.ranks import gather_shares, gather_sizes, rank_in, world_size
+from hpcddp.train.losses.ranks import gather_shares, gather_sizes, gather_with_grad, rank_in, world_size
 
 MicroBatch = TypeVar("MicroBatch")
 

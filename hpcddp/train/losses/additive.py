@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpcddp.train.losses.errors import LossError, describe
+from hpcddp.train.errors import LossError, describe
 from hpcddp.train.losses.ranks import add_over_ranks, scale_gradient, world_size
 
 

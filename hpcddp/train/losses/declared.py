@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hpcddp.train.losses.errors import LossError, describe
+from hpcddp.train.errors import LossError, describe
 
 
 class Reduction(StrEnum):

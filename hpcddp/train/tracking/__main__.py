@@ -12,8 +12,7 @@ import sys
 from collections.abc import Callable
 
 from hpcddp.train.tracking.follower import Follower
-from hpcddp.train.tracking.order import Order
-from hpcddp.train.tracking.protocol import Ending, Subject, Tracker
+from hpcddp.train.tracking.protocol import AttemptEnding, Subject, Tracker, TrackerOrder
 
 # Rank 0 waits for less time. On a cluster no process outlives the job step.
 _LONGEST_END_S = 120.0
@@ -21,7 +20,7 @@ _LONGEST_END_S = 120.0
 
 def main() -> None:
     """Follow to the end."""
-    order = Order.from_json(sys.stdin.readline())
+    order = TrackerOrder.from_json(sys.stdin.readline())
     followers = [
         Follower(name, order.subject(name), connect=_connector(name, order.first_step), warn=_warn)
         for name in order.names
@@ -30,7 +29,7 @@ def main() -> None:
         follower.start()
     word = sys.stdin.readline().strip()
     for follower in followers:
-        follower.end(Ending[word] if word else None)
+        follower.end(AttemptEnding[word] if word else None)
     for follower in followers:
         follower.join(_LONGEST_END_S)
     sys.stderr.flush()

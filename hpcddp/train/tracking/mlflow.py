@@ -13,14 +13,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 
-from hpcddp.train.tracking.protocol import Ending, Point, Subject
+from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject
 
 # Limits of one request (mlflow/utils/validation.py).
 _MOST_METRICS: Final = 1000
 _MOST_PARAMS: Final = 100
 _LONGEST_VALUE: Final = 500
-_STATUS: Final[Mapping[Ending, str]] = MappingProxyType(
-    {Ending.FINISHED: "FINISHED", Ending.FAILED: "FAILED", Ending.CANCELLED: "KILLED"}
+_STATUS: Final[Mapping[AttemptEnding, str]] = MappingProxyType(
+    {AttemptEnding.FINISHED: "FINISHED", AttemptEnding.FAILED: "FAILED", AttemptEnding.CANCELLED: "KILLED"}
 )
 
 
@@ -41,9 +41,9 @@ class Mlflow:
         while block := list(islice(metrics, _MOST_METRICS)):
             self._client.log_batch(self._run_id, metrics=block)
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: AttemptEnding) -> None:
         """Set the status of the MLflow run; an attempt that may be continued is SCHEDULED."""
-        if ending is Ending.STOPPED:
+        if ending is AttemptEnding.STOPPED:
             self._client.update_run(self._run_id, status="SCHEDULED")
         else:
             self._client.set_terminated(self._run_id, status=_STATUS[ending])

@@ -18,14 +18,18 @@ from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.workers import signals_held
 from hpcddp.train.errors import StoppedError
-from hpcddp.train.tracking.order import Order
-from hpcddp.train.tracking.protocol import Ending
+from hpcddp.train.tracking.protocol import AttemptEnding, TrackerOrder
 
 # How long an attempt waits for its trackers at the end, in seconds. After a stop, the state and the decision are saved,
 # so Slurm may end the job meanwhile. The wait then includes the start of another W&B process, if the signal ended the
 # first.
-_WAIT_S: Final[Mapping[Ending, float]] = MappingProxyType(
-    {Ending.FINISHED: 30.0, Ending.FAILED: 2.0, Ending.STOPPED: 10.0, Ending.CANCELLED: 10.0}
+_WAIT_S: Final[Mapping[AttemptEnding, float]] = MappingProxyType(
+    {
+        AttemptEnding.FINISHED: 30.0,
+        AttemptEnding.FAILED: 2.0,
+        AttemptEnding.STOPPED: 10.0,
+        AttemptEnding.CANCELLED: 10.0,
+    }
 )
 _COMMAND: Final = (sys.executable, "-P", "-m", "hpcddp.train.tracking")
 # The password of scheme://user:password@host.
@@ -47,7 +51,7 @@ class Tracking:
         """Let the trackers finish after a stop, with the ending that follows from the decision."""
         self.end(_ending_of_stop(self._context))
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: AttemptEnding) -> None:
         """Let the trackers finish, and kill them if they take too long. Later calls do nothing."""
         process, self._process = self._process, None
         if process is None:
@@ -78,15 +82,15 @@ def tracked(context: TrainContext, *, first_step: int | None) -> Iterator[Tracki
         tracking.stop()
         raise
     except BaseException:
-        tracking.end(Ending.FAILED)
+        tracking.end(AttemptEnding.FAILED)
         raise
-    tracking.end(Ending.FINISHED)
+    tracking.end(AttemptEnding.FINISHED)
 
 
 def _start(context: TrainContext, first_step: int | None) -> subprocess.Popen[bytes] | None:
     spec = context.spec
     names = chosen(spec.trackers) if context.is_main else ()
-    order = Order(
+    order = TrackerOrder(
         names=tuple(name for name in names if _usable(name, context.tell)),
         run=str(context.run.path),
         attempt=context.attempt,
@@ -108,7 +112,7 @@ def _start(context: TrainContext, first_step: int | None) -> subprocess.Popen[by
     return process
 
 
-def _send(process: subprocess.Popen[bytes], order: Order) -> None:
+def _send(process: subprocess.Popen[bytes], order: TrackerOrder) -> None:
     line = memoryview(f"{order.as_json()}\n".encode())
     while process.stdin is not None and line:
         line = line[process.stdin.write(line) :]
@@ -132,7 +136,7 @@ def config_of(spec: JobSpec) -> dict[str, Any]:
     return config
 
 
-def _ending_of_stop(context: TrainContext) -> Ending:
+def _ending_of_stop(context: TrainContext) -> AttemptEnding:
     try:
         decision = read_decision(context.run.attempt(context.attempt))
     except RecordError:
@@ -140,4 +144,4 @@ def _ending_of_stop(context: TrainContext) -> Ending:
     cancelled = decision is not None and (
         decision.cause == Cause.CANCELLED or decision.reason == StopReason.INTERRUPTED.word
     )
-    return Ending.CANCELLED if cancelled else Ending.STOPPED
+    return AttemptEnding.CANCELLED if cancelled else AttemptEnding.STOPPED

@@ -1,18 +1,85 @@
-"""Protocol of a tracker, and the values that are passed to it."""
+"""Protocol of a tracker, what is passed to it, and the message that starts the process of the trackers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 from hpcddp.jobfile.sections import Trackers
 from hpcddp.run.directory import RunDirectory
-from hpcddp.train.tracking.memory import Memory
+from hpcddp.run.record import RecordError
+from hpcddp.run.trackers import TrackerMemory, read_memory, write_memory
 
 
-class Ending(Enum):
+class Memory:
+    """The tracker's own id of the run, and how far it has been told.
+
+    Args:
+        path: the file; need not exist.
+
+    Attributes:
+        run_id: what the tracker calls the run; None before it has said so.
+        step: the last step that it was told; -1 before the first.
+        evaluated_step: the step of the last evaluation that it was told; -1 before the first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.recall()
+
+    def recall(self) -> None:
+        """Go back to what was saved last."""
+        saved = _saved(self._path)
+        self.run_id: str | None = saved.run_id
+        self.step: int = saved.step
+        self.evaluated_step: int = saved.evaluated_step
+        self._last: tuple[int, bool] | None = None
+
+    def name(self, run_id: str) -> None:
+        """Keep what the tracker calls the run."""
+        self.run_id = run_id
+        self.save()
+
+    def takes(self, step: int, *, evaluated: bool) -> bool:
+        """Return whether a record of a step, or of its evaluation, is new, and remember it as told until ``recall``.
+
+        Records of one step may follow each other. A step that comes back later was computed twice.
+        """
+        if (step, evaluated) == self._last:
+            return True
+        if step <= (self.evaluated_step if evaluated else self.step):
+            return False
+        if evaluated:
+            self.evaluated_step = step
+        else:
+            self.step = step
+        self._last = (step, evaluated)
+        return True
+
+    def forget_after(self, step: int) -> None:
+        """Forget what came after ``step``: the tracker does not have it, or drops it."""
+        self.step, self.evaluated_step = min(self.step, step), min(self.evaluated_step, step)
+
+    def save(self) -> None:
+        """Write it down."""
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        memory = TrackerMemory(run_id=self.run_id, step=self.step, evaluated_step=self.evaluated_step)
+        write_memory(self._path, memory)
+
+
+def _saved(path: Path) -> TrackerMemory:
+    try:
+        return read_memory(path)
+    except RecordError:
+        # A tracker that begins anew is better than a training that does not begin.
+        return TrackerMemory()
+
+
+class AttemptEnding(Enum):
     """How an attempt ended, with its exit code."""
 
     FINISHED = 0
@@ -65,5 +132,47 @@ class Tracker(Protocol):
     def write(self, points: Sequence[Point]) -> None:
         """Show points, in the order of their steps; return when they are sent."""
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: AttemptEnding) -> None:
         """Report how the attempt ended, and close the tracker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerOrder:
+    """The trackers to run, and the run that they show.
+
+    Args:
+        names: names of the trackers.
+        run: the run's directory.
+        attempt: the attempt that begins; it owns the run.
+        first_step: optimizer steps done if ``metrics.jsonl`` has no later records; None if it may have.
+        config: the resolved job without possible secrets.
+        settings: ``trackers`` of the job.
+    """
+
+    names: tuple[str, ...]
+    run: str
+    attempt: int
+    first_step: int | None
+    config: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+    def as_json(self) -> str:
+        """Return the order as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Return the order that ``as_json`` wrote."""
+        return cls(**json.loads(line))
+
+    def subject(self, name: str) -> Subject:
+        """Return the subject of the tracker ``name``."""
+        run = RunDirectory(Path(self.run))
+        return Subject(
+            run=run,
+            attempt=self.attempt,
+            job=self.config["name"],
+            settings=Trackers.model_validate(self.settings),
+            config=self.config,
+            memory=Memory(run.tracker(name)),
+        )

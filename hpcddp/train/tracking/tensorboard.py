@@ -14,7 +14,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hpcddp.run.files import open_to_append
-from hpcddp.train.tracking.protocol import Ending, Point, Subject
+from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject
 
 # TensorBoard honours purges from this version on (tensorboard/backend/event_processing/event_accumulator.py).
 _VERSION: Final = "brain.Event:2"
@@ -43,7 +43,7 @@ class TensorBoard:
         """Append the points in one write."""
         self._append([_event(point) for point in points])
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: AttemptEnding) -> None:
         """Do nothing: all points have been written."""
 
     def _append(self, events: Sequence[Event]) -> None:

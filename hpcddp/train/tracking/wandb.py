@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import wandb
 
-from hpcddp.train.tracking.protocol import Ending, Point, Subject
+from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject
 
 
 class WeightsAndBiases:
@@ -34,9 +34,9 @@ class WeightsAndBiases:
             self._step = max(point.step, self._step)
             self._run.log({axis: point.step, **point.values}, step=self._step)
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: AttemptEnding) -> None:
         """Finish the W&B run; an attempt that may be continued is shown as preempted."""
-        if ending is Ending.STOPPED:
+        if ending is AttemptEnding.STOPPED:
             self._run.mark_preempting()
         self._run.finish(exit_code=ending.value)
 

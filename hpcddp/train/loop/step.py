@@ -15,16 +15,15 @@ from torch import Tensor, nn
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.jobfile.sections import Train
-from hpcddp.train.agreement import Agreed, PendingAgreement, Votes
 from hpcddp.train.buffers import copy_buffers, restore_buffers
-from hpcddp.train.data.images import Batch
+from hpcddp.train.data.parts import MicroBatch
 from hpcddp.train.errors import UserCodeError
+from hpcddp.train.loop.agreement import Agreed, PendingAgreement, Votes
 from hpcddp.train.losses import Reduction, Share
-from hpcddp.train.noise import nonfinite_gradient
-from hpcddp.train.objective import ModelOutputs, choose_loss, no_rows, zero_loss
-from hpcddp.train.optimizers import set_learning_rate
+from hpcddp.train.model.noise import nonfinite_gradient
+from hpcddp.train.model.objective import ModelOutputs, choose_loss, no_rows, zero_loss
+from hpcddp.train.model.replica import Replica, set_learning_rate
 from hpcddp.train.randomness import seed_step
-from hpcddp.train.replica import Replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,9 @@ class Stepper:
         batches: this rank's micro-batches in order, without empty ones.
     """
 
-    def __init__(self, replica: Replica, plan: BatchPlan, train: Train, batches: Iterator[Batch], rank: int) -> None:
+    def __init__(
+        self, replica: Replica, plan: BatchPlan, train: Train, batches: Iterator[MicroBatch], rank: int
+    ) -> None:
         self._replica, self._plan, self._train, self._batches, self._rank = replica, plan, train, batches, rank
         self._loss = choose_loss(train, replica.placeholder.device)
 
@@ -136,7 +137,7 @@ class Stepper:
                 "attribute find_unused_parameters = True"
             ) from error
 
-    def _backward(self, batch: Batch, global_samples: int) -> Tensor:
+    def _backward(self, batch: MicroBatch, global_samples: int) -> Tensor:
         """Run one micro-step and return its sum of losses, float64, without gradient."""
         inputs, labels = batch
         replica = self._replica

@@ -1,24 +1,76 @@
-"""Types of the data sets: a batch, data sets that make whole batches, and the two parts of a data set."""
+"""Types of the data sets: a batch, the parts of a data set, their keys and their arguments in the job file."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from hpcddp.batch.sampler import GroupTable
 from hpcddp.train.data.augmentation import CROP_AND_FLIP_DRAWS, crop_and_flip
-from hpcddp.train.data.keyed import KeyedPart
-from hpcddp.train.randomness import SampleKeys
+from hpcddp.train.errors import DataError
+from hpcddp.train.randomness import SampleKeys, random_states_put_back, seed_sample
+
+_WORDS_PER_SAMPLE = 3
+
+
+class MapStyle(Protocol):
+    """A map-style data set of PyTorch: a length, and samples by their index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+class KeyedPart(Dataset[Any], ABC):
+    """A part of a built-in data set, whose random numbers are derived from the keys of the samples."""
+
+    @abstractmethod
+    def take(self, keys: SampleKeys) -> Sequence[Any]:
+        """Return the samples: one batch, or a list of them."""
+
+
+class Keyed(Dataset[Any]):
+    """A part of any data set, indexed by ``SampleKeys``.
+
+    Samples of the user's own data set are read one by one, and ``random``, ``numpy.random`` and torch's CPU generator
+    are seeded for each, in about 10 microseconds. Other generators are not seeded.
+    """
+
+    def __init__(self, part: MapStyle) -> None:
+        self._part = part
+
+    def __getitem__(self, keys: SampleKeys) -> Sequence[Any]:
+        """Return the samples: one batch, or a list of them."""
+        return self.__getitems__(keys)
+
+    def __getitems__(self, keys: SampleKeys) -> Sequence[Any]:
+        """Return the samples: one batch, or a list of them."""
+        if isinstance(self._part, KeyedPart):
+            return self._part.take(keys)
+        with random_states_put_back():
+            return [self._sample(index, words) for index, words in zip(keys.indices, self._seeds(keys), strict=True)]
+
+    @staticmethod
+    def _seeds(keys: SampleKeys) -> list[list[int]]:
+        seeds: list[list[int]] = keys.words(_WORDS_PER_SAMPLE).tolist()
+        return seeds
+
+    def _sample(self, index: int, words: list[int]) -> object:
+        seed_sample(words)
+        return self._part[index]
+
 
 IMAGE_DIMENSIONS: Final = 4
 """Dimensions of a batch of images, ``[n, C, H, W]``."""
 
-Batch: TypeAlias = tuple[Tensor, Tensor]
+MicroBatch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs ``[n, ...]`` and integer labels ``[n]``."""
 
 
@@ -29,10 +81,10 @@ class WholeBatches(KeyedPart):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> MicroBatch:
         """Return the samples at ``indices`` as one batch, without augmentation."""
 
-    def take(self, keys: SampleKeys) -> Batch:
+    def take(self, keys: SampleKeys) -> MicroBatch:
         """Return the samples of ``keys`` as one batch, with augmentation if the data set has any."""
         return self.__getitems__(keys.indices)
 
@@ -76,12 +128,12 @@ class MemoryImages(WholeBatches):
     def __len__(self) -> int:
         return len(self._pixels)
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> MicroBatch:
         """Return normalised images ``[n, C, H, W]``, float32, and labels ``[n]``."""
         chosen = torch.as_tensor(indices)
         return self._normalise(self._pixels[chosen]), self.targets[chosen]
 
-    def take(self, keys: SampleKeys) -> Batch:
+    def take(self, keys: SampleKeys) -> MicroBatch:
         """Return normalised images ``[n, C, H, W]``, float32, augmented if the part is, and labels ``[n]``."""
         if self._crop_padding is None:
             return self.__getitems__(keys.indices)
@@ -123,3 +175,42 @@ class Data:
     def in_memory(self) -> bool:
         """Whether batches are made from memory, so that loader workers would only slow them down."""
         return isinstance(self.train, WholeBatches)
+
+
+def refuse_unknown(dataset: str, arguments: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse an argument that the data set does not have.
+
+    Raises:
+        DataError: names it, and the closest argument or all of them.
+    """
+    for name in arguments:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = (
+                f"did you mean {near[0]}" if near else f"write one of {', '.join(known)}" if known else "leave it out"
+            )
+            raise DataError(f"train.dataset_args.{name} is given, but dataset {dataset} has no such argument; {advice}")
+
+
+def take_flag(arguments: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """Return a boolean argument.
+
+    Raises:
+        DataError: the value is not a boolean.
+    """
+    value = arguments.get(name, default)
+    if not isinstance(value, bool):
+        raise DataError(f"train.dataset_args.{name} is {value!r}, which is neither true nor false; write one of them")
+    return value
+
+
+def take_size(arguments: Mapping[str, Any], name: str, default: int) -> int:
+    """Return an integer argument >= 1.
+
+    Raises:
+        DataError: the value is not such an integer.
+    """
+    value = arguments.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise DataError(f"train.dataset_args.{name} is {value!r}, which is no whole number from 1 on; write one")
+    return value

@@ -56,16 +56,6 @@ class Agreed:
     stop: StopReason = StopReason.NONE
     seconds: float = 0.0
 
-    def merged(self, later: Agreed) -> Agreed:
-        """Return the requests of two steps together, with the loss and the duration of the later one."""
-        return Agreed(
-            loss_sum=later.loss_sum,
-            nonfinite=later.nonfinite,
-            save=self.save or later.save,
-            stop=max(self.stop, later.stop),
-            seconds=later.seconds,
-        )
-
 
 class PendingAgreement:
     """An all-reduce that may still be running."""

@@ -7,21 +7,19 @@ from dataclasses import replace
 from typing import Final
 
 from hpcddp.stop import faults
-from hpcddp.stop.reasons import StopReason
-from hpcddp.train.agreement import Agreed, Votes
-from hpcddp.train.checkpoint.save import Saver
+from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import NonFiniteError, StoppedError
-from hpcddp.train.evaluation import Evaluator
-from hpcddp.train.guard import ReplicaGuard
+from hpcddp.train.loop.agreement import Agreed, Votes
+from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
+from hpcddp.train.loop.schedule import Schedule
+from hpcddp.train.loop.state import TrainingProgress
+from hpcddp.train.loop.step import Position, StepOutcome, Stepper
 from hpcddp.train.metrics import MetricsFile
-from hpcddp.train.noise import NoiseScale
-from hpcddp.train.pausing import EvaluationStoppedError
-from hpcddp.train.progress import Progress
-from hpcddp.train.replica import Replica
-from hpcddp.train.schedule import Schedule
-from hpcddp.train.step import Position, StepOutcome, Stepper
-from hpcddp.train.stopping import Stopping
+from hpcddp.train.model.guard import ReplicaGuard
+from hpcddp.train.model.noise import NoiseScale
+from hpcddp.train.model.replica import Replica
+from hpcddp.train.stopper import RunStopper
 
 # Some hundred times the duration of the all-reduce of an agreement.
 _SLOW_STEP_S: Final = 0.5
@@ -44,24 +42,24 @@ class Loop:
         *,
         stepper: Stepper,
         evaluator: Evaluator,
-        saver: Saver,
+        checkpointer: Checkpointer,
         metrics: MetricsFile | None,
-        progress: Progress,
+        progress: TrainingProgress,
     ) -> None:
         self._context, self._schedule, self._replica = context, schedule, replica
-        self._stepper, self._evaluator, self._saver, self._metrics = stepper, evaluator, saver, metrics
+        self._stepper, self._evaluator, self._checkpointer, self._metrics = stepper, evaluator, checkpointer, metrics
         self._progress = progress
         self._began = self._saved_at = self._resumed_at = context.monotonic()
         self._wall_before_s = progress.wall_s
         self._pending: tuple[StepOutcome, float] | None = None
-        self._requests = Agreed()
+        self._save_requested = False
         self._last_step_s = self._step_s = 0.0
-        self._stopping = Stopping(context, saver)
+        self._stopper = RunStopper(context, checkpointer)
         # The state at the start is saved already, or it is the initial one.
         self._resumed_step = progress.step or None
         self._guard = ReplicaGuard(context.train.replica_check_every)
 
-    def run(self) -> Progress:
+    def run(self) -> TrainingProgress:
         """Train to the end and return the final progress.
 
         Raises:
@@ -83,13 +81,14 @@ class Loop:
             if slow:
                 self._read_pending()
             self._guard.check(self._replica, position.step + 1)
-            self._saver.settle()
+            self._checkpointer.settle()
             self._between_steps(position)
             self._context.heartbeat.at_step(position.step + 1)
         self._context.heartbeat.expect_long()
         # A save flushes the metrics, but an attempt that only evaluated has saved nothing.
         self._flush()
-        self._saver.finish()
+        self._checkpointer.wait()
+        self._checkpointer.settle()
         return self._progress_now()
 
     def _is_slow(self) -> bool:
@@ -103,36 +102,43 @@ class Loop:
         every = self._context.spec.checkpoint.every.duration
         due = every is not None and self._context.monotonic() - self._saved_at >= every.total_seconds()
         # While a write is running no save is requested; it stays due.
-        due = due and self._context.is_main and not self._saver.busy
-        return Votes(save=due, stop=self._stopping.vote(), seconds=self._last_step_s)
+        due = due and self._context.is_main and not self._checkpointer.busy
+        return Votes(save=due, stop=self._stopper.vote(), seconds=self._last_step_s)
 
     def _between_steps(self, position: Position) -> None:
         """Evaluate, save or stop, as the schedule and the agreement say; the same on all ranks."""
         evaluates, save_reason = self._schedule.evaluates_after(position), self._schedule.saves_after(position)
-        if not (evaluates or save_reason or self._requests.save or self._requests.stop):
+        if not (evaluates or save_reason or self._save_requested or self._stopper.agreed):
             return
         self._read_pending()
         self._flush()
         finished = position.step + 1 == self._schedule.total_steps
-        if self._requests.stop and not finished:
+        if self._stopper.agreed and not finished:
             # A stop does not wait for an evaluation; the next attempt makes it.
-            raise self._stopped(self._requests.stop)
+            raise self._stopped()
         if evaluates:
             self._evaluate()
-        if save_reason or self._requests.save:
+        if save_reason or self._save_requested:
             self._save(save_reason or "every so often by the clock")
-        self._requests = Agreed()
+        self._save_requested = False
         self._resumed_at = self._context.monotonic()
 
-    def _stopped(self, reason: StopReason) -> StoppedError:
+    def _stopped(self) -> StoppedError:
         """Save the state if it is not saved yet, wait until it is written, and return the error that ends the loop."""
-        step = self._progress.step
+        step, reason = self._progress.step, self._stopper.agreed
         has_checkpoint = step == self._resumed_step
         if not has_checkpoint:
             self._save("stop")
         self._context.heartbeat.expect_long()
-        outcome = self._saver.wait()
-        return self._stopping.leave(reason, step=step, outcome=outcome, has_checkpoint=has_checkpoint)
+        saved, outcome = self._checkpointer.wait(), self._checkpointer.outcome
+        self._stopper.record(step=step, saved=saved, save_s=outcome.seconds if outcome else 0.0)
+        told = "saved" if saved else "not saved"
+        return StoppedError(
+            f"all ranks stopped after step {step} ({reason.word}), and the state is {told}",
+            step=step,
+            reason=reason,
+            outcome=outcome,
+        )
 
     def _read_pending(self) -> None:
         """Read the agreement of the pending step, and add the step to the progress and the metrics."""
@@ -140,7 +146,8 @@ class Loop:
             return
         (outcome, seconds), self._pending = self._pending, None
         agreed = outcome.agreement.read()
-        self._requests = self._requests.merged(agreed)
+        self._save_requested |= agreed.save
+        self._stopper.agree_on(agreed.stop)
         self._last_step_s, self._step_s = seconds, agreed.seconds / self._context.world_size
         loss = agreed.loss_sum / outcome.position.samples
         step = outcome.position.step + 1
@@ -155,7 +162,7 @@ class Loop:
             last_loss=loss if math.isfinite(loss) else None,
             noise=self._progress.noise if skipped else self._observed_noise(agreed, outcome.position),
         )
-        self._stopping.add_step(seconds)
+        self._stopper.add_step(seconds)
         self._record_step(outcome, loss, seconds, skipped=skipped)
         if not math.isfinite(loss) and not outcome.skipped:
             self._flush()
@@ -191,10 +198,11 @@ class Loop:
     def _evaluate(self) -> None:
         try:
             evaluation = self._evaluator.evaluate(
-                self._replica, vote=self._stopping.vote, beat=self._context.heartbeat.beat
+                self._replica, vote=self._stopper.vote, beat=self._context.heartbeat.beat
             )
         except EvaluationStoppedError as stop:
-            raise self._stopped(stop.reason) from None
+            self._stopper.agree_on(stop.reason)
+            raise self._stopped() from None
         self._progress = replace(self._progress, evaluation=evaluation, evaluated_step=self._progress.step)
         epoch = self._progress.epoch - 1
         if self._metrics is not None:
@@ -208,7 +216,8 @@ class Loop:
 
     def _save(self, reason: str) -> None:
         self._flush()
-        self._saver.save(self._replica, self._progress_now(), reason)
+        progress = self._progress_now()
+        self._checkpointer.save(progress.step, progress.as_document(), reason=reason)
         self._saved_at = self._context.monotonic()
         self._context.heartbeat.beat()
 
@@ -216,6 +225,6 @@ class Loop:
         if self._metrics is not None:
             self._metrics.flush()
 
-    def _progress_now(self) -> Progress:
+    def _progress_now(self) -> TrainingProgress:
         wall_s = self._wall_before_s + self._context.monotonic() - self._began
         return replace(self._progress, wall_s=wall_s)

@@ -14,27 +14,26 @@ from hpcddp.batch.plan import BatchPlan, refuse_single_over_ranks, refuse_single
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.batch.scaling import ScaledRule, scaled_hyperparameters
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.train.checkpoint.save import Saver
+from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.grouping import with_groups
-from hpcddp.train.data.images import Batch, Data
+from hpcddp.train.data.identity import refuse_other_data
 from hpcddp.train.data.loader import Batches, MicroBatchKeys, Placement, choose_workers
 from hpcddp.train.data.opening import open_data
 from hpcddp.train.data.own import first_samples
-from hpcddp.train.data.same import refuse_other_data
+from hpcddp.train.data.parts import Data, MicroBatch
 from hpcddp.train.errors import TrainingError
-from hpcddp.train.evaluation import Evaluator
-from hpcddp.train.loop import Loop
+from hpcddp.train.loop.evaluation import Evaluator
+from hpcddp.train.loop.loop import Loop
+from hpcddp.train.loop.schedule import Schedule
+from hpcddp.train.loop.state import TrainingProgress
+from hpcddp.train.loop.step import Stepper
 from hpcddp.train.metrics import MetricsFile
-from hpcddp.train.model_input import Fit, check_model_input
-from hpcddp.train.models import build_model, place_model
-from hpcddp.train.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
+from hpcddp.train.model.models import Fit, build_model, check_model_input, place_model
+from hpcddp.train.model.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
+from hpcddp.train.model.replica import Replica, build_replica
 from hpcddp.train.precision import Precision
-from hpcddp.train.progress import Progress
 from hpcddp.train.randomness import seed_initialisation
-from hpcddp.train.replica import Replica, build_replica
-from hpcddp.train.schedule import Schedule
-from hpcddp.train.step import Stepper
 
 # Largest micro-batch whose BatchNorm statistics are mostly noise (batch contract, section 2).
 _FEW_FOR_BATCH_NORM = 4
@@ -167,14 +166,18 @@ def _largest_micro_batch(setting: Setting) -> int:
 
 
 def make_loop(
-    setting: Setting, replica: Replica, saver: Saver, metrics: MetricsFile | None, progress: Progress
+    setting: Setting,
+    replica: Replica,
+    checkpointer: Checkpointer,
+    metrics: MetricsFile | None,
+    progress: TrainingProgress,
 ) -> Loop:
     """Return the loop that trains a replica from ``progress`` on.
 
     Args:
         setting: the constant parts of the training.
         replica: the model with its optimizer.
-        saver: writes checkpoints.
+        checkpointer: saves the replica.
         metrics: the metrics file, on rank 0; None on the other ranks.
         progress: how far the training is.
     """
@@ -196,13 +199,13 @@ def make_loop(
         replica,
         stepper=stepper,
         evaluator=evaluator,
-        saver=saver,
+        checkpointer=checkpointer,
         metrics=metrics,
         progress=progress,
     )
 
 
-def _training_batches(setting: Setting, first_step: int) -> Iterator[Batch]:
+def _training_batches(setting: Setting, first_step: int) -> Iterator[MicroBatch]:
     spec, train, data = setting.context.spec, setting.context.train, setting.data
     keys = MicroBatchKeys(
         _global_batches(spec, data),

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcddp.train.buffers import as_real, broadcast_buffers, copy_buffers, restore_buffers
-from hpcddp.train.normalisation import local_batch_norms
+from hpcddp.train.model.normalisation import local_batch_norms
 
 
 @contextmanager

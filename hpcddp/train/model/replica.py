@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -10,18 +11,130 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.jobfile.sections import Train
+from hpcddp.jobfile.sections import Optimizer, Train
 from hpcddp.train.buffers import buffers_put_back
-from hpcddp.train.ema import Ema
-from hpcddp.train.errors import ModelError
-from hpcddp.train.merging import merged_buffers
-from hpcddp.train.noise import GradientNorms
-from hpcddp.train.normalisation import absent, synchronised_batch_norms
-from hpcddp.train.objective import ModelOutputs, zero_loss
-from hpcddp.train.optimizers import build_optimizer
+from hpcddp.train.errors import ModelError, UserCodeError
+from hpcddp.train.model.merging import merged_buffers
+from hpcddp.train.model.noise import GradientNorms
+from hpcddp.train.model.normalisation import absent, synchronised_batch_norms
+from hpcddp.train.model.objective import ModelOutputs, zero_loss
 from hpcddp.train.precision import Precision
+
+
+def build_optimizer(spec: Optimizer, model: nn.Module, *, learning_rate: float, device_type: str) -> optim.Optimizer:
+    """Return an optimizer over the parameters that require a gradient.
+
+    Args:
+        spec: the job's ``train.optimizer``.
+        model: the model, on its device.
+        learning_rate: the rate of the first step; every step sets its own.
+        device_type: ``cuda`` uses the fused kernels, one launch for all parameters, unless a parameter is complex.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # torch's fused kernels take no complex numbers.
+    fused = (device_type == "cuda" and not any(parameter.is_complex() for parameter in parameters)) or None
+    if spec.name == "adamw":
+        return optim.AdamW(
+            parameters, lr=learning_rate, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=fused
+        )
+    optimizer = optim.SGD(
+        parameters,
+        lr=learning_rate,
+        momentum=spec.momentum,
+        weight_decay=spec.weight_decay,
+        nesterov=spec.nesterov,
+        fused=fused,
+    )
+    if fused and spec.momentum:
+        optimizer.register_step_pre_hook(_begin_momentum_at_zero)
+    return optimizer
+
+
+def _begin_momentum_at_zero(optimizer: optim.Optimizer, *_: object) -> None:
+    """Allocate the momentum of every parameter with a gradient as zeros, before a fused step does it.
+
+    The fused step writes the momentum in the same kernel as the parameters. If the GradScaler skips the first step,
+    torch later uses momentum memory that was never written. Starting at 0, the first momentum is the gradient, as
+    without the hook: momentum * 0 + gradient, as dampening is 0.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
+
+
+def set_learning_rate(optimizer: optim.Optimizer, learning_rate: float) -> None:
+    """Set the rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+class Ema:
+    """A copy of the model with averaged weights, used for evaluation.
+
+    After each optimizer step::
+
+        average <- decay * average + (1 - decay) * value
+
+    for every parameter and every running statistic of BatchNorm: statistics of the latest weights do not fit averaged
+    weights. The average starts at the initial weights. Other buffers are copied.
+
+    Args:
+        model: the model, on its device, before DDP and compilation.
+        decay: 0..1, for this job's global batch.
+
+    Raises:
+        UserCodeError: the model cannot be copied.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        try:
+            self.model = copy.deepcopy(model)
+        except (TypeError, RuntimeError, ValueError, AttributeError) as error:
+            raise UserCodeError(
+                f"train.ema_decay is {decay:g}, which needs a copy of the model, and copy.deepcopy does not make one "
+                f"({error}); let the model be copied, or leave ema_decay out"
+            ) from error
+        self.model.requires_grad_(requires_grad=False)
+        self.model.eval()
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, skipped: Tensor | None = None) -> None:
+        """Move the averages towards the model.
+
+        Args:
+            model: the trained model, after its optimizer step.
+            skipped: a scalar on the device that is not 0 if that step left the model as it was; None = it did not.
+        """
+        averages, values = _averaged(self.model), _averaged(model)
+        if skipped is None:
+            torch._foreach_lerp_(averages, values, 1 - self.decay)
+        else:
+            # Computed on the device, so that the host does not wait for the step.
+            factor = (skipped == 0).to(averages[0].real.dtype) * (1 - self.decay)
+            for average, value in zip(averages, values, strict=True):
+                average.add_((value - average) * factor)
+        for own, other in zip(_copied(self.model), _copied(model), strict=True):
+            own.copy_(other)
+
+
+def _averaged(model: nn.Module) -> list[Tensor]:
+    return [*(parameter.detach() for parameter in model.parameters()), *_statistics(model)]
+
+
+def _statistics(model: nn.Module) -> list[Tensor]:
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    both = [value for layer in layers for value in (layer.running_mean, layer.running_var)]
+    return [value for value in both if value is not None]
+
+
+def _copied(model: nn.Module) -> list[Tensor]:
+    averaged = {id(value) for value in _statistics(model)}
+    return [buffer for buffer in model.buffers() if id(buffer) not in averaged]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""Evaluate a model on every validation sample exactly once, on any number of ranks (batch contract, section 7)."""
+"""Evaluate a model on every validation sample exactly once, on any number of ranks (batch contract, section 7).
+
+Every few batches the ranks agree on whether to stop the evaluation.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,80 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from hpcddp.batch.split import ceil_div
 from hpcddp.stop.reasons import StopReason
-from hpcddp.train.data.images import Data
 from hpcddp.train.data.loader import Batches, Placement
-from hpcddp.train.objective import all_logits
-from hpcddp.train.pausing import Pauses
+from hpcddp.train.data.parts import Data
+from hpcddp.train.model.objective import all_logits
+from hpcddp.train.model.replica import Replica
 from hpcddp.train.precision import Precision
 from hpcddp.train.randomness import SampleKeys
-from hpcddp.train.replica import Replica
 from hpcddp.train.scoring import CrossEntropy, Metric, TopKAccuracy, ValidationShare, evaluate
+
+BATCHES_BETWEEN: Final = 8
+"""Batches between two agreements; shorter evaluations are not interrupted."""
+
+
+class EvaluationStoppedError(Exception):
+    """All ranks agreed to stop in the middle of an evaluation.
+
+    Args:
+        reason: the largest of the ranks' reasons.
+    """
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Pauses:
+    """The agreements of one evaluation: equally many on every rank, even if one has a batch less than another.
+
+    Args:
+        samples: samples of the validation part.
+        batch_size: the most samples in one batch.
+        ranks: number of ranks.
+        device: device of the collectives.
+        vote: returns this rank's reason to stop.
+    """
+
+    def __init__(
+        self, samples: int, batch_size: int, *, ranks: int, device: torch.device, vote: Callable[[], StopReason]
+    ) -> None:
+        # Shares differ by one sample at most, so a rank has `most` batches or one less. No agreement follows the last
+        # batch.
+        most = ceil_div(ceil_div(samples, ranks), batch_size)
+        self._left = (most - 1) // BATCHES_BETWEEN
+        self._device, self._vote = device, vote
+        self._batches = 0
+
+    def after_batch(self) -> None:
+        """Count a batch, and agree with the other ranks if an agreement is due.
+
+        Raises:
+            EvaluationStoppedError: the ranks agreed to stop.
+        """
+        self._batches += 1
+        if self._batches % BATCHES_BETWEEN == 0 and self._left:
+            self._agree()
+
+    def _agree(self) -> None:
+        self._left -= 1
+        largest = torch.tensor(int(self._vote()), device=self._device)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        if reason := StopReason(int(largest.item())):
+            raise EvaluationStoppedError(reason)
+
 
 _TOP: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class EvaluationResult:
     """Metrics of the whole validation part.
 
     Args:
@@ -72,7 +132,7 @@ class Evaluator:
 
     def evaluate(
         self, replica: Replica, *, vote: Callable[[], StopReason] = _no_reason, beat: Callable[[], None] = _nothing
-    ) -> Evaluation:
+    ) -> EvaluationResult:
         """Evaluate the averaged weights if there are any, else the model, with buffers merged over ranks.
 
         Args:
@@ -88,7 +148,7 @@ class Evaluator:
         with replica.evaluated() as model:
             results = _with_stop_checks(self._results(model, replica.precision), pauses, beat)
             values = evaluate(self._share, results, self._metrics, device=device)
-        return Evaluation(**values, val_samples=self._share.samples)
+        return EvaluationResult(**values, val_samples=self._share.samples)
 
     def _results(self, model: nn.Module, precision: Precision) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits and labels of each batch of this rank's share."""

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.train.errors import DriftError
-from hpcddp.train.normalisation import local_norms
-from hpcddp.train.replica import Replica
+from hpcddp.train.model.normalisation import local_norms
+from hpcddp.train.model.replica import Replica
 
 LEARNING_RATE: Final = "the learning rate"
 

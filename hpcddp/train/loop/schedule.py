@@ -9,7 +9,7 @@ from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.scaling import learning_rate_at
 from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.sections import LearningRate
-from hpcddp.train.step import Position
+from hpcddp.train.loop.step import Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""The built-in training: steps, evaluations, saves and stops."""

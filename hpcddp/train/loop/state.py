@@ -1,0 +1,234 @@
+"""State of the built-in training: its progress, and what a checkpoint of it holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from hpcddp.run.checkpoints import MANIFEST, Checkpoint, InvalidCheckpointError
+from hpcddp.train.checkpoint.checkpointer import Checkpointer, SaveSettings, Stateful
+from hpcddp.train.context import TrainContext
+from hpcddp.train.errors import NonFiniteError, ResumeError
+from hpcddp.train.loop.evaluation import EvaluationResult
+from hpcddp.train.model.merging import gather_differing, gather_samples, take_rows
+from hpcddp.train.model.noise import NoiseScale
+from hpcddp.train.model.replica import Replica
+
+# Names of objects in a checkpoint; each has a file of its name.
+_EMA: Final = "ema"
+_RANKS: Final = "ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProgress:
+    """How far a training is.
+
+    Args:
+        step: optimizer steps done.
+        epoch: the epoch that the next step belongs to, zero-based.
+        samples_seen: samples trained on, repeats counted.
+        skipped_steps: updates skipped because a loss or gradient was not finite.
+        wall_s: seconds spent in ``run_training`` over all attempts, up to here.
+        last_loss: loss of the last step; None before the first, or if it was not finite.
+        evaluation: the last evaluation; None before the first.
+        evaluated_step: optimizer steps done at the last evaluation; None before the first.
+        noise: the gradient noise scale; None where it is not measured.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples_seen: int = 0
+    skipped_steps: int = 0
+    wall_s: float = 0.0
+    last_loss: float | None = None
+    evaluation: EvaluationResult | None = None
+    evaluated_step: int | None = None
+    noise: NoiseScale | None = None
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the progress as a JSON document; numbers that are not finite become null."""
+        document = asdict(self)
+        if self.evaluation is not None:
+            document["evaluation"] = {
+                name: value if math.isfinite(value) else None for name, value in self.evaluation.as_record().items()
+            }
+        return document
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> TrainingProgress:
+        """Return the progress that ``as_document`` wrote."""
+        evaluation = document["evaluation"]
+        if evaluation is not None:
+            numbers: dict[str, Any] = {name: math.nan if value is None else value for name, value in evaluation.items()}
+            evaluation = EvaluationResult(**numbers)
+        # Checkpoints of earlier versions have no such entry.
+        noise = document.get("noise")
+        return cls(**{**document, "evaluation": evaluation, "noise": noise and NoiseScale(**noise)})
+
+
+class _OptimizerState:
+    """The optimizer and the gradient scaler of a replica, as one object of a checkpoint."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._optimizer, self._scaler = replica.optimizer, replica.scaler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both states."""
+        return {"optimizer": self._optimizer.state_dict(), "scaler": self._scaler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load both states; a checkpoint of another precision has no state for the scaler."""
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._scaler.is_enabled() and state["scaler"]:
+            self._scaler.load_state_dict(state["scaler"])
+
+
+class _RankStates:
+    """What differs between the ranks, as one object of a checkpoint: buffers, and numbers of samples that weight them.
+
+    A run that continues with as many ranks gives each rank its own back. Otherwise all ranks have the merged buffers of
+    the model, with equal numbers of samples.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._gathered: dict[str, Any] = {}
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Keep the states of all ranks on rank 0 within the block; a collective."""
+        own = {
+            "world_size": dist.get_world_size(),
+            "samples": gather_samples(self._replica.samples, self._replica.placeholder.device),
+            "buffers": gather_differing(self._replica.models),
+        }
+        self._gathered = own if own["buffers"] else {}
+        yield
+        self._gathered = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was gathered; empty if no buffer differs."""
+        return self._gathered
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take this rank's own buffers and number of samples, if there were as many ranks."""
+        if state["world_size"] == dist.get_world_size():
+            take_rows(self._replica.models, state["buffers"])
+            # Checkpoints of earlier versions have no numbers of samples.
+            if "samples" in state:
+                self._replica.samples = state["samples"][dist.get_rank()]
+
+
+def make_checkpointer(
+    context: TrainContext, replica: Replica, contract: Mapping[str, Any], information: Mapping[str, Any]
+) -> Checkpointer:
+    """Return the checkpointer of a replica.
+
+    Args:
+        context: the run and this rank.
+        replica: this rank's replica.
+        contract: settings that must be the same in later attempts.
+        information: facts that may differ in later attempts.
+    """
+    ranks = _RankStates(replica)
+    objects: dict[str, Stateful] = {"model": replica.model, "optimizer": _OptimizerState(replica)}
+    if replica.ema is not None:
+        objects[_EMA] = replica.ema.model
+
+    @contextmanager
+    def gathered(step: int) -> Iterator[None]:
+        _refuse_nonfinite(replica, step)
+        with ranks.gathered(), replica.merged():
+            yield
+
+    settings = SaveSettings(
+        information=information,
+        owner="train.model and train.optimizer",
+        optional=(_RANKS,),
+        gathered=gathered,
+        all_ranks_learn=False,
+        now=context.now,
+        monotonic=context.monotonic,
+        tell=context.tell,
+    )
+    keep = context.spec.checkpoint.keep
+    return Checkpointer(context.run.path, {**objects, _RANKS: ranks}, keep=keep, contract=contract, settings=settings)
+
+
+def restore(
+    checkpointer: Checkpointer, checkpoint: Checkpoint | None, attempt: int, replica: Replica
+) -> TrainingProgress:
+    """Load a verified checkpoint into this rank's replica.
+
+    Args:
+        checkpointer: the checkpointer of the replica.
+        checkpoint: the checkpoint on which all ranks agreed; None = start from the beginning.
+        attempt: this attempt, which owns the run.
+        replica: this rank's replica.
+
+    Returns:
+        The progress of the training at the save.
+
+    Raises:
+        ResumeError: the checkpoint is of another model or optimizer.
+        InvalidCheckpointError: the checkpoint can no longer be read.
+    """
+    progress = TrainingProgress()
+    if checkpoint is not None:
+        _refuse_other_average(checkpoint, replica)
+        progress = progress_of(checkpoint)
+        replica.samples = progress.samples_seen // dist.get_world_size()
+    checkpointer.restore_from(checkpoint, attempt)
+    return progress
+
+
+def progress_of(checkpoint: Checkpoint) -> TrainingProgress:
+    """Return the progress of a training from a checkpoint's manifest.
+
+    Raises:
+        InvalidCheckpointError: the manifest is damaged; earlier versions wrote it without a checksum.
+    """
+    manifest = checkpoint.manifest
+    try:
+        progress = TrainingProgress.from_document(manifest.progress)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InvalidCheckpointError(
+            f"{checkpoint.path / MANIFEST} is damaged (its progress is not that of a training: {error})"
+        ) from error
+    if progress.step != manifest.step:
+        raise InvalidCheckpointError(
+            f"{checkpoint.path / MANIFEST} is damaged (its step is {manifest.step}, that of its progress "
+            f"{progress.step})"
+        )
+    return progress
+
+
+def _refuse_other_average(checkpoint: Checkpoint, replica: Replica) -> None:
+    saved = f"{_EMA}.pt" in checkpoint.manifest.files
+    if saved == (replica.ema is not None):
+        return
+    raise ResumeError(
+        f"{checkpoint.path.name} was saved {'with' if saved else 'without'} averaged weights, and now train.ema_decay "
+        f"is {'null' if saved else 'given'}, so that the average cannot go on; bring the old value back, or submit a "
+        "new run"
+    )
+
+
+def _refuse_nonfinite(replica: Replica, step: int) -> None:
+    """Raise on all ranks if a parameter is not finite; parameters are equal on all ranks."""
+    names, parameters = zip(*replica.model.named_parameters(), strict=True)
+    # One transfer from the device, not one per parameter.
+    finite = torch.stack([torch.isfinite(parameter).all() for parameter in parameters]).tolist()
+    for name, is_finite in zip(names, finite, strict=True):
+        if not is_finite:
+            raise NonFiniteError(
+                f"after step {step} {name} is not finite, so that there is nothing worth saving; lower the learning "
+                "rate, clip the gradient with train.clip_grad_norm, or use a wider precision",
+                step=step,
+            )
