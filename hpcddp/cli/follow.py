@@ -14,12 +14,12 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from hpcddp.manage.follow import Display, JobState, Outcome, Output
+    from hpcddp.manage.follow import Display, JobPhase, Outcome, Output
     from hpcddp.submit.submission import Submission
 
 _INTERRUPTED = 130
 _LINE_EVERY_S = 10.0
-_JOB_LINES: dict[JobState, str] = {
+_JOB_LINES: dict[JobPhase, str] = {
     "pending": "waiting for Slurm to start the job",
     "running": "the job is running",
     "ended": "the job has ended",
@@ -101,14 +101,14 @@ def _stopper(submission: Submission) -> Callable[[], bool]:
     return stop
 
 
-def _job_state(submission: Submission) -> Callable[[], JobState]:
+def _job_state(submission: Submission) -> Callable[[], JobPhase]:
     """Return the function with which ``follow`` asks for the state of the job."""
     from hpcddp.manage import follow as watch
 
     if submission.cluster == "slurm":
         return watch.SlurmWatch(submission.run)
 
-    def local() -> JobState:
+    def local() -> JobPhase:
         return "ended" if submission.job.done() else "running"
 
     return local
@@ -128,7 +128,7 @@ class PlainDisplay:
         self._last_line = time.monotonic()
         self._newest: dict[str, Any] | None = None
 
-    def job(self, state: JobState) -> None:
+    def job(self, state: JobPhase) -> None:
         """Print that the job's state has changed."""
         typer.echo(_JOB_LINES[state], err=True)
 
@@ -197,7 +197,7 @@ class BarDisplay:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def job(self, state: JobState) -> None:
+    def job(self, state: JobPhase) -> None:
         """Print that the job's state has changed."""
         self._progress.console.print(_JOB_LINES[state], style="dim", highlight=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,8 +16,9 @@ from hpcddp.run.metrics import MetricsLine
 from hpcddp.run.record import parse_lines
 from hpcddp.run.result import Result, read_result
 from hpcddp.slurm import commands
+from hpcddp.slurm.job import JOB_STATES
 
-JobState = Literal["pending", "running", "ended"]
+JobPhase = Literal["pending", "running", "ended"]
 _POLL_S = 0.25
 # How long a result may take to appear on a shared file system after the job has gone.
 _RESULT_GRACE_S = 5.0
@@ -26,7 +27,7 @@ _RESULT_GRACE_S = 5.0
 class Display(Protocol):
     """Whoever shows the progress."""
 
-    def job(self, state: JobState) -> None:
+    def job(self, state: JobPhase) -> None:
         """Show that the job's state has changed."""
 
     def output(self, line: str) -> None:
@@ -106,7 +107,7 @@ class _Follower:
     """What has been shown of a run so far."""
 
     def __init__(
-        self, run: RunDirectory, display: Display, job_state: Callable[[], JobState], output: Output | None
+        self, run: RunDirectory, display: Display, job_state: Callable[[], JobPhase], output: Output | None
     ) -> None:
         self.first_attempt = 0
         self._run = run
@@ -114,7 +115,7 @@ class _Follower:
         self._job_state = job_state
         self._output = output
         self._events, self._metrics = LineReader(run.events, Event), LineReader(run.metrics, MetricsLine)
-        self._state: JobState | None = None
+        self._state: JobPhase | None = None
         self._newest_step = 0
         self._gone_since: float | None = None
 
@@ -136,7 +137,7 @@ class _Follower:
             self._newest_step = _show(record, self._display, self._newest_step)
         return self._outcome(now)
 
-    def _outcome(self, now: JobState) -> Outcome | None:
+    def _outcome(self, now: JobPhase) -> Outcome | None:
         if now != "ended":
             self._gone_since = None
             return None
@@ -152,7 +153,7 @@ def follow(
     run: RunDirectory,
     display: Display,
     *,
-    job_state: Callable[[], JobState],
+    job_state: Callable[[], JobPhase],
     interrupted: Callable[[], bool] | None = None,
     output: Output | None = None,
     first_attempt: int = 0,
@@ -197,8 +198,6 @@ def _show(record: dict[str, Any], display: Display, newest_step: int) -> int:
 
 # One question every two seconds is what Slurm's own documentation calls considerate (squeue(1), PERFORMANCE).
 _ASK_EVERY_S = 2.0
-_PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING", "SPECIAL_EXIT"})
-_RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 
 
 class SlurmWatch:
@@ -211,21 +210,22 @@ class SlurmWatch:
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._asked = float("-inf")
-        self._state: JobState = "pending"
+        self._state: JobPhase = "pending"
 
-    def __call__(self) -> JobState:
+    def __call__(self) -> JobPhase:
         """Return the job's state; a controller that does not answer changes nothing, a forgotten job has ended."""
         if time.monotonic() - self._asked >= _ASK_EVERY_S:
             self._asked = time.monotonic()
             with contextlib.suppress(commands.SlurmUnavailableError):
                 submission = read_submission(self._run)
                 job = None if submission is None else commands.show_job(submission.job_id)
-                self._state = "ended" if job is None else state_of(job.get("JobState", ""))
+                self._state = _phase_of(job)
         return self._state
 
 
-def state_of(slurm_state: str) -> JobState:
-    """Return what a word of ``scontrol show job`` means to somebody who waits for the run's end."""
-    if slurm_state in _PENDING:
-        return "pending"
-    return "running" if slurm_state in _RUNNING else "ended"
+def _phase_of(job: Mapping[str, str] | None) -> JobPhase:
+    """Return what the record of a job means to somebody who waits for the end of a run."""
+    state = None if job is None else JOB_STATES.get(job.get("JobState", ""))
+    if state is None or state.has_ended:
+        return "ended"
+    return "pending" if state.is_waiting else "running"

@@ -7,6 +7,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from hpcddp.slurm.job import JOB_STATES, JobState
 from hpcddp.slurm.queue import QueuedJob
 
 
@@ -53,34 +54,21 @@ class State(StrEnum):
 _ON_NODES: Final = frozenset({State.STARTING, State.RUNNING, State.STOPPING, State.SUSPENDED})
 _ALIVE: Final = _ON_NODES | {State.PENDING, State.HELD, State.REQUEUED}
 
-# squeue(1), JOB STATE CODES.
-_WORDS: Final[Mapping[str, State]] = MappingProxyType(
+_OF_JOB: Final[Mapping[JobState, State]] = MappingProxyType(
     {
-        "PENDING": State.PENDING,
-        "REQUEUED": State.PENDING,
-        "REQUEUE_FED": State.PENDING,
-        "REVOKED": State.PENDING,
-        "RESV_DEL_HOLD": State.HELD,
-        "REQUEUE_HOLD": State.HELD,
-        "SPECIAL_EXIT": State.HELD,
-        "CONFIGURING": State.STARTING,
-        "RUNNING": State.RUNNING,
-        "RESIZING": State.RUNNING,
-        "SIGNALING": State.RUNNING,
-        "STAGE_OUT": State.STOPPING,
-        "COMPLETING": State.STOPPING,
-        "SUSPENDED": State.SUSPENDED,
-        "STOPPED": State.SUSPENDED,
-        "CANCELLED": State.CANCELLED,
-        "DEADLINE": State.TIMED_OUT,
-        "TIMEOUT": State.TIMED_OUT,
-        "PREEMPTED": State.PREEMPTED,
-        "BOOT_FAIL": State.FAILED,
-        "FAILED": State.FAILED,
-        "NODE_FAIL": State.FAILED,
-        "OUT_OF_MEMORY": State.FAILED,
+        JobState.PENDING: State.PENDING,
+        JobState.HELD: State.HELD,
+        JobState.CONFIGURING: State.STARTING,
+        JobState.RUNNING: State.RUNNING,
+        JobState.SUSPENDED: State.SUSPENDED,
+        JobState.COMPLETING: State.STOPPING,
         # A run that comes to its end leaves a result.
-        "COMPLETED": State.LOST,
+        JobState.COMPLETED: State.LOST,
+        JobState.FAILED: State.FAILED,
+        JobState.CANCELLED: State.CANCELLED,
+        JobState.TIMED_OUT: State.TIMED_OUT,
+        JobState.PREEMPTED: State.PREEMPTED,
+        JobState.NODE_FAILURE: State.FAILED,
     }
 )
 _HELD: Final = ("jobheld", "launch failed requeued held", "job requeued in held state")
@@ -99,8 +87,9 @@ _STOPPED_BY: Final[Mapping[str, State]] = MappingProxyType(
 
 
 def state_in_slurm(job: QueuedJob) -> State:
-    """Return what Slurm's word means for a run that has left no result."""
-    state = _WORDS.get(job.state, State.UNKNOWN)
+    """Return what the state of its job means for a run that has left no result."""
+    known = JOB_STATES.get(job.state)
+    state = State.UNKNOWN if known is None else _OF_JOB[known]
     reason = job.reason.lower().replace("_", " ").strip("()")
     return State.HELD if state is State.PENDING and reason.startswith(_HELD) else state
 

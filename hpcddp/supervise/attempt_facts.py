@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,8 +20,8 @@ from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
-from hpcddp.slurm.job import ask_slurm, facts_of, slurm_job_id
-from hpcddp.stop.reasons import Cause, StopReason, cause_of
+from hpcddp.slurm.job import ask_slurm, cause_of, slurm_job_id
+from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.supervise.budgets import Limits, spent_of, stuck, used_up
 from hpcddp.supervise.decision import EndFacts
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
@@ -201,13 +201,13 @@ class Situation:
         program = None if self.decision is not None else self.program
         # Of the programs of a command, some may only have lost their peers, which were told to end.
         errors = self.failures if program is None else [self.first_failure] if self.first_failure else []
-        facts = facts_of(
+        seen = cause_of(
             self.job_fields,
             restarts_at_start=self.restarts,
             warned=self._warned,
             error_seen=self.decision is None and bool(errors),
+            preempted=self._logged is Cause.PREEMPTION,
         )
-        seen = cause_of(replace(facts, preempted=facts.preempted or self._logged is Cause.PREEMPTION))
         return seen if seen in _CERTAIN else self._logged or seen
 
     @property

@@ -9,8 +9,8 @@ from enum import Enum
 from types import MappingProxyType
 
 from hpcddp.slurm import commands
-from hpcddp.slurm.job import ask_slurm, facts_of, may_help_later
-from hpcddp.stop.reasons import Cause, cause_of
+from hpcddp.slurm.job import ask_slurm, cause_of, may_help_later
+from hpcddp.stop.reasons import Cause
 
 PATIENCE_S = 60.0
 """How long a controller that is away is waited for."""
@@ -98,7 +98,7 @@ def outlast_grace(job_id: str, *, restarts: int, before: Requeued) -> Requeued:
     while time.monotonic() < deadline:
         time.sleep(_BETWEEN_QUESTIONS_S)
         job = ask_slurm(job_id)
-        cause = cause_of(facts_of(job, restarts_at_start=restarts))
+        cause = cause_of(job, restarts_at_start=restarts)
         if cause is Cause.PREEMPTION and done.outcome is Outcome.UNREACHABLE:
             done = requeue(job_id, restarts=restarts, lift=False, patience_s=0.0)
         elif (outcome := _SEEN.get(cause)) is not None:
@@ -139,7 +139,7 @@ def expedite(job_id: str) -> None:
 def _look(job_id: str, restarts: int, *, patience_s: float) -> Cause:
     """Return what became of the job, asked again for a moment while it seems to go on."""
     for _ in range(_LOOKS):
-        cause = cause_of(facts_of(ask_slurm(job_id, patience_s=patience_s), restarts_at_start=restarts))
+        cause = cause_of(ask_slurm(job_id, patience_s=patience_s), restarts_at_start=restarts)
         if cause in _SEEN:
             return cause
         time.sleep(_BETWEEN_LOOKS_S)

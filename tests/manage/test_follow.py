@@ -9,7 +9,7 @@ import pytest
 
 from hpcddp.cli.follow import BarDisplay, PlainDisplay
 from hpcddp.manage import follow as following
-from hpcddp.manage.follow import JobState, LineReader, Outcome, follow
+from hpcddp.manage.follow import JobPhase, LineReader, Outcome, follow
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_json
 from hpcddp.run.metrics import MetricsLine
@@ -20,12 +20,12 @@ class Recorder:
     """Keeps what it was shown."""
 
     def __init__(self) -> None:
-        self.states: list[JobState] = []
+        self.states: list[JobPhase] = []
         self.events: list[dict[str, Any]] = []
         self.steps: list[int] = []
         self.evaluations: list[int] = []
 
-    def job(self, state: JobState) -> None:
+    def job(self, state: JobPhase) -> None:
         self.states.append(state)
 
     def output(self, line: str) -> None:
@@ -74,10 +74,10 @@ def test_a_replaced_file_is_read_from_its_beginning(tmp_path: Path) -> None:
 
 
 def test_a_run_is_followed_through_a_requeue_and_no_step_is_shown_twice(run: RunDirectory) -> None:
-    states: list[JobState] = ["pending", "running", "pending", "running", "ended"]
+    states: list[JobPhase] = ["pending", "running", "pending", "running", "ended"]
     seen = 0
 
-    def job_state() -> JobState:
+    def job_state() -> JobPhase:
         nonlocal seen
         seen += 1
         if seen == 2:
@@ -137,7 +137,7 @@ def test_what_a_program_prints_comes_before_the_word_on_its_end(run: RunDirector
         def output(self, line: str) -> None:
             shown.append(line)
 
-        def job(self, state: JobState) -> None:
+        def job(self, state: JobPhase) -> None:
             shown.append(state)
 
     def output(*, ended: bool) -> list[str]:
@@ -151,7 +151,7 @@ def test_what_a_program_prints_comes_before_the_word_on_its_end(run: RunDirector
 def test_ctrl_c_that_stops_a_run_goes_on_following_until_its_end(run: RunDirectory) -> None:
     presses = 0
 
-    def job_state() -> JobState:
+    def job_state() -> JobPhase:
         nonlocal presses
         presses += 1
         if presses == 1:
@@ -170,7 +170,7 @@ def test_ctrl_c_that_stops_a_run_goes_on_following_until_its_end(run: RunDirecto
 def test_ctrl_c_that_stops_nothing_ends_the_following(
     run: RunDirectory, interrupted: Callable[[], bool] | None
 ) -> None:
-    def job_state() -> JobState:
+    def job_state() -> JobPhase:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
