@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from hpcddp.polling import wait_until
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import ask_slurm, cause_of, may_help_later
 from hpcddp.stop.reasons import Cause
@@ -116,9 +117,7 @@ def outlast_silence(job_id: str) -> None:
     Args:
         job_id: the job.
     """
-    deadline = time.monotonic() + _LONGEST_GRACE_S
-    while ask_slurm(job_id) is None and time.monotonic() < deadline:
-        time.sleep(_BETWEEN_QUESTIONS_S)
+    wait_until(lambda: ask_slurm(job_id), timeout_s=_LONGEST_GRACE_S, poll_s=_BETWEEN_QUESTIONS_S)
 
 
 def expedite(job_id: str) -> None:

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import ClassVar, TypeVar
 
 from hpcddp.errors import HpcddpError
+from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord
 from hpcddp.run.files import read_json, write_json
@@ -158,14 +159,19 @@ def _find(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, token: str,
     return Rendezvous(address=address, port=port, token=token, interface=interface, listener=None)
 
 
-def _wait_for(look: Callable[[], T | None], attempt: AttemptDirectory, deadline: float) -> T | None:
-    """Return the first value of ``look`` that is not None, or None at the deadline."""
-    while (found := look()) is None:
-        raise_if_a_rank_failed(attempt)
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(_POLL_S)
-    return found
+def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float) -> T:
+    """Return the first true value of ``look``, or the last other one at the deadline.
+
+    Raises:
+        PeerFailedError: a rank has failed meanwhile.
+    """
+
+    def look_at_the_others_too() -> T:
+        if not (found := look()):
+            raise_if_a_rank_failed(attempt)
+        return found
+
+    return wait_until(look_at_the_others_too, timeout_s=deadline - time.monotonic(), poll_s=_POLL_S)
 
 
 def _first_reachable(addresses: list[str], port: int) -> tuple[str, str] | None:
@@ -191,12 +197,15 @@ def wait_for_ranks(env: RankEnv, attempt: AttemptDirectory, *, timeout: timedelt
         RendezvousError: a rank was not announced in time, and the message names it with its host; or a rank has failed.
     """
     deadline = time.monotonic() + timeout.total_seconds()
+
     missing = list(range(env.world_size))
-    while missing := [rank for rank in missing if not attempt.rank_here(rank).exists()]:
-        raise_if_a_rank_failed(attempt)
-        if time.monotonic() > deadline:
-            raise RendezvousError(f"{_places(env, missing)} did not appear within the rendezvous timeout")
-        time.sleep(_POLL_S)
+
+    def all_are_announced() -> bool:
+        missing[:] = [rank for rank in missing if not attempt.rank_here(rank).exists()]
+        return not missing
+
+    if not _wait_for(all_are_announced, attempt, deadline):
+        raise RendezvousError(f"{_places(env, missing)} did not appear within the rendezvous timeout")
     write_ranks(attempt, reported_ranks(attempt, env.world_size))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcddp.sandbox import network, state
 from hpcddp.slurm.commands import show_job
+from tests.waiting import wait_until
 
 # slurm.conf's words for a job that is over; COMPLETING is not one of them.
 ENDED = frozenset(
@@ -86,10 +87,11 @@ class Sandbox:
         """Cancel every job and wait until none is left."""
         user = str(os.geteuid())
         self.run("scancel", f"--user={user}")
-        deadline = time.monotonic() + 60
-        while left := self.run("squeue", "--noheader", f"--user={user}").stdout:
-            assert time.monotonic() < deadline, f"jobs that do not go:\n{left}"
-            time.sleep(_POLL_S)
+
+        def left() -> str:
+            return self.run("squeue", "--noheader", f"--user={user}").stdout
+
+        wait_until(lambda: not left(), lambda: f"the end of all jobs:\n{left()}")
 
     def on(self, node: str, *argv: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command on a node as an administrator would: with its network, host name and processes."""

@@ -18,11 +18,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from hpcddp.run.directory import RunDirectory
-from tests.cluster.jobs import HPCDDP, result_of, wait_for
+from tests.cluster.jobs import HPCDDP, result_of
 from tests.cluster.sandbox import Sandbox
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.slurm_faults import link_cut, without_slurmd
 from tests.cluster.tracked_run import TrackedRun
+from tests.waiting import wait_for_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RANKS = {"rank 0 of 4", "rank 1 of 4", "rank 2 of 4", "rank 3 of 4"}
@@ -190,8 +191,8 @@ def test_a_preempted_command_comes_back_whatever_its_exit_code(sandbox: Sandbox,
     program = script(tmp_path, SAVES.replace("CODE", str(code)))
     on = ("--nodes", "2", "--nodelist", "n1,n2", "--partition", "low", "--time", "10")
     tracked = start(sandbox, tmp_path, *on, "--", sys.executable, program)
-    wait_for(tracked.run.attempts / "0" / "rank-0.log", "begins at 0")
-    wait_for(tracked.run.attempts / "0" / "rank-1.log", "begins at 0")
+    wait_for_text(tracked.run.attempts / "0" / "rank-0.log", "begins at 0")
+    wait_for_text(tracked.run.attempts / "0" / "rank-1.log", "begins at 0")
     high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
     sandbox.submit(*high, "--wrap=sleep 2")
     tracked.wait_until_finished(timeout_s=180)
@@ -252,10 +253,10 @@ def test_a_failed_command_is_not_run_again_and_names_the_first_rank(sandbox: San
 def test_a_cancelled_command_stays_cancelled(sandbox: Sandbox, tmp_path: Path) -> None:
     program = script(tmp_path, SAVES.replace("CODE", "75"))
     tracked = start(sandbox, tmp_path, "--time", "10", "--", sys.executable, program)
-    wait_for(tracked.run.attempts / "0" / "rank-0.log", "begins at 0")
+    wait_for_text(tracked.run.attempts / "0" / "rank-0.log", "begins at 0")
     sandbox.run("scancel", tracked.job_id)
     tracked.wait_for_end("CANCELLED")
-    wait_for(tracked.run.result, "cancelled")
+    wait_for_text(tracked.run.result, "cancelled")
     assert result_of(tracked.run)["status"] == "cancelled"
     assert (tmp_path / "saved").exists()
 
@@ -481,7 +482,7 @@ def test_a_preempted_function_comes_back_and_computes_every_step_once(sandbox: S
     resources = {"nodes": 2, "tasks_per_node": 2, "time_limit": 10, "nodelist": "n1,n2", "partition": "low"}
     job.write_text(json.dumps({"name": "fn", "resources": resources, "entrypoint": "mine:main"}))
     tracked = start(sandbox, tmp_path, job)
-    wait_for(tracked.run.metrics, '"step"')
+    wait_for_text(tracked.run.metrics, '"step"')
     high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
     sandbox.submit(*high, "--wrap=sleep 2")
     tracked.wait_until_finished(timeout_s=240)

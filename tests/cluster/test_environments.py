@@ -21,9 +21,10 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from tests.cluster.containers import install, write_image
-from tests.cluster.jobs import result_of, submit, wait_for, write_job
+from tests.cluster.jobs import result_of, submit, write_job
 from tests.cluster.sandbox import ENDED, Sandbox
 from tests.submit.fake_environments import CONDA
+from tests.waiting import wait_for_text
 
 ROOT = Path(__file__).parents[2]
 # What a task sees: written down by the model of a training, or by a program that the tasks are.
@@ -160,7 +161,7 @@ def jobs(submitter: Submitter) -> Iterator[dict[str, SubmittedJob]]:
         "modules": submitter.send("modules", modules(submitter), program=True),
         "venv in apptainer": submitter.send("inside", inside_container(submitter), program=True),
     }
-    wait_for(sent["apptainer"].run.metrics, '"step": 100')
+    wait_for_text(sent["apptainer"].run.metrics, '"step": 100')
     submitter.sandbox.submit("--partition=high", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=sleep 1")
     for job in sent.values():
         submitter.sandbox.wait(job.answer["job_id"], states=ENDED, timeout=300)

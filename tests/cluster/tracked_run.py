@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from hpcddp.run.events import read_events
 from hpcddp.sandbox.processes import find
 from tests.cluster.jobs import result_of
 from tests.cluster.sandbox import Sandbox
+from tests.waiting import wait_until
 
 _POLL_S = 0.05
 _TASK = "hpcddp.task"
@@ -72,12 +72,7 @@ class TrackedRun:
 
     def wait_until(self, holds: Callable[[], object], what: str, *, timeout_s: float = 300) -> None:
         """Wait until something holds; a job that has ended meanwhile fails at once."""
-        deadline = time.monotonic() + timeout_s
-        while not holds():
-            assert time.monotonic() < deadline, (
-                f"{self.run.path}: not within {timeout_s} s: {what}\n{self._description()}"
-            )
-            time.sleep(_POLL_S)
+        wait_until(holds, lambda: f"{what} of {self.run.path}\n{self._description()}", timeout_s)
 
     def wait_for_steps(self, count: int, *, attempt: int = 0) -> None:
         """Wait until rank 0 has computed so many steps in an attempt."""

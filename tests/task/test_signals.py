@@ -18,7 +18,8 @@ from hpcddp.run.failure import FailureRecord, read_failures, write_failure
 from hpcddp.stop.reasons import Cause
 from hpcddp.task import signals
 from hpcddp.task.signals import CauseQuery
-from tests.submit.local_run import ROOT, wait_for
+from tests.submit.local_run import ROOT
+from tests.waiting import wait_until
 
 TASK = """
 import os, sys, threading
@@ -101,7 +102,7 @@ def test_without_a_failure_term_ends_no_rank_and_is_an_event(attempt: AttemptDir
     process = start_task(attempt)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
-    wait_for(lambda: bool(read_events(attempt.run.events)))
+    wait_until(lambda: bool(read_events(attempt.run.events)), "an event", 120)
     assert process.poll() is None
     process.kill()
     process.communicate()
@@ -159,7 +160,7 @@ def test_a_failure_without_term_ends_no_other_rank(attempt: AttemptDirectory) ->
     process = start_task(attempt)
     write_failure(attempt, record())
     process.send_signal(signal.SIGUSR2)
-    wait_for(lambda: bool(read_events(attempt.run.events)))
+    wait_until(lambda: bool(read_events(attempt.run.events)), "an event", 120)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=2.0)
     process.kill()

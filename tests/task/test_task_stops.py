@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.submit.local_run import start, wait_for
+from tests.submit.local_run import start
+from tests.waiting import wait_until
 
 SHORT_TIMEOUT = "launch: {hang_timeout: 5s}"
 
@@ -44,7 +45,9 @@ def check_handlers(handlers: dict[str, str]) -> None:
 
 def test_a_signal_before_torch_is_imported_is_not_lost(tmp_path: Path) -> None:
     run = start(tmp_path)
-    wait_for(lambda: len(run.tasks()) == 2 and all(run.attempt.rank_log(rank).exists() for rank in (0, 1)))
+    wait_until(
+        lambda: len(run.tasks()) == 2 and all(run.attempt.rank_log(rank).exists() for rank in (0, 1)), "the tasks", 120
+    )
     run.signal(0, signal.SIGTERM)
     run.wait_for_end()
     assert run.decision is not None
@@ -61,7 +64,7 @@ def test_a_rank_that_ends_without_a_record_is_named_and_is_no_success(tmp_path: 
     assert run.result["reason"].startswith("rank 1 on ")
     assert "ended without a word after step 5" in run.result["reason"]
     assert [(failure.rank, failure.secondary) for failure in run.failures] == [(0, True)]
-    wait_for(lambda: not run.tasks())
+    wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 
 def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(tmp_path: Path) -> None:
@@ -79,7 +82,7 @@ def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(tmp_p
     assert "only followed" in said
     assert "an error of the job's own code or data would come again, so the job is not requeued" in run.log(1)
     assert "this rank only followed; the end of the batch log names the one that failed first" in run.log(0)
-    wait_for(lambda: not run.tasks())
+    wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 
 def test_a_rank_that_stands_still_is_named_and_the_stacks_of_the_other_are_dumped(tmp_path: Path) -> None:
@@ -91,7 +94,7 @@ def test_a_rank_that_stands_still_is_named_and_the_stacks_of_the_other_are_dumpe
     assert (hang.kind, hang.exit_code, hang.waiting) == ("hang", 124, True)
     assert "hangs: nothing happened for" in run.log(0)
     assert "in _engine_run_backward" in run.log(0)
-    wait_for(lambda: not run.tasks())
+    wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 
 def test_a_rank_that_is_stuck_is_named_with_the_place_and_all_stacks_are_dumped(tmp_path: Path) -> None:
@@ -104,4 +107,4 @@ def test_a_rank_that_is_stuck_is_named_with_the_place_and_all_stacks_are_dumped(
     assert "in trigger" in stuck.message
     assert run.result["exit_code"] == 124
     assert all("most recent call first" in run.log(rank) for rank in (0, 1))
-    wait_for(lambda: not run.tasks())
+    wait_until(lambda: not run.tasks(), "the end of all tasks", 120)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from hpcddp.train.errors import ResumeError, StoppedError
 from tests.distributed.training import evaluations, records, result, steps
 from tests.run.test_checkpoints import as_before_checksums, flip
 from tests.train.conftest import Training
+from tests.waiting import wait_until
 
 NewTraining = Callable[[str], Training]
 
@@ -258,8 +258,7 @@ def test_attempt_that_is_overtaken_while_it_trains_publishes_nothing(training: T
     def overtaken() -> int:
         if next(calls) == 4:
             # The write after step 4 goes on beside the training.
-            while read_events(training.run.events)[-1]["step"] != 4:
-                time.sleep(0.01)
+            wait_until(lambda: read_events(training.run.events)[-1]["step"] == 4, "the write after step 4")
             training.run.attempt(1).path.mkdir()
         return 0
 
