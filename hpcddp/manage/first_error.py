@@ -93,8 +93,8 @@ def has_failed(attempt: AttemptDirectory) -> bool:
     if next(attempt.path.glob("error-rank-*.json"), None) is not None:
         return True
     for event in read_events(attempt.run.events):
-        crashed = event["event"] == "failure" or event.get("cause") in _CRASHES
-        if event["attempt"] == attempt.number and crashed:
+        crashed = event.kind == "failure" or event.cause in _CRASHES
+        if event.attempt == attempt.number and crashed:
             return True
     return False
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Generic, Literal, Protocol
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event
+from hpcddp.run.files import GrowingFile
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.metrics import MetricsLine
-from hpcddp.run.record import parse_lines
+from hpcddp.run.record import RecordT, parse_lines
 from hpcddp.run.result import Result, read_result
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import JOB_STATES
@@ -33,13 +34,13 @@ class Display(Protocol):
     def output(self, line: str) -> None:
         """Show a line that the user's own program has printed."""
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Show one record of ``events.jsonl``."""
+    def event(self, event: Event) -> None:
+        """Show one line of ``events.jsonl``."""
 
-    def step(self, record: dict[str, Any]) -> None:
+    def step(self, record: MetricsLine) -> None:
         """Show one training record of ``metrics.jsonl``."""
 
-    def evaluation(self, record: dict[str, Any]) -> None:
+    def evaluation(self, record: MetricsLine) -> None:
         """Show one evaluation record of ``metrics.jsonl``."""
 
 
@@ -71,36 +72,20 @@ class Output(Protocol):
         """Return the lines that are new; of a job that has ended, also a last one without its end."""
 
 
-class LineReader:
-    """Returns the lines that were added to a file since the last look, also when the file is replaced by a shorter one.
+class RecordReader(Generic[RecordT]):
+    """Reads the records that are appended to a log; a damaged line is left out.
 
     Args:
-        path: the file; it need not exist yet.
+        path: the log; it need not exist yet.
         kind: the type of its lines.
     """
 
-    def __init__(self, path: Path, kind: type[Event | MetricsLine]) -> None:
-        self._path = path
-        self._kind = kind
-        self._inode: int | None = None
-        self._offset = 0
+    def __init__(self, path: Path, kind: type[RecordT]) -> None:
+        self._file, self._kind = GrowingFile(path), kind
 
-    def new_records(self) -> Iterator[dict[str, Any]]:
-        """Yield the JSON documents of the complete lines that are new; a damaged line is left out."""
-        try:
-            stream = self._path.open("rb")
-        except FileNotFoundError:
-            return
-        with stream:
-            inode = self._path.stat().st_ino
-            if inode != self._inode:
-                self._inode, self._offset = inode, 0
-            stream.seek(self._offset)
-            text = stream.read()
-        complete = text.rfind(b"\n") + 1
-        self._offset += complete
-        for record in parse_lines(text[:complete], self._kind).records:
-            yield record.as_json()
+    def new_records(self) -> tuple[RecordT, ...]:
+        """Return the records on the complete lines that were appended since the last call."""
+        return parse_lines(b"".join(self._file.new_lines()), self._kind).records
 
 
 class _Follower:
@@ -114,7 +99,7 @@ class _Follower:
         self._display = display
         self._job_state = job_state
         self._output = output
-        self._events, self._metrics = LineReader(run.events, Event), LineReader(run.metrics, MetricsLine)
+        self._events, self._metrics = RecordReader(run.events, Event), RecordReader(run.metrics, MetricsLine)
         self._state: JobPhase | None = None
         self._newest_step = 0
         self._gone_since: float | None = None
@@ -131,7 +116,7 @@ class _Follower:
             self._state = now
             self._display.job(now)
         for event in self._events.new_records():
-            if event["attempt"] >= self.first_attempt:
+            if event.attempt >= self.first_attempt:
                 self._display.event(event)
         for record in self._metrics.new_records():
             self._newest_step = _show(record, self._display, self._newest_step)
@@ -186,13 +171,13 @@ def follow(
                 raise
 
 
-def _show(record: dict[str, Any], display: Display, newest_step: int) -> int:
+def _show(record: MetricsLine, display: Display, newest_step: int) -> int:
     """Show one record unless it was shown before (a resumed run rewrites its metrics); return the newest step shown."""
-    if "val_loss" in record:
+    if "val_loss" in record.facts:
         display.evaluation(record)
-    elif record["step"] > newest_step:
+    elif record.step > newest_step:
         display.step(record)
-        return int(record["step"])
+        return record.step
     return newest_step
 
 

@@ -134,7 +134,7 @@ def _is_heard(attempt: AttemptDirectory, sleep: Callable[[float], None]) -> bool
     """Return whether a task of the attempt says soon that it has heard a signal."""
     for _ in range(round(_ANSWER_WITHIN_S / _POLL_S)):
         events = read_events(attempt.run.events)
-        if any(event["event"] == "signal" and event["attempt"] == attempt.number for event in events):
+        if any(event.kind == "signal" and event.attempt == attempt.number for event in events):
             return True
         sleep(_POLL_S)
     return False

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import read_event_log
+from hpcddp.run.events import Event, EventKind, read_event_log
 from hpcddp.run.files import TAIL_BYTES
 from hpcddp.run.job_records import Start, SubmissionRecord, newest_start, read_submission
 from hpcddp.run.metrics import MetricsLine, read_metrics
+from hpcddp.run.plan import read_plan
 from hpcddp.run.ranks import read_ranks
 from hpcddp.run.record import Lines, RecordError, RecordT
 from hpcddp.run.result import Result, read_result
@@ -59,7 +59,7 @@ class Traces:
     job: Job | None
     attempt: int | None = None
     result: Result | None = None
-    events: tuple[Mapping[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
     total_steps: int | None = None
     progress: Progress | None = None
     met: bool = False
@@ -71,19 +71,19 @@ class Traces:
         """The start of the newest attempt, if the run's job has begun it."""
         return None if self.job is None else self.job.start
 
-    def of_attempt(self, kind: str) -> list[Mapping[str, Any]]:
+    def of_attempt(self, kind: EventKind) -> list[Event]:
         """Return the events of one kind of the newest attempt."""
-        return [event for event in self.events if event["event"] == kind and event["attempt"] == self.attempt]
+        return [event for event in self.events if event.kind == kind and event.attempt == self.attempt]
 
     @property
     def cause(self) -> str | None:
         """Why the last attempt ended, a ``Cause``'s word; None while nobody says."""
-        return next((event["cause"] for event in reversed(self.events) if event.get("cause")), None)
+        return next((event.cause for event in reversed(self.events) if event.cause), None)
 
     @property
     def ended(self) -> float | None:
         """When the last sign of life was, in seconds since the epoch."""
-        times = [float(event["time"]) for event in self.events[-1:]]
+        times = [event.time for event in self.events[-1:]]
         return max([*times, *([self.progress.time] if self.progress else [])], default=None)
 
 
@@ -102,17 +102,17 @@ def read_traces(run: RunDirectory, *, job: Job | None = None) -> Traces:
     of_job = tuple(damage for damage in (submission_damage, start_damage, result_damage) if damage is not None)
     events, events_damage = readable_lines(run.events, lambda: read_event_log(run.events, TAIL_BYTES))
     metrics, metrics_damage = readable_lines(run.metrics, lambda: read_metrics(run.metrics, _TAIL_BYTES))
-    logs_damage = (ranks_damage, events_damage, metrics_damage)
-    damaged = (*of_job, *(damage for damage in logs_damage if damage is not None))
-    plan = read_document(run.plan) or {}
+    plan, plan_damage = readable(lambda: read_plan(run))
+    of_rest = (ranks_damage, plan_damage, events_damage, metrics_damage)
+    damaged = (*of_job, *(damage for damage in of_rest if damage is not None))
     began = 0.0 if start is None else start.time
     return Traces(
         run=run,
         job=_job(submission, start) or job,
         attempt=attempt,
         result=result,
-        events=tuple(event.as_json() for event in events),
-        total_steps=plan.get("total_steps"),
+        events=events,
+        total_steps=None if plan is None else plan.total_steps,
         progress=progress_of(metrics, since=began),
         met=attempt is not None and run.attempt(attempt).ranks.exists(),
         damaged=damaged,
@@ -135,15 +135,6 @@ def readable_lines(path: Path, read: Callable[[], Lines[RecordT]]) -> tuple[tupl
     """Return the lines of a log that can be read, and what a person should know of the others, or None."""
     lines, damage = readable(read)
     return ((), damage) if lines is None else (lines.records, lines.sentence(path))
-
-
-def read_document(path: Path) -> dict[str, Any] | None:
-    """Return the JSON document in a file; None if it is not there or cannot be read: others must still be told of."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def _job(submission: SubmissionRecord | None, start: Start | None) -> Job | None:

@@ -15,6 +15,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.ranks import known_hosts
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.slurm.queue import QueuedJob
+from hpcddp.stop.reasons import Cause
 
 # What Slurm takes for the end of a job without a limit is a year away (slurm.h, YEAR_SECONDS).
 _UNLIMITED_S: Final = 360 * 24 * 3600.0
@@ -47,7 +48,7 @@ class RunStatus:
     def step(self) -> int | None:
         """Optimizer steps done; None where the run tells of none."""
         result, progress = self.traces.result, self.traces.progress
-        saved = [event["step"] or 0 for event in self.traces.events if event["event"] == "save"]
+        saved = [event.step or 0 for event in self.traces.events if event.kind == "save"]
         known = [result.steps if result else None, progress.step if progress else None, max(saved, default=None)]
         return next((step for step in known if step is not None), None)
 
@@ -272,7 +273,7 @@ def _with_job(traces: Traces, job: QueuedJob) -> State:
 
 def _without_job(traces: Traces) -> State:
     """Return what became of a run that Slurm has forgotten: only what the run's user did is still known."""
-    if any(event.get("cause") == "cancelled" for event in traces.events[-1:]):
+    if any(event.cause == Cause.CANCELLED for event in traces.events[-1:]):
         return State.CANCELLED
     return State.LOST
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +14,7 @@ from hpcddp.manage.run_files import Job, Traces, read_traces, readable, readable
 from hpcddp.manage.states import State
 from hpcddp.manage.status import RunStatus
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import read_event_log
+from hpcddp.run.events import Event, read_event_log
 from hpcddp.run.files import TAIL_BYTES
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.sweep import ManifestError, Sweep, index_of, is_element, read_sweep, sweep_of
@@ -62,15 +62,14 @@ class _Told:
     """What a sweep's own directory says of all its elements; it holds for those that have left no word themselves."""
 
     sweep: Sweep
-    events: tuple[Mapping[str, Any], ...]
+    events: tuple[Event, ...]
     submitted: float | None
 
     @classmethod
     def of(cls, sweep: Sweep) -> Self:
         submission, _ = readable(lambda: read_submission(sweep.directory))
         log = sweep.directory.events
-        records, _ = readable_lines(log, lambda: read_event_log(log, TAIL_BYTES))
-        events = tuple(event.as_json() for event in records)
+        events, _ = readable_lines(log, lambda: read_event_log(log, TAIL_BYTES))
         return cls(sweep=sweep, events=events, submitted=None if submission is None else submission.time)
 
     def traces(self, index: int) -> Traces:

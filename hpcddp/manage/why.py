@@ -16,11 +16,11 @@ from hpcddp.manage.states import State
 from hpcddp.manage.status import RunStatus
 from hpcddp.manage.sweeps import SweepStatus
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import read_events
+from hpcddp.run.events import Event, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, read_failures
 from hpcddp.run.files import read_tail
 from hpcddp.run.result import Result
-from hpcddp.run.summary import newest_saved_step, resume_command
+from hpcddp.run.summary import resume_command
 from hpcddp.run.sweep import element_id
 from hpcddp.slurm.queue import QueuedJob
 from hpcddp.stop.reasons import ExitCode
@@ -227,24 +227,23 @@ def _history(status: RunStatus) -> tuple[str, ...]:
     return (f"... {left_out} earlier lines in {status.run.events}", *lines[-_TOLD:]) if left_out > 1 else tuple(lines)
 
 
-def _told(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _told(events: Sequence[Event]) -> Iterator[str]:
     for event in events:
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
-        step = "" if event.get("step") is None else f" after step {event['step']}"
-        if event["event"] == "start":
-            yield f"{moment}  attempt {event['attempt']} began on {event.get('host')}"
-        elif event["event"] == "resume":
-            yield f"{moment}  {event['reason']}"
-        elif event["event"] == "requeue":
-            asked = event.get("by") == "user"
-            cause = "its user asked for it" if asked else _CAUSES.get(str(event.get("cause")), str(event.get("cause")))
-            yield f"{moment}  attempt {event['attempt']} stopped{step}, to go on: {cause}"
-        elif event["event"] == "stop" and "saved" not in event:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
+        step = "" if event.step is None else f" after step {event.step}"
+        if event.kind == "start":
+            yield f"{moment}  attempt {event.attempt} began on {event.host}"
+        elif event.kind == "resume":
+            yield f"{moment}  {event.reason}"
+        elif event.kind == "requeue":
+            cause = "its user asked for it" if event.by == "user" else _CAUSES.get(str(event.cause), event.cause)
+            yield f"{moment}  attempt {event.attempt} stopped{step}, to go on: {cause}"
+        elif event.kind == "stop" and event.saved is None:
             # What the ranks write of the same stop says how, not why.
-            yield f"{moment}  attempt {event['attempt']} stopped{step}: {event['reason']}"
-        elif event["event"] in {"failure", "finish"}:
-            ended = "failed" if event["event"] == "failure" else "finished"
-            yield f"{moment}  attempt {event['attempt']} {ended}{step}"
+            yield f"{moment}  attempt {event.attempt} stopped{step}: {event.reason}"
+        elif event.kind in {"failure", "finish"}:
+            ended = "failed" if event.kind == "failure" else "finished"
+            yield f"{moment}  attempt {event.attempt} {ended}{step}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.record import Record, read_record, write_record
-from hpcddp.stop.reasons import Cause
+from hpcddp.stop.reasons import Cause, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Decision(Record):
     Args:
         attempt: the attempt's number.
         step: optimizer steps done.
-        reason: the ``StopReason``'s word.
+        reason: why the ranks stopped.
         cause: the ``Cause``'s word, None if it was not asked or not known in time.
         saved: whether a checkpoint of that very step is there.
         save_s: how long the save took, in seconds; 0 if there was nothing to save.
@@ -28,7 +28,7 @@ class Decision(Record):
 
     attempt: int
     step: int
-    reason: str
+    reason: StopReason
     cause: str | None
     saved: bool
     save_s: float

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from hpcddp.run.decision import Decision
 from hpcddp.run.directory import RunDirectory
@@ -19,10 +18,10 @@ _CAUSES: Mapping[Cause, str] = MappingProxyType(
         Cause.REQUEUED: "{job} was requeued by Slurm or by its user",
     }
 )
-_REASONS: Mapping[str, str] = MappingProxyType(
+_REASONS: Mapping[StopReason, str] = MappingProxyType(
     {
-        StopReason.REQUESTED.word: "the training's own code asked to stop",
-        StopReason.TERMINATED.word: "the tasks of {job} were told to end, and nobody can say why",
+        StopReason.REQUESTED: "the training's own code asked to stop",
+        StopReason.TERMINATED: "the tasks of {job} were told to end, and nobody can say why",
     }
 )
 
@@ -61,8 +60,3 @@ def what_is_saved(decision: Decision | None, newest_step: int) -> str:
         kept = f"the newest checkpoint is of step {newest_step}" if newest_step else "there is no checkpoint"
         return f"step {decision.step} could not be saved, {kept}"
     return f"the newest checkpoint is of step {newest_step}" if newest_step else "no step is saved yet"
-
-
-def newest_saved_step(events: Sequence[Mapping[str, Any]]) -> int:
-    """Return the newest step that the events say was saved, or 0."""
-    return max((event["step"] or 0 for event in events if event["event"] == "save"), default=0)

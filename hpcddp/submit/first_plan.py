@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_json
+from hpcddp.run.plan import write_plan_record
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
@@ -37,4 +37,4 @@ def first_plan(spec: JobSpec) -> JobPlan | None:
 def write_plan(run: RunDirectory, plan: JobPlan | None) -> None:
     """Write the plan into a run's directory; a job that states no batch has none."""
     if plan is not None:
-        write_json(run.plan, plan.as_json())
+        write_plan_record(run, plan.as_json())

@@ -6,13 +6,12 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.decision import Decision, read_decision
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import read_events
+from hpcddp.run.events import Event, read_events
 from hpcddp.run.failure import FailureRecord, cause_in_log, read_failures
 from hpcddp.run.job_records import read_start
 from hpcddp.run.program_end import ProgramEnd, read_program_end
@@ -26,7 +25,7 @@ from hpcddp.supervise.budgets import Limits, spent_of, stuck, used_up
 from hpcddp.supervise.decision import EndFacts
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
 
-_WARNINGS = frozenset({StopReason.WARNED.word, StopReason.DEADLINE.word})
+_WARNINGS = frozenset({StopReason.WARNED, StopReason.DEADLINE})
 # What Slurm shows of these it shows for good; of the others the ranks may have seen more.
 _CERTAIN = frozenset({Cause.PREEMPTION, Cause.CANCELLED, Cause.REQUEUED, Cause.NODE_FAILURE})
 
@@ -99,7 +98,7 @@ class Situation:
         return read_failures(self.attempt)
 
     @cached_property
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event]:
         """The run's events so far."""
         return read_events(self.attempt.run.events)
 
@@ -123,7 +122,7 @@ class Situation:
     @property
     def signalled(self) -> bool:
         """Whether a task of this attempt has seen a signal."""
-        return any(event["event"] == "signal" and event["attempt"] == self.attempt.number for event in self.events)
+        return any(event.kind == "signal" and event.attempt == self.attempt.number for event in self.events)
 
     @property
     def finished(self) -> bool:
@@ -179,7 +178,7 @@ class Situation:
             return Cause.CRASH
         if self.decision.reason in _WARNINGS:
             return Cause.TIME_LIMIT
-        return Cause.UNKNOWN if self.decision.reason == StopReason.REQUESTED.word else Cause.CANCELLED
+        return Cause.UNKNOWN if self.decision.reason is StopReason.REQUESTED else Cause.CANCELLED
 
     @property
     def requested(self) -> bool:
@@ -227,7 +226,7 @@ class Situation:
             return self._program_cause(program)
         if decision is None:
             return Cause.NODE_FAILURE if self.lost_nodes else Cause.CRASH
-        if decision.reason == StopReason.INTERRUPTED.word:
+        if decision.reason is StopReason.INTERRUPTED:
             return Cause.CANCELLED
         seen = decision.known_cause or now
         return now if seen in {Cause.UNKNOWN, Cause.CRASH} else seen

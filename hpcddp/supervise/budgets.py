@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import append_event, cause_of_event, read_events
+from hpcddp.run.events import Event, append_event, read_events
 from hpcddp.stop.reasons import Cause
 
 # What each cause is counted as. The others have no limit of their own: a lost node, what somebody else requeues, and
@@ -62,7 +61,7 @@ class Spent:
     attempts_without_progress: int = 0
 
 
-def spent_of(events: Sequence[Mapping[str, Any]]) -> Spent:
+def spent_of(events: Sequence[Event]) -> Spent:
     """Return what a run has used up.
 
     Args:
@@ -72,20 +71,20 @@ def spent_of(events: Sequence[Mapping[str, Any]]) -> Spent:
     counts = dict.fromkeys(_FIELDS, 0)
     newest_step, idle, trained = 0, 0, False
     for event in events:
-        kind = event["event"]
+        kind = event.kind
         trained = kind == "train" or (trained and kind != "start")
         if kind == "resume":
             counts, idle = dict.fromkeys(_FIELDS, 0), 0
         elif kind == "start":
             idle += 1
-        elif kind == "save" and event["reason"] != "failed" and (event["step"] or 0) > newest_step:
-            newest_step, idle = event["step"], 0
+        elif kind == "save" and event.reason != "failed" and (event.step or 0) > newest_step:
+            newest_step, idle = event.step or 0, 0
         elif kind == "progress":
             idle = 0
-        elif kind == "requeue" and event.get("by") == "user":
+        elif kind == "requeue" and event.by == "user":
             # Whoever asks for another attempt knows what it may cost.
             idle -= idle > 0
-        elif kind == "requeue" and (counted := _COUNTED_AS.get(cause_of_event(event))) is not None:
+        elif kind == "requeue" and (counted := _COUNTED_AS.get(event.known_cause)) is not None:
             counts[counted] += 1
             # Preempted before it could train: that says nothing about the run.
             idle -= counted == "preemptions" and not trained and idle > 0
@@ -152,12 +151,12 @@ def tell_progress(attempt: AttemptDirectory, *, now: float, interrupted: bool) -
     """
     run = attempt.run
     events = read_events(run.events)
-    stamps = [event["stamp"] for event in events if event["event"] == "progress" and event.get("stamp")]
+    stamps = [event.stamp for event in events if event.kind == "progress"]
     try:
         # Compared with what it was before, never with a clock: the file server has its own.
         stamp = run.progress.stat().st_mtime_ns
     except FileNotFoundError:
-        speaks = not interrupted or any(event["event"] == "save" for event in events)
+        speaks = not interrupted or any(event.kind == "save" for event in events)
         if not speaks:
             reason = "the program does not say how far it is"
             append_event(run.events, kind="progress", time=now, attempt=attempt.number, reason=reason)

@@ -12,10 +12,9 @@ from typing import Final, NoReturn
 
 from hpcddp.run.decision import Decision, read_decision, write_decision
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import append_event, read_events
+from hpcddp.run.events import append_event, newest_saved_step, read_events
 from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.run.job_records import read_start
-from hpcddp.run.summary import newest_saved_step
 from hpcddp.slurm.job import ask_slurm, cause_of, slurm_job_id
 from hpcddp.stop.listener import LISTENER, ReceivedSignal
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
@@ -138,7 +137,7 @@ def _exit_before_training(attempt: AttemptDirectory, process_state: ProcessState
             Decision(
                 attempt=attempt.number,
                 step=step,
-                reason=StopReason.TERMINATED.word,
+                reason=StopReason.TERMINATED,
                 cause=query.answer(),
                 saved=step > 0,
                 save_s=0.0,

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hpcddp.batch.job import JobPlan, plan_job
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.decision import Decision
-from hpcddp.run.events import append_event, read_events
+from hpcddp.run.events import append_event, newest_saved_step, read_events
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.result import FINISHED, Result, write_result
 from hpcddp.slurm.rank_env import RankEnv
@@ -69,17 +69,17 @@ class RunStopper(Stopper):
 
     def _write(self) -> None:
         context = self._context
-        saves = [event for event in read_events(context.run.events) if event["event"] == "save" and event["step"]]
+        saves = [event for event in read_events(context.run.events) if event.kind == "save" and event.step]
         cause = Cause.TIME_LIMIT.value if self._reason is StopReason.DEADLINE else context.cause()
         raise_if_fenced(context.run, context.attempt)
         record_decision(
             context,
             Decision(
                 attempt=context.attempt,
-                step=max((event["step"] for event in saves), default=0),
-                reason=(self._reason or StopReason.REQUESTED).word,
+                step=newest_saved_step(saves),
+                reason=self._reason or StopReason.REQUESTED,
                 cause=cause,
-                saved=any(event["attempt"] == context.attempt for event in saves),
+                saved=any(event.attempt == context.attempt for event in saves),
                 save_s=0.0,
                 time=context.now(),
             ),

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from hpcddp import __version__
 from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import EventKind, append_event
-from hpcddp.run.files import write_json
 from hpcddp.run.ownership import raise_if_fenced
+from hpcddp.run.plan import write_plan_record
 from hpcddp.train.announce import start_up_lines
 from hpcddp.train.assembly import Setting, derive_setting, make_loop, make_replica, notes_of
 from hpcddp.train.checkpoint.restore import progress_of, restore
@@ -93,7 +93,7 @@ def _open_files(setting: Setting, replica: Replica, progress: Progress) -> Metri
     """Write the plan, the event and the start-up lines, and drop metrics that are later than the checkpoint."""
     context = setting.context
     raise_if_fenced(context.run, context.attempt)
-    write_json(context.run.plan, setting.plan.as_json())
+    write_plan_record(context.run, setting.plan.as_json())
     keep_until(context.run.metrics, progress.step, progress.evaluated_step)
     _event(context, "train", progress.step, "from a checkpoint" if progress.step else "from the beginning")
     facts = {

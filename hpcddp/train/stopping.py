@@ -112,7 +112,7 @@ class Stopping:
         decision = Decision(
             attempt=context.attempt,
             step=step,
-            reason=reason.word,
+            reason=reason,
             cause=cause,
             saved=saved,
             save_s=round(save_s, 3),
@@ -132,7 +132,7 @@ def record_decision(context: TrainContext, decision: Decision) -> None:
             time=decision.time,
             attempt=decision.attempt,
             step=decision.step,
-            reason=decision.reason,
+            reason=decision.reason.word,
             cause=decision.cause,
             saved=decision.saved,
             save_s=decision.save_s,

@@ -282,8 +282,8 @@ def test_a_preemption_reaches_the_tasks_in_their_containers_and_nothing_is_lost(
     result = finished(jobs["apptainer"])
     assert result["attempts"] == 2
     # The task cannot ask Slurm from in there; the batch script, which is outside, can.
-    (requeue,) = (event for event in read_events(run.events) if event["event"] == "requeue")
-    assert requeue["cause"] == "preemption"
+    (requeue,) = (event for event in read_events(run.events) if event.kind == "requeue")
+    assert requeue.cause == "preemption"
     steps = [record["step"] for record in map(json.loads, run.metrics.read_text().splitlines()) if "loss" in record]
     assert steps == list(range(1, result["steps"] + 1))
 

@@ -189,8 +189,8 @@ def test_a_live_training_that_is_requeued_loses_no_step(project: Project) -> Non
     assert [record["step"] for record in records(tracked.run)] == list(range(1, total + 1))
     computed = [trace_file(tracked.run.attempt(number), 0).read_bytes().count(b"\n") for number in (0, 1)]
     assert sum(computed) == total
-    (requeue,) = [event for event in read_events(tracked.run.events) if event["event"] == "requeue"]
-    assert (requeue["cause"], requeue["by"]) == ("requeued", "user")
+    (requeue,) = [event for event in read_events(tracked.run.events) if event.kind == "requeue"]
+    assert (requeue.cause, requeue.by) == ("requeued", "user")
     refused = project.hpcddp("requeue", tracked.run.run_id, check=False)
     assert "has finished; there is nothing left to run" in refused
 

@@ -140,7 +140,7 @@ def test_a_preempted_element_comes_back_alone_and_loses_nothing(finished_sweep: 
         "0",
     ]
     (requeue,) = finished_sweep.tracked(2).events("requeue")
-    assert requeue["cause"] == "preemption"
+    assert requeue.cause == "preemption"
     # The same training as element 3, which nobody disturbed.
     assert (
         finished_sweep.tracked(2).result["parameters_sha256"] == finished_sweep.tracked(3).result["parameters_sha256"]
@@ -149,7 +149,7 @@ def test_a_preempted_element_comes_back_alone_and_loses_nothing(finished_sweep: 
 
 def test_what_waits_for_a_sweep_starts_when_all_of_it_has_finished(finished_sweep: FinishedSweep) -> None:
     (start,) = finished_sweep.waiting.events("start")
-    assert start["time"] >= max(finished_sweep.tracked(index).events("finish")[0]["time"] for index in range(4))
+    assert start.time >= max(finished_sweep.tracked(index).events("finish")[0].time for index in range(4))
 
 
 def test_an_element_has_its_result_in_a_submitit_job(finished_sweep: FinishedSweep) -> None:

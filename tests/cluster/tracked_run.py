@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import read_events
+from hpcddp.run.events import Event, EventKind, read_events
 from hpcddp.sandbox.processes import find
 from tests.cluster.jobs import result_of
 from tests.cluster.sandbox import Sandbox
@@ -61,9 +61,9 @@ class TrackedRun:
         """The document of result.json."""
         return result_of(self.run)
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
+    def events(self, kind: EventKind) -> list[Event]:
         """Return the events of one kind."""
-        return [event for event in read_events(self.run.events) if event["event"] == kind]
+        return [event for event in read_events(self.run.events) if event.kind == kind]
 
     def log(self) -> str:
         """Return everything that the batch script and the ranks printed."""

@@ -263,4 +263,4 @@ def test_the_stop_of_a_waiting_run_is_an_event(tmp_path: Path) -> None:
     made = make(tmp_path).submitted()
     cancel(look(made, queued(state="PENDING")), end=Slurm().end)
     (event,) = read_events(made.run.events)
-    assert (event["event"], event["cause"]) == ("stop", "cancelled")
+    assert (event.kind, event.cause) == ("stop", "cancelled")

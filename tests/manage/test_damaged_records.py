@@ -24,6 +24,7 @@ from hpcddp.run.job_records import SubmissionRecord, write_submission_record
 from hpcddp.run.program_end import ProgramExit, write_exit
 from hpcddp.run.ranks import Rank, write_ranks
 from hpcddp.run.result import Result, write_result
+from hpcddp.stop.reasons import StopReason
 from hpcddp.submit.resume import resume
 from hpcddp.supervise.end import end
 from tests.manage.runs import queued
@@ -113,7 +114,9 @@ def lay_down(play: Play, record: str) -> None:
     if record == "result":
         write_result(attempt.run, Result(status="failed", reason="why"))
     if record == "decision":
-        decision = Decision(attempt=0, step=1, reason="terminated", cause=None, saved=True, save_s=0.0, time=0.0)
+        decision = Decision(
+            attempt=0, step=1, reason=StopReason.TERMINATED, cause=None, saved=True, save_s=0.0, time=0.0
+        )
         write_decision(attempt, decision)
     if record == "failure":
         failure = FailureRecord(

@@ -3,14 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcddp.cli.follow import BarDisplay, PlainDisplay
 from hpcddp.manage import follow as following
-from hpcddp.manage.follow import JobPhase, LineReader, Outcome, follow
+from hpcddp.manage.follow import JobPhase, Outcome, RecordReader, follow
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import Event
 from hpcddp.run.files import write_json
 from hpcddp.run.metrics import MetricsLine
 from hpcddp.run.result import Result
@@ -21,7 +21,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.states: list[JobPhase] = []
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
         self.steps: list[int] = []
         self.evaluations: list[int] = []
 
@@ -31,14 +31,14 @@ class Recorder:
     def output(self, line: str) -> None:
         raise AssertionError(line)
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         self.events.append(event)
 
-    def step(self, record: dict[str, Any]) -> None:
-        self.steps.append(record["step"])
+    def step(self, record: MetricsLine) -> None:
+        self.steps.append(record.step)
 
-    def evaluation(self, record: dict[str, Any]) -> None:
-        self.evaluations.append(record["step"])
+    def evaluation(self, record: MetricsLine) -> None:
+        self.evaluations.append(record.step)
 
 
 def line(step: int) -> str:
@@ -54,23 +54,23 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    reader = LineReader(path, MetricsLine)
+    reader = RecordReader(path, MetricsLine)
     assert list(reader.new_records()) == []
     path.write_text(line(1) + '{"step": 2')
-    assert [record["step"] for record in reader.new_records()] == [1]
+    assert [record.step for record in reader.new_records()] == [1]
     path.write_text(line(1) + line(2))
-    assert [record["step"] for record in reader.new_records()] == [2]
+    assert [record.step for record in reader.new_records()] == [2]
 
 
 def test_a_replaced_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + line(2) + line(3))
-    reader = LineReader(path, MetricsLine)
+    reader = RecordReader(path, MetricsLine)
     assert len(list(reader.new_records())) == 3
     replacement = tmp_path / "new"
     replacement.write_text(line(1))
     replacement.replace(path)
-    assert [record["step"] for record in reader.new_records()] == [1]
+    assert [record.step for record in reader.new_records()] == [1]
 
 
 def test_a_run_is_followed_through_a_requeue_and_no_step_is_shown_twice(run: RunDirectory) -> None:
@@ -103,10 +103,14 @@ def test_a_job_that_ended_without_a_result_is_lost(run: RunDirectory) -> None:
 def test_plain_lines_say_where_training_stands(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay(steps_per_epoch=12, epochs=5)
     display.job("running")
-    display.event({"event": "start", "attempt": 1, "host": "n1"})
-    display.event({"event": "save", "attempt": 1})
-    display.step({"step": 24, "epoch": 1, "loss": 0.51234, "samples_per_s": 4321.0})
-    display.evaluation({"step": 24, "epoch": 1, "val_loss": 0.25, "val_accuracy": 0.9667, "val_samples": 360})
+    display.event(Event(kind="start", time=0.0, attempt=1, host="n1"))
+    display.event(Event(kind="save", time=0.0, attempt=1))
+    display.step(MetricsLine.from_document({"step": 24, "epoch": 1, "loss": 0.51234, "samples_per_s": 4321.0}))
+    display.evaluation(
+        MetricsLine.from_document(
+            {"step": 24, "epoch": 1, "val_loss": 0.25, "val_accuracy": 0.9667, "val_samples": 360}
+        )
+    )
     assert capsys.readouterr().err.splitlines() == [
         "the job is running",
         "started on n1 (attempt 1)",
@@ -116,11 +120,11 @@ def test_plain_lines_say_where_training_stands(capsys: pytest.CaptureFixture[str
 
 def test_records_of_a_function_of_ones_own_are_shown_with_what_they_have(capsys: pytest.CaptureFixture[str]) -> None:
     plain = PlainDisplay(steps_per_epoch=None, epochs=1)
-    plain.step({"step": 4, "loss": 0.25})
-    plain.evaluation({"step": 4, "val_loss": 0.5})
+    plain.step(MetricsLine.from_document({"step": 4, "loss": 0.25}))
+    plain.evaluation(MetricsLine.from_document({"step": 4, "val_loss": 0.5}))
     with BarDisplay(None, 1) as bars:
-        bars.step({"step": 4, "loss": None})
-        bars.evaluation({"step": 4, "val_loss": 0.5})
+        bars.step(MetricsLine.from_document({"step": 4, "loss": None}))
+        bars.evaluation(MetricsLine.from_document({"step": 4, "val_loss": 0.5}))
     assert capsys.readouterr().err.splitlines()[0] == "step 4  loss 0.2500  val_loss 0.5000"
 
 

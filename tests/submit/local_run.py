@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcddp.run.decision import Decision, read_decision
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import read_events
+from hpcddp.run.events import Event, EventKind, read_events
 from hpcddp.run.failure import FailureRecord, read_failures
 from tests.waiting import wait_until, wait_until_gone
 
@@ -74,8 +74,8 @@ class LocalRun:
     def failures(self) -> list[FailureRecord]:
         return read_failures(self.attempt)
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in read_events(self.run.events) if event["event"] == kind]
+    def events(self, kind: EventKind) -> list[Event]:
+        return [event for event in read_events(self.run.events) if event.kind == kind]
 
     def log(self, rank: int) -> str:
         return self.attempt.rank_log(rank).read_text(encoding="utf-8")

@@ -61,7 +61,7 @@ def task_in(log: Path) -> int:
 def test_a_command_that_ends_well_finishes_the_run(tmp_path: Path) -> None:
     run = ended(submit(tmp_path, "--tasks-per-node", "2", *program(tmp_path, "print('hello')")))
     assert (result(run)["status"], result(run)["world_size"]) == ("finished", 2)
-    assert [event["event"] for event in read_events(run.events)] == ["start", "train", "finish"]
+    assert [event.kind for event in read_events(run.events)] == ["start", "train", "finish"]
     assert run.attempt(0).rank_log(1).read_text() == "hello\n"
 
 

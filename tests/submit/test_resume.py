@@ -104,7 +104,7 @@ def test_a_followed_run_that_is_interrupted_saves_and_goes_on_when_it_is_resumed
     assert code == 0, error
     assert json.loads(out)["status"] == "finished"
     assert steps_of(run) == list(range(1, 139))
-    kinds = [event["event"] for event in read_events(run.events)]
+    kinds = [event.kind for event in read_events(run.events)]
     assert (kinds.count("start"), kinds.count("resume")) == (2, 1)
 
 

@@ -15,6 +15,7 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import FailureRecord, beginning, write_failure
 from hpcddp.run.files import read_json, write_json
+from hpcddp.stop.reasons import StopReason
 from hpcddp.supervise import end as supervisor
 from hpcddp.supervise.begin import BudgetError, begin
 from hpcddp.supervise.end import Ending
@@ -63,7 +64,12 @@ class Play:
         return AttemptDirectory.from_text(text)
 
     def stop(
-        self, *, step: int = 12, reason: str = "terminated", cause: str | None = "preemption", saved: bool = True
+        self,
+        *,
+        step: int = 12,
+        reason: StopReason = StopReason.TERMINATED,
+        cause: str | None = "preemption",
+        saved: bool = True,
     ) -> None:
         """The ranks have agreed to stop."""
         if saved:
@@ -105,7 +111,7 @@ class Play:
         return f"hpcddp submit --resume {self.attempt.run.path}"
 
     def events(self) -> list[tuple[str, str | None]]:
-        return [(event["event"], event.get("cause")) for event in read_events(self.attempt.run.events)]
+        return [(event.kind, event.cause) for event in read_events(self.attempt.run.events)]
 
 
 @pytest.fixture
@@ -137,7 +143,7 @@ def test_without_expedite_slurm_takes_its_own_time(tmp_path: Path, slurm: FakeSl
 
 
 def test_the_warning_before_the_time_limit_is_the_time_limit(play: Play, slurm: FakeSlurm) -> None:
-    play.stop(reason="warned", cause=None)
+    play.stop(reason=StopReason.WARNED, cause=None)
     ending = play.end()
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
     assert ending.text.startswith("attempt 0 of run r1 has ended: the time limit of job 7 is near; step 12 is saved")
@@ -147,20 +153,20 @@ def test_the_warning_before_the_time_limit_is_the_time_limit(play: Play, slurm: 
 def test_a_requeue_that_its_user_asked_for_is_done_whatever_the_budgets_say(tmp_path: Path, slurm: FakeSlurm) -> None:
     play = Play(tmp_path, SLURM, "requeue: {causes: [preemption], max_time_limits: 0}\n")
     write_json(play.attempt.requeue_request, {})
-    play.stop(reason="warned", cause="requeued")
+    play.stop(reason=StopReason.WARNED, cause="requeued")
     ending = play.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", ["requeue 7"])
     assert ending.text.startswith(
         "attempt 0 of run r1 has ended: its user asked to have job 7 run again; step 12 is saved in 0.4 s. Slurm runs"
     )
-    (event,) = [event for event in read_events(play.attempt.run.events) if event["event"] == "requeue"]
-    assert (event["cause"], event["by"]) == ("requeued", "user")
+    (event,) = [event for event in read_events(play.attempt.run.events) if event.kind == "requeue"]
+    assert (event.cause, event.by) == ("requeued", "user")
 
 
 def test_what_happens_to_a_job_comes_before_what_its_user_asked_for(play: Play, slurm: FakeSlurm) -> None:
     write_json(play.attempt.requeue_request, {})
     slurm.become("COMPLETING")
-    play.stop(reason="warned", cause="requeued")
+    play.stop(reason=StopReason.WARNED, cause="requeued")
     assert play.end().exit_code == 130
     assert slurm.calls == []
     assert play.result is not None
@@ -285,7 +291,7 @@ def test_two_attempts_that_save_nothing_new_end_the_run(play: Play, slurm: FakeS
 
 def test_a_cause_that_the_user_did_not_name_stops_the_run(tmp_path: Path, slurm: FakeSlurm) -> None:
     play = Play(tmp_path, SLURM, "requeue: {causes: [preemption]}\n")
-    play.stop(reason="deadline", cause="time_limit")
+    play.stop(reason=StopReason.DEADLINE, cause="time_limit")
     ending = play.end()
     assert (ending.exit_code, slurm.calls) == (75, [])
     assert play.result is not None
@@ -296,7 +302,7 @@ def test_a_cause_that_the_user_did_not_name_stops_the_run(tmp_path: Path, slurm:
 def test_slurm_that_was_kept_off_is_let_in_for_a_cause_that_is_named(tmp_path: Path, slurm: FakeSlurm) -> None:
     play = Play(tmp_path, SLURM, "requeue: {causes: [time_limit]}\n")
     slurm.become("RUNNING", Requeue="0")
-    play.stop(reason="warned", cause=None)
+    play.stop(reason=StopReason.WARNED, cause=None)
     assert play.end().exit_code == 75
     assert slurm.calls == ["update 7 {'Requeue': '1'}", "requeue 7"]
     slurm.become("RUNNING", Requeue="1")
@@ -329,7 +335,7 @@ def test_where_requeue_is_forbidden_another_job_continues_if_that_is_allowed(
 
 
 def test_without_scontrol_the_run_is_marked_and_the_command_is_told(play: Play, slurm: FakeSlurm) -> None:
-    play.stop(reason="warned", cause=None)
+    play.stop(reason=StopReason.WARNED, cause=None)
     slurm.errors = [MISSING] * 1000
     ending = play.end()
     assert ending.exit_code == 75
@@ -451,7 +457,7 @@ def test_a_local_run_that_its_user_ended_is_cancelled_and_resumable(tmp_path: Pa
 
 def test_the_time_limit_of_a_local_run_stops_it(tmp_path: Path) -> None:
     play = Play(tmp_path, LOCAL)
-    play.stop(reason="warned", cause=None)
+    play.stop(reason=StopReason.WARNED, cause=None)
     ending = play.end()
     assert ending.exit_code == 75
     assert ending.text == (

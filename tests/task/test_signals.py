@@ -15,7 +15,7 @@ from hpcddp.run.decision import read_decision
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import FailureRecord, read_failures, write_failure
-from hpcddp.stop.reasons import Cause
+from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.task import signals
 from hpcddp.task.signals import CauseQuery
 from tests.submit.local_run import ROOT
@@ -107,7 +107,7 @@ def test_without_a_failure_term_ends_no_rank_and_is_an_event(attempt: AttemptDir
     process.kill()
     process.communicate()
     (event,) = read_events(attempt.run.events)
-    assert (event["event"], event["reason"], event["rank"], event["host"], event["signal"]) == (
+    assert (event.kind, event.reason, event.facts["rank"], event.host, event.facts["signal"]) == (
         "signal",
         "terminated",
         3,
@@ -127,7 +127,12 @@ def test_ranks_that_have_made_no_step_exit_at_once_when_the_job_is_preempted(att
         assert "no step was made yet, so there is nothing to save" in said
     decision = read_decision(attempt)
     assert decision is not None
-    assert (decision.step, decision.saved, decision.reason, decision.cause) == (46, True, "terminated", "preemption")
+    assert (decision.step, decision.saved, decision.reason, decision.cause) == (
+        46,
+        True,
+        StopReason.TERMINATED,
+        "preemption",
+    )
     assert read_failures(attempt) == []
 
 

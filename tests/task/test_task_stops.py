@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.stop.reasons import StopReason
 from tests.submit.local_run import start
 from tests.waiting import wait_until
 
@@ -22,10 +23,10 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(t
     run.wait_for_end()
     decision = run.decision
     assert decision is not None
-    assert (decision.reason, decision.saved, decision.step) == ("warned", True, run.steps()[-1])
+    assert (decision.reason, decision.saved, decision.step) == (StopReason.WARNED, True, run.steps()[-1])
     assert (run.run.checkpoints / f"step-{decision.step:06d}").is_dir()
-    assert [(event["rank"], event["signal"]) for event in run.events("signal")] == [(1, "SIGUSR2")]
-    assert [event["step"] for event in run.events("save")].count(decision.step) == 1
+    assert [(event.facts["rank"], event.facts["signal"]) for event in run.events("signal")] == [(1, "SIGUSR2")]
+    assert [event.step for event in run.events("save")].count(decision.step) == 1
     assert run.failures == []
     assert "SIGUSR2: the training will be saved and stop at the end of a step" in run.log(1)
     for rank in (0, 1):
@@ -51,7 +52,7 @@ def test_a_signal_before_torch_is_imported_is_not_lost(tmp_path: Path) -> None:
     run.signal(0, signal.SIGTERM)
     run.wait_for_end()
     assert run.decision is not None
-    assert (run.decision.reason, run.decision.saved) == ("terminated", True)
+    assert (run.decision.reason, run.decision.saved) == (StopReason.TERMINATED, True)
     assert run.steps() == list(range(1, run.decision.step + 1))
 
 

@@ -138,6 +138,6 @@ def _ending_of_stop(context: TrainContext) -> Ending:
     except RecordError:
         decision = None
     cancelled = decision is not None and (
-        decision.cause == Cause.CANCELLED or decision.reason == StopReason.INTERRUPTED.word
+        decision.cause == Cause.CANCELLED or decision.reason is StopReason.INTERRUPTED
     )
     return Ending.CANCELLED if cancelled else Ending.STOPPED
