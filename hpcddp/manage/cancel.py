@@ -13,8 +13,7 @@ from hpcddp.manage.status import RunStatus
 from hpcddp.manage.sweeps import SweepStatus
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event, newest_saved_step, read_events
-from hpcddp.run.result import Result, write_result
-from hpcddp.run.summary import resume_command
+from hpcddp.run.result import Result, resume_command, write_result
 from hpcddp.run.sweep import index_of, sweep_of
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submit.sweep_element import begin_element

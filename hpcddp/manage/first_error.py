@@ -20,7 +20,7 @@ from hpcddp.run.failure import (
     silent_ranks,
 )
 from hpcddp.run.files import read_tail
-from hpcddp.run.ranks import known_hosts
+from hpcddp.run.job_records import known_hosts
 from hpcddp.task.attribution import PEER_LOSS
 
 _LAST_LINES: Final = 20

@@ -13,9 +13,8 @@ from hpcddp.errors import UserError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, read_failures
 from hpcddp.run.files import GrowingFile
-from hpcddp.run.job_records import read_start
+from hpcddp.run.job_records import known_hosts, read_start
 from hpcddp.run.log_timestamps import Times, read_times
-from hpcddp.run.ranks import known_hosts
 from hpcddp.run.record import RecordError
 
 BATCH = "batch"

@@ -15,8 +15,8 @@ from hpcddp.manage.states import State
 from hpcddp.manage.status import RunStatus
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import read_events
-from hpcddp.run.files import write_json
-from hpcddp.run.summary import resume_command
+from hpcddp.run.job_records import RequeueRequest, request_requeue
+from hpcddp.run.result import resume_command
 
 # A task listens from its first lines on, but srun takes a moment to start it.
 _TRIES: Final = 4
@@ -106,7 +106,7 @@ def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, doors: Doors
 
 def _leave_request(attempt: AttemptDirectory, status: RunStatus) -> None:
     """Say in the attempt's directory that the run's user wants it: no budget counts such a requeue."""
-    write_json(attempt.requeue_request, {"time": status.now, "by": getpass.getuser()})
+    request_requeue(attempt, RequeueRequest(time=status.now, by=getpass.getuser()))
 
 
 def _live_job(status: RunStatus) -> str:

@@ -10,10 +10,8 @@ from typing import Final, TypeVar
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, EventKind, read_event_log
 from hpcddp.run.files import TAIL_BYTES
-from hpcddp.run.job_records import Start, SubmissionRecord, newest_start, read_submission
-from hpcddp.run.metrics import MetricsLine, read_metrics
-from hpcddp.run.plan import read_plan
-from hpcddp.run.ranks import read_ranks
+from hpcddp.run.job_records import Start, SubmissionRecord, newest_start, read_ranks, read_submission
+from hpcddp.run.metrics import MetricsLine, read_metrics, read_plan
 from hpcddp.run.record import Lines, RecordError, RecordT
 from hpcddp.run.result import Result, read_result
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from hpcddp.manage.run_files import Job, Traces, read_traces
 from hpcddp.manage.states import State, state_in_slurm, state_of_result
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.ranks import known_hosts
+from hpcddp.run.job_records import known_hosts
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.slurm.queue import QueuedJob
 from hpcddp.stop.reasons import Cause

@@ -19,8 +19,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, read_failures
 from hpcddp.run.files import read_tail
-from hpcddp.run.result import Result
-from hpcddp.run.summary import resume_command
+from hpcddp.run.result import Result, resume_command
 from hpcddp.run.sweep import element_id
 from hpcddp.slurm.queue import QueuedJob
 from hpcddp.stop.reasons import ExitCode

@@ -10,8 +10,7 @@ from typing import ClassVar, Final
 
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import read_tail
-from hpcddp.run.program_end import read_exits
-from hpcddp.run.ranks import known_hosts
+from hpcddp.run.job_records import known_hosts, read_exits
 from hpcddp.run.record import Record, RecordError, create_record, read_record
 from hpcddp.stop.reasons import Cause
 

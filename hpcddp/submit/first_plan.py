@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.plan import write_plan_record
+from hpcddp.run.metrics import write_plan_record
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan

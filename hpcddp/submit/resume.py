@@ -19,8 +19,7 @@ from hpcddp.run.events import append_event
 from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.moved import follow, is_there, original_of
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training
-from hpcddp.run.result import has_finished
-from hpcddp.run.summary import resume_command
+from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import index_of, read_sweep, sweep_of
 from hpcddp.slurm.job import ENDED_STATES, ask_slurm, slurm_job_id
 from hpcddp.slurm.job_environment import ArrayPlace, submitters_umask

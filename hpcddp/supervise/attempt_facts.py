@@ -9,12 +9,10 @@ from functools import cached_property
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
-from hpcddp.run.decision import Decision, read_decision
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, read_events
 from hpcddp.run.failure import FailureRecord, cause_in_log, read_failures
-from hpcddp.run.job_records import read_start
-from hpcddp.run.program_end import ProgramEnd, read_program_end
+from hpcddp.run.job_records import Decision, ProgramEnd, read_decision, read_program_end, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
 from hpcddp.slurm import commands

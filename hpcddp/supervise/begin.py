@@ -29,8 +29,7 @@ from hpcddp.run.ownership import (
     make_private_directory,
     refuse_another_training,
 )
-from hpcddp.run.result import Result, has_finished, write_result
-from hpcddp.run.summary import resume_command
+from hpcddp.run.result import Result, has_finished, resume_command, write_result
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import ask_slurm, slurm_job_id
 from hpcddp.slurm.job_environment import NO_LIMIT_S, PICKLE_DIGEST

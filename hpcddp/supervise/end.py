@@ -14,11 +14,9 @@ from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import EventKind, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import describe_failure, failure_sentence
-from hpcddp.run.job_records import read_start
-from hpcddp.run.program_end import ProgramEnd
+from hpcddp.run.job_records import ProgramEnd, read_start
 from hpcddp.run.record import RecordError
-from hpcddp.run.result import FINISHED, Result, write_result
-from hpcddp.run.summary import resume_command, what_is_saved, why_it_stopped
+from hpcddp.run.result import FINISHED, Result, resume_command, what_is_saved, why_it_stopped, write_result
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.supervise import slurm_requeue as requeuing
 from hpcddp.supervise.attempt_facts import Situation

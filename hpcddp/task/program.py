@@ -26,8 +26,7 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.run.files import read_tail
-from hpcddp.run.job_records import read_start
-from hpcddp.run.program_end import ProgramExit, Told, write_exit
+from hpcddp.run.job_records import ProgramExit, Told, read_start, write_exit
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.listener import LISTENER, ReceivedSignal
 from hpcddp.stop.reasons import ExitCode

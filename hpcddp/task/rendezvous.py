@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, TypeVar
@@ -19,9 +19,16 @@ from hpcddp.errors import HpcddpError
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord
-from hpcddp.run.files import read_json, write_json
-from hpcddp.run.job_records import read_start
-from hpcddp.run.ranks import Rank, report_rank, reported_ranks, write_ranks
+from hpcddp.run.job_records import (
+    PublishedAddress,
+    Rank,
+    publish_address,
+    read_address,
+    read_start,
+    report_rank,
+    reported_ranks,
+    write_ranks,
+)
 from hpcddp.run.record import read_record
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.reasons import ExitCode
@@ -137,22 +144,24 @@ def _publish(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, token: s
         )
     listener = bind_port(token)
     port = int(listener.getsockname()[1])
-    write_json(attempt.rendezvous, {"host": own_host, "addresses": addresses, "port": port, "token": token})
+    published = PublishedAddress(host=own_host, addresses=tuple(addresses), port=port, token=token)
+    publish_address(attempt, published)
     interface = network.interface_of(addresses[0])
     return Rendezvous(address=addresses[0], port=port, token=token, interface=interface, listener=listener)
 
 
 def _find(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, token: str, deadline: float) -> Rendezvous:
-    published = _wait_for(lambda: read_json(attempt.rendezvous), attempt, deadline)
+    published = _wait_for(lambda: read_address(attempt), attempt, deadline)
     if published is None:
         host = env.host_of(0) or (own_host if env.nodes == 1 else "the first host")
         raise RendezvousError(f"rank 0 on {host} did not appear within the rendezvous timeout (seen from {own_host})")
-    addresses, port = [str(address) for address in published["addresses"]], int(published["port"])
-    reached = _wait_for(lambda: _first_reachable(addresses, port), attempt, deadline)
+    port = published.port
+    reached = _wait_for(lambda: _first_reachable(published.addresses, port), attempt, deadline)
     if reached is None:
         raise RendezvousError(
-            f"rank {env.rank} on {own_host} cannot reach rank 0 on {published['host']} at {', '.join(addresses)} "
-            f"port {port}; let the hosts of a job reach each other on ports {PORTS.start}-{PORTS.stop - 1}"
+            f"rank {env.rank} on {own_host} cannot reach rank 0 on {published.host} at "
+            f"{', '.join(published.addresses)} port {port}; let the hosts of a job reach each other on ports "
+            f"{PORTS.start}-{PORTS.stop - 1}"
         )
     address, own_address = reached
     interface = network.interface_of(own_address)
@@ -174,7 +183,7 @@ def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float)
     return wait_until(look_at_the_others_too, timeout_s=deadline - time.monotonic(), poll_s=_POLL_S)
 
 
-def _first_reachable(addresses: list[str], port: int) -> tuple[str, str] | None:
+def _first_reachable(addresses: Sequence[str], port: int) -> tuple[str, str] | None:
     """Return (address, this host's address on the route to it) for the first address that accepts a connection."""
     for address in addresses:
         try:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from hpcddp.batch.job import JobPlan, plan_job
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.run.decision import Decision
 from hpcddp.run.events import append_event, newest_saved_step, read_events
+from hpcddp.run.job_records import Decision
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.result import FINISHED, Result, write_result
 from hpcddp.slurm.rank_env import RankEnv

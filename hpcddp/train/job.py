@@ -12,8 +12,8 @@ import torch.distributed as dist
 from hpcddp import __version__
 from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import EventKind, append_event
+from hpcddp.run.metrics import write_plan_record
 from hpcddp.run.ownership import raise_if_fenced
-from hpcddp.run.plan import write_plan_record
 from hpcddp.train.announce import start_up_lines
 from hpcddp.train.assembly import Setting, derive_setting, make_loop, make_replica, notes_of
 from hpcddp.train.checkpoint.restore import progress_of, restore

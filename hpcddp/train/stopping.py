@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from hpcddp.run.decision import Decision, write_decision
 from hpcddp.run.events import append_event
+from hpcddp.run.job_records import Decision, write_decision
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.stop.deadline import Durations, short_lead_sentence
 from hpcddp.stop.reasons import Cause, StopReason

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hpcddp.run.decision import read_decision
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.job_records import read_decision
 from hpcddp.stop.reasons import StopReason
 from tests.distributed.training import evaluations, job_document, result, run_ranks, without_times
 

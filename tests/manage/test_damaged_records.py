@@ -17,12 +17,19 @@ from hpcddp.manage.overview import details, overview_of
 from hpcddp.manage.requeue import Doors, requeue
 from hpcddp.manage.status import RunStatus
 from hpcddp.manage.why import explain
-from hpcddp.run.decision import Decision, write_decision
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord, write_failure
-from hpcddp.run.job_records import SubmissionRecord, write_submission_record
-from hpcddp.run.program_end import ProgramExit, write_exit
-from hpcddp.run.ranks import Rank, write_ranks
+from hpcddp.run.job_records import (
+    Decision,
+    ProgramExit,
+    Rank,
+    SubmissionRecord,
+    write_decision,
+    write_exit,
+    write_ranks,
+    write_submission_record,
+)
+from hpcddp.run.metrics import write_plan_record
 from hpcddp.run.result import Result, write_result
 from hpcddp.stop.reasons import StopReason
 from hpcddp.submit.resume import resume
@@ -40,6 +47,7 @@ RECORDS: Final[Mapping[str, Find]] = {
     "result": lambda attempt: attempt.run.result,
     "decision": lambda attempt: attempt.decision,
     "ranks": lambda attempt: attempt.ranks,
+    "plan": lambda attempt: attempt.run.plan,
     "failure": lambda attempt: attempt.rank_error(1),
     "exit": lambda attempt: attempt.rank_exit(0),
 }
@@ -75,10 +83,11 @@ def request_requeue(play: Play) -> str:
 COMMANDS: Final[Mapping[str, Case]] = {
     "status": Case(
         lambda play: "\n".join(details(status_of(play), paint=lambda text, _: text)),
-        frozenset({"submission", "start", "result", "ranks"}),
+        frozenset({"submission", "start", "result", "ranks", "plan"}),
     ),
     "why": Case(
-        lambda play: "\n".join(explain(status_of(play)).lines()), frozenset({"submission", "start", "result", "ranks"})
+        lambda play: "\n".join(explain(status_of(play)).lines()),
+        frozenset({"submission", "start", "result", "ranks", "plan"}),
     ),
     "logs": Case(show_logs, frozenset()),
     "cancel": Case(lambda play: cancel(status_of(play), end=nothing), frozenset({"submission", "start", "result"})),
@@ -111,6 +120,7 @@ def lay_down(play: Play, record: str) -> None:
     )
     attempt.run.script.write_text("#!/bin/bash\n")
     write_ranks(attempt, [Rank(host="n1"), Rank(host="n2")])
+    write_plan_record(attempt.run, {"total_steps": 100, "steps_per_epoch": 10})
     if record == "result":
         write_result(attempt.run, Result(status="failed", reason="why"))
     if record == "decision":

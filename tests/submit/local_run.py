@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp.run.decision import Decision, read_decision
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, EventKind, read_events
 from hpcddp.run.failure import FailureRecord, read_failures
+from hpcddp.run.job_records import Decision, read_decision
 from tests.waiting import wait_until, wait_until_gone
 
 ROOT = Path(__file__).parents[2]

@@ -10,11 +10,11 @@ import pytest
 
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
-from hpcddp.run.decision import Decision, write_decision
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import FailureRecord, beginning, write_failure
 from hpcddp.run.files import read_json, write_json
+from hpcddp.run.job_records import Decision, write_decision
 from hpcddp.stop.reasons import StopReason
 from hpcddp.supervise import end as supervisor
 from hpcddp.supervise.begin import BudgetError, begin

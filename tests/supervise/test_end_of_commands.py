@@ -10,7 +10,7 @@ import pytest
 from hpcddp.run.events import Event, EventKind, append_event, read_events
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import write_json
-from hpcddp.run.program_end import ProgramExit, Told, write_exit
+from hpcddp.run.job_records import ProgramExit, Told, write_exit
 from hpcddp.supervise.begin import BudgetError
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
 from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Play

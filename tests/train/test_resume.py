@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hpcddp.run.checkpoints import NoCheckpointError, list_checkpoints
-from hpcddp.run.decision import read_decision
 from hpcddp.run.events import read_events
+from hpcddp.run.job_records import read_decision
 from hpcddp.run.ownership import FencedError
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import ResumeError, StoppedError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hpcddp.run.checkpoints import list_checkpoints
-from hpcddp.run.decision import Decision, read_decision
 from hpcddp.run.events import read_events
+from hpcddp.run.job_records import Decision, read_decision
 from hpcddp.stop import faults
 from hpcddp.stop.deadline import Deadline
 from hpcddp.stop.reasons import StopReason

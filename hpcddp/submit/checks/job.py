@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.run.trackers import PACKAGES, is_installed
+from hpcddp.run.metrics import PACKAGES, is_installed
 from hpcddp.submit.checks.command import command_obstacles
 from hpcddp.submit.checks.environment import container_obstacles, environment_obstacles
 from hpcddp.submit.checks.obstacle import Check, Obstacle, SubmissionError

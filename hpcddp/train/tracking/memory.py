@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hpcddp.run.metrics import TrackerMemory, read_memory, write_memory
 from hpcddp.run.record import RecordError
-from hpcddp.run.trackers import TrackerMemory, read_memory, write_memory
 
 
 class Memory:
