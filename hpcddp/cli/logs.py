@@ -48,7 +48,7 @@ def logs(
 
     Example: hpcddp logs --first-error
     """
-    from hpcddp.manage.sweeps import one_run
+    from hpcddp.manage.overview import one_run
     from hpcddp.run.find import chosen_run
 
     if follow and (as_json or first_error or attempt is not None):

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpcddp.manage.states import State
+    from hpcddp.manage.status import State
     from hpcddp.run.directory import RunDirectory
 
 # Most changes show in files; Slurm is queried for runs that ended without a record.
@@ -30,8 +30,8 @@ class Watch:
         return self.state is None or self.state.is_alive or self.state == "unknown"
 
     def _poll(self) -> State:
+        from hpcddp.manage.overview import traces_of
         from hpcddp.manage.status import statuses
-        from hpcddp.manage.sweeps import traces_of
         from hpcddp.slurm.commands import queue
 
         environment = dict(os.environ)

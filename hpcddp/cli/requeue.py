@@ -15,7 +15,7 @@ from hpcddp.errors import HpcddpError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.manage.requeue import Doors
+    from hpcddp.manage.control import Doors
 
 
 def register(app: typer.Typer) -> None:
@@ -32,10 +32,9 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
 
     Example: hpcddp requeue 20261121-1545
     """
-    from hpcddp.manage.overview import overview_of
-    from hpcddp.manage.requeue import requeue as requeue_run
+    from hpcddp.manage.control import requeue as requeue_run
+    from hpcddp.manage.overview import entry_of, overview_of
     from hpcddp.manage.status import RunStatus
-    from hpcddp.manage.sweeps import entry_of
     from hpcddp.slurm import commands
     from hpcddp.submit.sweep_element import chosen_to_act_on
 
@@ -57,7 +56,7 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
 
 
 def _doors(environment: Mapping[str, str]) -> Doors:
-    from hpcddp.manage.requeue import Doors
+    from hpcddp.manage.control import Doors
     from hpcddp.slurm import commands
 
     return Doors(

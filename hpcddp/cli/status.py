@@ -66,8 +66,7 @@ def status(
 
 
 def _looker(run: str | None, run_root: Path, *, everything: bool) -> Callable[[], Overview]:
-    from hpcddp.manage.overview import overview, overview_of
-    from hpcddp.manage.sweeps import entry_of
+    from hpcddp.manage.overview import entry_of, overview, overview_of
     from hpcddp.run.find import find_run
     from hpcddp.slurm.commands import queue
 
@@ -83,9 +82,8 @@ def _looker(run: str | None, run_root: Path, *, everything: bool) -> Callable[[]
 
 
 def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> None:
-    from hpcddp.manage.overview import details, elements_table, table
+    from hpcddp.manage.overview import SweepStatus, details, elements_table, table
     from hpcddp.manage.status import RunStatus
-    from hpcddp.manage.sweeps import SweepStatus
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from hpcddp.manage.states import State
+    from hpcddp.manage.status import State
 
 _COLOURS = {
     "running": "green",

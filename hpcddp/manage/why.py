@@ -12,16 +12,15 @@ from typing import Any, Final
 
 from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, ranks_text
-from hpcddp.manage.states import State
-from hpcddp.manage.status import RunStatus
-from hpcddp.manage.sweeps import SweepStatus
+from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, read_failures
 from hpcddp.run.files import read_tail
 from hpcddp.run.result import Result, resume_command
 from hpcddp.run.sweep import element_id
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.slurm.commands import QueuedJob
 from hpcddp.stop.reasons import ExitCode
 
 _WAITS: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})

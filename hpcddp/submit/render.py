@@ -17,8 +17,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.rules import data_mount_of
 from hpcddp.jobfile.sweep import SweepTable
 from hpcddp.jobfile.sweep_fields import ENVIRONMENT, path_of
-from hpcddp.slurm.directives import Directive, directives_for
-from hpcddp.slurm.grammar import refuse_unwritable
+from hpcddp.slurm.directives import Directive, directives_for, refuse_unwritable
 from hpcddp.submit import template as templating
 from hpcddp.submit.request import SubmitRequest
 

@@ -13,8 +13,7 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
 
 from hpcddp.errors import HpcddpError, UserError
-from hpcddp.slurm.directives import Directive
-from hpcddp.slurm.grammar import quote_value, refuse_unwritable
+from hpcddp.slurm.directives import Directive, quote_value, refuse_unwritable
 
 DEFAULT_TEMPLATE = "sbatch"
 SUFFIX = ".sh.j2"

@@ -19,8 +19,7 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import ask_slurm, cause_of, slurm_job_id
 from hpcddp.stop.reasons import Cause, StopReason
-from hpcddp.supervise.budgets import Limits, spent_of, stuck, used_up
-from hpcddp.supervise.decision import EndFacts
+from hpcddp.supervise.decision import EndFacts, Limits, spent_of, stuck, used_up
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
 
 _WARNINGS = frozenset({StopReason.WARNED, StopReason.DEADLINE})

@@ -36,7 +36,7 @@ from hpcddp.slurm.job_environment import NO_LIMIT_S, PICKLE_DIGEST
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submit.sweep_element import complete_directory, element_of
 from hpcddp.supervise.attempt_facts import limits_of
-from hpcddp.supervise.budgets import exceeded, is_interruption, spent_of, tell_progress
+from hpcddp.supervise.decision import exceeded, is_interruption, spent_of, tell_progress
 
 _UNKNOWN_TIMES = frozenset({"", "Unknown", "None", "N/A"})
 

@@ -20,8 +20,7 @@ from hpcddp.run.result import FINISHED, Result, resume_command, what_is_saved, w
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.supervise import slurm_requeue as requeuing
 from hpcddp.supervise.attempt_facts import Situation
-from hpcddp.supervise.budgets import is_interruption, tell_progress
-from hpcddp.supervise.decision import Action, Deed, decide
+from hpcddp.supervise.decision import Action, Deed, decide, is_interruption, tell_progress
 from hpcddp.supervise.slurm_requeue import Outcome
 
 _OVERTAKEN = Action(deed=Deed.FENCED, exit_code=ExitCode.FENCED)

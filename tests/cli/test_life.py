@@ -13,7 +13,7 @@ import pytest
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.slurm import commands
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import make, queued
 from tests.slurm.programs import program
 

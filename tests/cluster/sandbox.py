@@ -11,15 +11,9 @@ from pathlib import Path
 
 from hpcddp.sandbox import network, state
 from hpcddp.slurm.commands import show_job
+from hpcddp.slurm.job import ENDED_STATES
 from tests.waiting import wait_until
 
-# slurm.conf's words for a job that is over; COMPLETING is not one of them.
-ENDED = frozenset(
-    {
-        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-        "TIMEOUT",
-    }
-)  # fmt: skip
 _POLL_S = 0.2
 
 
@@ -78,7 +72,7 @@ class Sandbox:
         deadline = time.monotonic() + timeout
         while (fields := self.job(job_id))["JobState"] not in states:
             told = f"job {job_id} is {fields['JobState']} and not {' or '.join(states)}\n{self._description(fields)}"
-            assert fields["JobState"] not in ENDED, told
+            assert fields["JobState"] not in ENDED_STATES, told
             assert time.monotonic() < deadline, f"after {timeout} s {told}"
             time.sleep(_POLL_S)
         return fields

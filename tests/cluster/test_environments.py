@@ -20,9 +20,10 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from hpcddp.slurm.job import ENDED_STATES
 from tests.cluster.containers import install, write_image
 from tests.cluster.jobs import result_of, submit, write_job
-from tests.cluster.sandbox import ENDED, Sandbox
+from tests.cluster.sandbox import Sandbox
 from tests.submit.fake_environments import CONDA
 from tests.waiting import wait_for_text
 
@@ -164,7 +165,7 @@ def jobs(submitter: Submitter) -> Iterator[dict[str, SubmittedJob]]:
     wait_for_text(sent["apptainer"].run.metrics, '"step": 100')
     submitter.sandbox.submit("--partition=high", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=sleep 1")
     for job in sent.values():
-        submitter.sandbox.wait(job.answer["job_id"], states=ENDED, timeout=300)
+        submitter.sandbox.wait(job.answer["job_id"], states=ENDED_STATES, timeout=300)
     yield sent
     submitter.sandbox.cancel_all()
 

@@ -12,17 +12,14 @@ import pytest
 
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
-from hpcddp.manage.cancel import CancelError, cancel, cancel_sweep
-from hpcddp.manage.overview import overview, overview_of
-from hpcddp.manage.requeue import Doors, RequeueError, requeue
+from hpcddp.manage.control import CancelError, Doors, RequeueError, cancel, cancel_sweep, requeue
+from hpcddp.manage.overview import SweepStatus, overview, overview_of
 from hpcddp.manage.run_files import read_traces
 from hpcddp.manage.status import RunStatus, statuses
-from hpcddp.manage.sweeps import SweepStatus
 from hpcddp.run.events import read_events
 from hpcddp.run.find import find_run
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
-from hpcddp.slurm.commands import SlurmUnavailableError
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.slurm.commands import QueuedJob, SlurmUnavailableError
 from tests.manage.runs import NOON, FakeRun, make, queued
 
 TRAINING = "name: digits\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits}\n"

@@ -11,10 +11,9 @@ from typing import Final
 import pytest
 
 from hpcddp.errors import HpcddpError
-from hpcddp.manage.cancel import cancel
+from hpcddp.manage.control import Doors, cancel, requeue
 from hpcddp.manage.logs import merged, sources
 from hpcddp.manage.overview import details, overview_of
-from hpcddp.manage.requeue import Doors, requeue
 from hpcddp.manage.status import RunStatus
 from hpcddp.manage.why import explain
 from hpcddp.run.directory import AttemptDirectory

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Network
-from pathlib import Path
 
 import pytest
 

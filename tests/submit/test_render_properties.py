@@ -12,9 +12,9 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.rules import SHELL_VARIABLES
 from hpcddp.jobfile.write import dump_job, parse_resolved
-from hpcddp.slurm.grammar import read_directives
 from hpcddp.submit.render import render_script
 from hpcddp.submit.template import quote_word
+from tests.slurm.sbatch_reader import read_directives
 from tests.submit.requests import request_of
 from tests.submit.script_runner import ScriptRunner
 

@@ -6,7 +6,7 @@ import pytest
 
 from hpcddp.run.events import Event
 from hpcddp.stop.reasons import Cause
-from hpcddp.supervise.budgets import Limits, Spent, is_interruption, spent_of, stuck, used_up
+from hpcddp.supervise.decision import Limits, Spent, is_interruption, spent_of, stuck, used_up
 
 LIMITS = Limits(preemptions=None, time_limits=2, failures=0, attempts_without_progress=2)
 
