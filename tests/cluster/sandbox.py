@@ -97,7 +97,11 @@ class Sandbox:
 
     def enter(self, node: str) -> tuple[str, ...]:
         """Return the words in front of a command that make it run on a node."""
-        return network.enter_node(self.slurm_conf.parent, node, manager=self._manager())
+        # The files that keep the namespaces alive are mounted in the daemon manager's mount namespace.
+        manager, directory = self._manager(), self.slurm_conf.parent
+        inside = Path(f"/proc/{manager}/root") / directory.relative_to("/")
+        net, uts = (network.namespace_file(inside, kind, node) for kind in ("net", "uts"))
+        return ("nsenter", f"--target={manager}", "--mount", "--pid", f"--net={net}", f"--uts={uts}", "--")
 
     def enter_controller(self) -> tuple[str, ...]:
         """Return the words in front of a command that make it run where slurmctld runs."""

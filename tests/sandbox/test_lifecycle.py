@@ -216,11 +216,11 @@ def test_a_sandbox_whose_daemon_manager_was_killed_has_stopped_and_down_takes_it
 ) -> None:
     sandbox = place.up("--hosts", hosts)
     place.slurm("sbatch", "--output=/dev/null", f"--wrap=touch {open_directory}/busy; srun sleep 600")
-    wait_until((open_directory / "busy").exists)
+    wait_until((open_directory / "busy").exists, "a task")
     manager = state.find_manager(sandbox)
     assert manager is not None
     ending.end(manager)
-    wait_until(lambda: state.find_manager(sandbox) is None)
+    wait_until(lambda: state.find_manager(sandbox) is None, "the end of the daemon manager")
     assert place.state() == "stopped"
     place.down()
     assert leftovers(sandbox) == []
