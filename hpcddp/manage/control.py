@@ -37,6 +37,12 @@ class CancelError(HpcddpError):
     kind = "cancel"
 
 
+class DamagedRunError(CancelError):
+    """A record that names the job or the result of the run is damaged."""
+
+    exit_code = UserError.exit_code
+
+
 def cancel(status: RunStatus, *, end: End) -> str:
     """End a run, and return what happens now, in a sentence.
 
@@ -45,11 +51,12 @@ def cancel(status: RunStatus, *, end: End) -> str:
         end: ends jobs of Slurm's.
 
     Raises:
-        CancelError: nobody knows whether the job that would be ended is the run's, also where a record is damaged.
+        CancelError: nobody knows whether the job that would be ended is the run's.
+        DamagedRunError: a record of the job or the result is damaged.
     """
     run, job = status.run, status.traces.job
     if not status.traces.is_job_known and status.traces.result is None:
-        raise CancelError(f"nothing was cancelled: {status.traces.damaged[0]}")
+        raise DamagedRunError(f"nothing was cancelled: {status.traces.damaged[0]}")
     if status.state is State.UNKNOWN or (status.state.is_alive and job is None):
         raise CancelError(
             f"nothing was cancelled: nobody can say whether the run {run.run_id} is alive; try again where Slurm, or "

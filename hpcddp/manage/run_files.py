@@ -51,6 +51,7 @@ class Traces:
         met: whether all ranks of the newest attempt have met.
         damaged: a sentence for each of its records that cannot be read.
         is_job_known: whether none of these is about its job or its result, which would come first.
+        is_result_damaged: whether its result is there and cannot be read.
     """
 
     run: RunDirectory
@@ -63,6 +64,7 @@ class Traces:
     met: bool = False
     damaged: tuple[str, ...] = ()
     is_job_known: bool = True
+    is_result_damaged: bool = False
 
     @property
     def start(self) -> Start | None:
@@ -115,6 +117,7 @@ def read_traces(run: RunDirectory, *, job: Job | None = None) -> Traces:
         met=attempt is not None and run.attempt(attempt).ranks.exists(),
         damaged=damaged,
         is_job_known=not of_job,
+        is_result_damaged=result_damage is not None,
     )
 
 

@@ -46,7 +46,7 @@ class State(StrEnum):
     LOST = "lost"
     """It left no result, and nobody knows its job any more."""
     UNKNOWN = "unknown"
-    """It left no result, and nobody can be asked."""
+    """It left no result, and nobody can be asked; or its result cannot be read."""
 
     @property
     def is_alive(self) -> bool:
@@ -298,6 +298,12 @@ def state_of(traces: Traces, answers: Answers) -> State:
     """
     if traces.result is not None:
         return state_of_result(traces.result.status, traces.cause)
+    state = _state_of_job(traces, answers)
+    # It has left a result, which nobody can read.
+    return State.UNKNOWN if state is State.LOST and traces.is_result_damaged else state
+
+
+def _state_of_job(traces: Traces, answers: Answers) -> State:
     if traces.job is None:
         return State.UNKNOWN
     if traces.job.local:

@@ -108,6 +108,11 @@ def explain(
         return _waits(status, status.job, priority, called)
     if status.state in _WAITS or status.state.has_nodes:
         return _runs(status, called)
+    if status.traces.is_result_damaged:
+        told = any(event.kind == "finish" for event in status.traces.events[-1:])
+        how = "its event log says that it has finished" if told else "nobody can tell how"
+        why = f"it has ended, and {how}: its result cannot be read"
+        return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status))
     if status.state is State.UNKNOWN:
         asked = "Slurm could not be asked" if unanswered else "it was started on another machine, or nothing says where"
         why = f"nobody can tell: it has left no result, and {asked}"

@@ -206,10 +206,10 @@ def _refuse_copy(run: RunDirectory) -> None:
     original = original_of(run)
     if original is not None and is_there(original):
         raise SubmissionError(
-            f"{run.path} is a copy of the run {original}, and its script continues that one; name that run, or make "
-            f"the copy a run of its own with a job file whose run_root and name lead to it: "
+            f"{run.path} is a copy of the run {original}, and its script continues that run; name that run",
+            hint=f"To continue the copy, give a job file with the name {run.path.parent.name}: "
             f"{shlex.join(['hpcddp', 'submit', 'JOB', '--resume', str(run.path)])} "
-            f"--set run_root={shlex.quote(str(run.path.parent.parent))}"
+            f"--set run_root={shlex.quote(str(run.path.parent.parent))}",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,12 +11,13 @@ from typing import Final
 import pytest
 
 from hpcddp.errors import HpcddpError
-from hpcddp.manage.control import Doors, cancel, requeue
+from hpcddp.manage.control import DamagedRunError, Doors, cancel, requeue
 from hpcddp.manage.logs import merged, sources
 from hpcddp.manage.overview import details, overview_of
-from hpcddp.manage.status import RunStatus
+from hpcddp.manage.status import RunStatus, State
 from hpcddp.manage.why import explain
 from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, write_failure
 from hpcddp.run.job_records import (
     Decision,
@@ -30,6 +31,7 @@ from hpcddp.run.job_records import (
 )
 from hpcddp.run.metrics import write_plan_record
 from hpcddp.run.result import Result, write_result
+from hpcddp.slurm.commands import QueuedJob
 from hpcddp.stop.reasons import StopReason
 from hpcddp.submit.resume import resume
 from hpcddp.supervise.end import end
@@ -61,7 +63,11 @@ class Case:
 
 
 def status_of(play: Play) -> RunStatus:
-    (line,) = overview_of([play.attempt.run], ask=lambda: [queued("7")], now=0.0).lines
+    return look(play, [queued("7")])
+
+
+def look(play: Play, jobs: Sequence[QueuedJob]) -> RunStatus:
+    (line,) = overview_of([play.attempt.run], ask=lambda: jobs, now=0.0).lines
     assert isinstance(line, RunStatus)
     return line
 
@@ -219,3 +225,23 @@ def test_the_end_of_a_run_whose_events_cannot_be_read_is_one_sentence(play: Play
     link(play.attempt.run.events)
     ending = end(play.attempt, code=75, environment=SLURM)
     assert (ending.exit_code, f"{play.attempt.run.events} cannot be read" in ending.text) == (71, True)
+
+
+def test_a_run_whose_result_is_damaged_has_ended_and_is_not_lost(play: Play) -> None:
+    lay_down(play, "result")
+    truncate(play.attempt.run.result)
+    status = look(play, ())
+    assert status.state is State.UNKNOWN
+    assert explain(status).why == "it has ended, and nobody can tell how: its result cannot be read"
+    append_event(play.attempt.run.events, kind="finish", time=1.0, attempt=0)
+    answer = explain(look(play, ()))
+    assert answer.why == "it has ended, and its event log says that it has finished: its result cannot be read"
+    assert f"{play.attempt.run.result} is damaged" in "\n".join(answer.lines())
+
+
+def test_cancelling_a_run_whose_result_is_damaged_is_bad_input(play: Play) -> None:
+    lay_down(play, "result")
+    truncate(play.attempt.run.result)
+    with pytest.raises(DamagedRunError, match=r"^nothing was cancelled: .*result\.json is damaged") as caught:
+        COMMANDS["cancel"].act(play)
+    assert caught.value.exit_code == 2
