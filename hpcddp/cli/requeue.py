@@ -15,7 +15,7 @@ from hpcddp.errors import HpcddpError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.manage.control import Doors
+    from hpcddp.manage.control import RequeueCommands
 
 
 def register(app: typer.Typer) -> None:
@@ -55,11 +55,11 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
     typer.echo("\n".join(done.values()) or "no element of the sweep runs, so none was requeued")
 
 
-def _doors(environment: Mapping[str, str]) -> Doors:
-    from hpcddp.manage.control import Doors
+def _doors(environment: Mapping[str, str]) -> RequeueCommands:
+    from hpcddp.manage.control import RequeueCommands
     from hpcddp.slurm import commands
 
-    return Doors(
+    return RequeueCommands(
         may_requeue=lambda job_id: (commands.show_job(job_id, environment=environment) or {}).get("Requeue") != "0",
         warn=lambda job_id: commands.cancel([job_id], environment, signal="USR2"),
         allow=lambda job_id: commands.update_job(job_id, Requeue="1"),

@@ -162,7 +162,7 @@ class RequeueError(UserError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doors:
+class RequeueCommands:
     """What a requeue asks of Slurm, each with the job's id.
 
     Args:
@@ -178,12 +178,12 @@ class Doors:
     requeue: Callable[[str], None]
 
 
-def requeue(status: RunStatus, doors: Doors, *, sleep: Callable[[float], None] = time.sleep) -> str:
+def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[float], None] = time.sleep) -> str:
     """Have a live run saved and started again, and return what happens now, in a sentence.
 
     Args:
         status: the run.
-        doors: Slurm.
+        commands: Slurm.
         sleep: waits so many seconds.
 
     Raises:
@@ -192,14 +192,14 @@ def requeue(status: RunStatus, doors: Doors, *, sleep: Callable[[float], None] =
     run = status.run
     job_id = _live_job(status)
     spec = parse_resolved(run.job_file.read_text(encoding="utf-8"))
-    forbidden = spec.requeue.left_to_slurm and not spec.requeue.allow_continuation and not doors.may_requeue(job_id)
+    forbidden = spec.requeue.left_to_slurm and not spec.requeue.allow_continuation and not commands.may_requeue(job_id)
     if forbidden:
         raise RequeueError(
             f"Slurm is not allowed to requeue job {job_id}; end the run with hpcddp cancel {run.run_id}, then go on "
             f"with {resume_command(run)}"
         )
     if spec.command is not None:
-        _requeue_at_once(status, job_id, spec, doors)
+        _requeue_at_once(status, job_id, spec, commands)
         return (
             f"job {job_id} is requeued: the program of run {run.run_id} is told to end (SIGTERM), and started again; "
             "it has only the seconds that Slurm gives it to save itself"
@@ -207,8 +207,8 @@ def requeue(status: RunStatus, doors: Doors, *, sleep: Callable[[float], None] =
     attempt = run.attempt(status.traces.attempt or 0)
     _leave_request(attempt, status)
     for _ in range(_TRIES):
-        doors.warn(job_id)
-        if _is_heard(attempt, sleep):
+        commands.warn(job_id)
+        if _is_acknowledged(attempt, sleep):
             return (
                 f"run {run.run_id} stops at the end of a step and saves, however long that takes; then Slurm runs job "
                 f"{job_id} again, and it goes on from there"
@@ -221,15 +221,15 @@ def requeue(status: RunStatus, doors: Doors, *, sleep: Callable[[float], None] =
     )
 
 
-def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, doors: Doors) -> None:
+def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, commands: RequeueCommands) -> None:
     attempt = status.run.attempt(status.traces.attempt or 0)
     # Before the batch script has begun, there is no attempt that could count.
     if attempt.path.exists():
         _leave_request(attempt, status)
     try:
         if not spec.requeue.left_to_slurm:
-            doors.allow(job_id)
-        doors.requeue(job_id)
+            commands.allow(job_id)
+        commands.requeue(job_id)
     except HpcddpError:
         attempt.requeue_request.unlink(missing_ok=True)
         raise
@@ -261,7 +261,7 @@ def _live_job(status: RunStatus) -> str:
     return job.job_id
 
 
-def _is_heard(attempt: AttemptDirectory, sleep: Callable[[float], None]) -> bool:
+def _is_acknowledged(attempt: AttemptDirectory, sleep: Callable[[float], None]) -> bool:
     """Return whether a task of the attempt says soon that it has heard a signal."""
     for _ in range(round(_ANSWER_WITHIN_S / _POLL_S)):
         events = read_events(attempt.run.events)

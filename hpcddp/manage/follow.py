@@ -1,4 +1,4 @@
-"""Watching a run from outside: what its files say, and whether its job is still there."""
+"""Follow a run by its files and the state of its job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RESULT_GRACE_S = 5.0
 
 
 class Display(Protocol):
-    """Whoever shows the progress."""
+    """Shows the progress of a run."""
 
     def job(self, state: JobPhase) -> None:
         """Show that the job's state has changed."""
@@ -66,7 +66,7 @@ class Outcome:
 
 
 class Output(Protocol):
-    """Whoever knows what the user's own program prints."""
+    """Reads the output of the user's own program."""
 
     def __call__(self, *, ended: bool) -> Iterable[str]:
         """Return the lines that are new; of a job that has ended, also a last one without its end."""
@@ -89,7 +89,7 @@ class RecordReader(Generic[RecordT]):
 
 
 class _Follower:
-    """What has been shown of a run so far."""
+    """Shows what is new in the files of a run."""
 
     def __init__(
         self, run: RunDirectory, display: Display, job_state: Callable[[], JobPhase], output: Output | None

@@ -1,4 +1,4 @@
-"""What the ranks of an attempt printed, as one text in the order of time."""
+"""The logs of the ranks of an attempt, merged in the order of time."""
 
 from __future__ import annotations
 

@@ -52,14 +52,14 @@ def _of(run: RunDirectory, sweeps: set[Path]) -> Path | None:
 def traces_of(entry: Entry) -> list[Traces]:
     """Return what the files of a run, or of each element of a sweep, say."""
     if isinstance(entry, Sweep):
-        told = _Told.of(entry)
-        return [told.traces(index) for index, _ in enumerate(entry.elements)]
+        files = _SweepFiles.of(entry)
+        return [files.traces(index) for index, _ in enumerate(entry.elements)]
     sweep = None if entry.path.exists() else sweep_of(entry)
-    return [read_traces(entry)] if sweep is None else [_Told.of(sweep).traces(index_of(entry))]
+    return [read_traces(entry)] if sweep is None else [_SweepFiles.of(sweep).traces(index_of(entry))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _SweepFiles:
     """What a sweep's own directory says of all its elements; it holds for those that have left no word themselves."""
 
     sweep: Sweep
@@ -94,7 +94,7 @@ class SweepStatus:
 
     @property
     def counts(self) -> dict[State, int]:
-        """How many elements are in which state, the liveliest first."""
+        """How many elements are in which state, those with nodes or in the queue first."""
         counted = Counter(element.state for element in self.elements)
         return {state: counted[state] for state in sorted(counted, key=list(State).index)}
 

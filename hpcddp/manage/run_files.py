@@ -1,4 +1,4 @@
-"""What a run's own files say of it. Nobody is asked."""
+"""Read the files of a run, without a question to Slurm."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
-    """What a run has left in its directory so far.
+    """The content of a run directory.
 
     Args:
         run: its directory; an element of a sweep that has not begun has none yet.
@@ -60,7 +60,7 @@ class Traces:
     result: Result | None = None
     events: tuple[Event, ...] = ()
     total_steps: int | None = None
-    progress: Progress | None = None
+    progress: RunProgress | None = None
     met: bool = False
     damaged: tuple[str, ...] = ()
     is_job_known: bool = True
@@ -166,7 +166,7 @@ _TAIL_BYTES: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RunProgress:
     """How far a run is.
 
     Args:
@@ -195,7 +195,7 @@ class Progress:
         return max(0.0, (total_steps - self.step) / self.steps_per_s - (now - self.time))
 
 
-def read_progress(metrics: Path, *, since: float = 0.0) -> Progress | None:
+def read_progress(metrics: Path, *, since: float = 0.0) -> RunProgress | None:
     """Return how far a run is, or None before its first step.
 
     Args:
@@ -208,7 +208,7 @@ def read_progress(metrics: Path, *, since: float = 0.0) -> Progress | None:
     return progress_of(read_metrics(metrics, _TAIL_BYTES).records, since=since)
 
 
-def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0) -> Progress | None:
+def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0) -> RunProgress | None:
     """Return how far a run is, or None before its first step.
 
     Args:
@@ -222,7 +222,7 @@ def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0) -> Progre
         return None
     last, moment = lines[-1]
     samples_per_s, steps_per_s = _speed([(line, moment) for line, moment in lines if moment >= since])
-    return Progress(
+    return RunProgress(
         step=last.step,
         loss=last.number("loss"),
         samples_per_s=samples_per_s,

@@ -1,4 +1,4 @@
-"""What runs are doing, and what became of them: their files, and one question to Slurm for all of them."""
+"""The state of runs, from their files and one query to Slurm for all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcddp.stop.reasons import Cause
 
 
 class State(StrEnum):
-    """What a run is doing, or what became of it."""
+    """The state of a run."""
 
     PENDING = "pending"
     """Its job waits to start."""
@@ -125,8 +125,8 @@ class RunStatus:
 
     Args:
         traces: what its files say.
-        state: what it is doing, or what became of it.
-        job: what Slurm says of its job; None if it says nothing, or was not asked.
+        state: its state.
+        job: its job in Slurm; None if Slurm does not know it, or was not asked.
         now: the moment, in seconds since the epoch.
     """
 

@@ -1,4 +1,4 @@
-"""Why a run waits, how far it is, or why it ended; and the one command that helps."""
+"""Explain why a run waits, how far it is, or why it ended, and which command helps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpcddp.slurm.commands import QueuedJob
 from hpcddp.stop.reasons import ExitCode
 
 _WAITS: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})
-_TOLD: Final = 6
+_HISTORY_LINES: Final = 6
 _TAIL_BYTES: Final = 4096
 # After these the same run would end in the same way again.
 _LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.NO_PROGRESS, ExitCode.HANG})
@@ -225,12 +225,16 @@ def _last_words(status: RunStatus) -> Iterator[str]:
 
 def _history(status: RunStatus) -> tuple[str, ...]:
     """Return how each attempt began and ended."""
-    lines = list(_told(read_events(status.run.events)))
-    left_out = len(lines) - _TOLD
-    return (f"... {left_out} earlier lines in {status.run.events}", *lines[-_TOLD:]) if left_out > 1 else tuple(lines)
+    lines = list(_history_lines(read_events(status.run.events)))
+    left_out = len(lines) - _HISTORY_LINES
+    return (
+        (f"... {left_out} earlier lines in {status.run.events}", *lines[-_HISTORY_LINES:])
+        if left_out > 1
+        else tuple(lines)
+    )
 
 
-def _told(events: Sequence[Event]) -> Iterator[str]:
+def _history_lines(events: Sequence[Event]) -> Iterator[str]:
     for event in events:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
         step = "" if event.step is None else f" after step {event.step}"

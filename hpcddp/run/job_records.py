@@ -389,7 +389,7 @@ def write_exit(attempt: AttemptDirectory, record: ProgramExit) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnd:
-    """How the programs of an attempt ended, taken together.
+    """How the programs of all ranks of an attempt ended.
 
     Args:
         exits: the records; that of a killed task is missing.

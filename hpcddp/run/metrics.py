@@ -1,4 +1,4 @@
-"""What a training plans and measures: ``plan.json``, ``metrics.jsonl``, and what trackers have been told of it."""
+"""Plan and metrics of a training (``plan.json``, ``metrics.jsonl``), and the position of each tracker in them."""
 
 from __future__ import annotations
 

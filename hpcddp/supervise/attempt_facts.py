@@ -1,4 +1,4 @@
-"""What is known at the end of an attempt, gathered once."""
+"""The facts about the end of an attempt, read once from its files and from Slurm."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _CERTAIN = frozenset({Cause.PREEMPTION, Cause.CANCELLED, Cause.REQUEUED, Cause.N
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
-    """The end of an attempt.
+class AttemptFacts:
+    """The facts about the end of an attempt.
 
     Args:
         attempt: the attempt.
@@ -243,20 +243,20 @@ class Situation:
 
     @cached_property
     def lost_nodes(self) -> list[str]:
-        """The nodes that have gone without a word."""
+        """The nodes whose ranks left no record and whose slurmd does not answer."""
         if self.job_id is None or self.first_failure is not None:
             return []
-        heard = [record.rank for record in self.failures]
+        recorded = [record.rank for record in self.failures]
         if self.program is not None:
-            heard += [exit_.rank for exit_ in self.program.exits]
-        return lost_nodes(self.environment, tasks_per_node=self.spec.tasks_per_node, heard=heard)
+            recorded += [exit_.rank for exit_ in self.program.exits]
+        return lost_nodes(self.environment, tasks_per_node=self.spec.tasks_per_node, recorded=recorded)
 
     @property
     def is_overtaken(self) -> bool:
         """Whether a newer attempt of the run has begun by now; asked anew each time."""
         return self.attempt.run.newest_attempt() != self.attempt.number
 
-    def facts(self) -> EndFacts:
+    def end_facts(self) -> EndFacts:
         """Return what the decision is made from."""
         finished, fenced = self.finished, self.is_overtaken
         if finished or fenced:
@@ -292,29 +292,31 @@ def limits_of(spec: JobSpec) -> Limits:
 _CONNECT_TIMEOUT_S = 3.0
 
 
-def silent_nodes(nodes: list[str], *, tasks_per_node: int, heard: Iterable[int]) -> list[str]:
-    """Return the nodes of which no rank has left a word; ranks are laid out in blocks.
+def silent_nodes(nodes: list[str], *, tasks_per_node: int, recorded: Iterable[int]) -> list[str]:
+    """Return the nodes of which no rank has left a record; ranks are laid out in blocks.
 
     Args:
         nodes: the job's nodes in their order.
         tasks_per_node: ranks on each of them.
-        heard: the ranks that left a record of why they ended.
+        recorded: the ranks that left a record of why they ended.
     """
-    speaking = {rank // tasks_per_node for rank in heard}
-    return [node for index, node in enumerate(nodes) if index not in speaking]
+    with_a_record = {rank // tasks_per_node for rank in recorded}
+    return [node for index, node in enumerate(nodes) if index not in with_a_record]
 
 
-def lost_nodes(environment: Mapping[str, str], *, tasks_per_node: int, heard: Iterable[int]) -> list[str]:
+def lost_nodes(environment: Mapping[str, str], *, tasks_per_node: int, recorded: Iterable[int]) -> list[str]:
     """Return the silent nodes whose slurmd does not answer either.
 
     Args:
         environment: the batch script's environment, which names the job's nodes.
         tasks_per_node: ranks on each of them.
-        heard: the ranks that left a record of why they ended.
+        recorded: the ranks that left a record of why they ended.
     """
     nodes = expand(environment.get("SLURM_JOB_NODELIST", ""))
     return [
-        node for node in silent_nodes(nodes, tasks_per_node=tasks_per_node, heard=heard) if not _slurmd_answers(node)
+        node
+        for node in silent_nodes(nodes, tasks_per_node=tasks_per_node, recorded=recorded)
+        if not _slurmd_answers(node)
     ]
 
 

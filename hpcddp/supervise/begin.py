@@ -36,7 +36,7 @@ from hpcddp.slurm.job_environment import NO_LIMIT_S, PICKLE_DIGEST
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submit.sweep_element import complete_directory, element_of
 from hpcddp.supervise.attempt_facts import limits_of
-from hpcddp.supervise.decision import exceeded, is_interruption, spent_of, tell_progress
+from hpcddp.supervise.decision import exceeded, is_interruption, record_progress, spent_of
 
 _UNKNOWN_TIMES = frozenset({"", "Unknown", "None", "N/A"})
 
@@ -161,7 +161,7 @@ def _settle(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> 
         if not any(event.kind == "requeue" and event.attempt == number for event in events):
             cause = _cause_of_requeue(run.attempt(number), events)
             if spec.command is not None:
-                tell_progress(run.attempt(number), now=start.time, interrupted=is_interruption(cause))
+                record_progress(run.attempt(number), now=start.time, interrupted=is_interruption(cause))
             _tell_requeue(run, start, number, cause)
             events = read_events(run.events)
         if not spec.requeue.left_to_slurm:

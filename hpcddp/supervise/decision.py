@@ -16,7 +16,7 @@ _INFRASTRUCTURE = frozenset({ExitCode.INFRASTRUCTURE, ExitCode.HANG})
 _NAMEABLE = frozenset({Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_FAILURE})
 
 
-class Deed(StrEnum):
+class ActionKind(StrEnum):
     """What the supervisor does."""
 
     FINISH = "finish"
@@ -25,7 +25,7 @@ class Deed(StrEnum):
     """Nothing at all: a newer attempt owns the run."""
     REQUEUE = "requeue"
     """Have Slurm run the job again."""
-    LET = "let"
+    LEAVE_TO_SLURM = "leave_to_slurm"
     """Slurm runs the job again by itself; only hurry it."""
     CONTINUE = "continue"
     """Submit another job for the same run."""
@@ -73,12 +73,12 @@ class Action:
     """What to do.
 
     Args:
-        deed: the deed.
+        kind: what the supervisor does.
         exit_code: what the batch script exits with.
         why: why the run does not go on by itself, in words that follow "because"; empty when it does.
     """
 
-    deed: Deed
+    kind: ActionKind
     exit_code: int
     why: str = ""
 
@@ -94,9 +94,9 @@ def decide(facts: EndFacts) -> Action:
 
 def _is_over(facts: EndFacts) -> Action | None:
     if facts.fenced:
-        return Action(deed=Deed.FENCED, exit_code=ExitCode.FENCED)
+        return Action(kind=ActionKind.FENCED, exit_code=ExitCode.FENCED)
     if facts.finished:
-        return Action(deed=Deed.FINISH, exit_code=ExitCode.FINISHED)
+        return Action(kind=ActionKind.FINISH, exit_code=ExitCode.FINISHED)
     return None
 
 
@@ -104,53 +104,55 @@ def _failed_by_itself(facts: EndFacts) -> Action | None:
     """A cause of its own comes before what Slurm did: started again, the job would only fail again."""
     if facts.error_code is None or facts.error_code in _INFRASTRUCTURE:
         return None
-    return Action(deed=Deed.FAIL, exit_code=facts.error_code)
+    return Action(kind=ActionKind.FAIL, exit_code=facts.error_code)
 
 
 def _is_cancelled(facts: EndFacts) -> Action | None:
-    return Action(deed=Deed.CANCEL, exit_code=ExitCode.INTERRUPTED) if facts.cause is Cause.CANCELLED else None
+    return Action(kind=ActionKind.CANCEL, exit_code=ExitCode.INTERRUPTED) if facts.cause is Cause.CANCELLED else None
 
 
 def _goes_on_by_itself(facts: EndFacts) -> Action | None:
     """What Slurm has requeued starts again whatever is done here; the budgets are checked there."""
     if facts.cause is not Cause.REQUEUED or facts.requested:
         return None
-    return Action(deed=Deed.LET, exit_code=ExitCode.STOPPED)
+    return Action(kind=ActionKind.LEAVE_TO_SLURM, exit_code=ExitCode.STOPPED)
 
 
 def _is_over_budget(facts: EndFacts) -> Action | None:
     if facts.requested:
         return None
     if facts.stuck is not None:
-        return Action(deed=Deed.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.stuck)
+        return Action(kind=ActionKind.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.stuck)
     if facts.used_up is None:
         return None
     if facts.cause is Cause.CRASH:
-        return Action(deed=Deed.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE, why=facts.used_up)
-    return Action(deed=Deed.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.used_up)
+        return Action(kind=ActionKind.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE, why=facts.used_up)
+    return Action(kind=ActionKind.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.used_up)
 
 
 def _is_not_wanted(facts: EndFacts) -> Action | None:
     """The causes that the user can name lead to a requeue only if they are named."""
     if facts.cause not in _NAMEABLE or facts.cause in facts.causes:
         return None
-    return Action(deed=Deed.STOP, exit_code=ExitCode.STOPPED, why=f"requeue.causes does not name {facts.cause}")
+    return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=f"requeue.causes does not name {facts.cause}")
 
 
 def _is_forbidden(facts: EndFacts) -> Action | None:
     if not facts.on_slurm and facts.cause is Cause.CRASH:
-        return Action(deed=Deed.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE)
+        return Action(kind=ActionKind.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE)
     if not facts.on_slurm:
-        return Action(deed=Deed.STOP, exit_code=ExitCode.STOPPED, why="nothing on this machine starts it again")
+        return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why="nothing on this machine starts it again")
     if facts.requeue_allowed:
         return None
     if facts.allow_continuation:
-        return Action(deed=Deed.CONTINUE, exit_code=ExitCode.STOPPED)
-    return Action(deed=Deed.STOP, exit_code=ExitCode.STOPPED, why="Slurm is not allowed to requeue it (Requeue=0)")
+        return Action(kind=ActionKind.CONTINUE, exit_code=ExitCode.STOPPED)
+    return Action(
+        kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why="Slurm is not allowed to requeue it (Requeue=0)"
+    )
 
 
 def _goes_on(_: EndFacts) -> Action:
-    return Action(deed=Deed.REQUEUE, exit_code=ExitCode.STOPPED)
+    return Action(kind=ActionKind.REQUEUE, exit_code=ExitCode.STOPPED)
 
 
 _ROWS: tuple[Callable[[EndFacts], Action | None], ...] = (
@@ -181,7 +183,7 @@ _FIELDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much of each a run is allowed; None has no limit.
+    """How often a run may be requeued for each cause; None has no limit.
 
     Args:
         preemptions: requeues after a preemption.
@@ -200,7 +202,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """How much of each a run has used since a person last submitted it.
+    """How often a run was requeued for each cause since a person last submitted it.
 
     Args:
         preemptions: requeues after a preemption.
@@ -292,7 +294,7 @@ def exceeded(spent: Spent, limits: Limits) -> str | None:
     return stuck(spent, limits)
 
 
-def tell_progress(attempt: AttemptDirectory, *, now: float, interrupted: bool) -> None:
+def record_progress(attempt: AttemptDirectory, *, now: float, interrupted: bool) -> None:
     """Write down that an attempt of a command made progress, unless it is known that it made none.
 
     A program that touches ``HPCDDP_PROGRESS_FILE`` is taken at its word from then on. One that never does may well have
@@ -311,8 +313,8 @@ def tell_progress(attempt: AttemptDirectory, *, now: float, interrupted: bool) -
         # Compared with what it was before, never with a clock: the file server has its own.
         stamp = run.progress.stat().st_mtime_ns
     except FileNotFoundError:
-        speaks = not interrupted or any(event.kind == "save" for event in events)
-        if not speaks:
+        counts = not interrupted or any(event.kind == "save" for event in events)
+        if not counts:
             reason = "the program does not say how far it is"
             append_event(run.events, kind="progress", time=now, attempt=attempt.number, reason=reason)
         return

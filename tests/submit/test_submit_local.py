@@ -104,7 +104,9 @@ def test_a_killed_rank_ends_the_run_and_leaves_no_process(directory: Path) -> No
     assert done.returncode == 1
     result = document(done)["result"]
     assert (result["status"], result["exit_code"], document(done)["exit_code"]) == ("failed", 71, 71)
-    assert result["reason"].startswith(f"rank 1 on {socket.gethostname()} ended without a word: killed, out of memory")
+    assert result["reason"].startswith(
+        f"rank 1 on {socket.gethostname()} ended without an error message: killed, out of memory"
+    )
 
 
 def test_who_insists_on_the_end_of_a_job_ends_ranks_that_do_not_stop(directory: Path) -> None:

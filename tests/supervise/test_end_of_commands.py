@@ -13,7 +13,7 @@ from hpcddp.run.files import write_json
 from hpcddp.run.job_records import ProgramExit, Told, write_exit
 from hpcddp.supervise.begin import BudgetError
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
-from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Play
+from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Scenario
 
 COMMAND = """
 name: demo
@@ -29,7 +29,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return fake
 
 
-class Command(Play):
+class Command(Scenario):
     """An attempt of a command."""
 
     def __init__(self, directory: Path, environment: dict[str, str], more: str = "") -> None:
@@ -130,7 +130,7 @@ def test_a_killed_task_is_a_failure_of_the_infrastructure(command: Command) -> N
     command.leave(0)
     ending = command.end()
     assert ending.exit_code == 71
-    assert "rank 1 ended without a word" in ending.text
+    assert "rank 1 ended without an error message" in ending.text
 
 
 @pytest.mark.parametrize("code", [0, -15, 75])
@@ -141,7 +141,7 @@ def test_a_task_that_left_no_record_is_a_failure_whatever_its_peers_were_told(
     command.leave(code, told="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (71, [])
-    assert ending.text.startswith("rank 1 ended without a word")
+    assert ending.text.startswith("rank 1 ended without an error message")
     assert "It does not go on by itself: requeue.max_failures is 0." in ending.text
 
 
@@ -177,16 +177,16 @@ def test_a_preemption_takes_tasks_that_leave_no_record(command: Command, slurm: 
 def test_a_node_that_is_lost_is_no_failure_of_the_command_until_it_makes_no_progress(
     command: Command, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[list[int]] = []
+    recorded: list[list[int]] = []
 
     def lost_nodes(_: dict[str, str], **facts: Any) -> list[str]:
-        heard.append(facts["heard"])
+        recorded.append(facts["recorded"])
         return ["n2"]
 
     monkeypatch.setattr("hpcddp.supervise.attempt_facts.lost_nodes", lost_nodes)
     command.leave(-15, told="terminated")
     ending = command.end()
-    assert (ending.exit_code, heard) == (75, [[0]])
+    assert (ending.exit_code, recorded) == (75, [[0]])
     assert "has ended: node n2 was lost. Slurm runs" in ending.text
     assert command.last("requeue").cause == "node_failure"
     again(command, slurm, 1)

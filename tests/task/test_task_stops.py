@@ -63,7 +63,7 @@ def test_a_rank_that_ends_without_a_record_is_named_and_is_no_success(tmp_path: 
     assert run.result["status"] == "failed"
     assert run.result["exit_code"] == 71
     assert run.result["reason"].startswith("rank 1 on ")
-    assert "ended without a word after step 5" in run.result["reason"]
+    assert "ended without an error message after step 5" in run.result["reason"]
     assert [(failure.rank, failure.secondary) for failure in run.failures] == [(0, True)]
     wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
