@@ -33,8 +33,8 @@ from submitit import SlurmExecutor
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
-from hpcddp.jobfile.sweep_options import sweep_overrides
 from hpcddp.slurm import commands
 from hpcddp.submit.request import SubmitRequest
 from hpcddp.submit.sweep import submit_sweep

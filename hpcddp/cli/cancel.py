@@ -23,15 +23,15 @@ def register(app: typer.Typer) -> None:
 def cancel(
     run: Run = None,
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, where RUN is left out.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """End a run, or all elements of a sweep.
+    """Cancel a run, or all elements of a sweep.
 
-    A training is saved if that fits into the time that Slurm leaves it. A cancelled run does not come back by itself;
-    hpcddp submit --resume RUN continues it. Without RUN it asks before it ends the last one. A run that has ended
-    already is no error.
+    A training saves a checkpoint if Slurm leaves it enough time. A cancelled run is not requeued; hpcddp submit
+    --resume RUN continues it. Without RUN the command asks before it cancels the last run. A run that has already
+    ended is not an error.
 
     Example: hpcddp cancel 20261121-1545
     """

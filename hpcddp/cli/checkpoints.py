@@ -31,10 +31,10 @@ def checkpoints(
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """List what a run can go on from.
+    """List the checkpoints of a run.
 
-    Each checkpoint with its age and size, and whether it is valid or why not: every file is read and compared with its
-    checksum.
+    It prints the age and size of each checkpoint, and whether it is valid or why not: every file is read and compared
+    with its checksum.
 
     Example: hpcddp checkpoints 20260314-1544
 

@@ -15,7 +15,7 @@ from hpcddp.cli.options import AsJson, JobFile, Overrides, read_job
 
 doctor = typer.Typer(
     name="doctor",
-    help="""Find out what is not the same on N ranks, and repair it.
+    help="""Compare a loss or a training on several ranks with one process.
 
     Example: hpcddp doctor loss losses:dice_loss
 
@@ -40,19 +40,21 @@ def ddp(
         int | None, typer.Option(metavar="W", help="Ranks.  [default: the job's, 2 at least and 4 at most]")
     ] = None,
     steps: Annotated[int, typer.Option(metavar="K", min=1, help="Optimizer steps to compare.")] = 3,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="How long each side may take.")] = 300,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Time limit of each of the two trainings.")
+    ] = 300,
     as_json: AsJson = False,
 ) -> None:
     """Train a few steps in one process and on W ranks.
 
-    And say where and why they differ. The job's own model, data and loss run on this machine's CPUs, in float64 and
-    with the same global batches of 32 samples at most. Compared are first weights, samples, averaged gradients and
-    parameters after each step. Each rank finds in its environment what it finds in a training (RANK, WORLD_SIZE,
-    SLURM_PROCID and so on), and the one process that of rank 0 of one. Dropout is off and local BatchNorm held still
-    meanwhile; both are looked at by themselves. No GPU and no Slurm are needed.
+    It prints where and why they differ. The model, data and loss of the job run on this machine's CPUs, in float64 and
+    with the same global batches of at most 32 samples. Compared are the first weights, the samples, and after each
+    step the averaged gradients and the parameters. Each process has the environment of a rank of a training (RANK,
+    WORLD_SIZE, SLURM_PROCID and so on), with a world size of W or 1. Dropout and local BatchNorm are disabled during
+    the comparison and examined separately. Neither a GPU nor Slurm is needed.
 
-    Exits 0 where both train the same; 1 for a defect; 2 if the job could not be run, or draws random numbers beside
-    dropout that hide whether it trains the same.
+    Exits with 0 if both train the same; 1 for a defect; 2 if the job could not be run, or if it draws random numbers
+    outside of dropout, so that the comparison has no result.
 
     Example: hpcddp doctor ddp job.yaml --world-size 2 --steps 1
     """
@@ -77,7 +79,7 @@ def loss(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="loss(outputs, targets) -> scalar; a class or a function without parameters is called to make it.",
+            help="loss(outputs, targets) -> scalar; a class or a function without parameters is called to create it.",
         ),
     ],
     *,
@@ -89,22 +91,23 @@ def loss(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION|FILE",
-            help="Batches of your own: a function that returns (outputs, targets) or a list of such pairs, or a file "
-            "that torch.save made of them. Everything that has one entry per sample is split.  [default: random ones]",
+            help="Your own batches: a function that returns (outputs, targets) or a list of such pairs, or a file "
+            "with them, written by torch.save. Everything that has one entry per sample is split.  "
+            "[default: random batches]",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a loss is the same on W ranks as on one.
+    """Check whether a loss has the same value on W ranks as on one.
 
-    And how far off it is, and which helper repairs it. The loss is run in this process, on batches and on their parts:
-    even, uneven, permuted. Values and gradients are compared in float64 with f(batch) = sum over shares of
-    n_r/b * f(share). It takes seconds and no GPU.
+    It also prints the size of the difference and the helper function that removes it. The loss runs in this process, on
+    batches and on their parts: even, uneven, permuted. Values and gradients are compared in float64 with
+    f(batch) = sum over shares of n_r/b * f(share). It takes seconds and needs no GPU.
 
-    Without --data the loss is tried on random batches of all kinds that it takes, and the verdict is the worst of them;
-    what it was seen on is printed with it. A loss that is a mean on your own batches alone is MEAN with --data.
+    Without --data the loss is called with random batches of every kind that it accepts, and the worst verdict counts;
+    the batch that it was found on is printed. A loss that is a mean on your own batches only is MEAN with --data.
 
-    Exits 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small), NOT DECOMPOSABLE,
+    Exits with 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small), NOT DECOMPOSABLE,
     ORDER-DEPENDENT; 2 if the loss could not be run.
 
     Example: hpcddp doctor loss losses:dice_loss --world-size 8 --batch 256

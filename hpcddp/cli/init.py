@@ -64,17 +64,17 @@ def init(
     account: Annotated[str | None, typer.Option(metavar="NAME", help="The account of all jobs.")] = None,
     qos: Annotated[str | None, typer.Option(metavar="NAME", help="The QOS of all jobs.")] = None,
     job_file: Annotated[
-        Path, typer.Option("--job", metavar="FILE", help="The first job file; one that is there is kept.")
+        Path, typer.Option("--job", metavar="FILE", help="The first job file; an existing file is kept.")
     ] = Path("job.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace a profile that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing profile.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the profile; write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look at this cluster and write a profile for it.
+    """Query this cluster and write a profile for it.
 
-    And a first job file. The profile, ~/.config/hpcddp/profiles/NAME.toml, gives every job what this site needs, and
-    keeps what was found: partitions, limits, GPUs, accounts, preemption. A job that cannot run here is then refused
-    at once.
+    It also writes a first job file. The profile, ~/.config/hpcddp/profiles/NAME.toml, holds default settings for all
+    jobs and the facts about the cluster: partitions, limits, GPUs, accounts, preemption. A job that cannot run on
+    this cluster is then rejected before it is submitted.
 
     Example: hpcddp init && hpcddp submit job.yaml --follow
     """

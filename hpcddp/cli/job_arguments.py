@@ -1,4 +1,4 @@
-"""The job on the command line: fields of the job file as options, and the words after ``--`` as its command."""
+"""Command-line options for fields of the job file, and the command after ``--``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Field(NamedTuple):
 
 
 FIELDS = (
-    _Field("run_root", "--run-root", "Where runs live; overrides the job's run_root.", metavar="DIR"),
+    _Field("run_root", "--run-root", "Directory of all runs; overrides run_root.", metavar="DIR"),
     _Field("name", "--name"),
     _Field("batch.global_batch_size", "--global-batch-size"),
     _Field("resources.nodes", "--nodes", "Hosts of the allocation."),
@@ -70,27 +70,27 @@ class JobWords:
 
     @property
     def run_root(self) -> Path | None:
-        """The directory of all runs; the runs of ``--resume`` and ``--after`` are found there too."""
+        """The value of ``--run-root``, in which ``--resume`` and ``--after`` look up runs too."""
         given = self.options.get("run_root")
         return None if given is None else Path(given)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no field of the job is set; the directory of all runs does not count."""
+        """Whether no field except ``run_root`` is set."""
         return self.options.keys() <= {"run_root"} and self.command is None
 
     def load(
         self, job_file: Path | None, *, overrides: list[str] | None, sweep: Sequence[Override] = ()
     ) -> ResolvedJob:
-        """Return the job that the job file and the command line describe together.
+        """Return the job of a job file and the command line.
 
         Args:
-            job_file: the job file; None without one.
+            job_file: the job file; None if the command line describes the whole job.
             overrides: the values of ``--set``.
-            sweep: the fields that the options about a sweep set.
+            sweep: the fields that the sweep options set.
 
         Raises:
-            UserError: there is neither a file nor a command, or one of them is not valid.
+            UserError: there is neither a file nor a command, or one of them is invalid.
         """
         from hpcddp.cli.options import read_job
         from hpcddp.errors import UserError
@@ -121,7 +121,7 @@ class JobCommand(TyperCommand):
 
 
 def takes_job_words(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of ``FIELDS`` to a command; it gets them as its argument ``words``."""
+    """Add the options of ``FIELDS`` to a command, which receives them as its argument ``words``."""
 
     @functools.wraps(function)
     def command(ctx: typer.Context, **arguments: Any) -> None:  # noqa: ANN401  typer has checked them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import deque
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hpcddp.manage.logs import LogLine
+    from hpcddp.manage.status import State
     from hpcddp.run.directory import AttemptDirectory, RunDirectory
 
 _POLL_S = 0.5
@@ -30,21 +32,26 @@ def register(app: typer.Typer) -> None:
 def logs(
     run: Run = None,
     *,
-    rank: Annotated[list[int] | None, typer.Option(metavar="R", help="Only this rank; may be repeated.")] = None,
-    attempt: Annotated[int | None, typer.Option(metavar="N", help="This attempt; the newest one if left out.")] = None,
-    lines: Annotated[int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last N.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, and print what is added.")] = False,
-    batch: Annotated[bool, typer.Option("--batch", help="Also what the batch script printed.")] = False,
+    rank: Annotated[list[int] | None, typer.Option(metavar="R", help="Only this rank; repeatable.")] = None,
+    attempt: Annotated[int | None, typer.Option(metavar="N", help="Only this attempt; without it, the newest.")] = None,
+    lines: Annotated[
+        int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last N lines.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run has ended.")] = False,
+    batch: Annotated[bool, typer.Option("--batch", help="Also print the output of the batch script.")] = False,
     first_error: Annotated[
-        bool, typer.Option("--first-error", help="Only the rank that failed first, its traceback, and who followed.")
+        bool,
+        typer.Option(
+            "--first-error", help="Only the rank that failed first, its traceback, and the ranks that failed after it."
+        ),
     ] = False,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Print what the ranks of a run printed, in the order of time.
+    """Print the output of the ranks of a run, ordered by time.
 
-    Each line has its time, rank and host in front. With --first-error it names the rank that failed first and how. With
-    --follow it goes on, through requeues, until the run has ended.
+    Each line starts with its time, rank and host. With --first-error it prints which rank failed first, and how. With
+    --follow it prints new lines, through requeues, until the run has ended.
 
     Example: hpcddp logs --first-error
     """
@@ -121,7 +128,6 @@ class _Printer:
 
 
 def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int | None) -> None:
-    from hpcddp.cli.polling import Watch
     from hpcddp.manage.logs import LogFollower
 
     watch = Watch(run)
@@ -142,3 +148,31 @@ def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int 
             typer.echo(f"run {run.run_id} has ended: {watch.state}", err=True)
             return
         time.sleep(_POLL_S)
+
+
+# Most changes show in files; Slurm is queried for runs that ended without a record.
+_POLL_EVERY_S = 10.0
+
+
+class Watch:
+    """Polls whether a run is alive."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._polled = float("-inf")
+        self.state: State | None = None
+
+    def is_alive(self) -> bool:
+        """Return whether the run is pending or running, or its state is unknown."""
+        if self._run.result.exists() or time.monotonic() - self._polled > _POLL_EVERY_S:
+            self._polled = time.monotonic()
+            self.state = self._poll()
+        return self.state is None or self.state.is_alive or self.state == "unknown"
+
+    def _poll(self) -> State:
+        from hpcddp.manage.overview import traces_of
+        from hpcddp.manage.status import statuses
+        from hpcddp.slurm.commands import queue
+
+        environment = dict(os.environ)
+        return statuses(traces_of(self._run), ask=lambda: queue(environment), now=time.time()).runs[0].state

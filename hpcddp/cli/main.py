@@ -28,7 +28,7 @@ from hpcddp.cli.help import add_examples
 
 app = typer.Typer(
     name="hpcddp",
-    help="""From one typed job file to a PyTorch DDP training under Slurm, with proof.
+    help="""Submit, follow and examine PyTorch DDP trainings under Slurm.
 
     Example: hpcddp submit job.yaml --follow
 

@@ -32,7 +32,7 @@ RUN_ROOT = Path("runs")
 
 
 def default_run_root() -> Path:
-    """Return the directory of all runs without ``--run-root``: that of ``hpcddp.toml`` or the profile, else ``runs``.
+    """Return the default of ``--run-root``: ``run_root`` of ``hpcddp.toml`` or the profile, else ``runs``.
 
     Raises:
         JobFileError: one of these files cannot be used.
@@ -43,11 +43,7 @@ def default_run_root() -> Path:
 
 
 def word_for(run: Path) -> str:
-    """Return the argument with which a command finds a run from this directory: its id if that is enough, or its path.
-
-    Args:
-        run: the directory of a run or a sweep, absolute.
-    """
+    """Return the RUN argument for a run directory: the id if the run is in the default root, else the path."""
     try:
         root = default_run_root().absolute()
     except HpcddpError:
@@ -73,7 +69,7 @@ RunRoot = Annotated[
     typer.Option(
         "--run-root",
         metavar="DIR",
-        help="Where runs live, to look for an id. [default: run_root of hpcddp.toml or the profile, else runs]",
+        help="Directory of all runs. [default: run_root of hpcddp.toml or the profile, else runs]",
         show_default=False,
         callback=_chosen_root,
     ),
@@ -82,15 +78,43 @@ Run = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="Its id, the beginning of it, or its directory; the last run if left out.",
+        help="Run id, the start of one, or run directory; without it, the last run.",
         autocompletion=complete_runs,
     ),
+]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sweep",
+        metavar="KEY=VALUES",
+        help="One run per value: train.seed=0..4; repeatable.",
+    ),
+]
+SweepFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--sweep-file",
+        metavar="FILE",
+        help="File with a run per row (CSV) or list item (YAML, JSON).",
+        hidden=True,
+    ),
+]
+MaxParallel = Annotated[
+    int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Runs of a sweep at the same time.")
+]
+After = Annotated[
+    list[str] | None,
+    typer.Option("--after", metavar="RUN", help="Start when this run or sweep has finished."),
+]
+AfterAny = Annotated[
+    list[str] | None,
+    typer.Option("--after-any", metavar="RUN", help="Start when this run has ended, finished or not.", hidden=True),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def profiles_directory(environment: Mapping[str, str]) -> Path:
-    """Return where the user's cluster profiles are (XDG Base Directory Specification)."""
+    """Return the directory of the user's cluster profiles (XDG Base Directory Specification)."""
     configuration = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".config"
     return Path(configuration) / "hpcddp" / "profiles"
 
@@ -98,10 +122,10 @@ def profiles_directory(environment: Mapping[str, str]) -> Path:
 def read_job(
     job_file: Path | None, overrides: Sequence[str] | None, *, options: Sequence[Override | Problem] = ()
 ) -> ResolvedJob:
-    """Return the job of a file, over this directory's ``hpcddp.toml`` and the user's profiles.
+    """Read a job with the default settings of ``hpcddp.toml`` and the user's profiles.
 
     Args:
-        job_file: the job file; None where the options describe the whole job.
+        job_file: the job file; None if the options describe the whole job.
         overrides: the values of ``--set``.
         options: the fields that other options set.
 
@@ -114,7 +138,7 @@ def read_job(
 
 
 def defaults_of_process() -> DefaultSettings:
-    """Return the settings below the job file, for this process's user and working directory."""
+    """Return the locations of default settings for this user and working directory."""
     from hpcddp.jobfile.profiles import find_project_file
     from hpcddp.jobfile.read import DefaultSettings
 
@@ -125,6 +149,15 @@ def defaults_of_process() -> DefaultSettings:
         directory=directory,
         user_id=os.geteuid(),
     )
+
+
+def read_sweep(axes: list[str] | None, file: Path | None, max_parallel: int | None) -> Sequence[Override]:
+    """Return the fields that ``--sweep``, ``--sweep-file`` and ``--max-parallel`` set."""
+    if not axes and file is None and max_parallel is None:
+        return ()
+    from hpcddp.jobfile.overrides import sweep_overrides
+
+    return sweep_overrides(axes or (), file, max_parallel)
 
 
 def submit_request(

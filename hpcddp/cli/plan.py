@@ -78,26 +78,30 @@ def plan(  # noqa: PLR0913
         int | None, _number("A", "Micro-steps per optimizer step; by default as few as M allows.")
     ] = None,
     per_device: Annotated[int | None, _number("n", "Samples in every micro-batch; A follows.")] = None,
-    tail: Annotated[TailChoice | None, _number("keep|drop|wrap", "An epoch's last batch; else keep.")] = None,
+    tail: Annotated[
+        TailChoice | None, _number("keep|drop|wrap", "The last batch of an epoch; by default keep.")
+    ] = None,
     split: Annotated[
         SplitChoice | None, _number("exact|error", "What to do if W does not divide the batch; by default exact.")
     ] = None,
     epochs: Annotated[int | None, _number("E", "Passes over the data.")] = None,
     base_lr: Annotated[float | None, _number("RATE", "Learning rate after the warm-up.")] = None,
     base_batch: Annotated[int | None, _number("B0", "The global batch that RATE was tuned for.")] = None,
-    rule: Annotated[RuleChoice | None, _number("none|linear|sqrt", "How RATE follows B / B0; else none.")] = None,
-    optimizer: Annotated[OptimizerChoice | None, _number("sgd|adamw", "What RATE is for; else sgd.")] = None,
+    rule: Annotated[
+        RuleChoice | None, _number("none|linear|sqrt", "How RATE scales with B / B0; by default none.")
+    ] = None,
+    optimizer: Annotated[OptimizerChoice | None, _number("sgd|adamw", "The optimizer; by default sgd.")] = None,
     noise_scale: Annotated[
         float | None,
-        typer.Option(metavar="SAMPLES", help="A measured gradient noise scale; else the newest run's."),
+        typer.Option(metavar="SAMPLES", help="A measured gradient noise scale; by default that of the newest run."),
     ] = None,
-    explain_steps: Annotated[int | None, _number("S", "Steps per epoch that a run showed.", _OBSERVED)] = None,
+    explain_steps: Annotated[int | None, _number("S", "Steps per epoch that a run printed.", _OBSERVED)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain the batch and the learning rate of a job.
 
-    Who gets how many samples, steps per epoch, the rate, and why: of a job file, or of a global batch and a world size.
-    --explain-steps finds out which batch another program's run really has.
+    It prints the samples of each rank, the steps per epoch, the learning rate, and the reasons, for a job file or for a
+    global batch and a world size. --explain-steps computes the batch that a run of another program really uses.
 
     Example: hpcddp plan jobs/resnet50_imagenet.yaml --set resources.nodes=4
 

@@ -21,9 +21,8 @@ _INTRODUCTION: Final = f"""\
 
 {_WRITTEN}
 
-Every command says the same with `--help`. What is meant for a program comes with `--json`: one JSON document on stdout,
-and nothing else there; progress and errors go to stderr. `--debug` shows the traceback of an error. Colour is for
-terminals alone, and for none with `NO_COLOR`.
+`--help` prints the same text. `--json` prints one JSON document on stdout and nothing else; progress and errors go to
+stderr. `--debug` prints the traceback of an error. Colours are used on a terminal only, and never with `NO_COLOR`.
 
 """
 _EXIT_CODES: Final = """\
@@ -31,10 +30,10 @@ _EXIT_CODES: Final = """\
 
 | code | meaning |
 |---|---|
-| 0 | done |
-| 1 | something broke, or what was asked about is not well |
-| 2 | you can put it right: the message says what to write instead |
-| 130 | ended by Ctrl-C, or by its user |
+| 0 | success |
+| 1 | failure, or the command found a defect or a run that failed |
+| 2 | an error that you can fix: the message says what to write instead |
+| 130 | interrupted by Ctrl-C, or cancelled by its user |
 
 With `--json` an error is `{"error": {"kind": ..., "message": ..., "hint": ...}}`.
 """
@@ -43,29 +42,28 @@ _ENVIRONMENT: Final = """\
 
 | variable | meaning |
 |---|---|
-| `SLURM_CONF` | which Slurm; `hpcddp sandbox up` prints it |
-| `XDG_CONFIG_HOME` | profiles are in `hpcddp/profiles` below it; else below `~/.config` |
-| `XDG_STATE_HOME` | the sandbox is in `hpcddp/sandbox` below it; else below `~/.local/state` |
-| `NO_COLOR` | no colour, whatever the terminal |
+| `SLURM_CONF` | configuration file of the Slurm to use; `hpcddp sandbox up` prints it |
+| `XDG_CONFIG_HOME` | the directory that contains `hpcddp/profiles`; default `~/.config` |
+| `XDG_STATE_HOME` | the directory that contains `hpcddp/sandbox`; default `~/.local/state` |
+| `NO_COLOR` | disables colours |
 
 ## Completion
 
-`hpcddp --install-completion` teaches your shell, bash, zsh or fish, to complete commands, options, their values and the
-ids of runs. It takes effect in the next shell. `hpcddp --show-completion` prints what it would install, for a shell
-whose files you keep yourself.
+`hpcddp --install-completion` installs completion of commands, options, their values and run ids for bash, zsh or fish.
+It takes effect in the next shell. `hpcddp --show-completion` prints the completion script instead.
 """
 _SHORT_EXIT_CODES: Final = (
-    f"0 done, 1 something broke, 2 you can put it right, 130 ended by its user: [more]({INDEX}#exit-codes)."
+    f"0 success, 1 failure, 2 an error that you can fix, 130 cancelled by its user: [more]({INDEX}#exit-codes)."
 )
 _FILES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "job_file": "| `JOB` | the [job file](../job-file.md) |",
-        "overrides": "| `hpcddp/profiles/default.toml` | the profile that lies under it, in `~/.config` |",
+        "overrides": "| `hpcddp/profiles/default.toml` | the default [profile](../profiles.md), in `~/.config` |",
         "run_root": "| `RUN_ROOT/NAME/RUN_ID/` | the directory of a run |",
     }
 )
 _WIDTH: Final = 120
-# The description of a default in the help text, where it is not a plain value.
+# The default as the help text describes it, where it is not a plain value.
 _SAID_DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
 # Pages of the documentation about the subject of a command.
 _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

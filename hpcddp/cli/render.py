@@ -10,8 +10,16 @@ from typing import Annotated
 import typer
 
 from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
-from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides, submit_request
-from hpcddp.cli.sweep import Axes, MaxParallel, SweepFile, read_sweep
+from hpcddp.cli.options import (
+    AsJson,
+    Axes,
+    JobFileOrNone,
+    MaxParallel,
+    Overrides,
+    SweepFile,
+    read_sweep,
+    submit_request,
+)
 from hpcddp.errors import UserError
 
 
@@ -45,8 +53,8 @@ def render(
 ) -> None:
     """Print the sbatch script of a job.
 
-    Submits nothing, and needs neither Slurm nor torch. Without --run-id the script is for sbatch by hand: its output
-    goes beside it, and the run is named after the job id.
+    Nothing is submitted, and neither Slurm nor torch is needed. Without --run-id the script is one that you submit
+    with sbatch yourself: its output goes to the directory of submission, and the run id is made from the job id.
 
     Example: hpcddp render job.yaml -o job.sh && sbatch job.sh
 

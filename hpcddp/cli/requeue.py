@@ -24,11 +24,11 @@ def register(app: typer.Typer) -> None:
 
 
 def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = False) -> None:
-    """Have a live run saved and started again.
+    """Save a running run, and start it again.
 
-    On other nodes, with new code, with its whole time limit before it. It stops at the end of a step, saves, and goes
-    on under the same job id when Slurm runs it again. Of a sweep, every element that runs. A run that has ended is
-    continued by hpcddp submit --resume RUN.
+    For example to use new code, other nodes, or a new time limit. The run stops at the end of a step, saves a
+    checkpoint, and continues under the same job id when Slurm starts it again. For a sweep: every running element.
+    hpcddp submit --resume RUN continues a run that has ended.
 
     Example: hpcddp requeue 20261121-1545
     """

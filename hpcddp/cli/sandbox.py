@@ -16,7 +16,7 @@ from hpcddp.sandbox.request import Hosts, Request, default_directory, default_ho
 
 sandbox = typer.Typer(
     name="sandbox",
-    help="""Run a real Slurm of several nodes on this one machine.
+    help="""Run a real Slurm with several nodes on this machine.
 
     Example: eval "$(hpcddp sandbox up)" && hpcddp submit job.yaml --follow
     """,
@@ -26,7 +26,7 @@ sandbox = typer.Typer(
 
 Directory = Annotated[
     Path | None,
-    typer.Option("--dir", help="Where the sandbox's files are. [default: ~/.local/state/hpcddp/sandbox]"),
+    typer.Option("--dir", help="Directory of the sandbox. [default: ~/.local/state/hpcddp/sandbox]"),
 ]
 
 
@@ -38,16 +38,16 @@ def register(app: typer.Typer) -> None:
 @sandbox.command()
 def up(
     *,
-    nodes: Annotated[int, typer.Option(help="How many nodes.")] = 4,
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 4,
     hosts: Annotated[
         Hosts | None,
         typer.Option(
-            help="namespaces: each node is a host of its own (root); shared: all are this host. "
+            help="namespaces: each node is its own host (root only); shared: all nodes are this host. "
             "[default: namespaces for root]"
         ),
     ] = None,
     cpus_per_node: Annotated[int, typer.Option(help="CPUs that each node claims.")] = 8,
-    gpus_per_node: Annotated[int, typer.Option(help="Fake GPUs of each node: Slurm counts them, no code runs.")] = 4,
+    gpus_per_node: Annotated[int, typer.Option(help="Fake GPUs of each node, for scheduling only.")] = 4,
     conf: Annotated[
         list[str] | None,
         typer.Option("--conf", metavar="KEY=VALUE", help="A setting of slurm.conf; repeatable."),
@@ -57,7 +57,7 @@ def up(
 ) -> None:
     """Start the sandbox and print how to use it.
 
-    What is printed is a line of shell that lets Slurm's commands, and hpcddp, find it.
+    It prints a shell command that sets SLURM_CONF, so that Slurm's commands and hpcddp use the sandbox.
 
     Example: eval "$(hpcddp sandbox up --nodes 2)" && sinfo
 
@@ -89,7 +89,7 @@ def up(
 
 @sandbox.command()
 def down(*, directory: Directory = None, as_json: AsJson = False) -> None:
-    """End the sandbox, with every job and file of it.
+    """Stop the sandbox, and remove its jobs and files.
 
     Example: hpcddp sandbox down
     """
@@ -105,7 +105,7 @@ def down(*, directory: Directory = None, as_json: AsJson = False) -> None:
 
 @sandbox.command()
 def status(*, directory: Directory = None, as_json: AsJson = False) -> None:
-    """Say whether the sandbox is up and how its nodes are.
+    """Show whether the sandbox runs, and the state of its nodes.
 
     Example: hpcddp sandbox status --json
     """

@@ -14,13 +14,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
-from hpcddp.cli.style import styled
 
 if TYPE_CHECKING:
     from hpcddp.manage.overview import Overview
+    from hpcddp.manage.status import State
 
 _SHORTEST_INTERVAL_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
+
+
+_COLOURS = {
+    "running": "green",
+    "finished": "green",
+    "starting": "cyan",
+    "stopping": "cyan",
+    "pending": "yellow",
+    "requeued": "yellow",
+    "held": "yellow",
+    "suspended": "yellow",
+    "failed": "red",
+    "lost": "red",
+    "timed out": "red",
+    "preempted": "red",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -33,23 +49,25 @@ def status(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="Its id, the beginning of it, or its directory; all runs if left out.",
+            help="Run id, the start of one, or run directory; without it, all runs.",
             autocompletion=complete_runs,
         ),
     ] = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Show all runs, also those that ended long ago.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show all runs, including those that ended long ago.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=_SHORTEST_INTERVAL_S, help="How often --watch looks.")
+        float, typer.Option(metavar="SECONDS", min=_SHORTEST_INTERVAL_S, help="Time between refreshes.")
     ] = 10.0,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Show what runs are doing, and what became of them.
+    """Show the state of runs.
 
-    Without RUN all runs of the run root, the newest first, with a line for each sweep; with RUN one in detail; with the
-    id of a sweep all its elements. Slurm is asked once, however many runs there are.
+    Without RUN: all runs in the run root, newest first, and one line for each sweep. With RUN: one run in detail. With
+    the id of a sweep: all its elements. Slurm is queried once for all runs.
 
     Example: hpcddp status --watch
     """
@@ -88,19 +106,27 @@ def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> N
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
     lines = (
-        table(found.lines, width=width, paint=styled)
+        table(found.lines, width=width, paint=_styled)
         if found.lines
         else [f"there is no run under {run_root.absolute()}"]
     )
     if run is not None:
         (only,) = found.lines
         if isinstance(only, RunStatus):
-            lines = details(only, paint=styled)
+            lines = details(only, paint=_styled)
         elif isinstance(only, SweepStatus):
-            lines = [f"sweep {only.sweep.sweep_id}: {only.sentence}", *elements_table(only, width=width, paint=styled)]
+            lines = [f"sweep {only.sweep.sweep_id}: {only.sentence}", *elements_table(only, width=width, paint=_styled)]
     if found.left_out:
         lines.append(f"{found.left_out} older runs have ended; --all shows them too")
     head = _CLEAR if again and terminal else ""
     typer.echo(head + "\n".join(lines))
     if found.unanswered is not None:
         typer.echo(f"Slurm could not be asked, so these states are as far as files tell: {found.unanswered}", err=True)
+
+
+def _styled(text: str, state: State) -> str:
+    """Return a text in the colour of a state, or unchanged without colours (https://no-color.org)."""
+    colour = _COLOURS.get(str(state))
+    if colour is None or os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+        return text
+    return typer.style(text, fg=colour)

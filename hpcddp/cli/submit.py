@@ -20,21 +20,31 @@ from hpcddp.cli.follow import follow_run
 from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
 from hpcddp.cli.options import (
     RUN_ROOT,
+    After,
+    AfterAny,
     AsJson,
+    Axes,
     JobFileOrNone,
+    MaxParallel,
     Overrides,
+    SweepFile,
     complete_runs,
     default_run_root,
+    read_sweep,
     submit_request,
+    word_for,
 )
-from hpcddp.cli.sweep import After, AfterAny, Axes, MaxParallel, SweepFile, print_sweep, read_sweep, wait_for
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.jobfile.cluster import Cluster
     from hpcddp.manage.follow import Outcome
     from hpcddp.run.result import Result
     from hpcddp.submit.request import SubmitRequest
-    from hpcddp.submit.submission import Submission
+    from hpcddp.submit.submit import Submission
+    from hpcddp.submit.sweep import SweepSubmission
 
 
 class ClusterChoice(StrEnum):
@@ -55,7 +65,7 @@ def submit(  # noqa: PLR0913  each is an option
     *,
     cluster: Annotated[
         ClusterChoice,
-        typer.Option(metavar="auto|slurm|local", help="auto: Slurm where it is."),
+        typer.Option(metavar="auto|slurm|local", help="auto: Slurm if present."),
     ] = ClusterChoice.AUTO,
     overrides: Overrides = None,
     template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.", hidden=True)] = None,
@@ -63,7 +73,7 @@ def submit(  # noqa: PLR0913  each is an option
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Continue this run: its id, or the beginning.",
+            help="Continue this run: its id, or the start of it.",
             autocompletion=complete_runs,
         ),
     ] = None,
@@ -72,15 +82,15 @@ def submit(  # noqa: PLR0913  each is an option
     max_parallel: MaxParallel = None,
     after: After = None,
     after_any: AfterAny = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the run has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
     as_json: AsJson = False,
     words: JobWords,
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
-    Returns at once with the run's id; --follow stays, through requeues, and exits 0 if the run finished, else 1.
-    --resume continues a run that ended.
+    Prints the run id and returns. --follow waits, through requeues, for the end: exit code 0 if finished, else 1.
+    --resume continues an ended run.
 
     Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
 
@@ -102,7 +112,7 @@ def submit(  # noqa: PLR0913  each is an option
     sweep = read_sweep(axes, sweep_file, max_parallel)
     unchanged = job_file is None and words.is_empty and not (overrides or sweep or template or dry_run)
     if resume is not None and unchanged and cluster is ClusterChoice.AUTO:
-        dependency = wait_for(after, after_any, run_root, environment)
+        dependency = _wait_for(after, after_any, run_root, environment)
         submission = resume_run(find_to_resume(resume, run_root), environment=environment, dependency=dependency)
     elif job_file is None and words.command is None:
         raise UserError(
@@ -117,7 +127,7 @@ def submit(  # noqa: PLR0913  each is an option
             cluster=chosen,
             template=template,
             environment=environment,
-            dependency=wait_for(after, after_any, run_root, environment, cluster=chosen),
+            dependency=_wait_for(after, after_any, run_root, environment, cluster=chosen),
         )
         if dry_run:
             _print_preview(request, resume, run_root, as_json=as_json)
@@ -143,7 +153,7 @@ def _submit_sweep(request: SubmitRequest, *, follow: bool, as_json: bool) -> Non
 
     if follow:
         raise UserError("--follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP")
-    print_sweep(submit_sweep(request), as_json=as_json)
+    _print_sweep(submit_sweep(request), as_json=as_json)
 
 
 def _print_preview(request: SubmitRequest, resume: str | None, run_root: Path, *, as_json: bool) -> None:
@@ -234,3 +244,56 @@ def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -
     if result is not None and result.resume:
         typer.echo(f"to go on: {result.resume}")
     typer.echo(f"the whole story: {submission.run.batch_log}")
+
+
+def _wait_for(
+    after: list[str] | None,
+    after_any: list[str] | None,
+    run_root: Path,
+    environment: Mapping[str, str],
+    *,
+    cluster: Cluster = "slurm",
+) -> str | None:
+    """Return the value of sbatch's ``--dependency``, and print which runs have ended already.
+
+    Args:
+        after: the runs that must finish.
+        after_any: the runs that must end in any way.
+        run_root: the directory of all runs.
+        environment: the submitter's environment.
+        cluster: where the job goes.
+
+    Raises:
+        UserError: the job cannot wait for a run.
+    """
+    if not after and not after_any:
+        return None
+    if cluster == "local":
+        raise UserError(
+            "--after and --after-any are Slurm's, and this job runs here; submit it when the other run ends"
+        )
+    from hpcddp.submit.dependencies import dependency_on
+
+    dependency = dependency_on(after or (), after_any or (), run_root, environment)
+    for note in dependency.notes:
+        typer.echo(note, err=True)
+    return dependency.text
+
+
+def _print_sweep(submission: SweepSubmission, *, as_json: bool) -> None:
+    """Print the output of ``submit`` about a sweep."""
+    if as_json:
+        typer.echo(json.dumps(submission.as_json(), indent=2))
+        return
+    if submission.dropped:
+        typer.echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
+    for warning in submission.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    sweep = submission.sweep
+    last = len(sweep.elements) - 1
+    arrays = "a job array" if len(sweep.chunks) == 1 else f"{len(sweep.chunks)} job arrays"
+    typer.echo(f"sweep id         {sweep.sweep_id}")
+    typer.echo(f"runs             {last + 1}: {sweep.run_id(0)} ... {sweep.run_id(last)}")
+    typer.echo(f"job id           {', '.join(chunk.job_id for chunk in sweep.chunks)}  ({arrays} on slurm)")
+    typer.echo(f"sweep directory  {sweep.path}")
+    typer.echo(f"next             {shlex.join(['hpcddp', 'status', word_for(sweep.path)])}")

@@ -24,9 +24,9 @@ def register(app: typer.Typer) -> None:
 
 
 def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = False) -> None:
-    """Say why a run waits, how far it is, or why it ended.
+    """Explain why a run waits, how far it is, or why it ended.
 
-    And what to do next. For a waiting run Slurm's reason comes in plain words, with when Slurm expects it to start.
+    It also prints what to do next. For a pending run it explains Slurm's reason and prints the expected start time.
 
     Example: hpcddp why
     """

@@ -138,7 +138,7 @@ def groups_are_named(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield (
             "batch.unit",
             (
-                "is group, and nothing says which samples belong together; write batch.group: pkg.module:function, "
+                "is group, but no function defines the groups; write batch.group: pkg.module:function, "
                 "which gets the index of a sample and returns its group"
             ),
         )

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from hpcddp.jobfile.document import dotted
-from hpcddp.jobfile.problems import Problem, shown
-from hpcddp.jobfile.settings import Settings, SettingsError
+from pydantic import BaseModel, ConfigDict
 
 Cluster = Literal["slurm", "local"]
 FACTS = "cluster"
@@ -194,35 +190,3 @@ class ClusterFacts(Facts):
     def default_partition(self) -> str | None:
         """The partition of jobs that name none; None where the site has no default partition."""
         return next((name for name, partition in self.partitions.items() if partition.default), None)
-
-
-def read_facts(settings: Settings, *, name: str) -> ClusterFacts | None:
-    """Return the facts in a profile, or None if it has none.
-
-    Args:
-        settings: the content of the profile.
-        name: the profile's name.
-
-    Raises:
-        SettingsError: facts are missing or invalid; lists all of them.
-    """
-    found = settings.values.get(FACTS)
-    if found is None:
-        return None
-    try:
-        return ClusterFacts.model_validate(found)
-    except ValidationError as error:
-        raise SettingsError(*(_no_fact(details, settings, name) for details in error.errors())) from None
-
-
-def _no_fact(details: Mapping[str, object], settings: Settings, name: str) -> Problem:
-    location = details["loc"]
-    path = (FACTS, *(str(part) for part in location)) if isinstance(location, tuple) else (FACTS,)
-    missing = details["type"] == "missing"
-    what = "is missing" if missing else f"is {shown(details['input'])}, which hpcddp init would not have written"
-    return Problem(
-        file=settings.source.file,
-        line=settings.source.line_of(path),
-        key=dotted(path),
-        sentence=f"{what}; write the file anew with hpcddp init {name} --force, or remove the table [{FACTS}]",
-    )

@@ -10,10 +10,13 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from hpcddp.jobfile.problems import Problem, nearest
 
 Event: TypeAlias = Any
 """An event of ruamel.yaml, whose classes have no types for their attributes."""
@@ -24,6 +27,11 @@ Path = tuple[str, ...]
 def dotted(path: Path) -> str:
     """Return the key path as it is written: ``train.model``."""
     return ".".join(path)
+
+
+def path_of(key: str) -> Path:
+    """Return a key path as its parts: ``("train", "model")``."""
+    return tuple(key.split("."))
 
 
 class DocumentError(ValueError):
@@ -38,6 +46,62 @@ class DocumentError(ValueError):
     def __init__(self, sentence: str, *, line: int | None = None, path: Path = ()) -> None:
         super().__init__(sentence)
         self.sentence, self.line, self.path = sentence, line, path
+
+
+LARGEST_BYTES = 1_000_000
+
+# Characters that YAML 1.2 and TOML both forbid (YAML 1.2.2, rule c-printable).
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
+
+
+def read_text(path: FilePath) -> str | Problem:
+    """Return the text of a file of at most 1 MB, or the problem with it."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        return Problem(file=str(path), sentence=_unreadable(path, error))
+    if len(content) > LARGEST_BYTES:
+        return Problem(file=str(path), sentence="is larger than 1 MB; a job file is a short text: check the path")
+    if b"\0" in content:
+        return Problem(file=str(path), sentence="contains NUL bytes, so it is not a text file; check the path")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        sentence = f"is not UTF-8 (byte 0x{content[error.start]:02x}); save it as UTF-8"
+        return Problem(file=str(path), line=line, sentence=sentence)
+    control = _CONTROL.search(text)
+    if control is not None:
+        line = text.count("\n", 0, control.start()) + 1
+        sentence = f"contains the control character U+{ord(control[0]):04X}; remove it"
+        return Problem(file=str(path), line=line, sentence=sentence)
+    return text
+
+
+def _unreadable(path: FilePath, error: OSError | ValueError) -> str:
+    match error:
+        case FileNotFoundError():
+            near = neighbour(path)
+            return f"does not exist; {f'did you mean {near}?' if near else 'check the path'}"
+        case IsADirectoryError():
+            return "is a directory; name a file in it"
+        case PermissionError():
+            return "cannot be read by you; change its permissions"
+        case OSError():
+            return f"cannot be read ({error.strerror}); check the path"
+        case _:
+            return f"is not a valid path ({error}); check it"
+
+
+def neighbour(path: FilePath) -> FilePath | None:
+    """Return the file in the same directory and with the same suffix that was most likely meant, or None."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix == path.suffix]
+    except (OSError, ValueError):
+        return None
+    near = nearest(path.name, names)
+    return path.parent / near if near else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +131,7 @@ def read_document(text: str) -> Document:
     if document.value is None:
         raise DocumentError("is empty; write at least name, batch.global_batch_size and train")
     if not isinstance(document.value, dict):
-        raise DocumentError("holds no mapping at its top level; write keys with values, as in name: my-job", line=1)
+        raise DocumentError("is not a mapping at its top level; write keys with values, as in name: my-job", line=1)
     return document
 
 
@@ -105,7 +169,7 @@ class _Builder:
         if not isinstance(start, events.DocumentStartEvent):
             return Document(value=None)
         if start.version not in {None, (1, 2)}:
-            raise DocumentError("asks for another YAML version; remove the %YAML line: job files are YAML 1.2", line=1)
+            raise DocumentError("requires another YAML version; remove the %YAML line: job files are YAML 1.2", line=1)
         root = self._node(next(self._events), ())
         next(self._events)  # the document ends
         after = next(self._events)
@@ -125,13 +189,13 @@ class _Builder:
 
     def _scalar(self, event: Event, path: Path) -> object:
         if _SURROGATE.search(event.value):
-            self._fault("holds half of a character (\\ud800 to \\udfff); write the character itself", event, path)
+            self._fault("contains a lone surrogate (\\ud800 to \\udfff); write the character itself", event, path)
             return None
         if event.style is not None:
             return str(event.value)
         try:
             value = read_scalar(event.value)
-        except ScalarError as error:
+        except DocumentError as error:
             self._fault(str(error), event, path)
             return None
         if not isinstance(value, str):
@@ -143,7 +207,7 @@ class _Builder:
             key = self._key(event, path)
             here = (*path, key)
             if here in self._lines:
-                self._fault(f"stands here again after line {self._lines[here]}; remove one of the two", event, here)
+                self._fault(f"is a duplicate of line {self._lines[here]}; remove one of the two", event, here)
                 self._skip_value(here)
                 continue
             self._lines[here] = _line(event)
@@ -159,9 +223,11 @@ class _Builder:
         if not isinstance(event, events.ScalarEvent):
             raise DocumentError("has a key that is a list or a mapping; write a text", line=_line(event), path=path)
         if event.style is None and event.value == "<<":
-            raise DocumentError("holds a merge key (<<); write its keys out", line=_line(event), path=path)
+            raise DocumentError("contains a merge key (<<); write its keys out", line=_line(event), path=path)
         if _SURROGATE.search(event.value):
-            raise DocumentError("has a key with half of a character; write it whole", line=_line(event), path=path)
+            raise DocumentError(
+                "has a key with a lone surrogate; write the whole character", line=_line(event), path=path
+            )
         return str(event.value)
 
     def _items(self, path: Path) -> Iterator[object]:
@@ -175,12 +241,12 @@ class _Builder:
     def _refuse_extras(self, event: Event, path: Path) -> None:
         # The message does not repeat their names: *secret or !secret may be a password without quotes.
         if isinstance(event, events.AliasEvent):
-            sentence = "is an alias (*), and job files have none; write the value out, or quote a text"
+            sentence = "is an alias (*), which job files do not support; write the value out, or quote a string"
             raise DocumentError(sentence, line=_line(event), path=path)
         if event.anchor is not None:
-            self._fault("has an anchor (&), and job files have none; remove it, or quote a text", event, path)
+            self._fault("has an anchor (&), which job files do not support; remove it, or quote a string", event, path)
         if event.tag is not None:
-            self._fault("has a tag (!), and job files have none; remove it, or quote a text", event, path)
+            self._fault("has a tag (!), which job files do not support; remove it, or quote a string", event, path)
 
     def _fault(self, sentence: str, event: Event, path: Path) -> None:
         self._faults.append(DocumentError(sentence, line=_line(event), path=path))
@@ -200,16 +266,18 @@ def _parse(text: str) -> Iterator[Event]:
         raise DocumentError(_explain(error), line=int(mark.line) + 1 if mark else None) from None
     except YAMLError as error:
         # Characters that YAML does not allow; the second line of ruamel's message is a position in the stream.
-        raise DocumentError(f"is no YAML ({str(error).splitlines()[0]}); write it as an escape in quotes") from None
+        raise DocumentError(
+            f"is not valid YAML ({str(error).splitlines()[0]}); write it as an escape in quotes"
+        ) from None
 
 
 def _explain(error: MarkedYAMLError) -> str:
     problem = str(error.problem or error.context or "it cannot be read")
     if "'\\t'" in problem:
-        return "holds a tab where YAML wants spaces; replace the tab"
+        return "contains a tab where YAML requires spaces; replace the tab"
     if "mapping values are not allowed" in problem:
-        return "has a ':' where none can be; quote the value, or check the indentation"
-    return f"is no YAML ({problem}); check indentation, quotes and brackets"
+        return "has a ':' where YAML allows none; quote the value, or check the indentation"
+    return f"is not valid YAML ({problem}); check indentation, quotes and brackets"
 
 
 LONGEST_NUMBER = 300
@@ -220,26 +288,22 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.A
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
-class ScalarError(ValueError):
-    """A scalar has no valid value in a job file; the message is the middle of a sentence."""
-
-
 def read_scalar(text: str) -> bool | int | float | str | None:
     """Return the value of an unquoted scalar: ``on`` and ``no`` are texts, ``1e-3`` is a float, ``010`` is 10.
 
     Raises:
-        ScalarError: it is infinite, not a number, or too long for a number.
+        DocumentError: it is infinite, not a number, or too long for a number.
     """
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
         return text.lower() == "true"
     if _NOT_FINITE.fullmatch(text):
-        raise ScalarError("is not a finite number, and no field takes one; write a number")
+        raise DocumentError("is not a finite number, and no field accepts that; write a number")
     if not (_INTEGER.fullmatch(text) or _FLOAT.fullmatch(text)):
         return text
     if len(text) > LONGEST_NUMBER:
-        raise ScalarError(f"is a number of {len(text)} characters; quote it if it is a text")
+        raise DocumentError(f"is a number of {len(text)} characters; quote it if it is a string")
     return _read_number(text)
 
 
@@ -248,5 +312,5 @@ def _read_number(text: str) -> int | float:
         return int(text, 0) if text[:2] in {"0o", "0x"} else int(text)
     number = float(text)
     if not math.isfinite(number):
-        raise ScalarError("is too large for a number; quote it if it is a text")
+        raise DocumentError("is too large for a number; quote it if it is a string")
     return number

@@ -83,7 +83,7 @@ class Container(Section):
         description="Image: a file, or a name in a registry (`docker://...`; with pyxis also `nvcr.io#nvidia/...`). "
         "hpcddp must be installed in it."
     )
-    runtime: Runtime = Field("pyxis", description="What starts it.")
+    runtime: Runtime = Field("pyxis", description="Container runtime.")
     mounts: Annotated[tuple[Annotated[Line, AfterValidator(_mount)], ...], Field(strict=False)] = Field(
         (),
         description="What it shows besides the directory of submission, the run directory and `train.data_dir`: "
@@ -147,5 +147,7 @@ class Environment(Section):
         return self.python if self.venv is None else f"{self.venv}/bin/python"
 
 
+VARIABLES = ("environment", "env")
+"""The key path of the environment variables."""
 ACTIVATED = ("conda", "venv", "uv")
 """The fields that include an interpreter."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.resources import files
 from typing import Annotated, Any
 
 from pydantic import (
@@ -21,12 +22,16 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from hpcddp.jobfile.names import nearest, torchvision_models
+from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.units import DURATION_FORMS, TIME_FORMS, TimeLimit, UnitError, format_duration, parse_duration
 
 REFUSED = "refused"
 DATASETS = ("digits", "cifar10", "imagefolder", "synthetic")
 LISTED_NAMES = 8
+# A table, because the list in torchvision itself would load torch.
+_TABLE = files("hpcddp.jobfile").joinpath("torchvision_models.txt").read_text(encoding="utf-8")
+TORCHVISION_MODELS = tuple(line for line in _TABLE.splitlines() if line and not line.startswith("#"))
+"""The names of torchvision's classification models, sorted."""
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 PROFILE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 VARIABLE_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -76,7 +81,7 @@ def _without(characters: dict[str, str], place: str) -> Callable[[str], str]:
 
 def _not_empty(text: str) -> str:
     if not text.strip():
-        raise refusal("an empty text says nothing", "write a text, or leave the key out")
+        raise refusal("it is empty", "write a text, or leave the key out")
     return text
 
 
@@ -126,7 +131,7 @@ def _function_reference(text: str) -> str:
     module, _, function = text.partition(":")
     words = [*module.split("."), *function.split(".")]
     if not all(word.isidentifier() and not keyword.iskeyword(word) for word in words):
-        raise refusal("it is no pkg.module:function", "write for example my_package.models:build")
+        raise refusal("it is not of the form pkg.module:function", "write for example my_package.models:build")
     return text
 
 
@@ -136,8 +141,8 @@ FunctionReference = Annotated[str, AfterValidator(_function_reference)]
 def _model_name(text: str) -> str:
     if ":" in text:
         return _function_reference(text)
-    if text not in torchvision_models():
-        raise refusal("torchvision has no classification model of that name", _known(text, torchvision_models()))
+    if text not in TORCHVISION_MODELS:
+        raise refusal("torchvision has no classification model of that name", _known(text, TORCHVISION_MODELS))
     return text
 
 
@@ -161,7 +166,7 @@ def _names_or_function(names: Sequence[str]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": "^[^:]+:[^:]+$"}]})
 
 
-ModelName = Annotated[str, AfterValidator(_model_name), _names_or_function(torchvision_models())]
+ModelName = Annotated[str, AfterValidator(_model_name), _names_or_function(TORCHVISION_MODELS)]
 DatasetName = Annotated[str, AfterValidator(_dataset_name), _names_or_function(DATASETS)]
 
 
@@ -178,7 +183,7 @@ def _memory(value: object) -> object:
 
 Memory = Annotated[
     str,
-    matching(MEMORY_PATTERN, why="a memory size is a whole number with K, M, G or T", instead="write for example 64G"),
+    matching(MEMORY_PATTERN, why="a memory size is an integer with K, M, G or T", instead="write for example 64G"),
     BeforeValidator(_memory),
     WithJsonSchema(
         {
@@ -193,7 +198,7 @@ def _time_limit(value: object) -> TimeLimit:
     if isinstance(value, TimeLimit):
         return value
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise refusal("it is no time that Slurm reads", f"write {TIME_FORMS}")
+        raise refusal("it is not a time that Slurm accepts", f"write {TIME_FORMS}")
     try:
         return TimeLimit.parse(str(value))
     except UnitError as error:
@@ -207,7 +212,7 @@ TimeLimitField = Annotated[
     WithJsonSchema(
         {
             "type": ["string", "integer"],
-            "unit": "minutes unless said",
+            "unit": "minutes, if without a unit",
             "examples": ["12:00:00", "2-00:00:00", "90min", "unlimited"],
         }
     ),
@@ -218,7 +223,7 @@ def _duration(value: object) -> timedelta:
     if isinstance(value, timedelta):
         return value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise refusal("it is no duration", f"write {DURATION_FORMS}")
+        raise refusal("it is not a duration", f"write {DURATION_FORMS}")
     try:
         return parse_duration(str(value))
     except UnitError as error:
@@ -269,7 +274,7 @@ def _every(value: object) -> Every:
         raise refusal("it is not one of steps and epochs", _EVERY_FORMS)
     unit, count = next(iter(value.items()))
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise refusal(f"{unit} is not a whole number of at least 1", _EVERY_FORMS)
+        raise refusal(f"{unit} is not an integer of at least 1", _EVERY_FORMS)
     return Every(steps=count) if unit == "steps" else Every(epochs=count)
 
 
@@ -297,3 +302,58 @@ EveryField = Annotated[
         }
     ),
 ]
+
+
+LARGEST_SWEEP = 100_000
+"""The most elements of a sweep. Above Slurm's limit (MaxArraySize) a sweep becomes several arrays."""
+
+Grid = Mapping[str, tuple[Any, ...]]
+Listed = tuple[Mapping[str, Any], ...]
+
+_RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})", re.ASCII)
+
+
+def expand_ranges(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield values, with the numbers of each range: ``0..4`` is 0, 1, 2, 3, 4.
+
+    A range that is empty, or longer than ``LARGEST_SWEEP``, is not expanded.
+    """
+    for value in values:
+        match = _RANGE.fullmatch(value) if isinstance(value, str) else None
+        first, last = (int(match[1]), int(match[2])) if match else (0, -1)
+        if first <= last < first + LARGEST_SWEEP:
+            yield from range(first, last + 1)
+        else:
+            yield value
+
+
+def unexpanded_range(values: Iterable[Any]) -> str | None:
+    """Return a range that ``expand_ranges`` did not expand, or None."""
+    return next((value for value in values if isinstance(value, str) and _RANGE.fullmatch(value)), None)
+
+
+def _sweep(value: object) -> Grid | Listed | None:
+    """Return a sweep as a grid or a list of elements; ``hpcddp.jobfile.sweep`` checks keys and values."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {
+            str(key): tuple(expand_ranges(values if isinstance(values, list | tuple) else [values]))
+            for key, values in value.items()
+        }
+    if isinstance(value, list | tuple) and all(isinstance(element, Mapping) for element in value):
+        return tuple({str(key): entry for key, entry in element.items()} for element in value)
+    raise refusal(
+        "a sweep is a mapping from key paths to lists of values, or a list of mappings",
+        "write for example {train.seed: [0, 1, 2]}",
+    )
+
+
+SweepField = Annotated[
+    Any,
+    PlainValidator(_sweep),
+    WithJsonSchema(
+        {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+    ),
+]
+"""A grid (key paths with lists of values), a list of elements, or null."""

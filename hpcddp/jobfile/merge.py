@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcddp.jobfile.document import Path
-from hpcddp.jobfile.field_tree import Kind, find_place
+from hpcddp.jobfile.job import Kind, find_place
 
 JOB_FILE = "job file"
 OVERRIDE = "--set"

@@ -11,10 +11,9 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from hpcddp.jobfile.document import Path, dotted
-from hpcddp.jobfile.field_tree import field_paths, find_place
 from hpcddp.jobfile.fields import REFUSED
-from hpcddp.jobfile.names import nearest
-from hpcddp.jobfile.problems import shown
+from hpcddp.jobfile.job import field_paths, find_place
+from hpcddp.jobfile.problems import nearest, shown
 
 Reason = tuple[str, str]
 """Why the value is wrong, and what to write instead."""
@@ -38,6 +37,11 @@ _HIDDEN = object()
 LONGEST_EXAMPLE = 39
 
 
+def error_path(error: ErrorDetails) -> Path:
+    """Return the key path of a validation error."""
+    return tuple(str(part) for part in error["loc"] if part != "[key]")
+
+
 def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
     """Return the message for one validation error.
 
@@ -55,15 +59,15 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
         return f"is missing; write for example {EXAMPLES.get(path, f'{path[-1]}: ...')}"
     if "[key]" in error["loc"]:
         why, instead = _reason(error, value, None)
-        return f"cannot stand here: {why.removeprefix('and ')}; {instead}"
+        return f"is not a valid key: {why.removeprefix('and ')}; {instead}"
     if error["type"] in {"model_type", "model_attributes_type"}:
-        why, instead = "and a section belongs here", f"write {_first_field(path)} below it"
+        why, instead = "expected a section", f"write {_first_field(path)} below it"
     elif is_secret(path):
         why, instead = _reason(error, value if value is None else _HIDDEN, None)
     else:
         why, instead = _reason(error, value, written)
     if is_secret(path) and not isinstance(value, dict | list | None):
-        return f"holds a value that is not repeated here, {why}; {instead}"
+        return f"contains a value that is not shown here, {why}; {instead}"
     number = isinstance(value, int | float) and not isinstance(value, bool)
     kind = "the number " if number and error["type"] == "string_type" else ""
     return f"is {kind}{shown(value, written=written)}, {why}; {instead}"
@@ -81,7 +85,7 @@ def _reason(error: ErrorDetails, value: object, written: str | None) -> Reason:
         return f"and {context['why']}", context["instead"]
     explain = _REASONS.get(error["type"])
     if explain is None:
-        return "and that cannot be", error["msg"].lower()
+        return "which is not valid", error["msg"].lower()
     return explain(_WrongValue(value=value, written=written, context=context))
 
 
@@ -90,7 +94,6 @@ class _WrongValue:
     """A value that does not fit its type.
 
     Args:
-        value: the value.
         written: how it was spelled, where it was no text.
         context: the parameters of pydantic's error, such as the bound of a number.
     """
@@ -102,27 +105,27 @@ class _WrongValue:
 
 def _text(wrong: _WrongValue) -> Reason:
     if wrong.value is None:
-        return "and a text belongs here", "write one, or leave the key out"
+        return "expected a string", "write one, or leave the key out"
     if isinstance(wrong.value, dict | list):
-        return "and a text belongs here", "write one text"
+        return "expected a string", "write one text"
     quoted = "put double quotes around it" if wrong.written is None else f'quote it: "{wrong.written}"'
-    return "and a text belongs here", quoted
+    return "expected a string", quoted
 
 
 def _whole_number(wrong: _WrongValue) -> Reason:
     value = wrong.value
     if isinstance(value, str) and re.fullmatch("[0-9]+", value, re.ASCII):
-        return "a text, and a whole number belongs here", f"write {value} without quotes"
+        return "a string, expected an integer", f"write {value} without quotes"
     if isinstance(value, float) and value.is_integer():
-        return "and a whole number belongs here", f"write {int(value)}"
-    return "and a whole number belongs here", "write one without quotes, point or unit, or leave the key out"
+        return "expected an integer", f"write {int(value)}"
+    return "expected an integer", "write one without quotes, point or unit, or leave the key out"
 
 
 def _number(wrong: _WrongValue) -> Reason:
     value = wrong.value
     if isinstance(value, str) and re.fullmatch(r"[-+.0-9eE]+", value, re.ASCII):
-        return "a text, and a number belongs here", f"write {value} without quotes"
-    return "and a number belongs here", "write one without quotes or unit, or leave the key out"
+        return "a string, expected a number", f"write {value} without quotes"
+    return "expected a number", "write one without quotes or unit, or leave the key out"
 
 
 LONG_YES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
@@ -131,15 +134,15 @@ LONG_YES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 def _truth(wrong: _WrongValue) -> Reason:
     meant = LONG_YES.get(wrong.value.lower()) if isinstance(wrong.value, str) else None
     if meant is not None:
-        return f"which is a text in YAML 1.2, and {meant} belongs here", f"write {meant}"
-    return "and true or false belongs here", "write one of them without quotes"
+        return f"a string in YAML 1.2, expected {meant}", f"write {meant}"
+    return "expected true or false", "write one of them without quotes"
 
 
 def _one_of(wrong: _WrongValue) -> Reason:
     known = re.findall(r"'([^']*)'", str(wrong.context.get("expected", "")))
     near = nearest(wrong.value, known) if isinstance(wrong.value, str) else None
     choices = ", ".join(known)
-    return f"and it can be {choices}", f"did you mean {near}?" if near else f"write one of {choices}"
+    return f"expected one of {choices}", f"did you mean {near}?" if near else f"write one of {choices}"
 
 
 def _bound(relation: str, key: str, advice: str) -> Callable[[_WrongValue], Reason]:
@@ -152,16 +155,16 @@ def _bound(relation: str, key: str, advice: str) -> Callable[[_WrongValue], Reas
 
 
 def _mapping(_: _WrongValue) -> Reason:
-    return "and a mapping belongs here", "write keys with values below it, or {key: value}"
+    return "expected a mapping", "write keys with values below it, or {key: value}"
 
 
 def _list(wrong: _WrongValue) -> Reason:
     short = isinstance(wrong.value, str | int | float) and len(str(wrong.value)) <= LONGEST_EXAMPLE
-    return "and a list belongs here", f"write {f'[{wrong.written or wrong.value}]' if short else '[...]'}"
+    return "expected a list", f"write {f'[{wrong.written or wrong.value}]' if short else '[...]'}"
 
 
 def _finite(_: _WrongValue) -> Reason:
-    return "and a finite number belongs here", "write one"
+    return "expected a finite number", "write one"
 
 
 def _length(wrong: _WrongValue) -> Reason:
@@ -216,7 +219,7 @@ def unknown_key(path: Path) -> str:
     parent, key = path[: depth - 1], path[depth - 1]
     place = find_place(parent)
     if place is None or place.section is None:
-        return f"is no field, because {dotted(parent)} holds a single value; write {dotted(parent)} alone"
+        return f"is not a field, because {dotted(parent)} is a single value; write {dotted(parent)} alone"
     where = f"a field of {dotted(parent)}" if parent else "a field of the job file"
     return f"is not {where}; {_instead(parent, key, tuple(place.section.model_fields))}"
 

@@ -1,17 +1,31 @@
-"""Values of job file fields from the command line: ``--set key.path=value`` and options of their own."""
+"""Values of job file fields from the command line: ``--set key.path=value``, options of their own, and sweeps."""
 
 from __future__ import annotations
 
+import csv
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path as FilePath
 from typing import Any
 
-from hpcddp.jobfile.document import DocumentError, Path, read_value
-from hpcddp.jobfile.field_tree import find_place
-from hpcddp.jobfile.merge import COMMAND_LINE, OVERRIDE, Source
+from hpcddp.jobfile.document import (
+    Document,
+    DocumentError,
+    Path,
+    path_of,
+    read_scalar,
+    read_text,
+    read_value,
+)
+from hpcddp.jobfile.environment import VARIABLES
+from hpcddp.jobfile.fields import expand_ranges
+from hpcddp.jobfile.job import find_place
+from hpcddp.jobfile.merge import COMMAND_LINE, OVERRIDE, SWEEP_OPTION, Source
 from hpcddp.jobfile.messages import unknown_key
-from hpcddp.jobfile.problems import Problem
+from hpcddp.jobfile.problems import JobFileError, Problem
 
 # Fields whose options take any text as it is: a partition may be named 010.
 _TEXTS: frozenset[Path] = frozenset(
@@ -23,7 +37,6 @@ _TEXTS: frozenset[Path] = frozenset(
         )
     }
 )  # fmt: skip
-_VARIABLES = ("environment", "env")
 _NULL = re.compile(r"null|Null|NULL|~|", re.ASCII)
 
 
@@ -32,7 +45,6 @@ class Override:
     """A new value for one field.
 
     Args:
-        path: its key path.
         value: the new value; None is null.
         source: its name in errors.
     """
@@ -94,21 +106,157 @@ def _read_option(path: Path, option: str, text: str) -> Override | Problem:
 
 def _read(path: Path, text: str, file: str, *, origin: str = OVERRIDE) -> Override:
     if "\0" in text:
-        raise DocumentError("holds a NUL character; remove it")
+        raise DocumentError("contains a NUL character; remove it")
     document = read_value(text)
     word = text.strip()
     written = document.written.get(())
     if document.value is None and not _NULL.fullmatch(word):
-        raise DocumentError("holds a comment and no value; put double quotes around the value")
+        raise DocumentError("contains a comment and no value; put double quotes around the value")
     if isinstance(document.value, str) and document.value != word and word[:1] not in {'"', "'"}:
-        raise DocumentError("holds more than one plain value; put double quotes around the value")
+        raise DocumentError("contains more than one value; put double quotes around the value")
     if isinstance(document.value, dict | list) and word[:1] not in {"{", "["}:
         raise DocumentError("is a mapping or list without brackets; write {...} or [...], or quote the value")
     scalars = {(*path, *below): spelling for below, spelling in document.written.items()}
     if written is not None:
         scalars[path] = written
     value = document.value
-    if path[: len(_VARIABLES)] == _VARIABLES and len(path) > len(_VARIABLES) and isinstance(value, bool | int | float):
+    if _is_variable(path) and isinstance(value, bool | int | float):
         # Environment variables are texts, so that 4 needs no quotes; --sweep does the same.
         value = word
     return Override(path=path, value=value, source=Source(origin=origin, file=file, written=scalars))
+
+
+def _is_variable(path: Path) -> bool:
+    """Return whether a key path is that of one environment variable."""
+    return path[:-1] == VARIABLES
+
+
+_FILE_OPTION = "--sweep-file"
+_PARALLEL_OPTION = "--max-parallel"
+# First characters of a quoted text, a list or a mapping.
+_OPENING = "\"'[{"
+
+
+def sweep_overrides(axes: Sequence[str], file: FilePath | None, max_parallel: int | None) -> tuple[Override, ...]:
+    """Return the values of ``sweep`` and ``max_parallel`` from the command-line options.
+
+    Args:
+        axes: ``KEY=VALUES`` each.
+        file: a file that lists the elements.
+        max_parallel: the most elements that run at once; None is the value of the job file.
+
+    Raises:
+        JobFileError: with every problem of the options and of the file.
+    """
+    overrides: list[Override] = []
+    if axes and file is not None:
+        sentence = f"cannot be combined with {SWEEP_OPTION}; write the values of both into the file"
+        raise JobFileError.of([Problem(file=_FILE_OPTION, sentence=sentence)])
+    if axes:
+        overrides += _of_axes(axes)
+    if file is not None:
+        source = Source(origin=_FILE_OPTION, file=str(file))
+        overrides.append(Override(path=("sweep",), value=_read_file(file), source=source))
+    if max_parallel is not None:
+        source = Source(origin=_PARALLEL_OPTION, file=_PARALLEL_OPTION)
+        overrides.append(Override(path=("max_parallel",), value=max_parallel, source=source))
+    return tuple(overrides)
+
+
+def _of_axes(axes: Sequence[str]) -> Iterator[Override]:
+    problems: list[Problem] = []
+    # The options replace the sweep of the job file.
+    found = [Override(path=("sweep",), value={}, source=Source(origin=SWEEP_OPTION, file=SWEEP_OPTION))]
+    for text in axes:
+        key, equals, values = text.partition("=")
+        key = key.strip()
+        file = f"{SWEEP_OPTION} {key}"
+        if not equals or not key:
+            sentence = "is not KEY.PATH=VALUES; write for example --sweep train.seed=0..4"
+            problems.append(Problem(file=SWEEP_OPTION, sentence=sentence))
+        elif any(override.path == ("sweep", key) for override in found):
+            problems.append(Problem(file=file, key=key, sentence="is given twice; write all values behind one"))
+        else:
+            try:
+                value = _read_axis(key, values)
+            except DocumentError as error:
+                problems.append(Problem(file=file, key=key, sentence=error.sentence))
+            else:
+                found.append(Override(path=("sweep", key), value=value, source=Source(origin=SWEEP_OPTION, file=file)))
+    if problems:
+        raise JobFileError.of(problems)
+    return iter(found)
+
+
+def _read_axis(key: str, text: str) -> list[Any]:
+    """Return the values of ``0.1,0.2`` or ``0..4``; each is written as for ``--set``."""
+    if "\0" in text:
+        raise DocumentError("contains a NUL character; remove it")
+    try:
+        document = read_value(f"[{text}]")
+    except DocumentError:
+        document = Document(value=None)
+    if not isinstance(document.value, list):
+        raise DocumentError(
+            "is not a list of values; write them with commas between them, and quote a string with commas"
+        )
+    values = list(expand_ranges(document.value))
+    return _as_written(values, document) if _is_variable(path_of(key)) else values
+
+
+def _as_written(values: Sequence[Any], document: Document) -> list[Any]:
+    """Return the values of an environment variable as texts, numbers as they were written."""
+    if len(values) != len(document.value):
+        return [str(value) for value in values]
+    return [document.written.get((str(index),), value) for index, value in enumerate(values)]
+
+
+def _read_file(path: FilePath) -> object:
+    text = read_text(path)
+    if isinstance(text, Problem):
+        raise JobFileError.of([text])
+    readers: Mapping[str, Callable[[str], Any]] = {".csv": _read_csv, ".json": json.loads}
+    try:
+        value = readers.get(path.suffix.lower(), _read_yaml)(text)
+    except DocumentError as error:
+        raise JobFileError.of([Problem(file=str(path), line=error.line, sentence=error.sentence)]) from None
+    except json.JSONDecodeError as error:
+        sentence = f"is not valid JSON ({error.msg}); write a list of mappings, or YAML in a file that ends in .yaml"
+        raise JobFileError.of([Problem(file=str(path), line=error.lineno, sentence=sentence)]) from None
+    if not value:
+        sentence = "contains no element; write a list of mappings from key paths to values"
+        raise JobFileError.of([Problem(file=str(path), sentence=sentence)])
+    return value
+
+
+def _read_yaml(text: str) -> object:
+    return read_value(text).value
+
+
+def _read_csv(text: str) -> list[dict[str, Any]]:
+    """Return a mapping for each row; a field with an empty cell keeps the value of the job file."""
+    rows = csv.reader(StringIO(text, newline=""), strict=True)
+    try:
+        keys = [key.strip() for key in next(rows, [])]
+        if len(set(keys)) < len(keys) or not all(keys):
+            raise DocumentError("has an empty or a duplicate key path in its first line; name each once", line=1)
+        return [_read_row(keys, row, rows.line_num) for row in rows if any(row)]
+    except csv.Error as error:
+        raise DocumentError(f"is not valid CSV ({error}); check quotes and commas", line=rows.line_num) from None
+
+
+def _read_row(keys: Sequence[str], row: Sequence[str], line: int) -> dict[str, Any]:
+    if len(row) != len(keys):
+        raise DocumentError(
+            f"has {len(row)} cells in this line and {len(keys)} in its first line; write the same number", line=line
+        )
+    return {key: _read_cell(key, cell.strip(), line) for key, cell in zip(keys, row, strict=True) if cell.strip()}
+
+
+def _read_cell(key: str, cell: str, line: int) -> object:
+    if _is_variable(path_of(key)):
+        return cell
+    try:
+        return _read_yaml(cell) if cell[0] in _OPENING else read_scalar(cell)
+    except DocumentError as error:
+        raise DocumentError(f"has a cell for {key} that {error}", line=line) from None

@@ -3,16 +3,136 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import date, time
+from pathlib import Path as FilePath
+from typing import Any
 
-from hpcddp.jobfile.cluster import ClusterFacts, read_facts
-from hpcddp.jobfile.names import nearest
-from hpcddp.jobfile.problems import Problem
-from hpcddp.jobfile.settings import Settings, SettingsError, read_settings
+from pydantic import ValidationError
+
+from hpcddp.jobfile.cluster import FACTS, ClusterFacts
+from hpcddp.jobfile.document import Path, dotted, read_text
+from hpcddp.jobfile.merge import Source
+from hpcddp.jobfile.problems import Problem, nearest, shown
+
+JOB_KEYS = ("run_root", "resources", "environment", "checkpoint", "requeue", "launch")
+"""The fields of a job file that may have default settings."""
+
+_KEY = re.compile(r"""\s*["']?([A-Za-z0-9_.-]+)["']?\s*=""")
+_AT_LINE = re.compile(r" \(at line ([0-9]+), column [0-9]+\)")
+
+
+class SettingsError(ValueError):
+    """A file with default settings cannot be used.
+
+    Args:
+        problems: why, each with its place.
+    """
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("; ".join(problem.sentence for problem in problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The content of a file with default settings.
+
+    Args:
+        values: the whole file.
+        source: its name in errors and origins.
+    """
+
+    values: Mapping[str, Any]
+    source: Source
+
+    @property
+    def job(self) -> Mapping[str, Any]:
+        """The values that are defaults of a job."""
+        return {key: value for key, value in self.values.items() if key in (*JOB_KEYS, "profile")}
+
+
+def read_settings(file: FilePath, *, origin: str, kind: str, more_keys: Sequence[str] = ()) -> Settings:
+    """Read a file with default settings.
+
+    Args:
+        file: the file.
+        origin: the origin of its values in ``render --json``.
+        kind: what the file is called in errors: "a profile".
+        more_keys: the keys that it may hold besides those of a job.
+
+    Raises:
+        SettingsError: it is not TOML, or holds what does not belong there.
+    """
+    text = read_text(file)
+    if isinstance(text, Problem):
+        raise SettingsError(text)
+    values = _parse(text, file)
+    source = Source(origin=origin, file=str(file), lines=dict(_find_lines(text)))
+    keys = (*JOB_KEYS, *more_keys)
+    problems = [_foreign_key(key, source, kind, keys) for key in values if key not in keys]
+    problems += [_clock_value(path, source) for path, value in _leaves(values) if isinstance(value, date | time)]
+    if problems:
+        raise SettingsError(*problems)
+    return Settings(values=values, source=source)
+
+
+def _parse(text: str, file: FilePath) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = _AT_LINE.search(str(error))
+        sentence = f"is not valid TOML ({_AT_LINE.sub('', str(error))}); check quotes, brackets and equals signs"
+        raise SettingsError(Problem(file=str(file), line=int(place[1]) if place else None, sentence=sentence)) from None
+
+
+def _foreign_key(key: str, source: Source, kind: str, keys: Sequence[str]) -> Problem:
+    sentence = f"is not a key of {kind}, which has {', '.join(keys)}; write it in the job file"
+    return Problem(file=source.file, line=source.line_of((key,)), key=key, sentence=sentence)
+
+
+def _clock_value(path: Path, source: Source) -> Problem:
+    sentence = "is a date or time of TOML, expected a string; put double quotes around it"
+    return Problem(file=source.file, line=source.line_of(path), key=dotted(path), sentence=sentence)
+
+
+def _leaves(values: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def _find_lines(text: str) -> Iterator[tuple[Path, int]]:
+    """Yield the line of each key, found by its form: tomllib does not report lines, and errors need them."""
+    table: Path = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        key = _KEY.match(line)
+        if line.lstrip().startswith("["):
+            table = _header(line) or table
+            yield table, number
+        elif key is not None:
+            yield (*table, *key[1].split(".")), number
+
+
+def _header(line: str) -> Path | None:
+    """Return the key path of a table's header, parsed as a TOML document of one line."""
+    try:
+        below: Any = tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return None
+    path: list[str] = []
+    while isinstance(below, dict) and below:
+        ((key, below),) = below.items()
+        path.append(key)
+    return tuple(path)
+
 
 DEFAULT_PROFILE = "default"
 
@@ -22,7 +142,6 @@ class Profile:
     """A cluster profile.
 
     Args:
-        name: its name.
         settings: its content.
         cluster: the facts about its cluster, if ``hpcddp init`` wrote it.
     """
@@ -32,12 +151,12 @@ class Profile:
     cluster: ClusterFacts | None
 
 
-def profile_file(name: str, profiles: Path) -> Path:
+def profile_file(name: str, profiles: FilePath) -> FilePath:
     """Return the file of a profile in a directory of profiles."""
     return profiles / f"{name}.toml"
 
 
-def read_profile(name: str | None, profiles: Path | None) -> Profile | None:
+def read_profile(name: str | None, profiles: FilePath | None) -> Profile | None:
     """Read a profile.
 
     Args:
@@ -57,10 +176,10 @@ def read_profile(name: str | None, profiles: Path | None) -> Profile | None:
             return None
         raise SettingsError(_missing(name, profiles))
     settings = read_settings(file, origin=f"profile {known}", kind="a profile", more_keys=("cluster",))
-    return Profile(name=known, settings=settings, cluster=read_facts(settings, name=known))
+    return Profile(name=known, settings=settings, cluster=_read_facts(settings, name=known))
 
 
-def _is_there(file: Path) -> bool:
+def _is_there(file: FilePath) -> bool:
     """Return whether a file exists; False where the directory cannot be searched (`sudo -u`, another user's home)."""
     try:
         return file.exists()
@@ -68,7 +187,7 @@ def _is_there(file: Path) -> bool:
         return False
 
 
-def _missing(name: str, profiles: Path | None) -> Problem:
+def _missing(name: str, profiles: FilePath | None) -> Problem:
     there = sorted(file.stem for file in profiles.glob("*.toml")) if profiles is not None else []
     near = nearest(name, there)
     known = f"there are {', '.join(there)}" if there else "leave profile out"
@@ -83,7 +202,7 @@ ORIGIN = f"project {PROJECT_FILE}"
 _ROOT_MARK = ".git"
 
 
-def find_project_file(directory: Path, *, home: Path | None) -> Path | None:
+def find_project_file(directory: FilePath, *, home: FilePath | None) -> FilePath | None:
     """Return the project's file for jobs that are submitted from a directory.
 
     The file is in the directory or in one above it, up to the root of the project (where ``.git`` is) or up to the home
@@ -96,7 +215,7 @@ def find_project_file(directory: Path, *, home: Path | None) -> Path | None:
     return next((file for place in _places(directory, home) if os.path.isfile(file := place / PROJECT_FILE)), None)  # noqa: PTH113
 
 
-def read_project(file: Path, *, directory: Path, user_id: int) -> Settings:
+def read_project(file: FilePath, *, directory: FilePath, user_id: int) -> Settings:
     """Read a project's file.
 
     Args:
@@ -120,9 +239,41 @@ def read_project(file: Path, *, directory: Path, user_id: int) -> Settings:
     return read_settings(file, origin=ORIGIN, kind=PROJECT_FILE, more_keys=("profile",))
 
 
-def _places(directory: Path, home: Path | None) -> Iterator[Path]:
+def _places(directory: FilePath, home: FilePath | None) -> Iterator[FilePath]:
     """Yield the directories that may contain the file, the nearest first."""
     above = [directory, *directory.parents]
-    # os.path returns False where Path raises: in a directory that cannot be searched.
+    # os.path returns False where FilePath raises: in a directory that cannot be searched.
     root = next((place for place in above if place == home or os.path.lexists(place / _ROOT_MARK)), directory)
     yield from above[: above.index(root) + 1]
+
+
+def _read_facts(settings: Settings, *, name: str) -> ClusterFacts | None:
+    """Return the facts in a profile, or None if it has none.
+
+    Args:
+        settings: the content of the profile.
+        name: the profile's name.
+
+    Raises:
+        SettingsError: facts are missing or invalid; lists all of them.
+    """
+    found = settings.values.get(FACTS)
+    if found is None:
+        return None
+    try:
+        return ClusterFacts.model_validate(found)
+    except ValidationError as error:
+        raise SettingsError(*(_no_fact(details, settings, name) for details in error.errors())) from None
+
+
+def _no_fact(details: Mapping[str, object], settings: Settings, name: str) -> Problem:
+    location = details["loc"]
+    path = (FACTS, *(str(part) for part in location)) if isinstance(location, tuple) else (FACTS,)
+    missing = details["type"] == "missing"
+    what = "is missing" if missing else f"is {shown(details['input'])}, which hpcddp init would not have written"
+    return Problem(
+        file=settings.source.file,
+        line=settings.source.line_of(path),
+        key=dotted(path),
+        sentence=f"{what}; write the file anew with hpcddp init {name} --force, or remove the table [{FACTS}]",
+    )

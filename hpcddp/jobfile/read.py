@@ -11,16 +11,13 @@ from pathlib import PurePath
 from typing import Any
 
 from hpcddp.jobfile.cluster import ClusterFacts
-from hpcddp.jobfile.document import Document, DocumentError, Path, dotted, read_document
-from hpcddp.jobfile.field_tree import leaf_paths
+from hpcddp.jobfile.document import Document, DocumentError, Path, dotted, read_document, read_text
 from hpcddp.jobfile.fields import PROFILE_PATTERN
-from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.merge import COMMAND_LINE, DEFAULT, JOB_FILE, MergedValues, Source
 from hpcddp.jobfile.overrides import Override, read_override
 from hpcddp.jobfile.problems import JobFileError, Problem
-from hpcddp.jobfile.profiles import Profile, read_profile, read_project
-from hpcddp.jobfile.settings import Settings, SettingsError
-from hpcddp.jobfile.text_file import read_text
+from hpcddp.jobfile.profiles import Profile, Settings, SettingsError, read_profile, read_project
 from hpcddp.jobfile.validation import check_values
 
 
@@ -29,7 +26,6 @@ class ResolvedJob:
     """A job with all its values, and the origin of each.
 
     Args:
-        spec: the job.
         origins: where each field came from, by key path: "job file", "--set", an option's name, "command line",
             "project hpcddp.toml", "profile NAME" or "default".
         profile: the name of the profile that it uses; None where there is none.

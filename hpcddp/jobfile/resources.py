@@ -124,7 +124,7 @@ def _flag_value(value: object) -> str | bool:
     if value is False or value is None:
         raise refusal("a flag cannot be written as off", "write true for a flag without a value, or leave it out")
     if not isinstance(value, str | int):
-        raise refusal("a flag takes one value", 'write a text or a whole number, or quote it: "1.5"')
+        raise refusal("a flag takes one value", 'write a string or an integer, or quote it: "1.5"')
     return _LINE.validate_python(str(value))
 
 
@@ -182,7 +182,7 @@ class Resources(Section):
         "`unlimited`. null writes no directive: the partition's default.",
     )
     partition: Line | None = Field(None, description="Slurm partition, or several with commas.")
-    account: Line | None = Field(None, description="Account that pays.")
+    account: Line | None = Field(None, description="Account to charge.")
     qos: Line | None = Field(None, description="Quality of service.")
     constraint: Line | None = Field(None, description="Node features that are required.")
     reservation: Line | None = Field(None, description="Reservation to run in.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
@@ -15,9 +15,8 @@ from hpcddp.jobfile.batch_rules import (
 )
 from hpcddp.jobfile.document import Path
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
-from hpcddp.jobfile.field_tree import find_place
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.names import nearest
+from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.sections import Requeue
 from hpcddp.jobfile.units import format_duration
 
@@ -30,44 +29,28 @@ class Rule:
     """One rule between fields.
 
     Args:
-        reads: the key paths that it reads; the rule is skipped where one of them is wrong already. A section that may
-            be null, such as ``train``, means only whether it is given.
+        reads: the key paths that it reads; the rule is skipped where one of them is wrong already.
         find: yields the errors.
     """
 
     reads: tuple[str, ...]
     find: Callable[[JobSpec], Iterator[Finding]]
 
-    def depends_on(self, key: str) -> bool:
-        """Return whether the result depends on the value of a field."""
-        return any(_decides(key, read) for read in self.reads)
 
-
-def broken_rules(spec: JobSpec, wrong: Iterable[Path] = (), swept: Collection[str] = ()) -> Iterator[Finding]:
+def broken_rules(spec: JobSpec, wrong: Iterable[Path] = ()) -> Iterator[Finding]:
     """Yield the errors of all rules.
 
     Args:
         spec: a job whose fields fit their types.
         wrong: key paths whose values were replaced because they are wrong already.
-        swept: key paths that a sweep sets for every element; rules that depend on them are skipped.
     """
-    faulty = {".".join(path) for path in wrong}
+    faulty = [".".join(path) for path in wrong]
     for rule in RULES:
-        if not any(touches(read, fault) for read in rule.reads for fault in faulty) and not any(
-            rule.depends_on(key) for key in swept
-        ):
+        if not any(_touches(read, fault) for read in rule.reads for fault in faulty):
             yield from rule.find(spec)
 
 
-def _decides(key: str, read: str) -> bool:
-    """Return whether a field is a key path that a rule reads, or a part of one that affects the rule."""
-    if not key.startswith(f"{read}."):
-        return touches(read, key)
-    place = find_place(tuple(read.split(".")))
-    return place is None or place.section is None or not place.nullable
-
-
-def touches(one: str, other: str) -> bool:
+def _touches(one: str, other: str) -> bool:
     """Return whether two key paths are equal, or one is a part of the other."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
@@ -98,7 +81,7 @@ def batch_is_stated(spec: JobSpec) -> Iterator[tuple[str, str]]:
         return
     for name in (*_CUTS, "unit"):
         if getattr(batch, name) != type(batch).model_fields[name].default:
-            yield f"batch.{name}", "is given, and batch.global_batch_size, which it cuts, is not; write that too"
+            yield f"batch.{name}", "is given, but batch.global_batch_size is not; write that too"
 
 
 def _one_task_per_gpu(spec: JobSpec) -> Iterator[Finding]:
@@ -150,14 +133,14 @@ def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
         return
     known = DATASET_ARGUMENTS.get(train.dataset)
     if known is None and "split" in train.dataset_args:
-        yield "train.dataset_args.split", "is given, and hpcddp passes split itself; remove it"
+        yield "train.dataset_args.split", "is given, but hpcddp passes split itself; remove it"
     for name in train.dataset_args if known is not None else ():
         if name not in (known or ()):
             near = nearest(name, known or ())
             instead = f"did you mean {near}?" if near else f"write one of {', '.join(known)}" if known else "remove it"
             yield f"train.dataset_args.{name}", f"is no argument of dataset {train.dataset}; {instead}"
         elif name == "augment" and not isinstance(train.dataset_args[name], bool):
-            yield f"train.dataset_args.{name}", "is neither true nor false; write one of them"
+            yield f"train.dataset_args.{name}", "is not true or false; write one of them"
 
 
 def _classes(spec: JobSpec) -> Iterator[Finding]:
@@ -165,7 +148,7 @@ def _classes(spec: JobSpec) -> Iterator[Finding]:
     if train is None:
         return
     if "num_classes" in train.model_args:
-        yield "train.model_args.num_classes", "is given, and hpcddp passes num_classes itself; write train.num_classes"
+        yield "train.model_args.num_classes", "is given, but hpcddp passes num_classes itself; write train.num_classes"
     classes = BUILTIN_CLASSES.get(train.dataset)
     if classes is not None and train.num_classes is not None and train.num_classes < classes:
         sentence = (
@@ -208,14 +191,14 @@ def _noise_scale_needs_two_gradients(spec: JobSpec) -> Iterator[Finding]:
         return
     if spec.world_size == 1:
         sentence = (
-            "is true, and the job has one rank: the noise is told by the gradients of ranks against that of all; "
+            "is true, and the job has one rank: the noise scale is computed from the gradients of several ranks; "
             "ask for 2 ranks or more, or write false"
         )
         yield "train.noise_scale", sentence
     if spec.batch.unit == "group":
         sentence = (
-            "is true, and batch.unit is group, whose sizes differ, so that the noise of a sample cannot be told; write "
-            "false, or leave batch.unit out"
+            "is true, and batch.unit is group, whose sizes differ, so that no noise scale of a sample can be computed; "
+            "write false, or leave batch.unit out"
         )
         yield "train.noise_scale", sentence
 
@@ -246,9 +229,12 @@ def _schedule_constants(spec: JobSpec) -> Iterator[Finding]:
             f"is given, and schedule {rate.schedule} has none; remove it, or write schedule: step",
         )
     if any(milestone < 1 for milestone in rate.milestones) or list(rate.milestones) != sorted(set(rate.milestones)):
-        yield key, f"is {list(rate.milestones)}, and milestones are epochs from 1 on that rise; sort them"
+        yield key, f"is {list(rate.milestones)}, and milestones must be increasing epochs of at least 1; sort them"
     if rate.schedule == "constant" and rate.min:
-        yield "learning_rate.min", "is given, and a constant rate never falls; remove it, or write schedule: cosine"
+        yield (
+            "learning_rate.min",
+            "is given, and a constant rate does not decrease; remove it, or write schedule: cosine",
+        )
     elif rate.min > rate.base:
         yield "learning_rate.min", f"is {rate.min}, above learning_rate.base {rate.base}; write less than that"
 
@@ -279,7 +265,7 @@ def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
 
 def _trackers_show_records(spec: JobSpec) -> Iterator[Finding]:
     if spec.trackers.use and spec.command is not None:
-        yield "trackers.use", "is given, and a command shows its curves itself; remove it, or write train"
+        yield "trackers.use", "is given, and a command records its own metrics; remove it, or write train"
 
 
 # Names that bash keeps read-only or changes itself (man bash, Shell Variables).
@@ -328,9 +314,9 @@ def paths_are_usable(spec: JobSpec) -> Iterator[tuple[str, str]]:
         paths["environment.container.image"] = container.image_file
     for key, path in paths.items():
         if path is not None and (path.startswith("~") or "$" in path):
-            yield key, f"is {path!r}, and nothing is expanded in it; write the whole path"
+            yield key, f"is {path!r}, and hpcddp expands nothing in it; write the whole path"
         elif path is not None and ":" in path and key != "environment.container.image":
-            yield key, f"is {path!r}, and PATH cannot carry a colon; choose a directory without"
+            yield key, f"is {path!r}, and a directory in PATH cannot contain a colon; choose another directory"
 
 
 def container_shows_the_run(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -376,9 +362,9 @@ def variable_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
     named += [("environment.pass_env", name) for name in environment.pass_env]
     for key, name in named:
         if name in SHELL_VARIABLES:
-            yield key, f"names {name}, which bash keeps for itself; remove it"
+            yield key, f"names {name}, which bash reserves; remove it"
         elif name.startswith(OWN_PREFIX) and name != FAULTS_VARIABLE:
-            yield key, f"names {name}, and hpcddp keeps {OWN_PREFIX}* for itself; rename it"
+            yield key, f"names {name}, and hpcddp reserves {OWN_PREFIX}*; rename it"
     for name in environment.pass_env:
         if name in environment.env:
             yield "environment.pass_env", f"names {name}, which environment.env sets too; keep one of the two"

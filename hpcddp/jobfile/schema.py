@@ -13,9 +13,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticUndefined
 
 from hpcddp.jobfile.document import Path, dotted
-from hpcddp.jobfile.field_tree import place_of
 from hpcddp.jobfile.fields import Every, Section, format_every
-from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.job import JobSpec, place_of
 from hpcddp.jobfile.units import format_duration
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -144,11 +143,11 @@ def _mapping_type(schema: dict[str, Any]) -> str:
 _KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "array": _list_type,
     "boolean": lambda _: "true or false",
-    "integer": lambda schema: f"whole number{_bounds(schema)}",
+    "integer": lambda schema: f"integer{_bounds(schema)}",
     "null": lambda _: "null",
     "number": lambda schema: f"number{_bounds(schema)}",
     "object": _mapping_type,
-    "string": lambda _: "text",
+    "string": lambda _: "string",
 }
 _SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 

@@ -81,8 +81,8 @@ class Batch(Section):
     )
     group: FunctionReference | None = Field(
         None,
-        description="With `unit: group`: gets the index of a training sample, returns its group, a whole number or "
-        "a text.",
+        description="With `unit: group`: gets the index of a training sample, returns its group, an integer or "
+        "a string.",
     )
 
 
@@ -133,7 +133,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class Optimizer(Section):
     """The optimizer and its constants."""
 
-    name: Literal["sgd", "adamw"] = Field("sgd", description="Which optimizer.")
+    name: Literal["sgd", "adamw"] = Field("sgd", description="Name of the optimizer.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of SGD.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of SGD or AdamW.")
     nesterov: bool = Field(default=False, description="Whether SGD uses Nesterov's momentum.")
@@ -165,7 +165,7 @@ class Train(Section):
         description="Outputs of the model. null is the dataset's own number.",
         json_schema_extra={"unit": "classes"},
     )
-    data_dir: Line | None = Field(None, description="Where the data lie; `cifar10` and `imagefolder` need it.")
+    data_dir: Line | None = Field(None, description="Directory of the data; `cifar10` and `imagefolder` need it.")
     epochs: int = Field(1, ge=1, description="Passes over the data.", json_schema_extra={"unit": "epochs"})
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer and its constants.")
     device: Device | None = Field(
@@ -181,7 +181,7 @@ class Train(Section):
     )
     compile: bool = Field(default=False, description="Whether the model goes through `torch.compile`.")
     channels_last: bool = Field(
-        default=False, description="Whether images and weights lie in the channels-last memory format."
+        default=False, description="Whether images and weights use the channels-last memory format."
     )
     loss: FunctionReference | None = Field(
         None,
@@ -194,7 +194,7 @@ class Train(Section):
         "mean",
         description=(
             "What `loss` does with the samples: their `mean`, their `sum`, or `per_sample`, a vector `[n]`; `global` "
-            "is the loss of the global batch, made with a helper of hpcddp. `hpcddp doctor loss` tells."
+            "is the loss of the global batch, made with a helper of hpcddp. `hpcddp doctor loss` finds it out."
         ),
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing of the cross entropy.")
@@ -215,12 +215,12 @@ class Train(Section):
         1, ge=1, description="How often the validation part is evaluated.", json_schema_extra={"unit": "epochs"}
     )
     nonfinite_loss: Literal["stop", "skip"] = Field(
-        "stop", description="What a loss of NaN or infinity does to the step."
+        "stop", description="Treatment of a step whose loss is NaN or infinite."
     )
-    deterministic: bool = Field(default=False, description="Whether torch uses deterministic algorithms alone.")
+    deterministic: bool = Field(default=False, description="Whether torch uses deterministic algorithms only.")
     noise_scale: bool = Field(
         default=False,
-        description="Whether the gradient noise scale is measured, which tells whether a larger batch would still pay.",
+        description="Whether the gradient noise scale is measured, which shows whether a larger batch is useful.",
     )
     replica_check_every: int | None = Field(
         None,
@@ -252,7 +252,7 @@ class Requeue(Section):
     """When a job is requeued, and how often."""
 
     causes: Annotated[tuple[Cause, ...], Field(strict=False)] = Field(
-        ALL_CAUSES, description="Which ends lead to a requeue."
+        ALL_CAUSES, description="Causes of an end after which the job is requeued."
     )
     signal_lead: Duration | None = Field(
         timedelta(seconds=120),
@@ -260,12 +260,12 @@ class Requeue(Section):
         "the default is half of a time limit that is shorter than it.",
     )
     max_preemptions: int | None = Field(
-        None, ge=0, description="Preemptions before the run gives up; null has no limit."
+        None, ge=0, description="Largest number of requeues after a preemption; null has no limit."
     )
-    max_time_limits: int = Field(50, ge=0, description="Time limits reached before the run gives up.")
+    max_time_limits: int = Field(50, ge=0, description="Largest number of requeues after the time limit.")
     max_failures: int = Field(0, ge=0, description="Infrastructure failures that are requeued.")
     max_attempts_without_progress: int = Field(
-        2, ge=1, description="Attempts without a new step before the run gives up."
+        2, ge=1, description="Attempts without a new step, after which the run stops."
     )
     expedite: bool = Field(
         default=True, description="Whether the job comes back in seconds instead of Slurm's two minutes."

@@ -1,74 +1,32 @@
-"""Sweeps as tables: the values that ``sweep`` gives to each of its elements."""
+"""Sweeps: the elements of a sweep as a table, the job of each element, and the errors of a sweep."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from math import prod
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import ValidationError
 
-from hpcddp.jobfile.fields import refusal
+from hpcddp.jobfile.document import Path, dotted, path_of
+from hpcddp.jobfile.environment import VARIABLES
+from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, unexpanded_range
+from hpcddp.jobfile.job import JobSpec, find_place
+from hpcddp.jobfile.messages import error_path, is_secret, sentence_of, unknown_key
+from hpcddp.jobfile.problems import JobFileError, Problem
+from hpcddp.jobfile.rules import broken_rules
 
-LARGEST_SWEEP = 100_000
-"""The most elements of a sweep. Above Slurm's limit (MaxArraySize) a sweep becomes several arrays."""
+Finding = tuple[Path, str]
+"""The key path of an error, and the message."""
 
-Grid = Mapping[str, tuple[Any, ...]]
-Listed = tuple[Mapping[str, Any], ...]
+# The most elements that a message names, and the most errors of one kind that are listed.
+_NAMED = 3
+_SHOWN = 10
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
-_RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})", re.ASCII)
-
-
-def expand(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield values, with the numbers of each range: ``0..4`` is 0, 1, 2, 3, 4.
-
-    A range that is empty, or longer than ``LARGEST_SWEEP``, is not expanded.
-    """
-    for value in values:
-        match = _RANGE.fullmatch(value) if isinstance(value, str) else None
-        first, last = (int(match[1]), int(match[2])) if match else (0, -1)
-        if first <= last < first + LARGEST_SWEEP:
-            yield from range(first, last + 1)
-        else:
-            yield value
-
-
-def left_range(values: Iterable[Any]) -> str | None:
-    """Return a range that ``expand`` did not expand, or None."""
-    return next((value for value in values if isinstance(value, str) and _RANGE.fullmatch(value)), None)
-
-
-def _shape(value: object) -> Grid | Listed | None:
-    """Return a sweep as a grid or a list of elements; ``sweep_rules`` checks keys and values."""
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _axis(values) for key, values in value.items()}
-    if isinstance(value, list | tuple) and all(isinstance(element, Mapping) for element in value):
-        return tuple({str(key): entry for key, entry in element.items()} for element in value)
-    raise refusal(
-        "a sweep is a mapping from key paths to lists of values, or a list of mappings",
-        "write for example {train.seed: [0, 1, 2]}",
-    )
-
-
-def _axis(values: object) -> tuple[object, ...]:
-    return tuple(expand(values if isinstance(values, list | tuple) else [values]))
-
-
-SweepField = Annotated[
-    Any,
-    PlainValidator(_shape),
-    WithJsonSchema(
-        {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
-    ),
-]
-"""A grid (key paths with lists of values), a list of elements, or null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +62,13 @@ class SweepTable:
         return tuple(self.values)
 
     def __len__(self) -> int:
-        """Return how many elements there are."""
+        """Return the number of elements."""
         return len(self.rows)
 
     def element(self, index: int) -> dict[str, Any]:
         """Return one element's values by key path."""
-        return {key: self.values[key][chosen] for key, chosen in self._chosen(index) if chosen is not None}
+        chosen = zip(self.values, self.rows[index], strict=True)
+        return {key: self.values[key][place] for key, place in chosen if place is not None}
 
     def elements(self) -> tuple[dict[str, Any], ...]:
         """Return every element's values by key path, in order."""
@@ -130,12 +89,15 @@ class SweepTable:
             pairs = zip(keys, chosen, strict=True)
             yield Combination({key: self.values[key][one] for key, one in pairs if one is not None}, elements)
 
-    def _chosen(self, index: int) -> Iterable[tuple[str, int | None]]:
-        return zip(self.values, self.rows[index], strict=True)
+    def common(self, elements: Sequence[int]) -> dict[str, Any]:
+        """Return the values, by key path, that several elements have in common."""
+        rows = [self.rows[index] for index in elements]
+        shared = {key: column[0] for key, *column in zip(self.values, *rows, strict=True) if len({*column}) == 1}
+        return {key: self.values[key][place] for key, place in shared.items() if place is not None}
 
 
 def count_elements(sweep: Grid | Listed) -> int:
-    """Return how many elements a sweep has, without expanding it."""
+    """Return the number of elements of a sweep, without expanding it."""
     return prod(len(values) for values in sweep.values()) if isinstance(sweep, Mapping) else len(sweep)
 
 
@@ -154,14 +116,14 @@ def _place(element: Mapping[str, Any], key: str, known: dict[Hashable, int], val
     """Return the index of an element's value among the values of its key."""
     if key not in element:
         return None
-    same = identity(element[key])
+    same = _identity(element[key])
     if same not in known:
         known[same] = len(values)
         values.append(element[key])
     return known[same]
 
 
-def identity(value: object) -> Hashable:
+def _identity(value: object) -> Hashable:
     """Return a hashable that is equal only for equal values of the same type."""
     return (type(value), value) if isinstance(value, str | int | float | None) else as_text(value)
 
@@ -174,3 +136,216 @@ def as_text(value: object) -> str:
 def assignment(values: Mapping[str, Any]) -> str:
     """Return the values of an element in one line: ``learning_rate.base=0.1, train.seed=0``."""
     return ", ".join(f"{key}={as_text(value)}" for key, value in values.items())
+
+
+def element_spec(spec: JobSpec, values: Mapping[str, Any]) -> JobSpec:
+    """Return the job of an element of a sweep.
+
+    Args:
+        spec: a valid job.
+        values: the element's values by key path.
+
+    Raises:
+        JobFileError: the job with these values is not valid.
+    """
+    elements = _Elements(spec, values)
+    _, findings = elements.check(values)
+    if findings:
+        place = f"the job with {_without_secrets(values)}"
+        raise JobFileError.of(Problem(file=place, key=dotted(path), sentence=why) for path, why in findings)
+    return elements.job(values)
+
+
+class _Elements:
+    """Builds the jobs of elements of a sweep and validates each like the job of a job file.
+
+    Sections without a swept field are validated already, so that only the others are validated again.
+
+    Args:
+        keys: the key paths that the sweep sets.
+        wrong: key paths of the job that have a problem already.
+    """
+
+    def __init__(self, spec: JobSpec, keys: Iterable[str], wrong: Iterable[Path] = ()) -> None:
+        swept = {path_of(key)[0] for key in keys}
+        unswept = {"sweep": None, "max_parallel": None}
+        self._job = {**dict(spec), **spec.model_dump(mode="json", include=swept), **unswept}
+        self._wrong = tuple(wrong)
+
+    def job(self, values: Mapping[str, Any]) -> JobSpec:
+        """Return the job of an element.
+
+        Raises:
+            ValidationError: a value does not fit its type.
+        """
+        job = self._job
+        for key, value in values.items():
+            job = _assigned(job, path_of(key), value)
+        return JobSpec.model_validate(job)
+
+    def check(self, values: Mapping[str, Any]) -> tuple[bool, list[Finding]]:
+        """Return whether the values of an element fit their types, and the errors of its job."""
+        try:
+            spec = self.job(values)
+        except ValidationError as error:
+            found: dict[Path, str] = {}
+            for details in error.errors(include_url=False):
+                path = error_path(details)
+                found.setdefault(path, sentence_of(details, path, None))
+            return False, list(found.items())
+        return True, [(path_of(key), sentence) for key, sentence in broken_rules(spec, self._wrong)]
+
+
+def _assigned(mapping: Mapping[str, Any], path: Path, value: object) -> dict[str, Any]:
+    """Return a copy of a mapping in which one key path has another value."""
+    name, *rest = path
+    below = mapping.get(name)
+    inner = below if isinstance(below, Mapping) else {}
+    return {**mapping, name: _assigned(inner, tuple(rest), value) if rest else value}
+
+
+def check_sweep(spec: JobSpec, own: Sequence[Finding], wrong: Sequence[Path]) -> Iterator[Finding]:
+    """Yield the errors of a job and of the elements of its sweep.
+
+    Args:
+        spec: a job whose fields fit their types.
+        own: the errors of rules between its fields, without regard to the sweep. Elements have other values, so that
+            an error counts for the job only if all elements have it.
+        wrong: key paths of the job that have a problem already.
+    """
+    if spec.sweep is None:
+        yield from own
+        if spec.max_parallel is not None:
+            yield ("max_parallel",), f"is {spec.max_parallel}, and there is no sweep; write one, or remove it"
+        return
+    if faults := list(_form_findings(spec.sweep)) or list(_key_findings(spec)):
+        yield from (*own, *faults)
+        return
+    table = tabulate(spec.sweep)
+    elements = _Elements(spec, table.keys, wrong)
+    checked = [elements.check(table.element(index)) for index in range(len(table))]
+    fitting = [index for index, (fits, _) in enumerate(checked) if fits]
+    broken: dict[Finding, list[int]] = {}
+    for index in fitting:
+        for finding in checked[index][1]:
+            broken.setdefault(finding, []).append(index)
+    of_all = [finding for finding in own if broken.get(finding, []) == fitting]
+    yield from of_all
+    wrong_types = dict.fromkeys(finding for fits, findings in checked if not fits for finding in findings)
+    yield from ((("sweep", _key_of(path, table.keys)), sentence) for path, sentence in islice(wrong_types, _SHOWN))
+    of_some = (finding for finding in broken if finding not in of_all)
+    yield from (_explain(finding, broken[finding], table) for finding in islice(of_some, _SHOWN))
+
+
+def _explain(finding: Finding, indices: Sequence[int], table: SweepTable) -> Finding:
+    """Return the error of some elements, at a key that they set and with the values that they have in common."""
+    (path, sentence), values = finding, table.common(indices)
+    suspects = [key for key in values if len(table.values[key]) > 1] or table.keys
+    with_values = f" with {_without_secrets(values)}" if values else ""
+    found = f"makes {_numbers(indices)}{with_values}, where {dotted(path)} {sentence}"
+    return ("sweep", _key_of(path, table.keys, suspects[0])), found
+
+
+def _key_of(path: Path, keys: Iterable[str], otherwise: str = "") -> str:
+    """Return the key of a sweep that sets a field or a part of it."""
+    return next((key for key in keys if path[: len(path_of(key))] == path_of(key)), otherwise)
+
+
+def _form_findings(sweep: Grid | Listed) -> Iterator[Finding]:
+    if not sweep or (not isinstance(sweep, Mapping) and not all(sweep)):
+        yield ("sweep",), "contains an element without a value; write for example {train.seed: [0, 1, 2]}"
+    elif isinstance(sweep, Mapping):
+        for key, values in sweep.items():
+            if not values:
+                yield ("sweep", key), "lists no value; write for example [0, 1, 2], or leave the key out"
+            elif text := unexpanded_range(values):
+                yield ("sweep", key), f"holds {text}, which is empty, or more than {LARGEST_SWEEP} numbers; write 0..4"
+            elif twice := _twice(values):
+                shown = "a value" if is_secret(path_of(key)) else as_text(twice[0])
+                yield ("sweep", key), f"holds {shown} twice, which would be the same runs again; remove one"
+    elif twice := _twice(sweep):
+        yield (
+            ("sweep",),
+            f"holds the element {_without_secrets(twice[0])} twice, which would be the same run again; remove one",
+        )
+    if sweep and (count := count_elements(sweep)) > LARGEST_SWEEP:
+        yield ("sweep",), f"has {count} elements, and {LARGEST_SWEEP} are the most; split it into several sweeps"
+
+
+def _twice(values: tuple[Any, ...]) -> list[Any]:
+    """Return the values that occur again."""
+    first: dict[Hashable, int] = {}
+    return [value for index, value in enumerate(values) if first.setdefault(_identity(value), index) != index]
+
+
+_ONE_ARRAY = "all elements are one job array and ask Slurm for the same; submit once for each value, with --set"
+_ONE_SCRIPT = "all elements run the same script; sweep environment.env.NAME, which the tasks read"
+# By the beginning of a key path: fields that must be the same for the script and directory of all elements.
+_REFUSED: Mapping[Path, str] = {
+    ("name",): "all elements of a sweep have the same name; leave it out",
+    ("run_root",): "all elements of a sweep have the same run_root; leave it out",
+    ("profile",): "a profile is one cluster; submit once for each, with --set profile=NAME",
+    ("sweep",): "a sweep within a sweep is a longer sweep; name the fields themselves",
+    ("max_parallel",): "it is about all elements together; leave it out",
+    ("resources",): _ONE_ARRAY,
+    ("environment",): _ONE_SCRIPT,
+    ("requeue", "causes"): _ONE_ARRAY,
+    ("requeue", "signal_lead"): _ONE_ARRAY,
+}
+_WHOLE: Mapping[Path, str] = {
+    ("requeue",): "a part of it is the same for all elements; name the fields of it, such as requeue.max_failures",
+    VARIABLES: "the variables are swept one by one; name one of them, as in environment.env.NAME",
+}
+
+
+def refuse_key(key: str) -> str | None:
+    """Return why a sweep cannot vary a field, or None if it can."""
+    path = path_of(key)
+    if not all(path) or find_place(path) is None:
+        return unknown_key(path) if all(path) else "is not a key path; write for example train.seed"
+    if path in _WHOLE:
+        return f"cannot be swept: {_WHOLE[path]}"
+    if path[: len(VARIABLES)] == VARIABLES:
+        return None
+    refused = next((why for above, why in _REFUSED.items() if path[: len(above)] == above), None)
+    return None if refused is None else f"cannot be swept: {refused}"
+
+
+def _key_findings(spec: JobSpec) -> Iterator[Finding]:
+    listed = (spec.sweep,) if isinstance(spec.sweep, Mapping) else spec.sweep
+    keys = dict.fromkeys(key for element in listed for key in element)
+    for key in keys:
+        if (why := refuse_key(key) or _lacks_section(spec, path_of(key))) is not None:
+            yield ("sweep", key), why
+        for other in keys:
+            if other.startswith(f"{key}."):
+                yield ("sweep", other), f"is a part of {key}, which is swept too; keep one of them"
+        if path_of(key)[:2] == VARIABLES:
+            lacking = next((index for index, element in enumerate(listed) if key not in element), None)
+            if lacking is not None:
+                yield ("sweep", key), f"is missing in element {lacking}; give a variable in every element, or in none"
+
+
+def _lacks_section(spec: JobSpec, path: Path) -> str | None:
+    """Return an error message for a field of a section that the job does not have, or None."""
+    section: Section = spec
+    for depth, name in enumerate(path[:-1], start=1):
+        below = getattr(section, name)
+        if below is None:
+            return f"cannot be swept: the job has no {dotted(path[:depth])}; write one"
+        if not isinstance(below, Section):
+            return None
+        section = below
+    return None
+
+
+def _numbers(elements: Sequence[int]) -> str:
+    """Return the indices of elements in words: ``elements 0, 1, 2 and 5 more``."""
+    numbers = ", ".join(map(str, elements[:_NAMED]))
+    more = f" and {len(elements) - _NAMED} more" if len(elements) > _NAMED else ""
+    return f"element{'s' if len(elements) > 1 else ''} {numbers}{more}"
+
+
+def _without_secrets(values: Mapping[str, Any]) -> str:
+    """Return the values of an element without those that may be secrets; of only such values, their names."""
+    return assignment({key: value for key, value in values.items() if not is_secret(path_of(key))}) or ", ".join(values)

@@ -84,10 +84,10 @@ def parse_duration(text: str) -> timedelta:
     if not _WITH_UNIT.fullmatch(word):
         if re.fullmatch(r"[0-9.]+", word, re.ASCII):
             raise UnitError("it has no unit")
-        raise UnitError("it is no duration")
+        raise UnitError("it is not a duration")
     seconds = _seconds_of_unit(word)
     if seconds == 0:
-        raise UnitError("it must be longer than nothing")
+        raise UnitError("it must be longer than zero")
     if seconds > LONGEST_SECONDS:
         raise UnitError("it is longer than 24855 days")
     return timedelta(seconds=seconds)
@@ -113,7 +113,7 @@ def _seconds_of_unit(word: str) -> int:
 def _seconds_of_clock(word: str) -> int:
     match = _CLOCK.fullmatch(word)
     if match is None:
-        raise UnitError("it is no time that Slurm reads")
+        raise UnitError("it is not a time that Slurm accepts")
     parts = [int(part) for part in match["parts"].split(":")]
     if match["days"] is not None:
         return int(match["days"]) * DAY + _hours_first(parts)

@@ -7,18 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
-from hpcddp.jobfile.document import Path, dotted
-from hpcddp.jobfile.field_tree import Kind, find_place
-from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.document import Path, dotted, path_of
+from hpcddp.jobfile.job import JobSpec, Kind, find_place
 from hpcddp.jobfile.merge import SWEEP_OPTION, MergedValues, Source
-from hpcddp.jobfile.messages import is_secret, sentence_of
+from hpcddp.jobfile.messages import error_path, is_secret, sentence_of
 from hpcddp.jobfile.problems import Problem
 from hpcddp.jobfile.rules import broken_rules
-from hpcddp.jobfile.sweep import tabulate
-from hpcddp.jobfile.sweep_fields import path_of
-from hpcddp.jobfile.sweep_rules import shape_findings, sweep_findings
+from hpcddp.jobfile.sweep import Finding, check_sweep
 
 # Values for required fields that are missing or wrong, so that the rules between all other fields can be checked.
 _PLACEHOLDERS: dict[Path, Any] = {
@@ -32,7 +28,7 @@ _PLACEHOLDERS: dict[Path, Any] = {
 
 
 def check_values(
-    merged: MergedValues, fallback: Source, wrong: Iterable[Path] = ()
+    merged: MergedValues, fallback: Source, wrong: Iterable[Path] = (), *, elements: bool = True
 ) -> tuple[JobSpec | None, list[Problem]]:
     """Check a merged mapping.
 
@@ -40,6 +36,7 @@ def check_values(
         merged: the mapping and the source of each value.
         fallback: the source to which missing values are attributed.
         wrong: key paths that have a problem already; no other problem of them is reported.
+        elements: whether the elements of a sweep are checked too.
 
     Returns:
         The job, or None where the types do not fit, and the problems.
@@ -48,33 +45,31 @@ def check_values(
     try:
         spec = JobSpec.model_validate(merged.value)
     except ValidationError as error:
-        return None, list(_problems_of_types(error, merged, fallback, known))
-    return spec, [_problem(path, sentence, merged, fallback) for path, sentence in _rule_findings(spec, known)]
+        return None, list(_problems_of_types(error, merged, fallback, known, elements=elements))
+    return spec, [
+        _problem(path, sentence, merged, fallback) for path, sentence in _rule_findings(spec, known, elements=elements)
+    ]
 
 
 def _problems_of_types(
-    error: ValidationError, merged: MergedValues, fallback: Source, known: set[Path]
+    error: ValidationError, merged: MergedValues, fallback: Source, known: set[Path], *, elements: bool
 ) -> Iterator[Problem]:
     found: set[Path] = set()
     for details in error.errors(include_url=False):
-        path = _path_of(details)
+        path = error_path(details)
         if path not in found and not _below_any(path, known):
             yield _problem(path, sentence_of(details, path, _written(path, merged)), merged, fallback)
         found.add(path)
     spec = _with_placeholders(merged, found | known)
     if spec is not None:
-        for path, sentence in _rule_findings(spec, found | known):
+        for path, sentence in _rule_findings(spec, found | known, elements=elements):
             yield _problem(path, sentence, merged, fallback)
 
 
-def _rule_findings(spec: JobSpec, wrong: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    known = list(wrong)
-    faults = list(shape_findings(spec))
-    swept = () if faults or spec.sweep is None else tabulate(spec.sweep).keys
-    # Rules on a swept field are checked with the values of the sweep, not with the job's own.
-    for key, sentence in broken_rules(spec, known, swept):
-        yield path_of(key), sentence
-    yield from faults or sweep_findings(spec, swept, known)
+def _rule_findings(spec: JobSpec, wrong: Iterable[Path], *, elements: bool) -> Iterator[Finding]:
+    known = tuple(wrong)
+    own = [(path_of(key), sentence) for key, sentence in broken_rules(spec, known)]
+    return check_sweep(spec, own, known) if elements else iter(own)
 
 
 def _with_placeholders(merged: MergedValues, wrong: set[Path]) -> JobSpec | None:
@@ -89,10 +84,6 @@ def _with_placeholders(merged: MergedValues, wrong: set[Path]) -> JobSpec | None
         return JobSpec.model_validate(patched.value)
     except ValidationError:
         return None
-
-
-def _path_of(details: ErrorDetails) -> Path:
-    return tuple(str(part) for part in details["loc"] if part != "[key]")
 
 
 def _below_any(path: Path, known: set[Path]) -> bool:

@@ -12,7 +12,7 @@ from tomlkit.items import Item, Key, Table
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.cluster import FACTS, ClusterFacts, Partition
-from hpcddp.jobfile.names import nearest
+from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.profiles import DEFAULT_PROFILE
 from hpcddp.jobfile.units import HOUR, MINUTE, TimeLimit, UnitError
 

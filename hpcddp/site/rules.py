@@ -14,7 +14,7 @@ from typing import Any
 from hpcddp.errors import UserError
 from hpcddp.jobfile.cluster import Cluster, ClusterFacts, NodeKind, Partition
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.names import nearest
+from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.units import TimeLimit
 

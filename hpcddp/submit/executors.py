@@ -48,7 +48,6 @@ class RenderedSlurmExecutor(SlurmExecutor):
 
     Args:
         folder: the run's submitit folder.
-        script: the text of the script.
         tasks: the number of tasks that it starts, over all nodes.
         environment: the environment of sbatch, which Slurm stores with the job.
         directory: the working directory of the job.

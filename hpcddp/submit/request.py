@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcddp.errors import UserError
 from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import SweepTable, tabulate
 from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import RunDirectory
-from hpcddp.submit.first_plan import first_plan
+from hpcddp.run.metrics import write_plan_record
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
+
+
+class SubmissionError(UserError):
+    """A job that cannot be submitted as it is."""
+
+    kind = "submission"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,3 +83,47 @@ class SubmitRequest:
     def sweep_table(self) -> SweepTable | None:
         """The elements of its sweep; None for a single run."""
         return None if self.job.spec.sweep is None else tabulate(self.job.spec.sweep)
+
+
+def first_plan(spec: JobSpec) -> JobPlan | None:
+    """Return the plan of a job; None for a job that states no batch.
+
+    Raises:
+        UserError: the batch cannot be split as the job asks.
+    """
+    # Every batch script imports this module at its start, and only the first attempt of a sweep's element plans.
+    from hpcddp.batch.job import plan_job
+    from hpcddp.batch.samples import TABLED_DATASETS, count_samples
+
+    train = spec.train
+    if spec.batch.global_batch_size is None:
+        return None
+    if spec.command is not None:
+        return plan_job(spec, samples=None)
+    if train is None or train.dataset not in TABLED_DATASETS or spec.batch.unit == "group":
+        return plan_job(spec, samples=None, notes=["The task counts the training data and completes this plan."])
+    counted = count_samples(train, directory=Path(), python="")
+    return plan_job(spec, samples=counted.samples)
+
+
+def write_plan(run: RunDirectory, plan: JobPlan | None) -> None:
+    """Write the plan into a run's directory; a job that states no batch has none."""
+    if plan is not None:
+        write_plan_record(run, plan.as_json())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """Something that keeps a job from running, or may do so.
+
+    Args:
+        sentence: what it is, and what to do instead.
+        certain: whether the job cannot run; False where that depends on the nodes that the job gets.
+    """
+
+    sentence: str
+    certain: bool = True
+
+
+Check = Callable[[JobSpec, Cluster, Mapping[str, str]], Iterator[Obstacle]]
+"""Yields the obstacles to a job, given the job, its cluster and the submitter's environment."""

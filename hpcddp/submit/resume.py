@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.jobfile.sweep_fields import element_spec
+from hpcddp.jobfile.sweep import element_spec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
@@ -23,11 +23,9 @@ from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import index_of, read_sweep, sweep_of
 from hpcddp.slurm.job import ENDED_STATES, ask_slurm, slurm_job_id
 from hpcddp.slurm.job_environment import ArrayPlace, submitters_umask
-from hpcddp.submit.checks.job import check_submittable
-from hpcddp.submit.checks.obstacle import SubmissionError
-from hpcddp.submit.request import SubmitRequest
-from hpcddp.submit.submission import Submission, submit_script
-from hpcddp.submit.submit import check_path, prepare, write_run
+from hpcddp.submit.checks import check_submittable
+from hpcddp.submit.request import SubmissionError, SubmitRequest
+from hpcddp.submit.submit import Submission, check_path, prepare, submit_script, write_run
 from hpcddp.submit.sweep_element import array_of_one
 
 

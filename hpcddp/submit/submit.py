@@ -1,33 +1,38 @@
-"""The submission of a new run: choose the cluster, check and render the job, write the run directory, submit."""
+"""The submission of a run: choose the cluster, check and render the job, write the run directory, give it to Slurm."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_text
-from hpcddp.run.ownership import make_private_directory
+from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
+from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
 from hpcddp.site.rules import check_site
 from hpcddp.slurm import commands
-from hpcddp.submit.checks.job import check_submittable
-from hpcddp.submit.checks.obstacle import SubmissionError
-from hpcddp.submit.checks.sweep import check_sweep_submittable
-from hpcddp.submit.first_plan import write_plan
+from hpcddp.slurm.job_environment import ArrayPlace, submission_environment
+from hpcddp.submit.checks import check_submittable, check_sweep_submittable
 from hpcddp.submit.render import render_script
-from hpcddp.submit.request import SubmitRequest
-from hpcddp.submit.submission import Submission, submit_script
+from hpcddp.submit.request import SubmissionError, SubmitRequest, write_plan
+
+if TYPE_CHECKING:
+    from submitit import Job
+
 
 # The paths that Slurm's packages and its configless mode use (slurm.conf(5)).
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 # submitit.core.utils.JobPaths replaces these wherever they are in a path.
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
+_DEFAULT_SIGNAL_LEAD_S = 30
 
 
 def new_run_id(now: datetime, token: str) -> str:
@@ -77,8 +82,6 @@ class PreparedJob:
     """A job that is checked and rendered; all that is left is to write its directory and to submit it.
 
     Args:
-        request: the request.
-        script: the text of its script.
         notes: what may keep the job from running, a sentence each.
     """
 
@@ -129,6 +132,49 @@ def submit(request: SubmitRequest) -> Submission:
         raise
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A submitted job.
+
+    Args:
+        cluster: ``slurm``, or ``local`` for a run on this machine.
+        job: submitit's job.
+        dropped: names of inherited variables that sbatch did not get, because they would override directives.
+        epochs: the epochs of the training.
+        first_attempt: the number of the job's first attempt.
+        notes: what may keep the job from running, a sentence each.
+    """
+
+    run: RunDirectory
+    cluster: Cluster
+    job: Job[Any]
+    dropped: tuple[str, ...]
+    epochs: int
+    first_attempt: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def job_id(self) -> str:
+        """Slurm's job id, or the process id of a local run."""
+        return str(self.job.job_id)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings for the user, a sentence each."""
+        return [*self.notes, *group_writable_warnings(self.run.path)]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``submit --json`` prints."""
+        return {
+            "run_id": self.run.run_id,
+            "job_id": self.job_id,
+            "run_dir": str(self.run.path),
+            "cluster": self.cluster,
+            "dropped_environment": list(self.dropped),
+            "warnings": self.warnings,
+        }
+
+
 def make_run_directory(run: RunDirectory, cluster: Cluster) -> None:
     """Make the directory of a new run.
 
@@ -162,3 +208,77 @@ def write_run(run: RunDirectory, job: PreparedJob) -> None:
     write_text(run.job_file, job.request.job_text)
     write_plan(run, job.request.plan)
     write_text(run.script, job.script)
+
+
+def submit_script(
+    run: RunDirectory,
+    request: SubmitRequest,
+    script: str,
+    *,
+    element: ArrayPlace | None = None,
+    notes: tuple[str, ...] = (),
+) -> Submission:
+    """Give a script to sbatch, or start it on this machine, and record the submission in the run directory.
+
+    Args:
+        run: the run's directory, with all that the script needs.
+        request: the request that the script is rendered from.
+        script: the text of the script.
+        element: the element of a sweep to run as an array of one, where the script is that of the whole sweep.
+        notes: what may keep the job from running, a sentence each.
+
+    Raises:
+        HpcddpError: the job could not be submitted.
+    """
+    from hpcddp.submit import executors
+    from hpcddp.task import work
+
+    spec, cluster, directory, python = request.job.spec, request.cluster, request.directory, request.python
+    clean, dropped = submission_environment(request.environment)
+    executor: executors.RenderedSlurmExecutor | executors.RenderedLocalExecutor
+    if cluster == "slurm":
+        executor = executors.RenderedSlurmExecutor(
+            run.submitit,
+            script=script,
+            tasks=spec.world_size,
+            environment=clean,
+            directory=directory,
+            dependency=request.dependency,
+            element=element,
+        )
+    else:
+        limit, lead = spec.resources.time_limit, spec.signal_lead
+        executor = executors.RenderedLocalExecutor(
+            run.submitit,
+            script=run.script,
+            log=run.batch_log,
+            command=shlex.join([python, "-P", "-u", "-m", "hpcddp.task"]),
+            tasks=spec.tasks_per_node,
+            time_limit_s=limit.seconds if limit else None,
+            signal_lead_s=int(lead.total_seconds()) if lead else _DEFAULT_SIGNAL_LEAD_S,
+            environment=clean,
+            directory=directory,
+        )
+    # Read before the submission, because the job may begin at once.
+    newest, before = run.newest_attempt(), read_submission(run)
+    job = executor.submit(work.run, str(run.path))
+    record = SubmissionRecord(
+        cluster=cluster,
+        job_id=str(job.job_id),
+        directory=str(directory),
+        python=python,
+        time=time.time(),
+        sweep=None if before is None else before.sweep,
+        index=None if before is None else before.index,
+        **identity(run.path),
+    )
+    write_submission_record(run, record)
+    return Submission(
+        run=run,
+        cluster=cluster,
+        job=job,
+        dropped=dropped if cluster == "slurm" else (),
+        epochs=spec.train.epochs if spec.train else 1,
+        first_attempt=0 if newest is None else newest + 1,
+        notes=notes,
+    )

@@ -21,8 +21,7 @@ from hpcddp.run.ownership import group_writable_warnings, identity
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, submission_environment
-from hpcddp.submit.checks.obstacle import SubmissionError
-from hpcddp.submit.request import SubmitRequest
+from hpcddp.submit.request import SubmissionError, SubmitRequest
 from hpcddp.submit.submit import make_run_directory, prepare
 from hpcddp.submit.sweep_element import PICKLE
 
@@ -34,7 +33,6 @@ class SweepSubmission:
     """A submitted sweep.
 
     Args:
-        sweep: the sweep.
         dropped: names of inherited variables that sbatch did not get, because they would override directives.
         notes: what may keep its jobs from running, a sentence each.
     """
@@ -122,7 +120,6 @@ class _Arrays:
 
     Args:
         script: the script of all elements.
-        request: the request.
         environment: the environment of sbatch.
     """
 

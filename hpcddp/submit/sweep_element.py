@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.sweep import tabulate
-from hpcddp.jobfile.sweep_fields import element_spec
+from hpcddp.jobfile.sweep import element_spec, tabulate
 from hpcddp.jobfile.write import dump_job, parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_bytes, write_text
@@ -23,7 +22,7 @@ from hpcddp.run.moved import holder_of, refuse_copy
 from hpcddp.run.ownership import check_run_directory, identity, make_private_directory
 from hpcddp.run.sweep import Chunk, Sweep, create_sweep, index_of, read_sweep, sweep_of
 from hpcddp.slurm.job_environment import FIRST, ArrayPlace
-from hpcddp.submit.first_plan import first_plan, write_plan
+from hpcddp.submit.request import first_plan, write_plan
 
 PICKLE = "submitted.pkl"
 """The pickle of a whole sweep, in its submitit folder: the same function for every element."""

@@ -11,7 +11,7 @@ import pytest
 from hpcddp.cli import boundary
 from hpcddp.cli.job_arguments import FIELDS
 from hpcddp.cli.main import app
-from hpcddp.jobfile.field_tree import find_place
+from hpcddp.jobfile.job import find_place
 from hpcddp.jobfile.read import name_of_command
 from hpcddp.jobfile.resources import Resources
 

@@ -233,7 +233,7 @@ def test_a_project_file_that_cannot_be_read_is_named_and_does_not_stop_who_says_
     (tmp_path / "hpcddp.toml").write_text("run_root = \n")
     code, _, err = run(capsys, "status")
     assert code == 2
-    assert "hpcddp.toml:1: is no TOML" in err
+    assert "hpcddp.toml:1: is not valid TOML" in err
     assert "a-runs" in run(capsys, "status", "--run-root", str(root))[1]
 
 

@@ -47,12 +47,12 @@ BAD = {
     ),
     "a section that is a number": (
         f"{GOOD}learning_rate: 0.1\n",
-        "job.yaml:4: learning_rate: is 0.1, and a section belongs here; write 'base: ...' below it",
+        "job.yaml:4: learning_rate: is 0.1, expected a section; write 'base: ...' below it",
     ),
     "an unknown tracker": (
         f"{GOOD}trackers: {{use: [tensorbord]}}\n",
         (
-            "job.yaml:4: trackers.use.0: is 'tensorbord', and it can be tensorboard, wandb, mlflow; "
+            "job.yaml:4: trackers.use.0: is 'tensorbord', expected one of tensorboard, wandb, mlflow; "
             "did you mean tensorboard?"
         ),
     ),
@@ -62,34 +62,34 @@ BAD = {
     ),
     "trackers without their section": (
         f"{GOOD}trackers: [wandb]\n",
-        "job.yaml:4: trackers: is a list, and a section belongs here; write 'use: ...' below it",
+        "job.yaml:4: trackers: is a list, expected a section; write 'use: ...' below it",
     ),
     "wrong type": (
         f"{GOOD}resources: {{nodes: two}}\n",
         (
-            "job.yaml:4: resources.nodes: is 'two', and a whole number belongs here; "
+            "job.yaml:4: resources.nodes: is 'two', expected an integer; "
             "write one without quotes, point or unit, or leave the key out"
         ),
     ),
     "a number in quotes": (
         f"{GOOD}resources: {{nodes: '2'}}\n",
-        "job.yaml:4: resources.nodes: is '2', a text, and a whole number belongs here; write 2 without quotes",
+        "job.yaml:4: resources.nodes: is '2', a string, expected an integer; write 2 without quotes",
     ),
     "a number with a point": (
         f"{GOOD}resources: {{nodes: 2.0}}\n",
-        "job.yaml:4: resources.nodes: is 2.0, and a whole number belongs here; write 2",
+        "job.yaml:4: resources.nodes: is 2.0, expected an integer; write 2",
     ),
     "a number where a text belongs": (
         f"{GOOD}resources: {{partition: 0123}}\n",
-        'job.yaml:4: resources.partition: is the number 0123, and a text belongs here; quote it: "0123"',
+        'job.yaml:4: resources.partition: is the number 0123, expected a string; quote it: "0123"',
     ),
     "yes in YAML 1.2": (
         f"{GOOD}resources: {{exclusive: yes}}\n",
-        "job.yaml:4: resources.exclusive: is 'yes', which is a text in YAML 1.2, and true belongs here; write true",
+        "job.yaml:4: resources.exclusive: is 'yes', a string in YAML 1.2, expected true; write true",
     ),
     "a text where a list belongs": (
         f"{GOOD}environment: {{modules: gcc}}\n",
-        "job.yaml:4: environment.modules: is 'gcc', and a list belongs here; write [gcc]",
+        "job.yaml:4: environment.modules: is 'gcc', expected a list; write [gcc]",
     ),
     "a name with a space": (
         f"name: my job\n{BATCH}{TRAIN}",
@@ -131,7 +131,7 @@ BAD = {
     "a function without a module": (
         f"{NAME}{BATCH}train: {{model: ':build', dataset: digits}}\n",
         (
-            "job.yaml:3: train.model: is ':build', and it is no pkg.module:function; "
+            "job.yaml:3: train.model: is ':build', and it is not of the form pkg.module:function; "
             "write for example my_package.models:build"
         ),
     ),
@@ -148,7 +148,7 @@ BAD = {
     ),
     "an enumerated value": (
         f"{NAME}batch: {{global_batch_size: 8, tail: dropp}}\n{TRAIN}",
-        "job.yaml:2: batch.tail: is 'dropp', and it can be keep, drop, wrap; did you mean drop?",
+        "job.yaml:2: batch.tail: is 'dropp', expected one of keep, drop, wrap; did you mean drop?",
     ),
     "time 0": (
         f"{GOOD}resources: {{time_limit: 0}}\n",
@@ -165,7 +165,7 @@ BAD = {
     "an interval of nothing": (
         f"{GOOD}checkpoint: {{every: {{steps: 0}}}}\n",
         (
-            "job.yaml:4: checkpoint.every: is a mapping, and steps is not a whole number of at least 1; "
+            "job.yaml:4: checkpoint.every: is a mapping, and steps is not an integer of at least 1; "
             "write a duration (10min), {steps: 500} or {epochs: 1}"
         ),
     ),
@@ -199,7 +199,7 @@ BAD = {
     "a flag with its own field": (
         f"{GOOD}resources: {{sbatch: {{time: '1:00:00'}}}}\n",
         (
-            "job.yaml:4: resources.sbatch.time: cannot stand here: --time cannot be set here: it has its own field; "
+            "job.yaml:4: resources.sbatch.time: is not a valid key: --time cannot be set here: it has its own field; "
             "write resources.time_limit"
         ),
     ),
@@ -213,7 +213,7 @@ BAD = {
     "the name of a variable": (
         f"{GOOD}environment: {{env: {{MY-VAR: x}}}}\n",
         (
-            "job.yaml:4: environment.env.MY-VAR: cannot stand here: the name of an environment variable is ASCII "
+            "job.yaml:4: environment.env.MY-VAR: is not a valid key: the name of an environment variable is ASCII "
             "letters, digits and '_', and begins with no digit; rename it, for example MY_VARIABLE"
         ),
     ),
@@ -223,34 +223,37 @@ BAD = {
     ),
     "duplicate key": (
         f"{GOOD}name: other\n",
-        "job.yaml:4: name: stands here again after line 1; remove one of the two",
+        "job.yaml:4: name: is a duplicate of line 1; remove one of the two",
     ),
     "YAML tag": (
         f"{GOOD}resources: {{nodes: !!int '2'}}\n",
-        "job.yaml:4: resources.nodes: has a tag (!), and job files have none; remove it, or quote a text",
+        "job.yaml:4: resources.nodes: has a tag (!), which job files do not support; remove it, or quote a string",
     ),
     "YAML alias": (
         f"{GOOD}resources: &r {{nodes: 2}}\nlaunch: *r\n",
-        "job.yaml:5: launch: is an alias (*), and job files have none; write the value out, or quote a text",
+        "job.yaml:5: launch: is an alias (*), which job files do not support; write the value out, or quote a string",
     ),
     "a tab": (
         f"{GOOD}resources:\n\tnodes: 2\n",
-        "job.yaml:5: holds a tab where YAML wants spaces; replace the tab",
+        "job.yaml:5: contains a tab where YAML requires spaces; replace the tab",
     ),
     "an open bracket": (
         f"{GOOD}environment: {{modules: [gcc\n",
-        "job.yaml:4: is no YAML (expected ',' or ']', but got '<stream end>'); check indentation, quotes and brackets",
+        (
+            "job.yaml:4: is not valid YAML (expected ',' or ']', but got '<stream end>'); "
+            "check indentation, quotes and brackets"
+        ),
     ),
     "empty file": ("", "job.yaml: is empty; write at least name, batch.global_batch_size and train"),
     "a list": (
         "- name: a-job\n",
-        "job.yaml:1: holds no mapping at its top level; write keys with values, as in name: my-job",
+        "job.yaml:1: is not a mapping at its top level; write keys with values, as in name: my-job",
     ),
     "two documents": (f"{GOOD}---\n{GOOD}", "job.yaml:4: begins a second document; write one job in one file"),
-    "binary file": (b"\x7fELF\x00\x01", "job.yaml: holds NUL bytes, so it is no text file; check the path"),
+    "binary file": (b"\x7fELF\x00\x01", "job.yaml: contains NUL bytes, so it is not a text file; check the path"),
     "control character": (
         f"{GOOD}run_root: a\x1bb\n",
-        "job.yaml:4: holds the control character U+001B; remove it",
+        "job.yaml:4: contains the control character U+001B; remove it",
     ),
     "not UTF-8": (b"name: a-job\nrun_root: caf\xe9\n", "job.yaml:2: is not UTF-8 (byte 0xe9); save it as UTF-8"),
     "larger than 1 MB": (

@@ -46,7 +46,7 @@ REFUSED = {
     "more, or ask for at most 4 ranks",
     job(
         "global_batch_size: 64, unit: group"
-    ): "3: batch.unit: is group, and nothing says which samples belong together; write batch.group: "
+    ): "3: batch.unit: is group, but no function defines the groups; write batch.group: "
     "pkg.module:function, which gets the index of a sample and returns its group",
     job(
         "global_batch_size: 64, group: 'a.b:c'"

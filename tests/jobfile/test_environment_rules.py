@@ -25,10 +25,11 @@ REFUSED = {
     "its own; keep one of them (null takes a profile's value away)",
     "environment: {conda: a, container: {image: x}}": "environment.conda: is given, and the tasks run in "
     f"environment.container, {OWN} container",
-    "environment: {venv: ~/a}": "environment.venv: is '~/a', and nothing is expanded in it; write the whole path",
-    "environment: {uv: $HOME/a}": "environment.uv: is '$HOME/a', and nothing is expanded in it; write the whole path",
-    "environment: {venv: 'a:b'}": "environment.venv: is 'a:b', and PATH cannot carry a colon; choose a directory "
-    "without",
+    "environment: {venv: ~/a}": "environment.venv: is '~/a', and hpcddp expands nothing in it; write the whole path",
+    "environment: {uv: $HOME/a}": "environment.uv: is '$HOME/a', and hpcddp expands nothing in it; "
+    "write the whole path",
+    "environment: {venv: 'a:b'}": "environment.venv: is 'a:b', and a directory in PATH cannot contain a colon; "
+    "choose another directory",
     "environment: {container: {image: a.sqsh}}": "environment.container.image: is 'a.sqsh', and pyxis takes a name "
     "without a slash in front for one in a registry; write ./a.sqsh",
     CONTAINER + "mounts: [data]}}": f"environment.container.mounts.0: is 'data', {SYNTAX}",

@@ -80,7 +80,7 @@ def test_an_override_repairs_the_file(load: Load) -> None:
         (
             "resources.nodes.x=3",
             (
-                "--set resources.nodes.x: is no field, because resources.nodes holds a single value; "
+                "--set resources.nodes.x: is not a field, because resources.nodes is a single value; "
                 "write resources.nodes alone"
             ),
         ),
@@ -97,8 +97,8 @@ def test_an_override_repairs_the_file(load: Load) -> None:
             "--set resources: resources.nodes: is -1, and it must be at least 1; write 1 or more",
         ),
         ("name=null", "--set name: is missing; write for example name: my-job"),
-        ("name=#1", "--set name: holds a comment and no value; put double quotes around the value"),
-        ("run_root=a #b", "--set run_root: holds more than one plain value; put double quotes around the value"),
+        ("name=#1", "--set name: contains a comment and no value; put double quotes around the value"),
+        ("run_root=a #b", "--set run_root: contains more than one value; put double quotes around the value"),
         (
             "run_root=a: b",
             "--set run_root: is a mapping or list without brackets; write {...} or [...], or quote the value",
@@ -110,12 +110,12 @@ def test_an_override_repairs_the_file(load: Load) -> None:
         (
             "environment.env.A=@x",
             (
-                "--set environment.env.A: is no YAML (found character '@' that cannot start any token); "
+                "--set environment.env.A: is not valid YAML (found character '@' that cannot start any token); "
                 "check indentation, quotes and brackets"
             ),
         ),
-        ("run_root=a\0b", "--set run_root: holds a NUL character; remove it"),
-        ("train.seed=.inf", "--set train.seed: is not a finite number, and no field takes one; write a number"),
+        ("run_root=a\0b", "--set run_root: contains a NUL character; remove it"),
+        ("train.seed=.inf", "--set train.seed: is not a finite number, and no field accepts that; write a number"),
     ],
 )
 def test_a_bad_override_is_named_in_place_of_file_and_line(text: str, line: str, refuse: Refuse) -> None:

@@ -74,25 +74,26 @@ def test_lists_are_replaced_and_open_mappings_merge(load: Load, profile: Write) 
         (
             "[train]\nepochs = 3\n",
             (
-                "profiles/default.toml:1: train: is not for a profile, which holds run_root, resources, environment, "
+                "profiles/default.toml:1: train: is not a key of a profile, which has run_root, resources, "
+                "environment, "
                 "checkpoint, requeue, launch, cluster; write it in the job file"
             ),
         ),
         (
             "[resources]\ntime_limit = 12:00:00\n",
             (
-                "profiles/default.toml:2: resources.time_limit: is a date or time of TOML, and a text belongs here; "
+                "profiles/default.toml:2: resources.time_limit: is a date or time of TOML, expected a string; "
                 "put double quotes around it"
             ),
         ),
         (
             "[resources]\nnodes 2\n",
             (
-                "profiles/default.toml:2: is no TOML (Expected '=' after a key in a key/value pair); "
+                "profiles/default.toml:2: is not valid TOML (Expected '=' after a key in a key/value pair); "
                 "check quotes, brackets and equals signs"
             ),
         ),
-        ("a = \0", "profiles/default.toml: holds NUL bytes, so it is no text file; check the path"),
+        ("a = \0", "profiles/default.toml: contains NUL bytes, so it is not a text file; check the path"),
     ],
 )
 def test_an_error_of_the_profile_names_its_file_and_line(text: str, line: str, refuse: Refuse, profile: Write) -> None:

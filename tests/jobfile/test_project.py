@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.jobfile.profiles import find_project_file, read_project
+from hpcddp.jobfile.profiles import SettingsError, find_project_file, read_project
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.jobfile.settings import SettingsError
 
 Load = Callable[..., ResolvedJob]
 Refuse = Callable[..., list[str]]
@@ -79,14 +78,14 @@ def test_the_project_may_name_the_profile_unless_the_job_does(
         (
             '[cluster]\nname = "x"\n',
             (
-                "hpcddp.toml:1: cluster: is not for hpcddp.toml, which holds run_root, resources, environment, "
+                "hpcddp.toml:1: cluster: is not a key of hpcddp.toml, which has run_root, resources, environment, "
                 "checkpoint, requeue, launch, profile; write it in the job file"
             ),
         ),
         (
             "[resources\n",
             (
-                "hpcddp.toml:1: is no TOML (Expected ']' at the end of a table declaration); "
+                "hpcddp.toml:1: is not valid TOML (Expected ']' at the end of a table declaration); "
                 "check quotes, brackets and equals signs"
             ),
         ),
@@ -96,7 +95,7 @@ def test_the_project_may_name_the_profile_unless_the_job_does(
         ),
         (
             "profile = 3\n",
-            "hpcddp.toml:1: profile: is the number 3, and a text belongs here; put double quotes around it",
+            "hpcddp.toml:1: profile: is the number 3, expected a string; put double quotes around it",
         ),
     ],
 )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.jobfile.field_tree import leaf_paths
 from hpcddp.jobfile.fields import Every
+from hpcddp.jobfile.job import leaf_paths
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import ResolvedJob, load_job
 from hpcddp.jobfile.units import TimeLimit
@@ -322,4 +322,4 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert str(caught.value) == "/nowhere/job.yaml: does not exist; check the path"
     with pytest.raises(JobFileError) as caught:
         load_job(Path("a\0b"))
-    assert str(caught.value) == "a\\x00b: is no path (embedded null byte); check it"
+    assert str(caught.value) == "a\\x00b: is not a valid path (embedded null byte); check it"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcddp.jobfile.field_tree import field_paths, place_of
+from hpcddp.jobfile.job import field_paths, place_of
 from hpcddp.jobfile.schema import job_reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "job-file.md"

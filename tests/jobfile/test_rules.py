@@ -37,14 +37,14 @@ BETWEEN = {
     "learning_rate: {gamma: 0.5}": "learning_rate.gamma: is given, and schedule constant has none; remove it, "
     "or write schedule: step",
     "learning_rate: {schedule: step, milestones: [60, 30]}": "learning_rate.milestones: is [60, 30], and milestones "
-    "are epochs from 1 on that rise; sort them",
-    "learning_rate: {min: 0.01}": "learning_rate.min: is given, and a constant rate never falls; remove it, "
+    "must be increasing epochs of at least 1; sort them",
+    "learning_rate: {min: 0.01}": "learning_rate.min: is given, and a constant rate does not decrease; remove it, "
     "or write schedule: cosine",
     "learning_rate: {schedule: cosine, min: 0.5}": "learning_rate.min: is 0.5, above learning_rate.base 0.1; "
     "write less than that",
-    "environment: {pass_env: [UID]}": "environment.pass_env: names UID, which bash keeps for itself; remove it",
-    "environment: {env: {HPCDDP_X: x}}": "environment.env.HPCDDP_X: names HPCDDP_X, and hpcddp keeps HPCDDP_* for "
-    "itself; rename it",
+    "environment: {pass_env: [UID]}": "environment.pass_env: names UID, which bash reserves; remove it",
+    "environment: {env: {HPCDDP_X: x}}": "environment.env.HPCDDP_X: names HPCDDP_X, and hpcddp reserves HPCDDP_*; "
+    "rename it",
     "environment: {env: {A: x}, pass_env: [A]}": "environment.pass_env: names A, which environment.env sets too; "
     "keep one of the two",
 }
@@ -55,7 +55,7 @@ IN_TRAIN = {
     "precision: tf32": "train.precision: is tf32, and this job computes on CPUs, which do not have it; write bf16 or "
     "fp32, or ask for GPUs",
     "num_classes: 5": "train.num_classes: is 5, and dataset digits has 10 classes; write 10 or more, or leave it out",
-    "model_args: {num_classes: 10}": "train.model_args.num_classes: is given, and hpcddp passes num_classes itself; "
+    "model_args: {num_classes: 10}": "train.model_args.num_classes: is given, but hpcddp passes num_classes itself; "
     "write train.num_classes",
     "dataset_args: {size: 3}": "train.dataset_args.size: is no argument of dataset digits; remove it",
     "optimizer: {nesterov: true}": "train.optimizer.nesterov: is true, and momentum is 0; "
@@ -66,8 +66,8 @@ IN_TRAIN = {
     "loss_reduction: sum": "train.loss_reduction: is sum, and there is no train.loss that it could describe; name one",
     "loss: 'a.b:c', label_smoothing: 0.2": "train.label_smoothing: is 0.2, and train.loss is a loss of your own; "
     "smooth labels in it, and write 0",
-    "noise_scale: true": "train.noise_scale: is true, and the job has one rank: the noise is told by the gradients of "
-    "ranks against that of all; ask for 2 ranks or more, or write false",
+    "noise_scale: true": "train.noise_scale: is true, and the job has one rank: the noise scale is computed from "
+    "the gradients of several ranks; ask for 2 ranks or more, or write false",
 }
 
 
@@ -89,8 +89,8 @@ def test_the_noise_of_groups_is_not_measured(refuse: Refuse) -> None:
     )
     assert refuse(good=good) == [
         (
-            "job.yaml:4: train.noise_scale: is true, and batch.unit is group, whose sizes differ, so that the noise of "
-            "a sample cannot be told; write false, or leave batch.unit out"
+            "job.yaml:4: train.noise_scale: is true, and batch.unit is group, whose sizes differ, so that no noise "
+            "scale of a sample can be computed; write false, or leave batch.unit out"
         ),
     ]
 
@@ -120,7 +120,7 @@ def test_a_synthetic_data_set_names_its_arguments(refuse: Refuse) -> None:
 def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
     good = f"{TOP}train: {{model: resnet18, dataset: 'a:b', dataset_args: {{split: train}}}}\n"
     assert refuse(good=good) == [
-        "job.yaml:3: train.dataset_args.split: is given, and hpcddp passes split itself; remove it"
+        "job.yaml:3: train.dataset_args.split: is given, but hpcddp passes split itself; remove it"
     ]
 
 
@@ -149,7 +149,7 @@ def test_the_default_warning_comes_at_half_of_a_limit_that_is_shorter(load: Load
 @pytest.mark.parametrize("dataset", ["cifar10", "imagefolder"])
 def test_augment_is_true_or_false(dataset: str, refuse: Refuse) -> None:
     good = f"{TOP}train: {{model: resnet18, dataset: {dataset}, data_dir: d, dataset_args: {{augment: 1}}}}\n"
-    assert refuse(good=good) == ["job.yaml:3: train.dataset_args.augment: is neither true nor false; write one of them"]
+    assert refuse(good=good) == ["job.yaml:3: train.dataset_args.augment: is not true or false; write one of them"]
 
 
 def test_faults_on_purpose_are_the_one_variable_of_ours_that_a_job_file_may_set(load: Load) -> None:

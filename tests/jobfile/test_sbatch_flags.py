@@ -72,9 +72,9 @@ def test_flags_hold_a_text_a_whole_number_or_true(load: Load) -> None:
             "null",
             "is empty, and a flag cannot be written as off; write true for a flag without a value, or leave it out",
         ),
-        ("1.5", 'is 1.5, and a flag takes one value; write a text or a whole number, or quote it: "1.5"'),
-        ("[a]", 'is a list, and a flag takes one value; write a text or a whole number, or quote it: "1.5"'),
-        ("''", "is '', and an empty text says nothing; write a text, or leave the key out"),
+        ("1.5", 'is 1.5, and a flag takes one value; write a string or an integer, or quote it: "1.5"'),
+        ("[a]", 'is a list, and a flag takes one value; write a string or an integer, or quote it: "1.5"'),
+        ("''", "is '', and it is empty; write a text, or leave the key out"),
         (
             '"a\\rb"',
             "is 'a\\rb', and it holds a carriage return, which one line of a script cannot carry; remove it",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcddp.jobfile.document import ScalarError, read_scalar
+from hpcddp.jobfile.document import DocumentError, read_scalar
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_an_unquoted_scalar_is_what_yaml_1_2_says(text: str, value: object) -> N
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (".inf", "is not a finite number, and no field takes one; write a number"),
-        ("-.Inf", "is not a finite number, and no field takes one; write a number"),
-        (".nan", "is not a finite number, and no field takes one; write a number"),
-        ("1e999", "is too large for a number; quote it if it is a text"),
-        ("9" * 5000, "is a number of 5000 characters; quote it if it is a text"),
+        (".inf", "is not a finite number, and no field accepts that; write a number"),
+        ("-.Inf", "is not a finite number, and no field accepts that; write a number"),
+        (".nan", "is not a finite number, and no field accepts that; write a number"),
+        ("1e999", "is too large for a number; quote it if it is a string"),
+        ("9" * 5000, "is a number of 5000 characters; quote it if it is a string"),
     ],
 )
 def test_a_number_that_no_field_holds_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(ScalarError) as caught:
+    with pytest.raises(DocumentError) as caught:
         read_scalar(text)
     assert str(caught.value) == sentence

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from hpcddp.jobfile.field_tree import field_paths
+from hpcddp.jobfile.job import field_paths
 from hpcddp.jobfile.schema import job_schema
 
 JOBS = Path(__file__).parents[2] / "jobs"

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
+from typing import Any
 
 import pytest
 
-from hpcddp.jobfile import rules, sweep_rules
-from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.rules import Rule
-from hpcddp.jobfile.sweep import assignment, count_elements, expand, tabulate
-from hpcddp.jobfile.sweep_fields import element_spec, read_field, refuse_key, with_values
+from hpcddp.jobfile.fields import expand_ranges
+from hpcddp.jobfile.problems import JobFileError
+from hpcddp.jobfile.sweep import (
+    assignment,
+    count_elements,
+    element_spec,
+    refuse_key,
+    tabulate,
+)
 from hpcddp.jobfile.write import dump_job, parse_resolved
 from tests.jobfile.conftest import Load, Refuse
 
@@ -21,9 +27,9 @@ SCRIPT = "all elements run the same script; sweep environment.env.NAME, which th
 WRONG = {
     "sweep: 5": "sweep: is 5, and a sweep is a mapping from key paths to lists of values, or a list of mappings; "
     "write for example {train.seed: [0, 1, 2]}",
-    "sweep: {}": "sweep: holds an element without a value; write for example {train.seed: [0, 1, 2]}",
-    "sweep: []": "sweep: holds an element without a value; write for example {train.seed: [0, 1, 2]}",
-    "sweep: [{train.seed: 0}, {}]": "sweep: holds an element without a value; write for example "
+    "sweep: {}": "sweep: contains an element without a value; write for example {train.seed: [0, 1, 2]}",
+    "sweep: []": "sweep: contains an element without a value; write for example {train.seed: [0, 1, 2]}",
+    "sweep: [{train.seed: 0}, {}]": "sweep: contains an element without a value; write for example "
     "{train.seed: [0, 1, 2]}",
     "sweep: {train.seed: []}": "sweep.train.seed: lists no value; write for example [0, 1, 2], or leave the key out",
     "sweep: {train.seed: [1, 2, 1]}": "sweep.train.seed: holds 1 twice, which would be the same runs again; remove one",
@@ -34,14 +40,13 @@ WRONG = {
     "sweep: {train.seed: 0..9999, train.epochs: 1..11}": "sweep: has 110000 elements, and 100000 are the most; split "
     "it into several sweeps",
     "sweep: {train.sed: [1]}": "sweep.train.sed: is not a field of train; did you mean train.seed?",
-    "sweep: {train..seed: [1]}": "sweep.train..seed: is no key path; write for example train.seed",
+    "sweep: {train..seed: [1]}": "sweep.train..seed: is not a key path; write for example train.seed",
     "sweep: {resources.nodes: [1, 2]}": f"sweep.resources.nodes: cannot be swept: {NEVER}",
     "sweep: {requeue.causes: [[], [preemption]]}": f"sweep.requeue.causes: cannot be swept: {NEVER}",
     "sweep: {environment.setup: [a, b]}": f"sweep.environment.setup: cannot be swept: {SCRIPT}",
     "sweep: {environment.env: [{A: x}]}": "sweep.environment.env: cannot be swept: the variables are swept one by one; "
     "name one of them, as in environment.env.NAME",
-    "sweep: {name: [a, b]}": "sweep.name: cannot be swept: the elements of a sweep lie side by side under one name; "
-    "leave it out",
+    "sweep: {name: [a, b]}": "sweep.name: cannot be swept: all elements of a sweep have the same name; leave it out",
     "sweep: {profile: [a, b]}": "sweep.profile: cannot be swept: a profile is one cluster; submit once for each, with "
     "--set profile=NAME",
     "sweep: {train.optimizer: [{name: sgd}], train.optimizer.name: [sgd]}": "sweep.train.optimizer.name: is a part of "
@@ -51,14 +56,14 @@ WRONG = {
     "sweep: {train.seed: [0, -1]}": "sweep.train.seed: is -1, and it must be at least 0; write 0 or more",
     "sweep: {train.model: [resnet18, resnet19]}": "sweep.train.model: is 'resnet19', and torchvision has no "
     "classification model of that name; did you mean resnet18? Or write pkg.module:function for your own",
-    "sweep: {environment.env.A: [1]}": "sweep.environment.env.A: holds a value that is not repeated here, and a text "
-    "belongs here; put double quotes around it",
+    "sweep: {environment.env.A: [1]}": "sweep.environment.env.A: contains a value that is not shown here, expected "
+    "a string; put double quotes around it",
     "sweep: {learning_rate.schedule: [cosine], learning_rate.min: [0.05, 0.3], train.seed: [0, 1]}": (
         'sweep.learning_rate.min: makes elements 2, 3 with learning_rate.schedule="cosine", learning_rate.min=0.3, '
         "where learning_rate.min is 0.3, above learning_rate.base 0.1; write less than that"
     ),
     "sweep: {environment.env.RANDOM: [x]}": "sweep.environment.env.RANDOM: makes element 0 with "
-    "environment.env.RANDOM, where environment.env.RANDOM names RANDOM, which bash keeps for itself; remove it",
+    "environment.env.RANDOM, where environment.env.RANDOM names RANDOM, which bash reserves; remove it",
     "max_parallel: 4": "max_parallel: is 4, and there is no sweep; write one, or remove it",
 }
 
@@ -85,24 +90,64 @@ def test_a_rule_looks_at_the_swept_values_and_not_at_the_jobs_own(load: Load) ->
     assert len(tabulate(load(more).spec.sweep)) == 2
 
 
-def test_each_rule_is_asked_once_for_each_choice_of_what_it_reads(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
+SWEPT = {
+    "learning_rate: {schedule: cosine}\n": {"learning_rate.base": [0.1, 0.4], "learning_rate.min": [0.0, 0.3, "x"]},
+    "resources: {tasks_per_node: 2}\n": {
+        "batch.global_batch_size": [1, 8],
+        "batch.per_device_batch_size": [None, 3, 4],
+    },
+    "": {"train.optimizer.name": ["sgd", "adamw"], "train.optimizer": [{"name": "sgd", "betas": [0.5, 0.6]}]},
+    "environment: {pass_env: [A]}\n": {"environment.env.A": ["x"], "train.seed": [0, 1]},
+    "trackers: {use: [tensorboard]}\n": {"train.noise_scale": [True, False], "train.loss": [None, "m:f"]},
+}
 
-    def counting(rule: Rule) -> Rule:
-        def find(spec: JobSpec) -> Iterator[tuple[str, str]]:
-            asked.append(rule.reads)
-            return rule.find(spec)
 
-        return Rule(rule.reads, find)
+@pytest.mark.parametrize(("more", "sweep"), SWEPT.items())
+def test_a_sweep_is_refused_where_the_job_of_an_element_would_be(
+    more: str, sweep: dict[str, list[Any]], load: Load
+) -> None:
+    for values in product(*sweep.values()):
+        element = dict(zip(sweep, values, strict=True))
+        alone = tuple(f"{key}={json.dumps(value)}" for key, value in element.items())
+        as_sweep = (f"sweep={json.dumps([element])}",)
+        with suppress(JobFileError):
+            assert element_spec(load(more).spec, element) == load(more, sets=alone).spec
+        assert refused(load, more, as_sweep) == refused(load, more, alone)
 
-    counted = tuple(counting(rule) for rule in rules.RULES)
-    for module in (rules, sweep_rules):
-        monkeypatch.setattr(module, "RULES", counted)
-    load("sweep: {train.seed: 0..499, learning_rate.base: [0.1, 0.2]}\n")
-    times = {reads: asked.count(reads) for reads in asked}
-    assert {count for reads, count in times.items() if "learning_rate" in reads} == {2}
-    assert {count for reads, count in times.items() if reads[0] == "train"} == {1}
-    assert set(times) == {rule.reads for rule in rules.RULES}
+
+def refused(load: Load, more: str, sets: tuple[str, ...]) -> bool:
+    try:
+        load(more, sets=sets)
+    except JobFileError:
+        return True
+    return False
+
+
+def test_elements_with_the_same_error_are_named_together_with_what_they_have_in_common(refuse: Refuse) -> None:
+    rate = "learning_rate.schedule: [cosine, step], learning_rate.milestones: [[]]"
+    (line,) = refuse(f"sweep: {{train.seed: [0, 1, 2, 3], {rate}}}\n")
+    assert line == (
+        "job.yaml:4: sweep.learning_rate.milestones: makes elements 1, 3, 5 and 1 more with "
+        'learning_rate.schedule="step", learning_rate.milestones=[], where learning_rate.milestones is empty, and '
+        "schedule step needs milestones; write the epochs, for example [30, 60, 80]"
+    )
+
+
+def test_an_error_of_the_job_that_all_elements_have_is_reported_at_its_own_key(refuse: Refuse) -> None:
+    more = "learning_rate: {gamma: 0.5}\nsweep: {train.seed: 0..9}\n"
+    assert refuse(more) == [
+        "job.yaml:4: learning_rate.gamma: is given, and schedule constant has none; remove it, or write schedule: step"
+    ]
+
+
+def test_the_resolved_job_of_a_sweep_is_read_without_a_check_of_its_elements(load: Load) -> None:
+    text = dump_job(load("sweep: {train.seed: [0, 1]}\n").spec, environment_values=False)
+    spec = parse_resolved(text.replace("[0, 1]", "[0, -1]"))
+    with pytest.raises(JobFileError) as caught:
+        element_spec(spec, {"train.seed": -1})
+    assert str(caught.value) == (
+        "the job with train.seed=-1: train.seed: is -1, and it must be at least 0; write 0 or more"
+    )
 
 
 def test_a_grid_varies_its_last_key_fastest(load: Load) -> None:
@@ -124,7 +169,7 @@ def test_a_list_gives_each_element_what_it_says_and_no_more(load: Load) -> None:
 
 
 def test_a_range_is_inclusive_and_may_be_negative() -> None:
-    assert list(expand(["-1..1", 5, "a..b", "3..2"])) == [-1, 0, 1, 5, "a..b", "3..2"]
+    assert list(expand_ranges(["-1..1", 5, "a..b", "3..2"])) == [-1, 0, 1, 5, "a..b", "3..2"]
 
 
 def test_the_elements_of_a_grid_are_counted_without_making_them() -> None:
@@ -164,16 +209,18 @@ def test_every_field_can_be_swept_or_says_why_not() -> None:
         assert "cannot be swept: " in str(refuse_key(key))
 
 
-def test_values_of_a_mapping_are_checked_inside_it() -> None:
-    assert read_field("environment.env.LR", "0.1") == "0.1"
-    assert read_field("train.model_args.a.b", 1) == 1
-
-
 def test_values_in_place_leave_the_rest_as_it_is(load: Load) -> None:
     spec = load("environment: {env: {A: x}}\n").spec
-    changed = with_values(spec, {"environment.env.B": "y", "learning_rate.base": 0.5})
-    assert dict(changed.environment.env) == {"A": "x", "B": "y"}
+    changed = element_spec(spec, {"environment.env.B": "0.1", "learning_rate.base": 0.5})
+    assert dict(changed.environment.env) == {"A": "x", "B": "0.1"}
     assert changed.model_copy(update={"environment": spec.environment, "learning_rate": spec.learning_rate}) == spec
+
+
+def test_values_of_a_mapping_are_set_inside_it(load: Load) -> None:
+    spec = load(good="name: a\nbatch: {global_batch_size: 8}\ntrain: {model: 'm:f', dataset: digits}\n").spec
+    train = element_spec(spec, {"train.model_args.a.b": 1}).train
+    assert train is not None
+    assert train.model_args == {"a": {"b": 1}}
 
 
 def test_an_assignment_is_one_line() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import ResolvedJob, load_job
-from hpcddp.jobfile.sweep_options import sweep_overrides
 from tests.jobfile.conftest import GOOD
 
 
@@ -64,13 +64,13 @@ def test_several_axes_are_a_grid_in_place_of_the_job_files(tmp_path: Path) -> No
         (
             ("train.seed=[1",),
             (
-                "--sweep train.seed: is no list of values; write them with commas between them, and quote a text with "
-                "commas"
+                "--sweep train.seed: is not a list of values; write them with commas between them, and quote a "
+                "string with commas"
             ),
         ),
         (("train.seed=",), "--sweep train.seed: lists no value; write for example [0, 1, 2], or leave the key out"),
         (("train.seed=-1",), "--sweep train.seed: is -1, and it must be at least 0; write 0 or more"),
-        (("train.seed=\0",), "--sweep train.seed: holds a NUL character; remove it"),
+        (("train.seed=\0",), "--sweep train.seed: contains a NUL character; remove it"),
         (
             ("train.seed=0..9999", "train.epochs=1..11"),
             "--sweep: has 110000 elements, and 100000 are the most; split it into several sweeps",
@@ -109,18 +109,21 @@ def test_cells_of_a_csv_are_yaml_but_variables_are_texts(tmp_path: Path) -> None
 
 
 BAD_FILES = {
-    ("a.csv", ""): "a.csv: holds no element; write a list of mappings from key paths to values",
+    ("a.csv", ""): "a.csv: contains no element; write a list of mappings from key paths to values",
     (
         "a.csv",
         "train.seed,train.seed\n1,2\n",
-    ): "a.csv:1: has a first line with a key path that is empty or stands twice; name each once",
-    ("a.csv", "train.seed\n1,2\n"): "a.csv:2: has 2 cells here, and 1 in its first line; write as many",
-    ("a.csv", 'train.seed\n"1"2\n'): "a.csv:2: is no CSV (',' expected after '\"'); check quotes and commas",
+    ): "a.csv:1: has an empty or a duplicate key path in its first line; name each once",
+    ("a.csv", "train.seed\n1,2\n"): "a.csv:2: has 2 cells in this line and 1 in its first line; write the same number",
+    ("a.csv", 'train.seed\n"1"2\n'): "a.csv:2: is not valid CSV (',' expected after '\"'); check quotes and commas",
     (
         "a.csv",
         "train.seed\n.inf\n",
-    ): "a.csv:2: has a cell for train.seed that is not a finite number, and no field takes one; write a number",
-    ("a.json", "[{]"): "a.json:1: is no JSON (Expecting property name enclosed in double quotes); write a list of "
+    ): "a.csv:2: has a cell for train.seed that is not a finite number, and no field accepts that; write a number",
+    (
+        "a.json",
+        "[{]",
+    ): "a.json:1: is not valid JSON (Expecting property name enclosed in double quotes); write a list of "
     "mappings, or YAML in a file that ends in .yaml",
     ("a.yaml", "- {train.seed: -1}\n"): "a.yaml: sweep.train.seed: is -1, and it must be at least 0; write 0 or more",
     ("a.yaml", "x"): "a.yaml: sweep: is 'x', and a sweep is a mapping from key paths to lists of values, or a list of "
@@ -141,5 +144,5 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_file_beside_axes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("train.seed\n1\n")
-    line = "--sweep-file: stands beside --sweep; write the values of both into the file"
+    line = "--sweep-file: cannot be combined with --sweep; write the values of both into the file"
     assert refusal(tmp_path, "train.seed=1", file="a.csv") == line

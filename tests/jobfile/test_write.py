@@ -110,8 +110,8 @@ def test_the_text_is_yaml_that_a_person_reads(load: Load) -> None:
             "name: a\n",
             "the resolved job: train: is missing; write for example train: {model: resnet18, dataset: digits}",
         ),
-        ("- a\n", "the resolved job:1: holds no mapping at its top level; write keys with values, as in name: my-job"),
-        ("name: a\nname: b\n", "the resolved job:2: name: stands here again after line 1; remove one of the two"),
+        ("- a\n", "the resolved job:1: is not a mapping at its top level; write keys with values, as in name: my-job"),
+        ("name: a\nname: b\n", "the resolved job:2: name: is a duplicate of line 1; remove one of the two"),
     ],
 )
 def test_a_resolved_job_that_was_changed_is_refused(text: str, line: str) -> None:

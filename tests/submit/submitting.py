@@ -10,9 +10,9 @@ from typing import Any, Literal
 import pytest
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.submit.checks import job as job_checks
-from hpcddp.submit.checks.job import check_submittable
-from hpcddp.submit.checks.obstacle import SubmissionError
+from hpcddp.submit import checks as job_checks
+from hpcddp.submit.checks import check_submittable
+from hpcddp.submit.request import SubmissionError
 from tests.submit.requests import request_of
 
 Cluster = Literal["slurm", "local"]
@@ -28,7 +28,7 @@ def virtual(directory: Path, *, with_hpcddp: bool = True) -> Path:
     """Make a real virtual environment; with hpcddp it sees the packages of this interpreter."""
     venv.create(directory, symlinks=True, with_pip=False)
     (packages,) = directory.glob("lib/python*/site-packages")
-    root = Path(job_checks.__file__).parents[3]
+    root = Path(job_checks.__file__).parents[2]
     seen = [root, *(path for path in sys.path if path.endswith("site-packages"))]
     if with_hpcddp:
         (packages / "seen.pth").write_text("\n".join(map(str, seen)))

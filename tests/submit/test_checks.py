@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.submit.checks.job import check_submittable
-from hpcddp.submit.checks.obstacle import SubmissionError
+from hpcddp.submit.checks import check_submittable
+from hpcddp.submit.request import SubmissionError
 from hpcddp.submit.submit import prepare
 from tests.submit.requests import request_of
 from tests.submit.submitting import errors_of, program, spec_of, virtual, warnings_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.submit.checks.job import check_submittable
+from hpcddp.submit.checks import check_submittable
 from tests.submit.requests import request_of
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.submit.checks import environment as environment_checks
+from hpcddp.submit import environment_checks
 from tests.submit.submitting import errors_of, program, virtual, warnings_of
 
 CONDA = """#!/bin/sh

@@ -11,7 +11,7 @@ import pytest
 from hpcddp.batch.job import JobPlan
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.submit import request as request_module
-from hpcddp.submit.first_plan import first_plan
+from hpcddp.submit.request import first_plan
 from hpcddp.submit.submit import submit
 from tests.submit.fake_sbatch import make_fake_slurm
 from tests.submit.requests import request_of

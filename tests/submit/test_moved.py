@@ -20,8 +20,8 @@ from hpcddp.run.moved import Named, moved_script
 from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.run.sweep import Sweep
 from hpcddp.slurm import commands
-from hpcddp.submit.checks.obstacle import SubmissionError
 from hpcddp.submit.render import render_script
+from hpcddp.submit.request import SubmissionError
 from hpcddp.submit.resume import resume
 from hpcddp.submit.sweep import submit_sweep
 from hpcddp.submit.sweep_element import find_to_resume

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import pytest
 
 from hpcddp.run.ownership import RunDirectoryError
-from hpcddp.submit.checks.obstacle import SubmissionError
+from hpcddp.submit.request import SubmissionError
 from hpcddp.submit.submit import choose_cluster
 from hpcddp.task.__main__ import check_pickle
 from tests.waiting import wait_until, wait_until_gone

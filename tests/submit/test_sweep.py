@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
-from hpcddp.jobfile.sweep_options import sweep_overrides
 from hpcddp.run.sweep import Chunk, read_sweep
-from hpcddp.submit.checks.obstacle import SubmissionError
+from hpcddp.submit.request import SubmissionError
 from hpcddp.submit.submit import prepare
 from hpcddp.submit.sweep import SweepSubmission, submit_sweep
 from tests.submit.fake_sbatch import FakeSlurm, make_fake_slurm

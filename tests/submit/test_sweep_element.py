@@ -15,7 +15,7 @@ from hpcddp.run.files import write_json
 from hpcddp.run.find import NoRunError
 from hpcddp.run.sweep import Chunk, Sweep, read_sweep, sweep_of, write_sweep
 from hpcddp.slurm import commands
-from hpcddp.submit.checks.obstacle import SubmissionError
+from hpcddp.submit.request import SubmissionError
 from hpcddp.submit.resume import resume, resume_anew
 from hpcddp.submit.sweep_element import ElementError, array_of_one, find_to_resume
 from hpcddp.supervise.begin import begin
@@ -188,5 +188,5 @@ def test_an_element_that_never_began_is_found_by_its_id_or_path_to_be_resumed() 
 def test_what_is_no_element_is_no_run() -> None:
     submitted_sweep()
     for text in ("s1_3", "s2_0", "s1_x", "_0", "nothing"):
-        with pytest.raises(NoRunError, match="no run under .* matches"):
+        with pytest.raises(NoRunError, match=r"no run under .* matches"):
             find_to_resume(text, Path("runs"))

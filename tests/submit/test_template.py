@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hpcddp.slurm.directives import Directive
-from hpcddp.submit.template import TemplateError, find_template, render, templates_directory
+from hpcddp.submit.render import TemplateError, find_template, render_template, templates_directory
 
 VALUES: dict[str, Any] = {
     "name": "it's",
@@ -24,7 +24,7 @@ def template(tmp_path: Path) -> Path:
 def refusal(template: Path, text: str) -> str:
     template.write_text(text)
     with pytest.raises(TemplateError) as caught:
-        render(str(template), VALUES)
+        render_template(str(template), VALUES)
     return str(caught.value)
 
 
@@ -33,7 +33,7 @@ def test_every_kind_of_value_has_a_filter_that_writes_it(template: Path) -> None
         "{% for directive in directives %}\n#SBATCH {{ directive | sb }}\n{% endfor %}\n"
         "#SBATCH --comment={{ name | sb }}\necho {{ name | sh }} {{ nodes }}\n{{ setup[0] | verbatim }}\n"
     )
-    assert render(str(template), VALUES) == (
+    assert render_template(str(template), VALUES) == (
         '#SBATCH --account="a \\"b\\""\n#SBATCH --exclusive\n'
         "#SBATCH --comment=\"it's\"\necho 'it'\"'\"'s' 3\necho $HOME\n"
     )
@@ -91,7 +91,7 @@ def test_a_template_cannot_leave_the_sandbox(template: Path, expression: str) ->
 def test_a_template_that_is_no_text_is_named(template: Path) -> None:
     template.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TemplateError, match=f"^the template {template} cannot be rendered: 'utf-8' codec"):
-        render(str(template), VALUES)
+        render_template(str(template), VALUES)
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

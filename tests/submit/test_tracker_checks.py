@@ -10,9 +10,9 @@ import pytest
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.metrics import chosen, is_installed
-from hpcddp.submit.checks import job as job_checks
-from hpcddp.submit.checks.job import check_submittable
-from hpcddp.submit.checks.obstacle import SubmissionError
+from hpcddp.submit import checks as job_checks
+from hpcddp.submit.checks import check_submittable
+from hpcddp.submit.request import SubmissionError
 from tests.submit.requests import request_of
 
 

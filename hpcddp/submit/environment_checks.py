@@ -17,7 +17,7 @@ from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.environment import Container, Environment, unmountable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.slurm import commands
-from hpcddp.submit.checks.obstacle import Obstacle
+from hpcddp.submit.request import Obstacle
 
 # Variables that Lmod and Environment Modules set in a shell that has their module command.
 _MODULE_MARKS: Final = ("MODULESHOME", "LMOD_CMD", "MODULES_CMD", "BASH_FUNC_module%%")

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from hpcddp.jobfile.names import nearest, torchvision_models
+from hpcddp.jobfile.fields import TORCHVISION_MODELS
+from hpcddp.jobfile.problems import nearest
 
 
 def test_the_table_of_models_is_torchvisions() -> None:
     from torchvision import models
 
-    assert list(torchvision_models()) == sorted(models.list_models(module=models))
+    assert list(TORCHVISION_MODELS) == sorted(models.list_models(module=models))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,0 @@
-"""``python -m hpcddp.cli``."""
-
-from hpcddp.cli.main import main
-
-main()

@@ -1,0 +1,238 @@
+"""The checks of a job, or of the elements of a sweep, before it is submitted, as far as this machine can make them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from hpcddp.errors import UserError
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.document import neighbour
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.sweep import SweepTable, as_text, assignment, element_spec
+from hpcddp.run.metrics import PACKAGES, is_installed
+from hpcddp.submit.environment_checks import container_obstacles, environment_obstacles
+from hpcddp.submit.request import Check, Obstacle, SubmissionError, SubmitRequest
+from hpcddp.task.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
+
+# python(1): with these options there is no script.
+_NO_SCRIPT = ("-c", "-m")
+
+
+def command_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield the obstacles to the job's command."""
+    if spec.command is None:
+        return
+    yield from _program(spec, environment)
+    yield from _launcher(spec, environment)
+    yield from _script(spec)
+
+
+def _program(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield a program that is not on this machine, where nothing in the job can provide it."""
+    section = spec.environment
+    prepared = section.modules or section.setup or section.container or section.conda
+    if spec.command is None or prepared or "PATH" in section.env:
+        return
+    # An activated environment has its programs there, and the task looks there last.
+    beside = Path(section.interpreter or sys.executable).parent
+    name = spec.command[0]
+    if shutil.which(name, path=f"{environment.get('PATH', os.defpath)}:{beside}") is None:
+        where = "on PATH here" if "/" not in name else "here that can be run"
+        yield Obstacle(
+            sentence=f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; correct its "
+            "name, or write its path"
+        )
+
+
+def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield torchrun or another launcher as the command of several tasks that would not form one world."""
+    words = spec.command or ()
+    launcher = find_launcher(words, {**environment, **spec.environment.env})
+    if launcher is None or spec.world_size == 1:
+        return
+    why = launcher.obstacle(tasks=spec.world_size, nodes=spec.resources.nodes)
+    if why is not None:
+        line = f": -- {shlex.join(launcher.program)}" if launcher.program else ""
+        yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}; {launcher.advice}{line}")
+
+
+def _script(spec: JobSpec) -> Iterator[Obstacle]:
+    """Yield a Python script that does not exist: usually a typing error, but another job may still write it."""
+    script = _script_in(spec.command or ())
+    if script is None or spec.environment.container or Path(script).is_file():
+        return
+    near = neighbour(Path(script))
+    yield Obstacle(
+        sentence=f"command is {shlex.join(spec.command or ())}, and there is no file {script!r} here yet; "
+        + (f"did you mean {near}?" if near else "check its path, which is relative to the directory of submission"),
+        certain=False,
+    )
+
+
+def _script_in(words: Sequence[str]) -> str | None:
+    """Return the script that a Python command runs; None for ``-m``, ``-c`` or another program."""
+    if not words or PYTHON.fullmatch(Path(words[0]).name) is None:
+        return None
+    for previous, word in pairwise(words):
+        if word == "-" or word.startswith(_NO_SCRIPT):
+            return None
+        if not word.startswith("-") and previous not in PYTHON_OPTIONS_WITH_VALUE:
+            return word
+    return None
+
+
+def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
+    if cluster == "local" and spec.resources.nodes > 1:
+        yield Obstacle(
+            sentence=f"resources.nodes is {spec.resources.nodes}, but this machine is one node; "
+            "add --set resources.nodes=1"
+        )
+
+
+def _unset_variables(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    unset = [name for name in spec.environment.pass_env if name not in environment]
+    if unset:
+        yield Obstacle(
+            sentence=f"environment.pass_env names {', '.join(unset)}, not set here; export it, or remove the name"
+        )
+
+
+def _missing_data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
+    data_dir = spec.train.data_dir if spec.train else None
+    if data_dir is None:
+        return
+    container = spec.environment.container
+    mounts = container.mounted if container is not None else ()
+    path = next((found for mount in mounts if (found := mount.host_path(data_dir)) is not None), data_dir)
+    if not Path(path).is_dir():
+        shown = "" if path == data_dir else f", which is {path!r} here"
+        yield Obstacle(
+            sentence=f"train.data_dir is {data_dir!r}{shown}, and there is no such directory; "
+            "give the directory that holds the data"
+        )
+
+
+_SERVER = "MLFLOW_TRACKING_URI"
+
+
+def _tracker_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield the trackers that are not installed, and MLflow without the address of its server.
+
+    Only this interpreter is looked at: with another one, a missing tracker is a warning of the task.
+    """
+    names = spec.trackers.use or ()
+    if _runs_in_this_python(spec):
+        for name in names:
+            if not is_installed(name):
+                yield Obstacle(
+                    sentence=f"trackers.use names {name}, which {sys.executable} does not have; run: "
+                    f"{shlex.quote(sys.executable)} -m pip install {PACKAGES[name]}, or remove the name"
+                )
+    known = spec.trackers.tracking_uri or environment.get(_SERVER) or spec.environment.env.get(_SERVER)
+    if "mlflow" in names and not known:
+        yield Obstacle(
+            sentence=f"trackers.use names mlflow, and nothing says where its server is; export {_SERVER}, or write it "
+            "into trackers.tracking_uri"
+        )
+
+
+def _runs_in_this_python(spec: JobSpec) -> bool:
+    environment = spec.environment
+    others = (environment.conda, environment.venv, environment.uv, environment.container)
+    return environment.python in {None, sys.executable} and not any(others)
+
+
+CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, _missing_data)
+"""The checks whose result may differ between the elements of a sweep, which share one environment."""
+CHECKS: tuple[Check, ...] = (
+    _too_many_nodes,
+    _unset_variables,
+    environment_obstacles,
+    container_obstacles,
+    command_obstacles,
+    _tracker_obstacles,
+    _missing_data,
+)
+"""All checks, in the order of their messages."""
+
+
+def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) -> tuple[str, ...]:
+    """Check a job that has no sweep.
+
+    Args:
+        request: the request.
+        checks: the checks to run.
+
+    Returns:
+        What may keep the job from running, a sentence each.
+
+    Raises:
+        SubmissionError: the job cannot run; every reason is named.
+        PlanError: its batch cannot be split as the job asks.
+    """
+    spec = request.job.spec
+    found = [obstacle for check in checks for obstacle in check(spec, request.cluster, request.environment)]
+    errors = [obstacle.sentence for obstacle in found if obstacle.certain]
+    if errors:
+        raise SubmissionError("\n".join(errors))
+    # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
+    _ = request.plan
+    return tuple(obstacle.sentence for obstacle in found)
+
+
+# The fields that the batch plan and the data depend on, and one below them that changes neither.
+_PLANNED = ("batch", "learning_rate", "train", "entrypoint", "command")
+_UNPLANNED = frozenset({"train.seed"})
+
+
+def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[str, ...]:
+    """Check a sweep as ``check_submittable`` checks a job.
+
+    Elements that differ only in values without influence on the checks are checked once.
+
+    Args:
+        request: the request.
+        table: its elements.
+
+    Returns:
+        What may keep the elements from running, a sentence each.
+
+    Raises:
+        SubmissionError: the sweep is for this machine, or an element cannot run; its values are named.
+    """
+    if request.cluster == "local":
+        first = table.element(0)
+        words = [word for key, value in first.items() for word in ("--set", f"{key}={as_text(value)}")]
+        raise SubmissionError(
+            "a sweep is a job array of Slurm, and --cluster local runs one job on this machine; to try one element "
+            f"here, write: --set sweep=null {shlex.join(words)}"
+        )
+    notes: dict[str, None] = {}
+    checks = CHECKS
+    for combination in table.combinations(_checked_keys(table)):
+        try:
+            job = replace(request.job, spec=element_spec(request.job.spec, combination.values))
+            notes |= dict.fromkeys(check_submittable(replace(request, job=job), checks))
+        except UserError as error:
+            if not combination.values:
+                raise
+            more = f" and {len(combination.elements) - 1} more" if len(combination.elements) > 1 else ""
+            raise SubmissionError(
+                f"element {combination.elements[0]}{more} of the sweep, with {assignment(combination.values)}: "
+                f"{error.message}"
+            ) from error
+        # All elements share one environment, and checking it may take seconds.
+        checks = CHECKS_OF_ELEMENT
+    return tuple(notes)
+
+
+def _checked_keys(table: SweepTable) -> list[str]:
+    """Return the keys of a sweep whose values have influence on the checks."""
+    return [key for key in table.keys if key not in _UNPLANNED and key.partition(".")[0] in _PLANNED]
