@@ -36,8 +36,8 @@ def measure(context: ScenarioContext, name: str, *, nodes: int, tasks: int) -> d
 
 def parts(tracked: TrackedRun, high: dict[str, str]) -> dict[str, float]:
     """Return the parts of the pause of a run, in seconds."""
-    first = {kind: min(event["time"] for event in tracked.events(kind)) for kind in ("signal", "requeue")}
-    second = {kind: max(event["time"] for event in tracked.events(kind)) for kind in ("start", "train")}
+    first = {kind: min(event.time for event in tracked.events(kind)) for kind in ("signal", "requeue")}
+    second = {kind: max(event.time for event in tracked.events(kind)) for kind in ("start", "train")}
     step = next(forward.time for forward in forwards(tracked.run, 0) if forward.time > second["train"])
     taken, given = (datetime.fromisoformat(high[field]).timestamp() for field in ("StartTime", "EndTime"))
     return {

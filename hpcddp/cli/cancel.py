@@ -35,11 +35,10 @@ def cancel(
 
     Example: hpcddp cancel 20261121-1545
     """
-    from hpcddp.manage.cancel import cancel as cancel_run
-    from hpcddp.manage.cancel import cancel_sweep
-    from hpcddp.manage.overview import overview_of
+    from hpcddp.manage.control import cancel as cancel_run
+    from hpcddp.manage.control import cancel_sweep
+    from hpcddp.manage.overview import entry_of, overview_of
     from hpcddp.manage.status import RunStatus
-    from hpcddp.manage.sweeps import entry_of
     from hpcddp.slurm import commands
     from hpcddp.submit.sweep_element import chosen_to_act_on
 

@@ -7,19 +7,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import typer
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from hpcddp.manage.follow import Display, JobState, Outcome, Output
+    from hpcddp.manage.follow import Display, JobPhase, Outcome, Output
+    from hpcddp.run.events import Event
+    from hpcddp.run.metrics import MetricsLine
     from hpcddp.submit.submit import Submission
 
 _INTERRUPTED = 130
 _LINE_EVERY_S = 10.0
-_JOB_LINES: dict[JobState, str] = {
+_JOB_LINES: dict[JobPhase, str] = {
     "pending": "waiting for Slurm to start the job",
     "running": "the job is running",
     "ended": "the job has ended",
@@ -31,10 +33,11 @@ def follow_run(submission: Submission) -> Outcome:
 
     Ctrl-C stops a run on this machine, which is followed until it is saved; for a run on Slurm it ends the following.
     """
-    from hpcddp.run.files import read_json
+    from hpcddp.run.metrics import read_plan
 
     # A command may have no batch, and so no plan.
-    steps = (read_json(submission.run.plan) or {}).get("steps_per_epoch")
+    plan = read_plan(submission.run)
+    steps = None if plan is None else plan.steps_per_epoch
     if sys.stderr.isatty():
         with BarDisplay(steps, submission.epochs) as bars:
             return _follow(submission, bars)
@@ -101,14 +104,14 @@ def _stopper(submission: Submission) -> Callable[[], bool]:
     return stop
 
 
-def _job_state(submission: Submission) -> Callable[[], JobState]:
+def _job_state(submission: Submission) -> Callable[[], JobPhase]:
     """Return the function with which ``follow`` asks for the state of the job."""
     from hpcddp.manage import follow as watch
 
     if submission.cluster == "slurm":
         return watch.SlurmWatch(submission.run)
 
-    def local() -> JobState:
+    def local() -> JobPhase:
         return "ended" if submission.job.done() else "running"
 
     return local
@@ -126,9 +129,9 @@ class PlainDisplay:
         self._steps_per_epoch = steps_per_epoch
         self._epochs = epochs
         self._last_line = time.monotonic()
-        self._newest: dict[str, Any] | None = None
+        self._newest: MetricsLine | None = None
 
-    def job(self, state: JobState) -> None:
+    def job(self, state: JobPhase) -> None:
         """Print that the job's state has changed."""
         typer.echo(_JOB_LINES[state], err=True)
 
@@ -136,28 +139,28 @@ class PlainDisplay:
         """Print a line of rank 0's output."""
         typer.echo(f"rank 0 | {line}", err=True)
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         """Print the line for an event, if it has one."""
         if (line := event_line(event)) is not None:
             typer.echo(line, err=True)
 
-    def step(self, record: dict[str, Any]) -> None:
+    def step(self, record: MetricsLine) -> None:
         """Keep the record, and print it if the last line is at least ten seconds old."""
         self._newest = record
         if time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._print(f"{self._where(record)}  {step_text(record)}".rstrip())
 
-    def evaluation(self, record: dict[str, Any]) -> None:
+    def evaluation(self, record: MetricsLine) -> None:
         """Print the newest training record with the evaluation."""
         training = f"  {step_text(self._newest)}" if self._newest else ""
         self._print(f"{self._where(record)}{training}  {evaluation_text(record)}")
 
-    def _where(self, record: dict[str, Any]) -> str:
-        if "epoch" not in record:
-            # A user's own function may record steps without epochs.
-            return f"step {record['step']}"
+    def _where(self, record: MetricsLine) -> str:
+        epoch = epoch_of(record)
+        if epoch is None:
+            return f"step {record.step}"
         total = f"/{self._steps_per_epoch * self._epochs}" if self._steps_per_epoch else ""
-        return f"epoch {record['epoch'] + 1}/{self._epochs}  step {record['step']}{total}"
+        return f"epoch {epoch + 1}/{self._epochs}  step {record.step}{total}"
 
     def _print(self, line: str) -> None:
         self._last_line = time.monotonic()
@@ -197,7 +200,7 @@ class BarDisplay:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def job(self, state: JobState) -> None:
+    def job(self, state: JobPhase) -> None:
         """Print that the job's state has changed."""
         self._progress.console.print(_JOB_LINES[state], style="dim", highlight=False)
 
@@ -207,25 +210,24 @@ class BarDisplay:
 
         self._progress.console.print(Text.from_ansi(f"rank 0 | {line}"), soft_wrap=True)
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         """Print the line for an event, if it has one."""
         if (line := event_line(event)) is not None:
             self._progress.console.print(line, highlight=False, markup=False)
 
-    def step(self, record: dict[str, Any]) -> None:
+    def step(self, record: MetricsLine) -> None:
         """Move the bar of the record's epoch."""
-        epoch = record.get("epoch")
+        epoch = epoch_of(record)
         if self._bar is None or epoch != self._epoch:
             self._keep_as_line()
             self._epoch = epoch
-            # A user's own function may record steps without epochs.
             title = "step" if epoch is None else f"epoch {epoch + 1}/{self._epochs}"
             self._bar = self._progress.add_task(title, total=self._steps_per_epoch, numbers="")
         self._training = step_text(record)
-        done = record["step"] - (epoch or 0) * (self._steps_per_epoch or 0)
+        done = record.step - (epoch or 0) * (self._steps_per_epoch or 0)
         self._update(self._training, completed=done)
 
-    def evaluation(self, record: dict[str, Any]) -> None:
+    def evaluation(self, record: MetricsLine) -> None:
         """Show the evaluation next to the bar of its epoch."""
         self._update(f"{self._training}  {evaluation_text(record)}".strip())
 
@@ -243,30 +245,36 @@ class BarDisplay:
             self._progress.update(self._bar, completed=completed, numbers=numbers)
 
 
-def step_text(record: dict[str, Any]) -> str:
+def epoch_of(record: MetricsLine) -> int | None:
+    """Return the epoch of a record; None without one: a function of the user's own may log what it likes."""
+    epoch = record.number("epoch")
+    return None if epoch is None else int(epoch)
+
+
+def step_text(record: MetricsLine) -> str:
     """Return the numbers of a training record as text, without those that it does not have."""
     return _numbers(record, {"loss": "loss {:.4f}", "samples_per_s": "{:,.0f} samples/s"})
 
 
-def evaluation_text(record: dict[str, Any]) -> str:
+def evaluation_text(record: MetricsLine) -> str:
     """Return the numbers of an evaluation record as text, without those that it does not have."""
     return _numbers(record, {"val_loss": "val_loss {:.4f}", "val_accuracy": "val_accuracy {:.2%}"})
 
 
-def _numbers(record: Mapping[str, Any], formats: Mapping[str, str]) -> str:
-    known = {name: record.get(name) for name in formats}
-    return "  ".join(formats[name].format(value) for name, value in known.items() if isinstance(value, int | float))
+def _numbers(record: MetricsLine, formats: Mapping[str, str]) -> str:
+    known = {name: record.number(name) for name in formats}
+    return "  ".join(formats[name].format(value) for name, value in known.items() if value is not None)
 
 
-def event_line(event: dict[str, Any]) -> str | None:
+def event_line(event: Event) -> str | None:
     """Return the line that is printed for an event; None for an event that is not shown."""
-    if event["event"] == "start":
-        again = "" if event["attempt"] == 0 else f" (attempt {event['attempt']})"
-        return f"started on {event.get('host', 'a node')}{again}"
-    if event["event"] == "failure":
-        return f"failed: {event['reason']}"
-    if event["event"] == "stop":
-        return f"stopped: {event['reason']}"
-    if event["event"] == "requeue":
+    if event.kind == "start":
+        again = "" if event.attempt == 0 else f" (attempt {event.attempt})"
+        return f"started on {event.host or 'a node'}{again}"
+    if event.kind == "failure":
+        return f"failed: {event.reason}"
+    if event.kind == "stop":
+        return f"stopped: {event.reason}"
+    if event.kind == "requeue":
         return "requeued: it goes on when its job starts again"
     return None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hpcddp.manage.logs import LogLine
-    from hpcddp.manage.states import State
+    from hpcddp.manage.status import State
     from hpcddp.run.directory import AttemptDirectory, RunDirectory
 
 _POLL_S = 0.5
@@ -55,7 +55,7 @@ def logs(
 
     Example: hpcddp logs --first-error
     """
-    from hpcddp.manage.sweeps import one_run
+    from hpcddp.manage.overview import one_run
     from hpcddp.run.find import chosen_run
 
     if follow and (as_json or first_error or attempt is not None):
@@ -170,8 +170,8 @@ class Watch:
         return self.state is None or self.state.is_alive or self.state == "unknown"
 
     def _poll(self) -> State:
+        from hpcddp.manage.overview import traces_of
         from hpcddp.manage.status import statuses
-        from hpcddp.manage.sweeps import traces_of
         from hpcddp.slurm.commands import queue
 
         environment = dict(os.environ)

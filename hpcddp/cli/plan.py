@@ -178,7 +178,7 @@ def _given_noise(samples: float | None) -> MeasuredNoise | None:
 def _measured_noise(runs: Path) -> MeasuredNoise | None:
     """Return the noise scale of the newest run that has one."""
     from hpcddp.batch.noise_scale import MeasuredNoise
-    from hpcddp.run.measured import newest_noise_scale
+    from hpcddp.run.result import newest_noise_scale
 
     found = newest_noise_scale(runs)
     return None if found is None else MeasuredNoise(samples=found[1], source=f"run {found[0]}")

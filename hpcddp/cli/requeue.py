@@ -15,7 +15,7 @@ from hpcddp.errors import HpcddpError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.manage.requeue import Doors
+    from hpcddp.manage.control import RequeueCommands
 
 
 def register(app: typer.Typer) -> None:
@@ -32,10 +32,9 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
 
     Example: hpcddp requeue 20261121-1545
     """
-    from hpcddp.manage.overview import overview_of
-    from hpcddp.manage.requeue import requeue as requeue_run
+    from hpcddp.manage.control import requeue as requeue_run
+    from hpcddp.manage.overview import entry_of, overview_of
     from hpcddp.manage.status import RunStatus
-    from hpcddp.manage.sweeps import entry_of
     from hpcddp.slurm import commands
     from hpcddp.submit.sweep_element import chosen_to_act_on
 
@@ -56,11 +55,11 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
     typer.echo("\n".join(done.values()) or "no element of the sweep runs, so none was requeued")
 
 
-def _doors(environment: Mapping[str, str]) -> Doors:
-    from hpcddp.manage.requeue import Doors
+def _doors(environment: Mapping[str, str]) -> RequeueCommands:
+    from hpcddp.manage.control import RequeueCommands
     from hpcddp.slurm import commands
 
-    return Doors(
+    return RequeueCommands(
         may_requeue=lambda job_id: (commands.show_job(job_id, environment=environment) or {}).get("Requeue") != "0",
         warn=lambda job_id: commands.cancel([job_id], environment, signal="USR2"),
         allow=lambda job_id: commands.update_job(job_id, Requeue="1"),

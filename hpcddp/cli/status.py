@@ -17,7 +17,7 @@ from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
 
 if TYPE_CHECKING:
     from hpcddp.manage.overview import Overview
-    from hpcddp.manage.states import State
+    from hpcddp.manage.status import State
 
 _SHORTEST_INTERVAL_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -84,8 +84,7 @@ def status(
 
 
 def _looker(run: str | None, run_root: Path, *, everything: bool) -> Callable[[], Overview]:
-    from hpcddp.manage.overview import overview, overview_of
-    from hpcddp.manage.sweeps import entry_of
+    from hpcddp.manage.overview import entry_of, overview, overview_of
     from hpcddp.run.find import find_run
     from hpcddp.slurm.commands import queue
 
@@ -101,9 +100,8 @@ def _looker(run: str | None, run_root: Path, *, everything: bool) -> Callable[[]
 
 
 def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> None:
-    from hpcddp.manage.overview import details, elements_table, table
+    from hpcddp.manage.overview import SweepStatus, details, elements_table, table
     from hpcddp.manage.status import RunStatus
-    from hpcddp.manage.sweeps import SweepStatus
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None

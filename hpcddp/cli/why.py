@@ -30,9 +30,8 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
 
     Example: hpcddp why
     """
-    from hpcddp.manage.overview import overview_of
+    from hpcddp.manage.overview import entry_of, overview_of
     from hpcddp.manage.status import RunStatus
-    from hpcddp.manage.sweeps import entry_of
     from hpcddp.manage.why import explain, explain_sweep
     from hpcddp.run.find import chosen_run
     from hpcddp.slurm.commands import queue
@@ -53,7 +52,7 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
 
 
 def _priority(status: RunStatus, environment: Mapping[str, str]) -> str | None:
-    from hpcddp.manage.states import State
+    from hpcddp.manage.status import State
     from hpcddp.slurm.commands import priority
 
     if status.job is None or status.state not in {State.PENDING, State.REQUEUED}:

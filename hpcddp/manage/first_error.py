@@ -1,4 +1,4 @@
-"""Which rank failed first, how, and who only followed."""
+"""The first failing rank of an attempt, its error, and the ranks that failed because of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcddp.run.failure import (
     silent_ranks,
 )
 from hpcddp.run.files import read_tail
-from hpcddp.run.ranks import known_hosts
+from hpcddp.run.job_records import known_hosts
 from hpcddp.task.attribution import PEER_LOSS
 
 _LAST_LINES: Final = 20
@@ -36,7 +36,7 @@ class FirstError:
     Args:
         attempt: which.
         sentence: who failed first, where, at which step, and how.
-        ranks: who failed first: one rank, unless several went without a word and nobody saw which was the first.
+        ranks: who failed first: one rank, unless several left no record and srun does not say which ended first.
         host: the first one's host; None if it is not known.
         step: optimizer steps that it had done; None before the first, or if it is not known.
         text: its traceback, or the last lines of its log if it left none.
@@ -93,8 +93,8 @@ def has_failed(attempt: AttemptDirectory) -> bool:
     if next(attempt.path.glob("error-rank-*.json"), None) is not None:
         return True
     for event in read_events(attempt.run.events):
-        crashed = event["event"] == "failure" or event.get("cause") in _CRASHES
-        if event["attempt"] == attempt.number and crashed:
+        crashed = event.kind == "failure" or event.cause in _CRASHES
+        if event.attempt == attempt.number and crashed:
             return True
     return False
 
@@ -146,7 +146,7 @@ def _last_lines(log: Path) -> list[str]:
 def _followers(attempt: AttemptDirectory, records: Sequence[FailureRecord], firsts: set[int]) -> str:
     """Return one line about the ranks that failed because another one had."""
     followed = {record.rank: _short(record) for record in records if record.rank not in firsts}
-    followed.update({rank: "ended without a word" for rank in silent_ranks(attempt) if rank not in firsts})
+    followed.update({rank: "ended without an error message" for rank in silent_ranks(attempt) if rank not in firsts})
     if not followed:
         return ""
     ranks = ranks_text(list(followed))
@@ -157,7 +157,7 @@ def _followers(attempt: AttemptDirectory, records: Sequence[FailureRecord], firs
 def _short(record: FailureRecord) -> str:
     """Return in a few words what a rank noticed of another one's end."""
     if record.waiting:
-        return "waited in vain"
+        return "waited for other ranks"
     message = record.message.lower()
     if "told to end" in message:
         return "told to end"

@@ -1,44 +1,46 @@
-"""Watching a run from outside: what its files say, and whether its job is still there."""
+"""Follow a run by its files and the state of its job."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Generic, Literal, Protocol
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event
+from hpcddp.run.files import GrowingFile
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.metrics import MetricsLine
-from hpcddp.run.record import parse_lines
+from hpcddp.run.record import RecordT, parse_lines
 from hpcddp.run.result import Result, read_result
 from hpcddp.slurm import commands
+from hpcddp.slurm.job import JOB_STATES
 
-JobState = Literal["pending", "running", "ended"]
+JobPhase = Literal["pending", "running", "ended"]
 _POLL_S = 0.25
 # How long a result may take to appear on a shared file system after the job has gone.
 _RESULT_GRACE_S = 5.0
 
 
 class Display(Protocol):
-    """Whoever shows the progress."""
+    """Shows the progress of a run."""
 
-    def job(self, state: JobState) -> None:
+    def job(self, state: JobPhase) -> None:
         """Show that the job's state has changed."""
 
     def output(self, line: str) -> None:
         """Show a line that the user's own program has printed."""
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Show one record of ``events.jsonl``."""
+    def event(self, event: Event) -> None:
+        """Show one line of ``events.jsonl``."""
 
-    def step(self, record: dict[str, Any]) -> None:
+    def step(self, record: MetricsLine) -> None:
         """Show one training record of ``metrics.jsonl``."""
 
-    def evaluation(self, record: dict[str, Any]) -> None:
+    def evaluation(self, record: MetricsLine) -> None:
         """Show one evaluation record of ``metrics.jsonl``."""
 
 
@@ -64,57 +66,41 @@ class Outcome:
 
 
 class Output(Protocol):
-    """Whoever knows what the user's own program prints."""
+    """Reads the output of the user's own program."""
 
     def __call__(self, *, ended: bool) -> Iterable[str]:
         """Return the lines that are new; of a job that has ended, also a last one without its end."""
 
 
-class LineReader:
-    """Returns the lines that were added to a file since the last look, also when the file is replaced by a shorter one.
+class RecordReader(Generic[RecordT]):
+    """Reads the records that are appended to a log; a damaged line is left out.
 
     Args:
-        path: the file; it need not exist yet.
+        path: the log; it need not exist yet.
         kind: the type of its lines.
     """
 
-    def __init__(self, path: Path, kind: type[Event | MetricsLine]) -> None:
-        self._path = path
-        self._kind = kind
-        self._inode: int | None = None
-        self._offset = 0
+    def __init__(self, path: Path, kind: type[RecordT]) -> None:
+        self._file, self._kind = GrowingFile(path), kind
 
-    def new_records(self) -> Iterator[dict[str, Any]]:
-        """Yield the JSON documents of the complete lines that are new; a damaged line is left out."""
-        try:
-            stream = self._path.open("rb")
-        except FileNotFoundError:
-            return
-        with stream:
-            inode = self._path.stat().st_ino
-            if inode != self._inode:
-                self._inode, self._offset = inode, 0
-            stream.seek(self._offset)
-            text = stream.read()
-        complete = text.rfind(b"\n") + 1
-        self._offset += complete
-        for record in parse_lines(text[:complete], self._kind).records:
-            yield record.as_json()
+    def new_records(self) -> tuple[RecordT, ...]:
+        """Return the records on the complete lines that were appended since the last call."""
+        return parse_lines(b"".join(self._file.new_lines()), self._kind).records
 
 
 class _Follower:
-    """What has been shown of a run so far."""
+    """Shows what is new in the files of a run."""
 
     def __init__(
-        self, run: RunDirectory, display: Display, job_state: Callable[[], JobState], output: Output | None
+        self, run: RunDirectory, display: Display, job_state: Callable[[], JobPhase], output: Output | None
     ) -> None:
         self.first_attempt = 0
         self._run = run
         self._display = display
         self._job_state = job_state
         self._output = output
-        self._events, self._metrics = LineReader(run.events, Event), LineReader(run.metrics, MetricsLine)
-        self._state: JobState | None = None
+        self._events, self._metrics = RecordReader(run.events, Event), RecordReader(run.metrics, MetricsLine)
+        self._state: JobPhase | None = None
         self._newest_step = 0
         self._gone_since: float | None = None
 
@@ -130,13 +116,13 @@ class _Follower:
             self._state = now
             self._display.job(now)
         for event in self._events.new_records():
-            if event["attempt"] >= self.first_attempt:
+            if event.attempt >= self.first_attempt:
                 self._display.event(event)
         for record in self._metrics.new_records():
             self._newest_step = _show(record, self._display, self._newest_step)
         return self._outcome(now)
 
-    def _outcome(self, now: JobState) -> Outcome | None:
+    def _outcome(self, now: JobPhase) -> Outcome | None:
         if now != "ended":
             self._gone_since = None
             return None
@@ -152,7 +138,7 @@ def follow(
     run: RunDirectory,
     display: Display,
     *,
-    job_state: Callable[[], JobState],
+    job_state: Callable[[], JobPhase],
     interrupted: Callable[[], bool] | None = None,
     output: Output | None = None,
     first_attempt: int = 0,
@@ -185,20 +171,18 @@ def follow(
                 raise
 
 
-def _show(record: dict[str, Any], display: Display, newest_step: int) -> int:
+def _show(record: MetricsLine, display: Display, newest_step: int) -> int:
     """Show one record unless it was shown before (a resumed run rewrites its metrics); return the newest step shown."""
-    if "val_loss" in record:
+    if "val_loss" in record.facts:
         display.evaluation(record)
-    elif record["step"] > newest_step:
+    elif record.step > newest_step:
         display.step(record)
-        return int(record["step"])
+        return record.step
     return newest_step
 
 
 # One question every two seconds is what Slurm's own documentation calls considerate (squeue(1), PERFORMANCE).
 _ASK_EVERY_S = 2.0
-_PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING", "SPECIAL_EXIT"})
-_RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 
 
 class SlurmWatch:
@@ -211,21 +195,22 @@ class SlurmWatch:
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._asked = float("-inf")
-        self._state: JobState = "pending"
+        self._state: JobPhase = "pending"
 
-    def __call__(self) -> JobState:
+    def __call__(self) -> JobPhase:
         """Return the job's state; a controller that does not answer changes nothing, a forgotten job has ended."""
         if time.monotonic() - self._asked >= _ASK_EVERY_S:
             self._asked = time.monotonic()
             with contextlib.suppress(commands.SlurmUnavailableError):
                 submission = read_submission(self._run)
                 job = None if submission is None else commands.show_job(submission.job_id)
-                self._state = "ended" if job is None else state_of(job.get("JobState", ""))
+                self._state = _phase_of(job)
         return self._state
 
 
-def state_of(slurm_state: str) -> JobState:
-    """Return what a word of ``scontrol show job`` means to somebody who waits for the run's end."""
-    if slurm_state in _PENDING:
-        return "pending"
-    return "running" if slurm_state in _RUNNING else "ended"
+def _phase_of(job: Mapping[str, str] | None) -> JobPhase:
+    """Return what the record of a job means to somebody who waits for the end of a run."""
+    state = None if job is None else JOB_STATES.get(job.get("JobState", ""))
+    if state is None or state.has_ended:
+        return "ended"
+    return "pending" if state.is_waiting else "running"

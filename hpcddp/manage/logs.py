@@ -1,10 +1,10 @@
-"""What the ranks of an attempt printed, as one text in the order of time."""
+"""The logs of the ranks of an attempt, merged in the order of time."""
 
 from __future__ import annotations
 
 import heapq
-import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 from hpcddp.errors import UserError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, read_failures
-from hpcddp.run.job_records import read_start
-from hpcddp.run.log_timestamps import read_times
-from hpcddp.run.ranks import known_hosts
+from hpcddp.run.files import GrowingFile
+from hpcddp.run.job_records import known_hosts, read_start
+from hpcddp.run.log_timestamps import Times, read_times
 from hpcddp.run.record import RecordError
 
 BATCH = "batch"
@@ -153,12 +153,24 @@ def lines_of(source: Source) -> Iterator[LogLine]:
     times = read_times(source.path)
     with source.path.open("rb") as stream:
         stream.seek(source.begin)
-        offset = source.begin
-        for line in stream:
-            offset += len(line)
-            if source.end is not None and offset > source.end:
-                return
-            yield LogLine(time=times.at(offset - 1), source=source, text=line_text(line))
+        length = sys.maxsize if source.end is None else source.end - source.begin
+        yield from _timed(source, _first_bytes(stream, length), source.begin, times)
+
+
+def _first_bytes(lines: Iterable[bytes], length: int) -> Iterator[bytes]:
+    """Yield lines as long as they lie within so many bytes."""
+    for line in lines:
+        length -= len(line)
+        if length < 0:
+            return
+        yield line
+
+
+def _timed(source: Source, lines: Iterable[bytes], offset: int, times: Times) -> Iterator[LogLine]:
+    """Yield the lines that begin at an offset, each with the time at which its last byte was written."""
+    for line in lines:
+        offset += len(line)
+        yield LogLine(time=times.at(offset - 1), source=source, text=line_text(line))
 
 
 def line_text(line: bytes) -> str:
@@ -177,32 +189,33 @@ class LogFollower:
 
     def __init__(self, attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool = False) -> None:
         self._attempt, self._ranks, self._batch = attempt, ranks, batch
-        self._offsets: dict[Path, int] = {}
+        self._files: dict[Path, GrowingFile] = {}
 
     def new_lines(self, now: float, *, ended: bool = False) -> list[LogLine]:
-        """Return the lines that were completed since the last look; at the first look, all of them.
+        """Return the lines that were completed since the last call; the first call returns all of them.
 
         Args:
             now: seconds since the epoch.
             ended: whether nothing more is written; then a last line without its end is a line too.
         """
+        is_first = not self._files
         logs = sources(self._attempt, batch=self._batch)
         logs = [log for log in logs if not self._ranks or log.rank is None or log.rank in self._ranks]
-        if not self._offsets:
-            self._offsets = {log.path: _end_of(log, ended=ended) for log in logs}
-            return list(merged([_until(log, self._offsets[log.path]) for log in logs]))
-        return [line for log in logs for line in self._added(log, now, ended=ended)]
+        added = [self._added(log, None if is_first else now, ended=ended) for log in logs]
+        return list(heapq.merge(*added, key=lambda line: line.time))
 
-    def _added(self, log: Source, now: float, *, ended: bool) -> Iterator[LogLine]:
-        begin = self._offsets.get(log.path, log.begin)
-        end = _end_of(log, ended=ended)
-        if end <= begin:
-            return
-        self._offsets[log.path] = end
-        with log.path.open("rb") as stream:
-            stream.seek(begin)
-            for line in stream.read(end - begin).splitlines():
-                yield LogLine(time=now, source=log, text=line_text(line))
+    def _added(self, log: Source, now: float | None, *, ended: bool) -> list[LogLine]:
+        """Return the new lines of one log.
+
+        Args:
+            log: the log.
+            now: the time of all of them; None reads when each was written.
+            ended: as ``new_lines`` has it.
+        """
+        file = self._files.setdefault(log.path, GrowingFile(log.path, begin=log.begin))
+        times = read_times(log.path) if now is None else Times(sizes=(), times=(now,))
+        begin = file.offset
+        return list(_timed(log, file.new_lines(ended=ended), begin, times))
 
 
 class OutputFollower:
@@ -234,26 +247,3 @@ class OutputFollower:
 
     def _added(self, now: float, *, ended: bool) -> list[LogLine]:
         return [] if self._follower is None else self._follower.new_lines(now, ended=ended)
-
-
-def _until(log: Source, end: int) -> Source:
-    return Source(path=log.path, rank=log.rank, host=log.host, begin=log.begin, end=end)
-
-
-def _end_of(log: Source, *, ended: bool) -> int:
-    """Return the offset behind what can be shown of a log."""
-    return log.path.stat().st_size if ended else _last_line_end(log.path)
-
-
-def _last_line_end(path: Path) -> int:
-    """Return the offset behind the last complete line."""
-    with path.open("rb") as stream:
-        end = stream.seek(0, os.SEEK_END)
-        while end > 0:
-            begin = max(0, end - 65536)
-            stream.seek(begin)
-            found = stream.read(end - begin).rfind(b"\n")
-            if found >= 0:
-                return begin + found + 1
-            end = begin
-    return 0

@@ -1,19 +1,17 @@
-"""What a run's own files say of it. Nobody is asked."""
+"""Read the files of a run, without a question to Slurm."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import read_event_log
+from hpcddp.run.events import Event, EventKind, read_event_log
 from hpcddp.run.files import TAIL_BYTES
-from hpcddp.run.job_records import Start, SubmissionRecord, newest_start, read_submission
-from hpcddp.run.metrics import MetricsLine, read_metrics
-from hpcddp.run.ranks import read_ranks
+from hpcddp.run.job_records import Start, SubmissionRecord, newest_start, read_ranks, read_submission
+from hpcddp.run.metrics import MetricsLine, read_metrics, read_plan
 from hpcddp.run.record import Lines, RecordError, RecordT
 from hpcddp.run.result import Result, read_result
 
@@ -40,7 +38,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
-    """What a run has left in its directory so far.
+    """The content of a run directory.
 
     Args:
         run: its directory; an element of a sweep that has not begun has none yet.
@@ -53,37 +51,39 @@ class Traces:
         met: whether all ranks of the newest attempt have met.
         damaged: a sentence for each of its records that cannot be read.
         is_job_known: whether none of these is about its job or its result, which would come first.
+        is_result_damaged: whether its result is there and cannot be read.
     """
 
     run: RunDirectory
     job: Job | None
     attempt: int | None = None
     result: Result | None = None
-    events: tuple[Mapping[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
     total_steps: int | None = None
-    progress: Progress | None = None
+    progress: RunProgress | None = None
     met: bool = False
     damaged: tuple[str, ...] = ()
     is_job_known: bool = True
+    is_result_damaged: bool = False
 
     @property
     def start(self) -> Start | None:
         """The start of the newest attempt, if the run's job has begun it."""
         return None if self.job is None else self.job.start
 
-    def of_attempt(self, kind: str) -> list[Mapping[str, Any]]:
+    def of_attempt(self, kind: EventKind) -> list[Event]:
         """Return the events of one kind of the newest attempt."""
-        return [event for event in self.events if event["event"] == kind and event["attempt"] == self.attempt]
+        return [event for event in self.events if event.kind == kind and event.attempt == self.attempt]
 
     @property
     def cause(self) -> str | None:
         """Why the last attempt ended, a ``Cause``'s word; None while nobody says."""
-        return next((event["cause"] for event in reversed(self.events) if event.get("cause")), None)
+        return next((event.cause for event in reversed(self.events) if event.cause), None)
 
     @property
     def ended(self) -> float | None:
         """When the last sign of life was, in seconds since the epoch."""
-        times = [float(event["time"]) for event in self.events[-1:]]
+        times = [event.time for event in self.events[-1:]]
         return max([*times, *([self.progress.time] if self.progress else [])], default=None)
 
 
@@ -102,21 +102,22 @@ def read_traces(run: RunDirectory, *, job: Job | None = None) -> Traces:
     of_job = tuple(damage for damage in (submission_damage, start_damage, result_damage) if damage is not None)
     events, events_damage = readable_lines(run.events, lambda: read_event_log(run.events, TAIL_BYTES))
     metrics, metrics_damage = readable_lines(run.metrics, lambda: read_metrics(run.metrics, _TAIL_BYTES))
-    logs_damage = (ranks_damage, events_damage, metrics_damage)
-    damaged = (*of_job, *(damage for damage in logs_damage if damage is not None))
-    plan = read_document(run.plan) or {}
+    plan, plan_damage = readable(lambda: read_plan(run))
+    of_rest = (ranks_damage, plan_damage, events_damage, metrics_damage)
+    damaged = (*of_job, *(damage for damage in of_rest if damage is not None))
     began = 0.0 if start is None else start.time
     return Traces(
         run=run,
         job=_job(submission, start) or job,
         attempt=attempt,
         result=result,
-        events=tuple(event.as_json() for event in events),
-        total_steps=plan.get("total_steps"),
+        events=events,
+        total_steps=None if plan is None else plan.total_steps,
         progress=progress_of(metrics, since=began),
         met=attempt is not None and run.attempt(attempt).ranks.exists(),
         damaged=damaged,
         is_job_known=not of_job,
+        is_result_damaged=result_damage is not None,
     )
 
 
@@ -135,15 +136,6 @@ def readable_lines(path: Path, read: Callable[[], Lines[RecordT]]) -> tuple[tupl
     """Return the lines of a log that can be read, and what a person should know of the others, or None."""
     lines, damage = readable(read)
     return ((), damage) if lines is None else (lines.records, lines.sentence(path))
-
-
-def read_document(path: Path) -> dict[str, Any] | None:
-    """Return the JSON document in a file; None if it is not there or cannot be read: others must still be told of."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def _job(submission: SubmissionRecord | None, start: Start | None) -> Job | None:
@@ -174,7 +166,7 @@ _TAIL_BYTES: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RunProgress:
     """How far a run is.
 
     Args:
@@ -203,7 +195,7 @@ class Progress:
         return max(0.0, (total_steps - self.step) / self.steps_per_s - (now - self.time))
 
 
-def read_progress(metrics: Path, *, since: float = 0.0) -> Progress | None:
+def read_progress(metrics: Path, *, since: float = 0.0) -> RunProgress | None:
     """Return how far a run is, or None before its first step.
 
     Args:
@@ -216,7 +208,7 @@ def read_progress(metrics: Path, *, since: float = 0.0) -> Progress | None:
     return progress_of(read_metrics(metrics, _TAIL_BYTES).records, since=since)
 
 
-def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0) -> Progress | None:
+def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0) -> RunProgress | None:
     """Return how far a run is, or None before its first step.
 
     Args:
@@ -230,7 +222,7 @@ def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0) -> Progre
         return None
     last, moment = lines[-1]
     samples_per_s, steps_per_s = _speed([(line, moment) for line, moment in lines if moment >= since])
-    return Progress(
+    return RunProgress(
         step=last.step,
         loss=last.number("loss"),
         samples_per_s=samples_per_s,

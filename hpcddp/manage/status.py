@@ -1,4 +1,4 @@
-"""What runs are doing, and what became of them: their files, and one question to Slurm for all of them."""
+"""The state of runs, from their files and one query to Slurm for all of them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,112 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from hpcddp.manage.run_files import Job, Traces, read_traces
-from hpcddp.manage.states import State, state_in_slurm, state_of_result
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.ranks import known_hosts
-from hpcddp.slurm.commands import SlurmCommandError
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.run.job_records import known_hosts
+from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
+from hpcddp.slurm.job import JOB_STATES, JobState
+from hpcddp.stop.reasons import Cause
+
+
+class State(StrEnum):
+    """The state of a run."""
+
+    PENDING = "pending"
+    """Its job waits to start."""
+    HELD = "held"
+    """Its job waits, and does not start before somebody releases it."""
+    REQUEUED = "requeued"
+    """It has run, and its job waits to run again, or is about to."""
+    STARTING = "starting"
+    """Its job runs, and no step was made yet."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """It was told to end, and saves or leaves its nodes."""
+    SUSPENDED = "suspended"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed out"
+    """Its time was over, and it does not go on by itself."""
+    PREEMPTED = "preempted"
+    """Its nodes were taken, and it does not go on by itself."""
+    STOPPED = "stopped"
+    """It stopped where it can be taken up, and does not go on by itself."""
+    LOST = "lost"
+    """It left no result, and nobody knows its job any more."""
+    UNKNOWN = "unknown"
+    """It left no result, and nobody can be asked; or its result cannot be read."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a job of the run waits or runs."""
+        return self in _ALIVE
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether it holds nodes now."""
+        return self in _ON_NODES
+
+
+_ON_NODES: Final = frozenset({State.STARTING, State.RUNNING, State.STOPPING, State.SUSPENDED})
+_ALIVE: Final = _ON_NODES | {State.PENDING, State.HELD, State.REQUEUED}
+
+_OF_JOB: Final[Mapping[JobState, State]] = MappingProxyType(
+    {
+        JobState.PENDING: State.PENDING,
+        JobState.HELD: State.HELD,
+        JobState.CONFIGURING: State.STARTING,
+        JobState.RUNNING: State.RUNNING,
+        JobState.SUSPENDED: State.SUSPENDED,
+        JobState.COMPLETING: State.STOPPING,
+        # A run that comes to its end leaves a result.
+        JobState.COMPLETED: State.LOST,
+        JobState.FAILED: State.FAILED,
+        JobState.CANCELLED: State.CANCELLED,
+        JobState.TIMED_OUT: State.TIMED_OUT,
+        JobState.PREEMPTED: State.PREEMPTED,
+        JobState.NODE_FAILURE: State.FAILED,
+    }
+)
+_HELD: Final = ("jobheld", "launch failed requeued held", "job requeued in held state")
+
+_RESULTS: Final[Mapping[str, State]] = MappingProxyType(
+    {
+        "finished": State.FINISHED,
+        "failed": State.FAILED,
+        "cancelled": State.CANCELLED,
+        "stopped": State.STOPPED,
+    }
+)
+_STOPPED_BY: Final[Mapping[str, State]] = MappingProxyType(
+    {"time_limit": State.TIMED_OUT, "preemption": State.PREEMPTED}
+)
+
+
+def state_in_slurm(job: QueuedJob) -> State:
+    """Return what the state of its job means for a run that has left no result."""
+    known = JOB_STATES.get(job.state)
+    state = State.UNKNOWN if known is None else _OF_JOB[known]
+    reason = job.reason.lower().replace("_", " ").strip("()")
+    return State.HELD if state is State.PENDING and reason.startswith(_HELD) else state
+
+
+def state_of_result(status: str, cause: str | None) -> State:
+    """Return the state that a result means.
+
+    Args:
+        status: the result's word.
+        cause: why the last attempt ended, a ``Cause``'s word; None if that is not known.
+    """
+    state = _RESULTS.get(status, State.UNKNOWN)
+    return _STOPPED_BY.get(cause or "", state) if state is State.STOPPED else state
+
 
 # What Slurm takes for the end of a job without a limit is a year away (slurm.h, YEAR_SECONDS).
 _UNLIMITED_S: Final = 360 * 24 * 3600.0
@@ -28,8 +125,8 @@ class RunStatus:
 
     Args:
         traces: what its files say.
-        state: what it is doing, or what became of it.
-        job: what Slurm says of its job; None if it says nothing, or was not asked.
+        state: its state.
+        job: its job in Slurm; None if Slurm does not know it, or was not asked.
         now: the moment, in seconds since the epoch.
     """
 
@@ -47,7 +144,7 @@ class RunStatus:
     def step(self) -> int | None:
         """Optimizer steps done; None where the run tells of none."""
         result, progress = self.traces.result, self.traces.progress
-        saved = [event["step"] or 0 for event in self.traces.events if event["event"] == "save"]
+        saved = [event.step or 0 for event in self.traces.events if event.kind == "save"]
         known = [result.steps if result else None, progress.step if progress else None, max(saved, default=None)]
         return next((step for step in known if step is not None), None)
 
@@ -201,6 +298,12 @@ def state_of(traces: Traces, answers: Answers) -> State:
     """
     if traces.result is not None:
         return state_of_result(traces.result.status, traces.cause)
+    state = _state_of_job(traces, answers)
+    # It has left a result, which nobody can read.
+    return State.UNKNOWN if state is State.LOST and traces.is_result_damaged else state
+
+
+def _state_of_job(traces: Traces, answers: Answers) -> State:
     if traces.job is None:
         return State.UNKNOWN
     if traces.job.local:
@@ -272,7 +375,7 @@ def _with_job(traces: Traces, job: QueuedJob) -> State:
 
 def _without_job(traces: Traces) -> State:
     """Return what became of a run that Slurm has forgotten: only what the run's user did is still known."""
-    if any(event.get("cause") == "cancelled" for event in traces.events[-1:]):
+    if any(event.cause == Cause.CANCELLED for event in traces.events[-1:]):
         return State.CANCELLED
     return State.LOST
 

@@ -1,4 +1,4 @@
-"""Why a run waits, how far it is, or why it ended; and the one command that helps."""
+"""Explain why a run waits, how far it is, or why it ended, and which command helps."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from typing import Any, Final
 
 from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, ranks_text
-from hpcddp.manage.states import State
-from hpcddp.manage.status import RunStatus
-from hpcddp.manage.sweeps import SweepStatus
+from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import read_events
+from hpcddp.run.events import Event, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, read_failures
 from hpcddp.run.files import read_tail
-from hpcddp.run.result import Result
-from hpcddp.run.summary import newest_saved_step, resume_command
+from hpcddp.run.result import Result, resume_command
 from hpcddp.run.sweep import element_id
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.slurm.commands import QueuedJob
 from hpcddp.stop.reasons import ExitCode
 
 _WAITS: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})
-_TOLD: Final = 6
+_HISTORY_LINES: Final = 6
 _TAIL_BYTES: Final = 4096
 # After these the same run would end in the same way again.
 _LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.NO_PROGRESS, ExitCode.HANG})
@@ -110,6 +108,11 @@ def explain(
         return _waits(status, status.job, priority, called)
     if status.state in _WAITS or status.state.has_nodes:
         return _runs(status, called)
+    if status.traces.is_result_damaged:
+        told = any(event.kind == "finish" for event in status.traces.events[-1:])
+        how = "its event log says that it has finished" if told else "nobody can tell how"
+        why = f"it has ended, and {how}: its result cannot be read"
+        return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status))
     if status.state is State.UNKNOWN:
         asked = "Slurm could not be asked" if unanswered else "it was started on another machine, or nothing says where"
         why = f"nobody can tell: it has left no result, and {asked}"
@@ -222,29 +225,32 @@ def _last_words(status: RunStatus) -> Iterator[str]:
 
 def _history(status: RunStatus) -> tuple[str, ...]:
     """Return how each attempt began and ended."""
-    lines = list(_told(read_events(status.run.events)))
-    left_out = len(lines) - _TOLD
-    return (f"... {left_out} earlier lines in {status.run.events}", *lines[-_TOLD:]) if left_out > 1 else tuple(lines)
+    lines = list(_history_lines(read_events(status.run.events)))
+    left_out = len(lines) - _HISTORY_LINES
+    return (
+        (f"... {left_out} earlier lines in {status.run.events}", *lines[-_HISTORY_LINES:])
+        if left_out > 1
+        else tuple(lines)
+    )
 
 
-def _told(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _history_lines(events: Sequence[Event]) -> Iterator[str]:
     for event in events:
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
-        step = "" if event.get("step") is None else f" after step {event['step']}"
-        if event["event"] == "start":
-            yield f"{moment}  attempt {event['attempt']} began on {event.get('host')}"
-        elif event["event"] == "resume":
-            yield f"{moment}  {event['reason']}"
-        elif event["event"] == "requeue":
-            asked = event.get("by") == "user"
-            cause = "its user asked for it" if asked else _CAUSES.get(str(event.get("cause")), str(event.get("cause")))
-            yield f"{moment}  attempt {event['attempt']} stopped{step}, to go on: {cause}"
-        elif event["event"] == "stop" and "saved" not in event:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
+        step = "" if event.step is None else f" after step {event.step}"
+        if event.kind == "start":
+            yield f"{moment}  attempt {event.attempt} began on {event.host}"
+        elif event.kind == "resume":
+            yield f"{moment}  {event.reason}"
+        elif event.kind == "requeue":
+            cause = "its user asked for it" if event.by == "user" else _CAUSES.get(str(event.cause), event.cause)
+            yield f"{moment}  attempt {event.attempt} stopped{step}, to go on: {cause}"
+        elif event.kind == "stop" and event.saved is None:
             # What the ranks write of the same stop says how, not why.
-            yield f"{moment}  attempt {event['attempt']} stopped{step}: {event['reason']}"
-        elif event["event"] in {"failure", "finish"}:
-            ended = "failed" if event["event"] == "failure" else "finished"
-            yield f"{moment}  attempt {event['attempt']} {ended}{step}"
+            yield f"{moment}  attempt {event.attempt} stopped{step}: {event.reason}"
+        elif event.kind in {"failure", "finish"}:
+            ended = "failed" if event.kind == "failure" else "finished"
+            yield f"{moment}  attempt {event.attempt} {ended}{step}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from hpcddp.run.files import append_line
 from hpcddp.run.record import FORMAT, Lines, Record, read_last_lines
@@ -16,32 +16,52 @@ from hpcddp.stop.reasons import Cause
 EventKind = Literal[
     "start", "train", "signal", "stop", "save", "requeue", "resume", "failure", "finish", "warning", "progress"
 ]
+_KIND = "event"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event(Record):
-    """One event; arguments as ``append_event`` has them. A later version may have other kinds.
+    """One event. A later version may have other kinds.
 
     Args:
-        event: what happened.
+        kind: what happened, an ``EventKind``; its key in the file is ``event``.
+        time: seconds since the epoch.
+        attempt: the attempt that it happened in.
+        step: the optimizer step, where there is one.
+        reason: why, in a few words.
         cause: why an attempt ended, a ``Cause``'s word; None for other events.
+        host: where an attempt starts, or a signal arrives.
+        by: who has requeued the job: ``user``, ``slurm`` or ``hpcddp``.
+        saved: whether the ranks that stopped have saved their state; None where no rank says so.
+        stamp: the time of the last change of ``HPCDDP_PROGRESS_FILE``, in nanoseconds.
+        facts: what else is known, by name.
     """
 
     ADVICE: ClassVar[str] = "its line is left out"
 
-    event: str
+    kind: str
     time: float
     attempt: int
     step: int | None = None
     reason: str | None = None
     cause: str | None = None
+    host: str | None = None
+    by: str | None = None
+    saved: bool | None = None
+    stamp: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object, without the version of its layout."""
-        cause = {} if self.cause is None else {"cause": self.cause}
-        document = {"event": self.event, "time": self.time, "attempt": self.attempt}
-        return {**document, "step": self.step, "reason": self.reason, **cause, **self.facts}
+    @property
+    def known_cause(self) -> Cause:
+        """The cause; ``UNKNOWN`` if the event names none, or one of a newer version."""
+        return next((cause for cause in Cause if cause == self.cause), Cause.UNKNOWN)
+
+    @classmethod
+    def from_document(cls, document: object) -> Self:
+        """Return the event of a JSON object; raises ``ValueError`` as ``Record`` does."""
+        if isinstance(document, dict):
+            document = {"kind" if name == _KIND else name: value for name, value in document.items()}
+        return super(Event, cls).from_document(document)
 
 
 def append_event(
@@ -55,25 +75,14 @@ def append_event(
     cause: str | None = None,
     **facts: object,
 ) -> None:
-    """Append one event.
-
-    Args:
-        path: the run's ``events.jsonl``.
-        kind: what happened.
-        time: seconds since the epoch.
-        attempt: the attempt that it happened in.
-        step: the optimizer step, where there is one.
-        reason: why, in a few words.
-        cause: why the attempt ended, a ``Cause``'s word.
-        facts: what else is known, by name.
-    """
-    event = Event(event=kind, time=time, attempt=attempt, step=step, reason=reason, cause=cause, facts=facts)
-    document = {**event.as_json(), "format": FORMAT}
-    append_line(path, json.dumps(document, ensure_ascii=False))
+    """Append one event to the run's ``events.jsonl``; the arguments and the facts are those of ``Event``."""
+    cause_of_end = {} if cause is None else {"cause": cause}
+    document = {_KIND: kind, "time": time, "attempt": attempt, "step": step, "reason": reason, **cause_of_end, **facts}
+    append_line(path, json.dumps({**document, "format": FORMAT}, ensure_ascii=False))
 
 
 def read_event_log(path: Path, size: int = sys.maxsize) -> Lines[Event]:
-    """Return the events of a run in the order in which they were written.
+    """Return the events of a run in the order in which they were written, and how many lines are damaged.
 
     Args:
         path: the run's ``events.jsonl``; it need not exist.
@@ -85,15 +94,15 @@ def read_event_log(path: Path, size: int = sys.maxsize) -> Lines[Event]:
     return read_last_lines(path, Event, size)
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a run as JSON objects that were checked; a damaged line is left out.
+def read_events(path: Path) -> list[Event]:
+    """Return the events of a run; a damaged line is left out.
 
     Raises:
         RecordError: the log cannot be read.
     """
-    return [event.as_json() for event in read_event_log(path).records]
+    return list(read_event_log(path).records)
 
 
-def cause_of_event(event: Mapping[str, Any]) -> Cause:
-    """Return the cause that an event names; ``UNKNOWN`` if it names none, or one of a newer version."""
-    return next((cause for cause in Cause if cause == event.get("cause")), Cause.UNKNOWN)
+def newest_saved_step(events: Iterable[Event]) -> int:
+    """Return the newest step that the events say was saved, or 0."""
+    return max((event.step or 0 for event in events if event.kind == "save"), default=0)

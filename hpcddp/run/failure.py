@@ -1,4 +1,4 @@
-"""Who failed first: one record per rank and attempt, and the sentence that a person reads at the end."""
+"""Failure records of the ranks, the order in which they failed, and the sentence about the first failure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import ClassVar, Final
 
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import read_tail
-from hpcddp.run.program_end import read_exits
-from hpcddp.run.ranks import known_hosts
+from hpcddp.run.job_records import known_hosts, read_exits
 from hpcddp.run.record import Record, RecordError, create_record, read_record
 from hpcddp.stop.reasons import Cause
 
@@ -134,7 +133,7 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     if not_started := {why for rank in silent if (why := never_started(attempt, rank)) is not None}:
         return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(not_started))}"
     if silent := first_silent(attempt):
-        return f"{_places(attempt, silent)} ended without a word{_step_of(records)}: {_how(attempt, silent)}"
+        return f"{_places(attempt, silent)} ended without an error message{_step_of(records)}: {_how(attempt, silent)}"
     if (why := container_error(attempt)) is not None:
         return f"the containers did not start: pyxis: {why}"
     return _without_a_cause(attempt)
@@ -161,7 +160,7 @@ def _hang_sentence(attempt: AttemptDirectory, first: FailureRecord, silent: Sequ
     if silent:
         return (
             f"{_places(attempt, silent)} stopped answering{first.when}: stopped, stuck below Python, or its host is "
-            f"gone; {first.place} waited in vain"
+            f"gone; {first.place} waited for other ranks"
         )
     return f"all ranks waited for each other{first.when}: {first.headline}"
 

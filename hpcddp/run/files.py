@@ -189,3 +189,41 @@ def sync_directory(path: Path) -> None:
 
 TAIL_BYTES: Final = 64 * 1024
 """How much of a file's end is read."""
+
+
+class GrowingFile:
+    """Reads what another process appends to a file, line by line, also when the file is replaced by another one.
+
+    Args:
+        path: the file; it need not exist yet.
+        begin: the offset of the first line to read.
+
+    Attributes:
+        offset: the offset behind the last line that was read.
+    """
+
+    def __init__(self, path: Path, *, begin: int = 0) -> None:
+        self._path, self._begin, self.offset = path, begin, begin
+        self._inode: int | None = None
+
+    def new_lines(self, *, ended: bool = False) -> list[bytes]:
+        """Return the complete lines that were appended since the last call, each with its end.
+
+        Args:
+            ended: whether nothing more is appended; then a last line without its end is a line too.
+        """
+        try:
+            stream = self._path.open("rb")
+        except FileNotFoundError:
+            return []
+        with stream:
+            inode = os.fstat(stream.fileno()).st_ino
+            if self._inode not in (None, inode):
+                self.offset = self._begin
+            self._inode = inode
+            stream.seek(self.offset)
+            content = stream.read()
+        *lines, rest = content.split(b"\n")
+        found = [*(line + b"\n" for line in lines), *([rest] if ended and rest else [])]
+        self.offset += sum(map(len, found))
+        return found

@@ -43,8 +43,8 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     found = exact or _without_elements([run for run in runs if text and run.name.startswith(text)])
     if not found:
         raise NoRunError(
-            f"{text!r} is no run: it is no run directory, and no run under {run_root} has an id that begins so; write "
-            "a run's path, its id, or --run-root"
+            f"no run under {run_root} matches {text!r}, and it is not a run directory; write a run's path, its id, or "
+            "--run-root"
         )
     if len(found) > 1:
         shown = ", ".join(str(run.relative_to(run_root)) for run in found[:_NAMED_AT_MOST])

@@ -1,13 +1,20 @@
-"""Records of the jobs that a run was given to: ``submission.json`` of the newest, ``start.json`` of each attempt."""
+"""Records that the processes of a job write for each other: of a run's newest submission, and of each attempt.
+
+``submission.json`` says where the run went. In the directory of an attempt: ``start.json``, ``rendezvous.json``,
+``ranks.json`` and ``here-rank-N.json``, ``world-rank-N.json``, ``requeue-requested.json``, ``decision.json`` and
+``exit-rank-N.json``. Failures have a module of their own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.record import Record, read_record, write_record
+from hpcddp.run.record import Record, RecordError, read_record, write_record
+from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,3 +163,301 @@ def newest_start(run: RunDirectory) -> Start | None:
     """
     number = run.newest_attempt()
     return None if number is None else read_start(run.attempt(number))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedAddress(Record):
+    """Where rank 0 of an attempt listens.
+
+    Args:
+        host: its host.
+        addresses: the addresses by which others may reach it, the most likely first.
+        port: the port.
+        token: what only this attempt knows.
+    """
+
+    ADVICE: ClassVar[str] = "the ranks of this attempt cannot meet; its checkpoints are as they were"
+
+    host: str
+    addresses: tuple[str, ...]
+    port: int
+    token: str
+
+
+def publish_address(attempt: AttemptDirectory, address: PublishedAddress) -> None:
+    """Write where rank 0 listens."""
+    write_record(attempt.rendezvous, address)
+
+
+def read_address(attempt: AttemptDirectory) -> PublishedAddress | None:
+    """Return where rank 0 listens, or None before it does.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    return read_record(attempt.rendezvous, PublishedAddress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequeueRequest(Record):
+    """The user of a run has asked to have it saved and started again; whatever it holds, the file says so.
+
+    Args:
+        time: seconds since the epoch.
+        by: the user's name.
+    """
+
+    ADVICE: ClassVar[str] = "the run is requeued all the same"
+
+    time: float
+    by: str
+
+
+def request_requeue(attempt: AttemptDirectory, request: RequeueRequest) -> None:
+    """Write that the run's user wants another attempt: no budget counts such a requeue."""
+    write_record(attempt.requeue_request, request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeparateWorld(Record):
+    """The program of a rank has started a world of its own; only whether the file is there is read.
+
+    Args:
+        rank: the rank.
+        launcher: the launcher that it has started.
+    """
+
+    ADVICE: ClassVar[str] = "it counts as long as it is there"
+
+    rank: int
+    launcher: str
+
+
+def report_separate_world(attempt: AttemptDirectory, world: SeparateWorld) -> None:
+    """Write that the program of a rank has started a world of its own."""
+    write_record(attempt.rank_world(world.rank), world)
+
+
+_RANKS_ADVICE: Final = "without it the hosts of the ranks are not known; everything else works"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank(Record):
+    """Where a rank runs.
+
+    Args:
+        host: its host.
+        gpu: its GPU; None if it has none, or runs a command.
+    """
+
+    ADVICE: ClassVar[str] = _RANKS_ADVICE
+
+    host: str
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks(Record):
+    """Where each rank of an attempt runs.
+
+    Args:
+        ranks: all of them, in their order.
+    """
+
+    ADVICE: ClassVar[str] = _RANKS_ADVICE
+
+    ranks: tuple[Rank, ...]
+
+    @classmethod
+    def upgraded(cls, document: object) -> object:
+        """Return a document of version 0, which is the list alone, in the layout of version 1."""
+        return {"ranks": document} if isinstance(document, list) else document
+
+
+def write_ranks(attempt: AttemptDirectory, ranks: Sequence[Rank]) -> None:
+    """Write where all ranks of an attempt run."""
+    write_record(attempt.ranks, Ranks(ranks=tuple(ranks)))
+
+
+def read_ranks(attempt: AttemptDirectory) -> tuple[Rank, ...] | None:
+    """Return where all ranks of an attempt run, or None before they have met.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    found = read_record(attempt.ranks, Ranks)
+    return None if found is None else found.ranks
+
+
+def known_hosts(attempt: AttemptDirectory) -> list[str] | None:
+    """Return the host of each rank, or None if they are not known, also where the record is damaged."""
+    try:
+        ranks = read_ranks(attempt)
+    except RecordError:
+        return None
+    return None if ranks is None else [rank.host for rank in ranks]
+
+
+def report_rank(attempt: AttemptDirectory, rank: int, place: Rank) -> None:
+    """Write where one rank of a command runs."""
+    write_record(attempt.rank_here(rank), place)
+
+
+def reported_ranks(attempt: AttemptDirectory, world_size: int) -> list[Rank]:
+    """Return where the ranks of a command run, those that have reported it.
+
+    Raises:
+        RecordError: a report is damaged.
+    """
+    reports = [read_record(attempt.rank_here(rank), Rank) for rank in range(world_size)]
+    return [report for report in reports if report is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision(Record):
+    """All ranks of an attempt stopped after the same step.
+
+    Args:
+        attempt: the attempt's number.
+        step: optimizer steps done.
+        reason: why the ranks stopped.
+        cause: the ``Cause``'s word, None if it was not asked or not known in time.
+        saved: whether a checkpoint of that very step is there.
+        save_s: how long the save took, in seconds; 0 if there was nothing to save.
+        time: seconds since the epoch.
+    """
+
+    ADVICE: ClassVar[str] = "the checkpoints are as they were; to go on from the newest, resume the run"
+
+    attempt: int
+    step: int
+    reason: StopReason
+    cause: str | None
+    saved: bool
+    save_s: float
+    time: float
+
+    @property
+    def known_cause(self) -> Cause | None:
+        """The cause, None if it was not asked, not known in time, or is one of a newer version."""
+        return next((cause for cause in Cause if cause == self.cause), None)
+
+
+def write_decision(attempt: AttemptDirectory, decision: Decision) -> None:
+    """Write the decision into the attempt's directory."""
+    write_record(attempt.decision, decision)
+
+
+def read_decision(attempt: AttemptDirectory) -> Decision | None:
+    """Return the attempt's decision, or None if its ranks did not agree to stop.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    return read_record(attempt.decision, Decision)
+
+
+Told = Literal["terminated", "warned", "deadline"]
+"""Why a program was told to end: its job must leave, the time limit is near and it listens, or its time is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramExit(Record):
+    """How one rank's program ended.
+
+    Args:
+        rank: the rank.
+        host: its host.
+        time: seconds since the epoch.
+        code: its exit code; a negative one is the signal that killed it, as ``subprocess`` has it.
+        told: what it had been told before; None if it ended by itself.
+    """
+
+    ADVICE: ClassVar[str] = "how the program of that rank ended is not known; the logs of the ranks may tell"
+
+    rank: int
+    host: str
+    time: float
+    code: int
+    told: Told | None = None
+
+
+def write_exit(attempt: AttemptDirectory, record: ProgramExit) -> None:
+    """Write the record of a rank."""
+    write_record(attempt.rank_exit(record.rank), record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEnd:
+    """How the programs of all ranks of an attempt ended.
+
+    Args:
+        exits: the records; that of a killed task is missing.
+        world_size: ranks in the job.
+        requested: whether the file is there that says that the program wants to go on.
+        damage: a record that cannot be read; it counts as missing where Slurm says enough.
+    """
+
+    exits: Sequence[ProgramExit]
+    world_size: int
+    requested: bool
+    damage: RecordError | None = None
+
+    @property
+    def wants_to_go_on(self) -> bool:
+        """Whether some rank asked to be run again: by exit code 75, or by the file."""
+        return self.requested or any(exit_.code == ExitCode.STOPPED for exit_ in self.exits)
+
+    @property
+    def was_told(self) -> bool:
+        """Whether some rank was told to end before it did."""
+        return any(exit_.told for exit_ in self.exits)
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether it was the time limit that they were told of."""
+        return any(exit_.told in {"warned", "deadline"} for exit_ in self.exits)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank left a record. One that did not was killed together with its task, or its node is gone."""
+        return len(self.exits) == self.world_size
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank ended well, by itself, and wants nothing more."""
+        well = self.is_complete and all(exit_.code == 0 for exit_ in self.exits)
+        return well and not (self.was_told or self.wants_to_go_on)
+
+
+def read_program_end(attempt: AttemptDirectory, *, world_size: int) -> ProgramEnd:
+    """Return how the programs of an attempt ended.
+
+    Args:
+        attempt: the attempt.
+        world_size: ranks in the job.
+    """
+    exits: list[ProgramExit] = []
+    damage: RecordError | None = None
+    for path in _exit_files(attempt):
+        try:
+            record = read_record(path, ProgramExit)
+        except RecordError as error:
+            damage = damage or error
+        else:
+            exits += [record] if record is not None else []
+    return ProgramEnd(exits=exits, world_size=world_size, requested=attempt.requeue_file.exists(), damage=damage)
+
+
+def read_exits(attempt: AttemptDirectory) -> list[ProgramExit]:
+    """Return the records of the programs of an attempt.
+
+    Raises:
+        RecordError: one of them is damaged.
+    """
+    records = (read_record(path, ProgramExit) for path in _exit_files(attempt))
+    return [record for record in records if record is not None]
+
+
+def _exit_files(attempt: AttemptDirectory) -> list[Path]:
+    return sorted(attempt.path.glob("exit-rank-*.json"))

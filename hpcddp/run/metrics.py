@@ -1,13 +1,56 @@
-"""The lines of ``metrics.jsonl``: one for each optimizer step and for each evaluation."""
+"""Plan and metrics of a training (``plan.json``, ``metrics.jsonl``), and the position of each tracker in them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from hpcddp.run.record import Lines, Record, read_last_lines
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.record import Lines, Record, read_last_lines, read_record, write_record
+
+if TYPE_CHECKING:
+    from hpcddp.jobfile.sections import Trackers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord(Record):
+    """The plan of a job that states a batch.
+
+    Args:
+        facts: all else that ``hpcddp plan --json`` prints, by name.
+        steps_per_epoch: optimizer steps; None if the task counts the training data.
+        total_steps: of the whole training; None like ``steps_per_epoch``.
+    """
+
+    ADVICE: ClassVar[str] = "without it the number of all steps is not known; everything else works"
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    steps_per_epoch: int | None = None
+    total_steps: int | None
+
+
+def read_plan(run: RunDirectory) -> PlanRecord | None:
+    """Return the plan of a run; None before there is one, and for a job that states no batch.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    return read_record(run.plan, PlanRecord)
+
+
+def write_plan_record(run: RunDirectory, document: Mapping[str, Any]) -> None:
+    """Write the plan of a run.
+
+    Args:
+        run: the run.
+        document: what ``hpcddp plan --json`` prints.
+    """
+    write_record(run.plan, PlanRecord.from_document(document))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +80,29 @@ class MetricsLine(Record):
         return {"step": self.step, **({} if self.time is None else {"time": self.time}), **self.facts}
 
 
+def lines_until(content: bytes, *, step: int, evaluated_step: int) -> bytes:
+    """Return the lines of a log of metrics up to a step; damaged lines and a torn last one are left out.
+
+    A resumed run may have a million lines, so each is only parsed; ``MetricsLine`` checks the rest where it is read.
+
+    Args:
+        content: the whole log.
+        step: the last step that is kept.
+        evaluated_step: the step of the last evaluation that is kept.
+    """
+    kept = []
+    for line in content.split(b"\n"):
+        try:
+            record = json.loads(line)
+            last = evaluated_step if "val_samples" in record else step
+            is_kept = type(record) is dict and type(record["step"]) is int and record["step"] <= last
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
+        if is_kept:
+            kept.append(line + b"\n")
+    return b"".join(kept)
+
+
 def read_metrics(path: Path, size: int) -> Lines[MetricsLine]:
     """Return the last lines of a run's metrics.
 
@@ -48,3 +114,56 @@ def read_metrics(path: Path, size: int) -> Lines[MetricsLine]:
         RecordError: it cannot be read.
     """
     return read_last_lines(path, MetricsLine, size)
+
+
+PACKAGES: Mapping[str, str] = MappingProxyType(
+    {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
+)
+"""The smallest package that a tracker needs."""
+
+
+def is_installed(name: str) -> bool:
+    """Return whether this Python has a tracker's package; imports nothing.
+
+    A folder of that name, such as the ``wandb/`` that W&B leaves behind, is no package.
+    """
+    found = find_spec(name)
+    return found is not None and found.origin is not None
+
+
+def chosen(trackers: Trackers) -> tuple[str, ...]:
+    """Return the trackers of a job: the named ones, or TensorBoard where this Python has it."""
+    if trackers.use is not None:
+        return trackers.use
+    return ("tensorboard",) if is_installed("tensorboard") else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerMemory(Record):
+    """What a tracker has been told of a run.
+
+    Args:
+        run_id: what the tracker calls the run; None before it has said so.
+        step: the last step that it was told; -1 before the first.
+        evaluated_step: the step of the last evaluation that it was told; -1 before the first.
+    """
+
+    ADVICE: ClassVar[str] = "the tracker is told of the run from its beginning"
+
+    run_id: str | None = None
+    step: int = -1
+    evaluated_step: int = -1
+
+
+def read_memory(path: Path) -> TrackerMemory:
+    """Return what a tracker has been told, which is nothing where there is no file.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    return read_record(path, TrackerMemory) or TrackerMemory()
+
+
+def write_memory(path: Path, memory: TrackerMemory) -> None:
+    """Write what a tracker has been told."""
+    write_record(path, memory)

@@ -16,7 +16,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_text
 from hpcddp.run.job_records import Start, SubmissionRecord, newest_start, read_submission
 from hpcddp.run.ownership import RunDirectoryError
-from hpcddp.run.summary import resume_command
+from hpcddp.run.result import resume_command
 from hpcddp.run.sweep import sweep_of
 from hpcddp.slurm.directives import Directive
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -46,7 +47,8 @@ class RecordError(HpcddpError):
 class Record:
     """A record that has a file of its own, or a line of its own in a log.
 
-    A field without a default must be in the file. A class with a field ``facts`` keeps the other keys there.
+    A field without a default must be in the file. A class with a field ``facts`` keeps the other keys there. A member
+    of an enum is written as its name in lower case.
     """
 
     ADVICE: ClassVar[str]
@@ -255,15 +257,24 @@ def _checked(value: object, type_: object) -> object:
         matches = False
     elif isinstance(origin, type) and issubclass(origin, Mapping):
         matches = isinstance(value, dict)
-    elif isinstance(type_, type) and is_dataclass(type_):
-        return _dataclass_from(value, type_)
-    elif type_ is float:
-        return _finite(value)
+    elif isinstance(type_, type) and type_ is not Any:
+        return _checked_class(value, type_)
     else:
-        matches = type_ is Any or type(value) is type_
+        matches = type_ is Any
     if not matches:
         raise TypeError(_described(value))
     return value
+
+
+def _checked_class(value: object, type_: type) -> object:
+    if is_dataclass(type_):
+        return _dataclass_from(value, type_)
+    if type_ is float:
+        return _finite(value)
+    members = [member for member in type_ if member.name.lower() == value] if issubclass(type_, Enum) else []
+    if not members and type(value) is not type_:
+        raise TypeError(_described(value))
+    return members[0] if members else value
 
 
 def _checked_union(value: object, types: Sequence[object]) -> object:
@@ -312,6 +323,8 @@ def _document_of(value: object) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.name.lower()
     if is_dataclass(value):
         return _document_of(value)
     if isinstance(value, tuple):

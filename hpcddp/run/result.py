@@ -1,14 +1,19 @@
-"""The result of a run, ``result.json``: what came of it, written once it has ended for good."""
+"""The result of a run, ``result.json``, and the sentences about the end of an attempt."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.record import Record, read_record, write_record
+from hpcddp.run.job_records import Decision
+from hpcddp.run.record import Record, RecordError, read_record, write_record
+from hpcddp.stop.reasons import Cause, StopReason
 
 FINISHED: Final = "finished"
 """The status of a run that has come to its own end."""
@@ -96,3 +101,74 @@ def has_finished(run: RunDirectory) -> bool:
     """
     result = read_result(run)
     return result is not None and result.status == FINISHED
+
+
+def newest_noise_scale(runs: Path) -> tuple[str, float] | None:
+    """Return the run id and the gradient noise scale, in samples, of the newest run that has finished with one.
+
+    Args:
+        runs: the folder of a job's runs, ``<run_root>/<name>``; it need not exist.
+    """
+    found = []
+    for path in runs.iterdir() if runs.is_dir() else ():
+        run = RunDirectory(path)
+        try:
+            result = read_result(run)
+            if result is not None and result.noise_scale is not None:
+                found.append((run.result.stat().st_mtime_ns, path.name, result.noise_scale))
+        except (OSError, RecordError):
+            # What is not readable here tells nothing about the batch.
+            continue
+    return max(found)[1:] if found else None
+
+
+_CAUSES: Mapping[Cause, str] = MappingProxyType(
+    {
+        Cause.PREEMPTION: "{job} was preempted",
+        Cause.TIME_LIMIT: "the time limit of {job} is near",
+        Cause.CANCELLED: "{job} was cancelled",
+        Cause.REQUEUED: "{job} was requeued by Slurm or by its user",
+    }
+)
+_REASONS: Mapping[StopReason, str] = MappingProxyType(
+    {
+        StopReason.REQUESTED: "the training's own code asked to stop",
+        StopReason.TERMINATED: "the tasks of {job} were told to end, and nobody can say why",
+    }
+)
+
+
+def resume_command(run: RunDirectory) -> str:
+    """Return the one command that continues a run; one whose script was submitted by hand needs its job file."""
+    job = [] if run.submission.exists() else ["JOB"]
+    return shlex.join(["hpcddp", "submit", *job, "--resume", str(run.path)])
+
+
+def why_it_stopped(cause: Cause, decision: Decision | None, *, job: str) -> str:
+    """Return why the attempt ended, where no error did it.
+
+    Args:
+        cause: the cause.
+        decision: what the ranks decided, if they did.
+        job: what to call the job.
+    """
+    sentence = _CAUSES.get(cause)
+    if sentence is None and decision is not None:
+        sentence = _REASONS.get(decision.reason)
+    return (sentence or "the tasks of {job} ended before their work was done").format(job=job)
+
+
+def what_is_saved(decision: Decision | None, newest_step: int) -> str:
+    """Return where the run would go on.
+
+    Args:
+        decision: what the ranks decided, if they did.
+        newest_step: the newest step that was ever saved; 0 if none was.
+    """
+    if decision is not None and decision.saved:
+        took = f" in {decision.save_s:.1f} s" if decision.save_s else ""
+        return f"step {decision.step} is saved{took}"
+    if decision is not None and decision.step:
+        kept = f"the newest checkpoint is of step {newest_step}" if newest_step else "there is no checkpoint"
+        return f"step {decision.step} could not be saved, {kept}"
+    return f"the newest checkpoint is of step {newest_step}" if newest_step else "no step is saved yet"

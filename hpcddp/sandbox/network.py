@@ -107,14 +107,6 @@ def on_node(directory: Path, node: str) -> tuple[str, ...]:
     return ("nsenter", f"--net={net}", f"--uts={uts}", "--")
 
 
-def enter_node(directory: Path, node: str, *, manager: int) -> tuple[str, ...]:
-    """Return the prefix of a command that runs it on a node, for use by root on this machine."""
-    # The files that keep the namespaces alive are mounted in the daemon manager's mount namespace.
-    inside = Path(f"/proc/{manager}/root") / directory.relative_to("/")
-    net, uts = (namespace_file(inside, kind, node) for kind in ("net", "uts"))
-    return ("nsenter", f"--target={manager}", "--mount", "--pid", f"--net={net}", f"--uts={uts}", "--")
-
-
 def build_commands(cluster: Cluster) -> tuple[Command, ...]:
     """Return the commands, run by the daemon manager in its own namespaces, that build the hosts.
 

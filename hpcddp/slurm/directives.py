@@ -1,4 +1,17 @@
-"""The ``#SBATCH`` directives of a job, in a fixed order."""
+r"""The ``#SBATCH`` directives of a job, in a fixed order, and the grammar of their lines.
+
+``quote_value`` writes a value so that sbatch reads it unchanged. Measured on Slurm 22.05.8; ``tests/cluster`` asks the
+real sbatch again:
+
+- A directive starts with ``#SBATCH``, in capitals, in the first column. Blank lines and comments may come between;
+  sbatch stops at the first other line.
+- White space separates words. Both kinds of quotes group; inside one kind, the other is an ordinary character.
+- A backslash escapes the next character, also inside single quotes. Before unquoted white space it escapes nothing: it
+  is removed, and the word ends.
+- An unquoted ``#`` ends the line, also in the middle of a word. An empty word ends it as well.
+- Nothing is expanded: no ``$``, no backquote, no ``~``. There is no continuation line and no limit on a line's length.
+- sbatch refuses a script with an unclosed quote, a NUL, or a carriage return at the end of a line.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +23,57 @@ from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.resources import Resources
 from hpcddp.jobfile.sweep import count_elements
-from hpcddp.slurm.grammar import UnwritableValueError, quote_value
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=-]+", re.ASCII)
+_UNWRITABLE = {
+    "\n": "a line break",
+    "\r": "a carriage return",
+    "\0": "a NUL character",
+}
+
+
+class UnwritableValueError(UserError):
+    """A value that cannot be written, however it is quoted."""
+
+    kind = "unwritable_value"
+
+
+def quote_value(text: str, *, field: str = "the value") -> str:
+    """Return ``text`` quoted for a ``#SBATCH`` line.
+
+    Args:
+        text: the value.
+        field: its name in an error.
+
+    Raises:
+        UnwritableValueError: the value has a character that cannot be quoted; the message names the field.
+    """
+    refuse_unwritable(text, _UNWRITABLE, field=field, place="an #SBATCH line")
+    if _PLAIN.fullmatch(text):
+        return text
+    escaped = text.replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'
+
+
+def refuse_unwritable(text: str, characters: dict[str, str], *, field: str, place: str) -> None:
+    """Refuse a text that contains one of ``characters`` or a lone surrogate.
+
+    Args:
+        text: the text.
+        characters: the characters that cannot be written there, with their names.
+        field: the name of the text in an error.
+        place: the name of the place in an error.
+
+    Raises:
+        UnwritableValueError: the text contains such a character.
+    """
+    found = next((name for character, name in characters.items() if character in text), None)
+    if found is None and any("\ud800" <= character <= "\udfff" for character in text):
+        # Half of a surrogate pair comes from YAML escapes and undecodable arguments, and UTF-8 cannot encode it.
+        found = "half of a character (a lone surrogate)"
+    if found is not None:
+        raise UnwritableValueError(f"{field} is {text!r}, which holds {found}; {place} cannot carry it: remove it")
+
 
 _FLAG = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
 

@@ -16,7 +16,7 @@ from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sweep import SweepTable, as_text, assignment, element_spec
-from hpcddp.run.trackers import PACKAGES, is_installed
+from hpcddp.run.metrics import PACKAGES, is_installed
 from hpcddp.submit.environment_checks import container_obstacles, environment_obstacles
 from hpcddp.submit.request import Check, Obstacle, SubmissionError, SubmitRequest
 from hpcddp.task.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher

@@ -15,8 +15,7 @@ from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.find import find_run
 from hpcddp.run.job_records import newest_start, read_submission
-from hpcddp.run.result import FINISHED, read_result
-from hpcddp.run.summary import resume_command
+from hpcddp.run.result import FINISHED, read_result, resume_command
 from hpcddp.run.sweep import Sweep, find_element, index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import ENDED_STATES

@@ -25,8 +25,7 @@ from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.rules import data_mount_of
 from hpcddp.jobfile.sweep import SweepTable
-from hpcddp.slurm.directives import Directive, directives_for
-from hpcddp.slurm.grammar import quote_value, refuse_unwritable
+from hpcddp.slurm.directives import Directive, directives_for, quote_value, refuse_unwritable
 from hpcddp.submit.request import SubmitRequest
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

@@ -15,7 +15,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import SweepTable, tabulate
 from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_json
+from hpcddp.run.metrics import write_plan_record
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
@@ -109,7 +109,7 @@ def first_plan(spec: JobSpec) -> JobPlan | None:
 def write_plan(run: RunDirectory, plan: JobPlan | None) -> None:
     """Write the plan into a run's directory; a job that states no batch has none."""
     if plan is not None:
-        write_json(run.plan, plan.as_json())
+        write_plan_record(run, plan.as_json())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,7 @@ from hpcddp.run.events import append_event
 from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.moved import follow, is_there, original_of
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training
-from hpcddp.run.result import has_finished
-from hpcddp.run.summary import resume_command
+from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import index_of, read_sweep, sweep_of
 from hpcddp.slurm.job import ENDED_STATES, ask_slurm, slurm_job_id
 from hpcddp.slurm.job_environment import ArrayPlace, submitters_umask
@@ -205,10 +204,10 @@ def _refuse_copy(run: RunDirectory) -> None:
     original = original_of(run)
     if original is not None and is_there(original):
         raise SubmissionError(
-            f"{run.path} is a copy of the run {original}, and its script continues that one; name that run, or make "
-            f"the copy a run of its own with a job file whose run_root and name lead to it: "
+            f"{run.path} is a copy of the run {original}, and its script continues that run; name that run",
+            hint=f"To continue the copy, give a job file with the name {run.path.parent.name}: "
             f"{shlex.join(['hpcddp', 'submit', 'JOB', '--resume', str(run.path)])} "
-            f"--set run_root={shlex.quote(str(run.path.parent.parent))}"
+            f"--set run_root={shlex.quote(str(run.path.parent.parent))}",
         )
 
 

@@ -1,39 +1,35 @@
-"""What is known at the end of an attempt, gathered once."""
+"""The facts about the end of an attempt, read once from its files and from Slurm."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
-from hpcddp.run.decision import Decision, read_decision
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import read_events
+from hpcddp.run.events import Event, read_events
 from hpcddp.run.failure import FailureRecord, cause_in_log, read_failures
-from hpcddp.run.job_records import read_start
-from hpcddp.run.program_end import ProgramEnd, read_program_end
+from hpcddp.run.job_records import Decision, ProgramEnd, read_decision, read_program_end, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
-from hpcddp.slurm.job import ask_slurm, facts_of, slurm_job_id
-from hpcddp.stop.reasons import Cause, StopReason, cause_of
-from hpcddp.supervise.budgets import Limits, spent_of, stuck, used_up
-from hpcddp.supervise.decision import EndFacts
+from hpcddp.slurm.job import ask_slurm, cause_of, slurm_job_id
+from hpcddp.stop.reasons import Cause, StopReason
+from hpcddp.supervise.decision import EndFacts, Limits, spent_of, stuck, used_up
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
 
-_WARNINGS = frozenset({StopReason.WARNED.word, StopReason.DEADLINE.word})
+_WARNINGS = frozenset({StopReason.WARNED, StopReason.DEADLINE})
 # What Slurm shows of these it shows for good; of the others the ranks may have seen more.
 _CERTAIN = frozenset({Cause.PREEMPTION, Cause.CANCELLED, Cause.REQUEUED, Cause.NODE_FAILURE})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
-    """The end of an attempt.
+class AttemptFacts:
+    """The facts about the end of an attempt.
 
     Args:
         attempt: the attempt.
@@ -99,7 +95,7 @@ class Situation:
         return read_failures(self.attempt)
 
     @cached_property
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event]:
         """The run's events so far."""
         return read_events(self.attempt.run.events)
 
@@ -123,7 +119,7 @@ class Situation:
     @property
     def signalled(self) -> bool:
         """Whether a task of this attempt has seen a signal."""
-        return any(event["event"] == "signal" and event["attempt"] == self.attempt.number for event in self.events)
+        return any(event.kind == "signal" and event.attempt == self.attempt.number for event in self.events)
 
     @property
     def finished(self) -> bool:
@@ -179,7 +175,7 @@ class Situation:
             return Cause.CRASH
         if self.decision.reason in _WARNINGS:
             return Cause.TIME_LIMIT
-        return Cause.UNKNOWN if self.decision.reason == StopReason.REQUESTED.word else Cause.CANCELLED
+        return Cause.UNKNOWN if self.decision.reason is StopReason.REQUESTED else Cause.CANCELLED
 
     @property
     def requested(self) -> bool:
@@ -201,13 +197,13 @@ class Situation:
         program = None if self.decision is not None else self.program
         # Of the programs of a command, some may only have lost their peers, which were told to end.
         errors = self.failures if program is None else [self.first_failure] if self.first_failure else []
-        facts = facts_of(
+        seen = cause_of(
             self.job_fields,
             restarts_at_start=self.restarts,
             warned=self._warned,
             error_seen=self.decision is None and bool(errors),
+            preempted=self._logged is Cause.PREEMPTION,
         )
-        seen = cause_of(replace(facts, preempted=facts.preempted or self._logged is Cause.PREEMPTION))
         return seen if seen in _CERTAIN else self._logged or seen
 
     @property
@@ -227,7 +223,7 @@ class Situation:
             return self._program_cause(program)
         if decision is None:
             return Cause.NODE_FAILURE if self.lost_nodes else Cause.CRASH
-        if decision.reason == StopReason.INTERRUPTED.word:
+        if decision.reason is StopReason.INTERRUPTED:
             return Cause.CANCELLED
         seen = decision.known_cause or now
         return now if seen in {Cause.UNKNOWN, Cause.CRASH} else seen
@@ -247,20 +243,20 @@ class Situation:
 
     @cached_property
     def lost_nodes(self) -> list[str]:
-        """The nodes that have gone without a word."""
+        """The nodes whose ranks left no record and whose slurmd does not answer."""
         if self.job_id is None or self.first_failure is not None:
             return []
-        heard = [record.rank for record in self.failures]
+        recorded = [record.rank for record in self.failures]
         if self.program is not None:
-            heard += [exit_.rank for exit_ in self.program.exits]
-        return lost_nodes(self.environment, tasks_per_node=self.spec.tasks_per_node, heard=heard)
+            recorded += [exit_.rank for exit_ in self.program.exits]
+        return lost_nodes(self.environment, tasks_per_node=self.spec.tasks_per_node, recorded=recorded)
 
     @property
     def is_overtaken(self) -> bool:
         """Whether a newer attempt of the run has begun by now; asked anew each time."""
         return self.attempt.run.newest_attempt() != self.attempt.number
 
-    def facts(self) -> EndFacts:
+    def end_facts(self) -> EndFacts:
         """Return what the decision is made from."""
         finished, fenced = self.finished, self.is_overtaken
         if finished or fenced:
@@ -296,29 +292,31 @@ def limits_of(spec: JobSpec) -> Limits:
 _CONNECT_TIMEOUT_S = 3.0
 
 
-def silent_nodes(nodes: list[str], *, tasks_per_node: int, heard: Iterable[int]) -> list[str]:
-    """Return the nodes of which no rank has left a word; ranks are laid out in blocks.
+def silent_nodes(nodes: list[str], *, tasks_per_node: int, recorded: Iterable[int]) -> list[str]:
+    """Return the nodes of which no rank has left a record; ranks are laid out in blocks.
 
     Args:
         nodes: the job's nodes in their order.
         tasks_per_node: ranks on each of them.
-        heard: the ranks that left a record of why they ended.
+        recorded: the ranks that left a record of why they ended.
     """
-    speaking = {rank // tasks_per_node for rank in heard}
-    return [node for index, node in enumerate(nodes) if index not in speaking]
+    with_a_record = {rank // tasks_per_node for rank in recorded}
+    return [node for index, node in enumerate(nodes) if index not in with_a_record]
 
 
-def lost_nodes(environment: Mapping[str, str], *, tasks_per_node: int, heard: Iterable[int]) -> list[str]:
+def lost_nodes(environment: Mapping[str, str], *, tasks_per_node: int, recorded: Iterable[int]) -> list[str]:
     """Return the silent nodes whose slurmd does not answer either.
 
     Args:
         environment: the batch script's environment, which names the job's nodes.
         tasks_per_node: ranks on each of them.
-        heard: the ranks that left a record of why they ended.
+        recorded: the ranks that left a record of why they ended.
     """
     nodes = expand(environment.get("SLURM_JOB_NODELIST", ""))
     return [
-        node for node in silent_nodes(nodes, tasks_per_node=tasks_per_node, heard=heard) if not _slurmd_answers(node)
+        node
+        for node in silent_nodes(nodes, tasks_per_node=tasks_per_node, recorded=recorded)
+        if not _slurmd_answers(node)
     ]
 
 

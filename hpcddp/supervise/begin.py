@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import append_event, cause_of_event, read_events
+from hpcddp.run.events import Event, append_event, read_events
 from hpcddp.run.failure import cause_in_log
 from hpcddp.run.files import write_text
 from hpcddp.run.job_records import Start, newest_start, read_refusal, write_refusal, write_start
@@ -29,15 +29,14 @@ from hpcddp.run.ownership import (
     make_private_directory,
     refuse_another_training,
 )
-from hpcddp.run.result import Result, has_finished, write_result
-from hpcddp.run.summary import resume_command
+from hpcddp.run.result import Result, has_finished, resume_command, write_result
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import ask_slurm, slurm_job_id
 from hpcddp.slurm.job_environment import NO_LIMIT_S, PICKLE_DIGEST
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submit.sweep_element import complete_directory, element_of
 from hpcddp.supervise.attempt_facts import limits_of
-from hpcddp.supervise.budgets import exceeded, is_interruption, spent_of, tell_progress
+from hpcddp.supervise.decision import exceeded, is_interruption, record_progress, spent_of
 
 _UNKNOWN_TIMES = frozenset({"", "Unknown", "None", "N/A"})
 
@@ -159,10 +158,10 @@ def _settle(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> 
     events = read_events(run.events)
     number = run.newest_attempt() or 0
     if previous.job_id == start.job_id and start.restart_count:
-        if not any(event["event"] == "requeue" and event["attempt"] == number for event in events):
+        if not any(event.kind == "requeue" and event.attempt == number for event in events):
             cause = _cause_of_requeue(run.attempt(number), events)
             if spec.command is not None:
-                tell_progress(run.attempt(number), now=start.time, interrupted=is_interruption(cause))
+                record_progress(run.attempt(number), now=start.time, interrupted=is_interruption(cause))
             _tell_requeue(run, start, number, cause)
             events = read_events(run.events)
         if not spec.requeue.left_to_slurm:
@@ -183,10 +182,10 @@ def _settle(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> 
     raise BudgetError(f"run {run.run_id} is not started again: {why}. To go on: {resume_command(run)}")
 
 
-def _cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Mapping[str, Any]]) -> Cause:
+def _cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event]) -> Cause:
     """Return why Slurm has requeued the job by itself, as far as the attempt before shows it."""
-    stops = [event for event in events if event["event"] == "stop" and event["attempt"] == attempt.number]
-    cause = cause_of_event(stops[-1]) if stops and stops[-1].get("cause") else Cause.REQUEUED
+    stops = [event for event in events if event.kind == "stop" and event.attempt == attempt.number]
+    cause = stops[-1].known_cause if stops and stops[-1].cause else Cause.REQUEUED
     return cause_in_log(attempt) or cause if cause is Cause.REQUEUED else cause
 
 

@@ -1,11 +1,14 @@
-"""What happens after an attempt: a pure function of what is known at its end."""
+"""What happens after an attempt: a table of pure functions, and the budgets, which are counted in the event log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import Event, append_event, read_events
 from hpcddp.stop.reasons import Cause, ExitCode
 
 # Errors that say nothing against the user's code: a peer or a node was lost, or a rank hung.
@@ -13,7 +16,7 @@ _INFRASTRUCTURE = frozenset({ExitCode.INFRASTRUCTURE, ExitCode.HANG})
 _NAMEABLE = frozenset({Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_FAILURE})
 
 
-class Deed(StrEnum):
+class ActionKind(StrEnum):
     """What the supervisor does."""
 
     FINISH = "finish"
@@ -22,7 +25,7 @@ class Deed(StrEnum):
     """Nothing at all: a newer attempt owns the run."""
     REQUEUE = "requeue"
     """Have Slurm run the job again."""
-    LET = "let"
+    LEAVE_TO_SLURM = "leave_to_slurm"
     """Slurm runs the job again by itself; only hurry it."""
     CONTINUE = "continue"
     """Submit another job for the same run."""
@@ -70,12 +73,12 @@ class Action:
     """What to do.
 
     Args:
-        deed: the deed.
+        kind: what the supervisor does.
         exit_code: what the batch script exits with.
         why: why the run does not go on by itself, in words that follow "because"; empty when it does.
     """
 
-    deed: Deed
+    kind: ActionKind
     exit_code: int
     why: str = ""
 
@@ -91,9 +94,9 @@ def decide(facts: EndFacts) -> Action:
 
 def _is_over(facts: EndFacts) -> Action | None:
     if facts.fenced:
-        return Action(deed=Deed.FENCED, exit_code=ExitCode.FENCED)
+        return Action(kind=ActionKind.FENCED, exit_code=ExitCode.FENCED)
     if facts.finished:
-        return Action(deed=Deed.FINISH, exit_code=ExitCode.FINISHED)
+        return Action(kind=ActionKind.FINISH, exit_code=ExitCode.FINISHED)
     return None
 
 
@@ -101,53 +104,55 @@ def _failed_by_itself(facts: EndFacts) -> Action | None:
     """A cause of its own comes before what Slurm did: started again, the job would only fail again."""
     if facts.error_code is None or facts.error_code in _INFRASTRUCTURE:
         return None
-    return Action(deed=Deed.FAIL, exit_code=facts.error_code)
+    return Action(kind=ActionKind.FAIL, exit_code=facts.error_code)
 
 
 def _is_cancelled(facts: EndFacts) -> Action | None:
-    return Action(deed=Deed.CANCEL, exit_code=ExitCode.INTERRUPTED) if facts.cause is Cause.CANCELLED else None
+    return Action(kind=ActionKind.CANCEL, exit_code=ExitCode.INTERRUPTED) if facts.cause is Cause.CANCELLED else None
 
 
 def _goes_on_by_itself(facts: EndFacts) -> Action | None:
     """What Slurm has requeued starts again whatever is done here; the budgets are checked there."""
     if facts.cause is not Cause.REQUEUED or facts.requested:
         return None
-    return Action(deed=Deed.LET, exit_code=ExitCode.STOPPED)
+    return Action(kind=ActionKind.LEAVE_TO_SLURM, exit_code=ExitCode.STOPPED)
 
 
 def _is_over_budget(facts: EndFacts) -> Action | None:
     if facts.requested:
         return None
     if facts.stuck is not None:
-        return Action(deed=Deed.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.stuck)
+        return Action(kind=ActionKind.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.stuck)
     if facts.used_up is None:
         return None
     if facts.cause is Cause.CRASH:
-        return Action(deed=Deed.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE, why=facts.used_up)
-    return Action(deed=Deed.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.used_up)
+        return Action(kind=ActionKind.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE, why=facts.used_up)
+    return Action(kind=ActionKind.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.used_up)
 
 
 def _is_not_wanted(facts: EndFacts) -> Action | None:
     """The causes that the user can name lead to a requeue only if they are named."""
     if facts.cause not in _NAMEABLE or facts.cause in facts.causes:
         return None
-    return Action(deed=Deed.STOP, exit_code=ExitCode.STOPPED, why=f"requeue.causes does not name {facts.cause}")
+    return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=f"requeue.causes does not name {facts.cause}")
 
 
 def _is_forbidden(facts: EndFacts) -> Action | None:
     if not facts.on_slurm and facts.cause is Cause.CRASH:
-        return Action(deed=Deed.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE)
+        return Action(kind=ActionKind.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE)
     if not facts.on_slurm:
-        return Action(deed=Deed.STOP, exit_code=ExitCode.STOPPED, why="nothing on this machine starts it again")
+        return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why="nothing on this machine starts it again")
     if facts.requeue_allowed:
         return None
     if facts.allow_continuation:
-        return Action(deed=Deed.CONTINUE, exit_code=ExitCode.STOPPED)
-    return Action(deed=Deed.STOP, exit_code=ExitCode.STOPPED, why="Slurm is not allowed to requeue it (Requeue=0)")
+        return Action(kind=ActionKind.CONTINUE, exit_code=ExitCode.STOPPED)
+    return Action(
+        kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why="Slurm is not allowed to requeue it (Requeue=0)"
+    )
 
 
 def _goes_on(_: EndFacts) -> Action:
-    return Action(deed=Deed.REQUEUE, exit_code=ExitCode.STOPPED)
+    return Action(kind=ActionKind.REQUEUE, exit_code=ExitCode.STOPPED)
 
 
 _ROWS: tuple[Callable[[EndFacts], Action | None], ...] = (
@@ -160,3 +165,159 @@ _ROWS: tuple[Callable[[EndFacts], Action | None], ...] = (
     _is_forbidden,
     _goes_on,
 )
+
+
+# What each cause is counted as. The others have no limit of their own: a lost node, what somebody else requeues, and
+# what the run's own code asks for. Attempts without progress end the run all the same.
+_COUNTED_AS: Mapping[Cause, str] = MappingProxyType(
+    {Cause.PREEMPTION: "preemptions", Cause.TIME_LIMIT: "time_limits", Cause.CRASH: "failures"}
+)
+_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "preemptions": "requeue.max_preemptions",
+        "time_limits": "requeue.max_time_limits",
+        "failures": "requeue.max_failures",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How often a run may be requeued for each cause; None has no limit.
+
+    Args:
+        preemptions: requeues after a preemption.
+        time_limits: requeues after a time limit.
+        failures: requeues after an infrastructure failure.
+        attempts_without_progress: attempts in a row that made no progress.
+        of_program: whether the work is a program of the user's own, which has a file to say that it came further.
+    """
+
+    preemptions: int | None
+    time_limits: int
+    failures: int
+    attempts_without_progress: int
+    of_program: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """How often a run was requeued for each cause since a person last submitted it.
+
+    Args:
+        preemptions: requeues after a preemption.
+        time_limits: requeues after a time limit.
+        failures: requeues after an infrastructure failure.
+        attempts_without_progress: attempts in a row, up to the newest, that saved no newer step than all before them,
+            and in which no program of the user's own came further.
+    """
+
+    preemptions: int = 0
+    time_limits: int = 0
+    failures: int = 0
+    attempts_without_progress: int = 0
+
+
+def spent_of(events: Sequence[Event]) -> Spent:
+    """Return what a run has used up.
+
+    Args:
+        events: the run's events in their order. A ``resume`` event, by a person, begins the count anew; what was saved
+            before it still counts as old.
+    """
+    counts = dict.fromkeys(_FIELDS, 0)
+    newest_step, idle, trained = 0, 0, False
+    for event in events:
+        kind = event.kind
+        trained = kind == "train" or (trained and kind != "start")
+        if kind == "resume":
+            counts, idle = dict.fromkeys(_FIELDS, 0), 0
+        elif kind == "start":
+            idle += 1
+        elif kind == "save" and event.reason != "failed" and (event.step or 0) > newest_step:
+            newest_step, idle = event.step or 0, 0
+        elif kind == "progress":
+            idle = 0
+        elif kind == "requeue" and event.by == "user":
+            # Whoever asks for another attempt knows what it may cost.
+            idle -= idle > 0
+        elif kind == "requeue" and (counted := _COUNTED_AS.get(event.known_cause)) is not None:
+            counts[counted] += 1
+            # Preempted before it could train: that says nothing about the run.
+            idle -= counted == "preemptions" and not trained and idle > 0
+    return Spent(**counts, attempts_without_progress=idle)
+
+
+def is_interruption(cause: Cause) -> bool:
+    """Return whether ``cause`` says nothing of the work itself, and restarts after it have a limit of their own."""
+    return cause in {Cause.PREEMPTION, Cause.TIME_LIMIT}
+
+
+def stuck(spent: Spent, limits: Limits) -> str | None:
+    """Return why a run that makes no progress must not start again, or None while it may."""
+    attempts = spent.attempts_without_progress
+    if attempts < limits.attempts_without_progress:
+        return None
+    times = "the last attempt" if attempts == 1 else f"the last {attempts} attempts"
+    nothing = "saved no new step" + (", nor touched HPCDDP_PROGRESS_FILE" if limits.of_program else "")
+    return f"{times} {nothing}, and requeue.max_attempts_without_progress is {limits.attempts_without_progress}"
+
+
+def used_up(spent: Spent, limits: Limits, cause: Cause) -> str | None:
+    """Return why one more requeue after ``cause`` is not allowed, or None while it is.
+
+    Args:
+        spent: what has been used before.
+        limits: what is allowed.
+        cause: why the attempt ended.
+    """
+    counted = _COUNTED_AS.get(cause)
+    if counted is None:
+        return None
+    allowed, used = getattr(limits, counted), getattr(spent, counted)
+    if allowed is None or used < allowed:
+        return None
+    return f"{_FIELDS[counted]} is {allowed}" + (", all used up" if allowed else "")
+
+
+def exceeded(spent: Spent, limits: Limits) -> str | None:
+    """Return why a run must not start once more, or None while it may: Slurm may have requeued it without asking.
+
+    Args:
+        spent: what has been used, the requeue that leads to this start included.
+        limits: what is allowed.
+    """
+    for counted, field in _FIELDS.items():
+        allowed = getattr(limits, counted)
+        if allowed is not None and getattr(spent, counted) > allowed:
+            return f"{field} is {allowed}, and this would be one more"
+    return stuck(spent, limits)
+
+
+def record_progress(attempt: AttemptDirectory, *, now: float, interrupted: bool) -> None:
+    """Write down that an attempt of a command made progress, unless it is known that it made none.
+
+    A program that touches ``HPCDDP_PROGRESS_FILE`` is taken at its word from then on. One that never does may well have
+    checkpoints of its own, so that an interruption says nothing against it. Any other restart counts as one without
+    progress.
+
+    Args:
+        attempt: the attempt that has ended.
+        now: seconds since the epoch.
+        interrupted: whether a preemption or a time limit ended it.
+    """
+    run = attempt.run
+    events = read_events(run.events)
+    stamps = [event.stamp for event in events if event.kind == "progress"]
+    try:
+        # Compared with what it was before, never with a clock: the file server has its own.
+        stamp = run.progress.stat().st_mtime_ns
+    except FileNotFoundError:
+        counts = not interrupted or any(event.kind == "save" for event in events)
+        if not counts:
+            reason = "the program does not say how far it is"
+            append_event(run.events, kind="progress", time=now, attempt=attempt.number, reason=reason)
+        return
+    if stamp not in stamps:
+        reason = "the program has come further"
+        append_event(run.events, kind="progress", time=now, attempt=attempt.number, reason=reason, stamp=stamp)

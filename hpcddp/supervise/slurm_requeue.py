@@ -1,4 +1,4 @@
-"""Having Slurm run this job again, and soon."""
+"""Requeue this job, and start it again soon."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from hpcddp.polling import wait_until
 from hpcddp.slurm import commands
-from hpcddp.slurm.job import ask_slurm, facts_of, may_help_later
-from hpcddp.stop.reasons import Cause, cause_of
+from hpcddp.slurm.job import ask_slurm, cause_of, may_help_later
+from hpcddp.stop.reasons import Cause
 
 PATIENCE_S = 60.0
 """How long a controller that is away is waited for."""
@@ -25,8 +26,8 @@ _LONGEST_GRACE_S = 900.0
 _BETWEEN_QUESTIONS_S = 3.0
 
 
-class Outcome(Enum):
-    """What became of a wish to be requeued."""
+class RequeueOutcome(Enum):
+    """The result of a request to requeue the job."""
 
     REQUEUED = "requeued"
     CANCELLED = "cancelled"
@@ -35,19 +36,19 @@ class Outcome(Enum):
     UNREACHABLE = "unreachable"
 
 
-_SEEN = MappingProxyType({Cause.REQUEUED: Outcome.REQUEUED, Cause.CANCELLED: Outcome.CANCELLED})
+_SEEN = MappingProxyType({Cause.REQUEUED: RequeueOutcome.REQUEUED, Cause.CANCELLED: RequeueOutcome.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeued:
-    """How a requeue went.
+    """The result of a requeue.
 
     Args:
-        outcome: what became of it.
+        outcome: the result.
         why: Slurm's own words where it was not done, else empty.
     """
 
-    outcome: Outcome
+    outcome: RequeueOutcome
     why: str = ""
 
 
@@ -73,16 +74,20 @@ def requeue(job_id: str, *, restarts: int, lift: bool, patience_s: float = PATIE
             sys.stderr.write(f"hpcddp: {error.message}\n")
             if not may_help_later(error):
                 missing = isinstance(error, commands.SlurmMissingError)
-                return Requeued(outcome=Outcome.UNREACHABLE if missing else Outcome.REFUSED, why=error.message)
+                return Requeued(
+                    outcome=RequeueOutcome.UNREACHABLE if missing else RequeueOutcome.REFUSED, why=error.message
+                )
             if time.monotonic() >= deadline:
-                return Requeued(outcome=Outcome.UNREACHABLE, why=error.message)
+                return Requeued(outcome=RequeueOutcome.UNREACHABLE, why=error.message)
             time.sleep(_PAUSE_S)
             continue
         tries += 1
         seen = _SEEN.get(_look(job_id, restarts, patience_s=deadline - time.monotonic()))
         if seen is not None:
             return Requeued(outcome=seen)
-    return Requeued(outcome=Outcome.REFUSED, why=f"scontrol requeue was called {_TRIES} times, and nothing happened")
+    return Requeued(
+        outcome=RequeueOutcome.REFUSED, why=f"scontrol requeue was called {_TRIES} times, and nothing happened"
+    )
 
 
 def outlast_grace(job_id: str, *, restarts: int, before: Requeued) -> Requeued:
@@ -98,14 +103,14 @@ def outlast_grace(job_id: str, *, restarts: int, before: Requeued) -> Requeued:
     while time.monotonic() < deadline:
         time.sleep(_BETWEEN_QUESTIONS_S)
         job = ask_slurm(job_id)
-        cause = cause_of(facts_of(job, restarts_at_start=restarts))
-        if cause is Cause.PREEMPTION and done.outcome is Outcome.UNREACHABLE:
+        cause = cause_of(job, restarts_at_start=restarts)
+        if cause is Cause.PREEMPTION and done.outcome is RequeueOutcome.UNREACHABLE:
             done = requeue(job_id, restarts=restarts, lift=False, patience_s=0.0)
         elif (outcome := _SEEN.get(cause)) is not None:
             done = Requeued(outcome=outcome)
         elif job is not None and cause is not Cause.PREEMPTION:
             return done
-        if done.outcome in {Outcome.REQUEUED, Outcome.CANCELLED}:
+        if done.outcome in {RequeueOutcome.REQUEUED, RequeueOutcome.CANCELLED}:
             return done
     return done
 
@@ -116,9 +121,7 @@ def outlast_silence(job_id: str) -> None:
     Args:
         job_id: the job.
     """
-    deadline = time.monotonic() + _LONGEST_GRACE_S
-    while ask_slurm(job_id) is None and time.monotonic() < deadline:
-        time.sleep(_BETWEEN_QUESTIONS_S)
+    wait_until(lambda: ask_slurm(job_id), timeout_s=_LONGEST_GRACE_S, poll_s=_BETWEEN_QUESTIONS_S)
 
 
 def expedite(job_id: str) -> None:
@@ -139,7 +142,7 @@ def expedite(job_id: str) -> None:
 def _look(job_id: str, restarts: int, *, patience_s: float) -> Cause:
     """Return what became of the job, asked again for a moment while it seems to go on."""
     for _ in range(_LOOKS):
-        cause = cause_of(facts_of(ask_slurm(job_id, patience_s=patience_s), restarts_at_start=restarts))
+        cause = cause_of(ask_slurm(job_id, patience_s=patience_s), restarts_at_start=restarts)
         if cause in _SEEN:
             return cause
         time.sleep(_BETWEEN_LOOKS_S)

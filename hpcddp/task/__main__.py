@@ -18,10 +18,10 @@ import faulthandler
 import hashlib
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import open_to_append
 from hpcddp.run.log_timestamps import record_timestamps
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from hpcddp.jobfile.job import JobSpec
 
 _PICKLE_TIMEOUT_S = 60.0
+_POLL_S = 0.05
 
 
 def main() -> int:
@@ -107,11 +108,8 @@ def check_pickle(path: Path, digest: str) -> None:
     Raises:
         RunDirectoryError: the pickle is missing, or is not the one that was submitted.
     """
-    deadline = time.monotonic() + _PICKLE_TIMEOUT_S
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise RunDirectoryError(f"{path} did not appear; every host must see the run directory")
-        time.sleep(0.05)
+    if not wait_until(path.exists, timeout_s=_PICKLE_TIMEOUT_S, poll_s=_POLL_S):
+        raise RunDirectoryError(f"{path} did not appear; every host must see the run directory")
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != digest:
         raise RunDirectoryError(f"{path} is not the file that was submitted (sha256 {found}, expected {digest})")

@@ -10,11 +10,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
+from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.task.process_state import PROCESS_STATE, exit_process
 
@@ -67,21 +67,12 @@ def end_tasks(
         own_exit_s: how long to wait before TERM, in seconds.
         kill_wait_s: how long to wait between TERM and KILL, in seconds.
     """
-    if _have_exited(tasks, own_exit_s):
+    if wait_until(lambda: not tasks(), timeout_s=own_exit_s, poll_s=_POLL_S):
         return
     # A stopped process handles TERM only after CONT.
     _send(tasks(), signal.SIGCONT, signal.SIGTERM)
-    if not _have_exited(tasks, kill_wait_s):
+    if not wait_until(lambda: not tasks(), timeout_s=kill_wait_s, poll_s=_POLL_S):
         _send(tasks(), signal.SIGKILL)
-
-
-def _have_exited(tasks: Callable[[], list[int]], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while tasks():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
 
 
 def _send(pids: list[int], *signals: signal.Signals) -> None:

@@ -21,12 +21,12 @@ from typing import Final, NoReturn
 from hpcddp.batch.job import batch_variables, plan_job
 from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.run.files import read_tail
-from hpcddp.run.job_records import read_start
-from hpcddp.run.program_end import ProgramExit, Told, write_exit
+from hpcddp.run.job_records import ProgramExit, Told, read_start, write_exit
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.listener import LISTENER, ReceivedSignal
 from hpcddp.stop.reasons import ExitCode
@@ -304,10 +304,13 @@ class Program:
         # A program that fails makes Slurm signal the job a moment later: that signal is not the reason of its end.
         ended_as_told = code in _ENDED_BY_TERM or code == 0
         timeout_s = _SIGNAL_TIMEOUT_S if ended_as_told else _SIGNAL_TIMEOUT_AFTER_ERROR_S
-        while possible and self.told is None and time.monotonic() < ended + timeout_s:
+
+        def told() -> Told | None:
             received = _received_since(ended - _SIGNAL_TIMEOUT_S, possible)
-            self.told = next((_TOLD_BY[known.signum] for known in received), None)
-            time.sleep(_SIGNAL_POLL_S)
+            return self.told or next((_TOLD_BY[known.signum] for known in received), None)
+
+        if possible and self.told is None:
+            self.told = wait_until(told, timeout_s=timeout_s, poll_s=_SIGNAL_POLL_S)
 
     def _send(self, signum: signal.Signals) -> None:
         process = self._process

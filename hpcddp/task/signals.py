@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
-from hpcddp.run.decision import Decision, read_decision, write_decision
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import append_event, read_events
+from hpcddp.run.events import append_event, newest_saved_step, read_events
 from hpcddp.run.failure import FailureRecord, read_failures
-from hpcddp.run.job_records import read_start
-from hpcddp.run.summary import newest_saved_step
-from hpcddp.slurm.job import ask_slurm, facts_of, slurm_job_id
+from hpcddp.run.job_records import Decision, read_decision, read_start, write_decision
+from hpcddp.slurm.job import ask_slurm, cause_of, slurm_job_id
 from hpcddp.stop.listener import LISTENER, ReceivedSignal
-from hpcddp.stop.reasons import Cause, ExitCode, StopReason, cause_of
+from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.task.attribution import peer_failure_record, save_failure
 from hpcddp.task.process_state import PROCESS_STATE, ProcessState, exit_process
 from hpcddp.task.watchdog import HANG, end_hung_rank
@@ -138,7 +136,7 @@ def _exit_before_training(attempt: AttemptDirectory, process_state: ProcessState
             Decision(
                 attempt=attempt.number,
                 step=step,
-                reason=StopReason.TERMINATED.word,
+                reason=StopReason.TERMINATED,
                 cause=query.answer(),
                 saved=step > 0,
                 save_s=0.0,
@@ -169,10 +167,8 @@ def ask_cause(attempt: AttemptDirectory, environment: Mapping[str, str], *, warn
     job = ask_slurm(job_id) if job_id else None
     start = read_start(attempt)
     return cause_of(
-        facts_of(
-            job,
-            restarts_at_start=0 if start is None else start.restart_count,
-            warned=warned,
-            error_seen=bool(read_failures(attempt)),
-        )
+        job,
+        restarts_at_start=0 if start is None else start.restart_count,
+        warned=warned,
+        error_seen=bool(read_failures(attempt)),
     )

@@ -6,7 +6,6 @@ import faulthandler
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +13,7 @@ from pathlib import PurePath
 from types import FrameType
 from typing import Final
 
+from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord
 from hpcddp.stop.heartbeat import Heartbeat, Silence
@@ -113,6 +113,8 @@ def waits_for_others(frame: FrameType) -> bool:
 
 
 def _wait_for_peer_records(attempt: AttemptDirectory, world_size: int) -> None:
-    deadline = time.monotonic() + _PEER_RECORDS_TIMEOUT_S
-    while len(list(attempt.path.glob("error-rank-*.json"))) < world_size and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+    wait_until(
+        lambda: len(list(attempt.path.glob("error-rank-*.json"))) >= world_size,
+        timeout_s=_PEER_RECORDS_TIMEOUT_S,
+        poll_s=_POLL_S,
+    )

@@ -17,9 +17,8 @@ from hpcddp import __version__
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.job_records import read_start
+from hpcddp.run.job_records import Rank, read_start, write_ranks
 from hpcddp.run.ownership import RunDirectoryError
-from hpcddp.run.ranks import Rank, write_ranks
 from hpcddp.run.result import read_result
 from hpcddp.run.sweep import is_element
 from hpcddp.slurm.job_environment import submitters_umask

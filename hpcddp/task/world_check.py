@@ -19,7 +19,7 @@ from typing import Final
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.files import write_json
+from hpcddp.run.job_records import SeparateWorld, report_separate_world
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.task.launchers import Launcher, launcher_of
 
@@ -69,8 +69,8 @@ class LauncherMonitor:
             self._next = now + min(_LONGEST_PAUSE_S, _PAUSE_FRACTION * (now - self._began))
             self._found = self._find(pid)
             if self._found is not None:
-                rank = self._env.rank
-                write_json(self._attempt.rank_world(rank), {"rank": rank, "launcher": self._found[1].name})
+                world = SeparateWorld(rank=self._env.rank, launcher=self._found[1].name)
+                report_separate_world(self._attempt, world)
         if self._found is None:
             return
         try:

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcddp.run.files import append_line, write_text
-from hpcddp.run.metrics import MetricsLine
+from hpcddp.run.files import append_line, write_bytes
+from hpcddp.run.metrics import lines_until
 from hpcddp.run.ownership import raise_if_fenced
-from hpcddp.run.record import parse_lines
 from hpcddp.train.context import TrainContext
 
 FLUSH_EVERY_S = 2.0
@@ -83,17 +82,9 @@ def keep_until(path: Path, step: int, evaluated_step: int | None) -> None:
         step: optimizer steps done at the checkpoint; 0 drops every step.
         evaluated_step: optimizer steps done at the last evaluation that the checkpoint knows; None drops them all.
     """
-    last_evaluation = -1 if evaluated_step is None else evaluated_step
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        kept += [
-            f"{line}\n"
-            for record in parse_lines(line.encode(), MetricsLine).records
-            if record.step <= (last_evaluation if "val_samples" in record.facts else step)
-        ]
-    write_text(path, "".join(kept))
+    if path.exists():
+        last_evaluation = -1 if evaluated_step is None else evaluated_step
+        write_bytes(path, lines_until(path.read_bytes(), step=step, evaluated_step=last_evaluation))
 
 
 def _json_number(value: Any) -> Any:  # noqa: ANN401

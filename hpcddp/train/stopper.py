@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.errors import UserError
-from hpcddp.run.decision import Decision, write_decision
-from hpcddp.run.events import append_event, read_events
+from hpcddp.run.events import append_event, newest_saved_step, read_events
+from hpcddp.run.job_records import Decision, write_decision
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.stop.deadline import Deadline, Durations, short_lead_sentence
 from hpcddp.stop.listener import LISTENER
@@ -250,9 +250,9 @@ class RunStopper(Stopper):
         if self._metrics is not None:
             self._metrics.flush()
             run, attempt = self._context.run, self._context.attempt
-            saves = [event for event in read_events(run.events) if event["event"] == "save" and event["step"]]
-            step = max((event["step"] for event in saves), default=0)
-            self.record(step=step, saved=any(event["attempt"] == attempt for event in saves), save_s=None)
+            saves = [event for event in read_events(run.events) if event.kind == "save" and event.step]
+            saved = any(event.attempt == attempt for event in saves)
+            self.record(step=newest_saved_step(saves), saved=saved, save_s=None)
         if self._tracking is not None:
             self._tracking.stop()
         super().exit()
@@ -276,7 +276,7 @@ class RunStopper(Stopper):
         decision = Decision(
             attempt=context.attempt,
             step=step,
-            reason=reason.word,
+            reason=reason,
             cause=cause,
             saved=saved,
             save_s=round(save_s or 0.0, 3),
@@ -289,7 +289,7 @@ class RunStopper(Stopper):
                 time=decision.time,
                 attempt=decision.attempt,
                 step=decision.step,
-                reason=decision.reason,
+                reason=decision.reason.word,
                 cause=decision.cause,
                 saved=decision.saved,
                 save_s=decision.save_s,

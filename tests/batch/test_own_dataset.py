@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcddp.batch.samples import OwnDatasetError, count_own_groups, count_own_samples
+from tests.waiting import wait_until
 
 
 def measure(directory: Path, source: str, arguments: dict[str, Any] | None = None, timeout_s: float = 60.0) -> int:
@@ -82,8 +82,7 @@ def test_a_dataset_that_never_ends_is_ended_with_its_children(tmp_path: Path) ->
         if (tmp_path / "pid").exists():
             break
     child = int((tmp_path / "pid").read_text())
-    while _runs(child):
-        time.sleep(0.05)
+    wait_until(lambda: not _runs(child), f"the end of process {child}")
 
 
 def _runs(pid: int) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.slurm import commands
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import make, queued
 from tests.slurm.programs import program
 
@@ -76,7 +76,7 @@ def test_status_says_where_there_is_no_run(capsys: pytest.CaptureFixture[str], t
     assert run(capsys, "status", "--run-root", str(tmp_path))[:2] == (0, f"there is no run under {tmp_path}\n")
     code, _, err = run(capsys, "status", "x", "--run-root", str(tmp_path))
     assert code == 2
-    assert "'x' is no run" in err
+    assert "matches 'x'" in err
 
 
 def test_a_controller_that_is_away_is_said_beside_the_table(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,11 +71,3 @@ def result_of(run: RunDirectory) -> dict[str, Any]:
     """Return a run's result."""
     result: dict[str, Any] = json.loads(run.result.read_text())
     return result
-
-
-def wait_for(path: Path, text: str, *, timeout_s: float = 120) -> None:
-    """Wait until a file holds a text."""
-    deadline = time.monotonic() + timeout_s
-    while not (path.exists() and text in path.read_text()):
-        assert time.monotonic() < deadline, f"{path} never held {text!r}"
-        time.sleep(0.2)

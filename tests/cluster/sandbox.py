@@ -11,14 +11,9 @@ from pathlib import Path
 
 from hpcddp.sandbox import network, state
 from hpcddp.slurm.commands import show_job
+from hpcddp.slurm.job import ENDED_STATES
+from tests.waiting import wait_until
 
-# slurm.conf's words for a job that is over; COMPLETING is not one of them.
-ENDED = frozenset(
-    {
-        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-        "TIMEOUT",
-    }
-)  # fmt: skip
 _POLL_S = 0.2
 
 
@@ -77,7 +72,7 @@ class Sandbox:
         deadline = time.monotonic() + timeout
         while (fields := self.job(job_id))["JobState"] not in states:
             told = f"job {job_id} is {fields['JobState']} and not {' or '.join(states)}\n{self._description(fields)}"
-            assert fields["JobState"] not in ENDED, told
+            assert fields["JobState"] not in ENDED_STATES, told
             assert time.monotonic() < deadline, f"after {timeout} s {told}"
             time.sleep(_POLL_S)
         return fields
@@ -86,10 +81,11 @@ class Sandbox:
         """Cancel every job and wait until none is left."""
         user = str(os.geteuid())
         self.run("scancel", f"--user={user}")
-        deadline = time.monotonic() + 60
-        while left := self.run("squeue", "--noheader", f"--user={user}").stdout:
-            assert time.monotonic() < deadline, f"jobs that do not go:\n{left}"
-            time.sleep(_POLL_S)
+
+        def left() -> str:
+            return self.run("squeue", "--noheader", f"--user={user}").stdout
+
+        wait_until(lambda: not left(), lambda: f"the end of all jobs:\n{left()}")
 
     def on(self, node: str, *argv: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command on a node as an administrator would: with its network, host name and processes."""
@@ -101,7 +97,11 @@ class Sandbox:
 
     def enter(self, node: str) -> tuple[str, ...]:
         """Return the words in front of a command that make it run on a node."""
-        return network.enter_node(self.slurm_conf.parent, node, manager=self._manager())
+        # The files that keep the namespaces alive are mounted in the daemon manager's mount namespace.
+        manager, directory = self._manager(), self.slurm_conf.parent
+        inside = Path(f"/proc/{manager}/root") / directory.relative_to("/")
+        net, uts = (network.namespace_file(inside, kind, node) for kind in ("net", "uts"))
+        return ("nsenter", f"--target={manager}", "--mount", "--pid", f"--net={net}", f"--uts={uts}", "--")
 
     def enter_controller(self) -> tuple[str, ...]:
         """Return the words in front of a command that make it run where slurmctld runs."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Iterator
 
 from hpcddp.sandbox import state
 from hpcddp.sandbox.programs import daemon_environment
 from tests.cluster.sandbox import Sandbox
+from tests.waiting import wait_until
 
 _POLL_S = 0.2
 _LONGEST_END_S = 30
@@ -48,10 +48,8 @@ def _without(sandbox: Sandbox, daemon: str, *, on: str | None, signal: str = "KI
     pid = daemon_pid(sandbox, daemon)
     words = sandbox.inside("cat", f"/proc/{pid}/cmdline").stdout.rstrip("\0").split("\0")
     sandbox.inside("kill", f"-{signal}", str(pid))
-    deadline = time.monotonic() + _LONGEST_END_S
-    while sandbox.inside("kill", "-0", str(pid), check=False).returncode == 0:
-        assert time.monotonic() < deadline, f"{daemon} does not end"
-        time.sleep(_POLL_S)
+    ended = ("kill", "-0", str(pid))
+    wait_until(lambda: sandbox.inside(*ended, check=False).returncode != 0, f"the end of {daemon}", _LONGEST_END_S)
     try:
         yield
     finally:
@@ -76,13 +74,14 @@ def daemon_pid(sandbox: Sandbox, daemon: str) -> int:
 
 def wait_for_node(sandbox: Sandbox, node: str, *, timeout_s: float = 90) -> None:
     """Wait until a node takes jobs again; a node that Slurm has drained is resumed."""
-    deadline = time.monotonic() + timeout_s
-    # A star means that it does not answer.
-    while (shown := _state_of(sandbox, node)) not in ("idle", "mixed", "allocated", "completing"):
-        assert time.monotonic() < deadline, f"{node} does not come back: {shown}"
-        if "drain" in shown:
+
+    def is_back() -> bool:
+        if "drain" in (shown := _state_of(sandbox, node)):
             sandbox.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        time.sleep(_POLL_S)
+        # A star means that it does not answer.
+        return shown in {"idle", "mixed", "allocated", "completing"}
+
+    wait_until(is_back, lambda: f"{node} is {_state_of(sandbox, node)}", timeout_s)
 
 
 def _state_of(sandbox: Sandbox, node: str) -> str:

@@ -18,11 +18,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from hpcddp.run.directory import RunDirectory
-from tests.cluster.jobs import HPCDDP, result_of, wait_for
+from tests.cluster.jobs import HPCDDP, result_of
 from tests.cluster.sandbox import Sandbox
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.slurm_faults import link_cut, without_slurmd
 from tests.cluster.tracked_run import TrackedRun
+from tests.waiting import wait_for_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RANKS = {"rank 0 of 4", "rank 1 of 4", "rank 2 of 4", "rank 3 of 4"}
@@ -190,13 +191,13 @@ def test_a_preempted_command_comes_back_whatever_its_exit_code(sandbox: Sandbox,
     program = script(tmp_path, SAVES.replace("CODE", str(code)))
     on = ("--nodes", "2", "--nodelist", "n1,n2", "--partition", "low", "--time", "10")
     tracked = start(sandbox, tmp_path, *on, "--", sys.executable, program)
-    wait_for(tracked.run.attempts / "0" / "rank-0.log", "begins at 0")
-    wait_for(tracked.run.attempts / "0" / "rank-1.log", "begins at 0")
+    wait_for_text(tracked.run.attempts / "0" / "rank-0.log", "begins at 0")
+    wait_for_text(tracked.run.attempts / "0" / "rank-1.log", "begins at 0")
     high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
     sandbox.submit(*high, "--wrap=sleep 2")
     tracked.wait_until_finished(timeout_s=180)
     assert tracked.attempts == 2
-    assert [event["cause"] for event in tracked.events("requeue")] == ["preemption"]
+    assert [event.cause for event in tracked.events("requeue")] == ["preemption"]
     (again,) = re.findall(r"begins at (\d+)", (tracked.run.attempts / "1" / "rank-0.log").read_text())
     assert int(again) > 0
     assert tracked.result["status"] == "finished"
@@ -217,7 +218,7 @@ def test_a_command_that_asks_to_go_on_is_run_again_until_it_does_not(sandbox: Sa
     tracked = start(sandbox, tmp_path, "--time", "10", "--", sys.executable, program)
     tracked.wait_until_finished(timeout_s=180)
     assert tracked.attempts == 4
-    assert [event["cause"] for event in tracked.events("requeue")] == ["unknown"] * 3
+    assert [event.cause for event in tracked.events("requeue")] == ["unknown"] * 3
 
 
 def test_a_command_that_only_ever_asks_to_go_on_is_ended_by_the_budget(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -252,10 +253,10 @@ def test_a_failed_command_is_not_run_again_and_names_the_first_rank(sandbox: San
 def test_a_cancelled_command_stays_cancelled(sandbox: Sandbox, tmp_path: Path) -> None:
     program = script(tmp_path, SAVES.replace("CODE", "75"))
     tracked = start(sandbox, tmp_path, "--time", "10", "--", sys.executable, program)
-    wait_for(tracked.run.attempts / "0" / "rank-0.log", "begins at 0")
+    wait_for_text(tracked.run.attempts / "0" / "rank-0.log", "begins at 0")
     sandbox.run("scancel", tracked.job_id)
     tracked.wait_for_end("CANCELLED")
-    wait_for(tracked.run.result, "cancelled")
+    wait_for_text(tracked.run.result, "cancelled")
     assert result_of(tracked.run)["status"] == "cancelled"
     assert (tmp_path / "saved").exists()
 
@@ -303,7 +304,7 @@ def test_a_command_whose_task_fails_is_run_again_as_often_as_max_failures_says(
                 os.kill(pid, signal.SIGKILL)
     fields = tracked.wait_for_end("FAILED", timeout_s=120)
     assert (fields["ExitCode"], fields["Restarts"]) == ("71:0", str(max_failures))
-    assert [event["cause"] for event in tracked.events("requeue")] == ["crash"] * max_failures
+    assert [event.cause for event in tracked.events("requeue")] == ["crash"] * max_failures
     assert tracked.attempts == max_failures + 1
     assert re.search(r"^rank 1 on n\d", tracked.result["reason"])
 
@@ -322,7 +323,7 @@ def test_a_lost_node_is_no_failure_of_a_command_and_ends_it_when_no_progress_is_
             sandbox.run("scontrol", "update", f"NodeName={node_of(tracked, 1)}", "State=DOWN", "Reason=test")
             fields = tracked.sandbox.wait(tracked.job_id, states={"FAILED"}, timeout=120)
         assert (fields["ExitCode"], fields["Restarts"]) == ("93:0", "2")
-        assert [event["cause"] for event in tracked.events("requeue")] == ["node_failure"] * 2
+        assert [event.cause for event in tracked.events("requeue")] == ["node_failure"] * 2
         assert "requeue.max_attempts_without_progress is 2" in tracked.result["reason"]
 
 
@@ -341,7 +342,7 @@ def test_a_command_that_never_says_how_far_it_is_may_be_preempted_without_a_grac
         high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
         sandbox.submit(*high, "--wrap=true")
     wait_for_work(tracked, tmp_path, 3)
-    assert [event["cause"] for event in tracked.events("requeue")] == ["preemption"] * 3
+    assert [event.cause for event in tracked.events("requeue")] == ["preemption"] * 3
 
 
 def test_no_budget_counts_a_requeue_of_a_command_that_its_user_asks_hpcddp_for(
@@ -353,7 +354,7 @@ def test_no_budget_counts_a_requeue_of_a_command_that_its_user_asks_hpcddp_for(
         wait_for_work(tracked, tmp_path, attempt)
         sandbox.run(*HPCDDP, "requeue", tracked.run.path, cwd=tmp_path)
     wait_for_work(tracked, tmp_path, 3)
-    assert [event["by"] for event in tracked.events("requeue")] == ["user"] * 3
+    assert [event.by for event in tracked.events("requeue")] == ["user"] * 3
 
 
 def test_a_command_that_somebody_requeues_by_scontrol_goes_on_until_it_makes_no_progress(
@@ -366,7 +367,7 @@ def test_a_command_that_somebody_requeues_by_scontrol_goes_on_until_it_makes_no_
         sandbox.run("scontrol", "requeue", tracked.job_id)
     fields = tracked.wait_for_end("FAILED", timeout_s=120)
     assert (fields["ExitCode"], fields["Restarts"]) == ("93:0", "2")
-    assert [event["cause"] for event in tracked.events("requeue")] == ["requeued"] * 2
+    assert [event.cause for event in tracked.events("requeue")] == ["requeued"] * 2
 
 
 @pytest.mark.long
@@ -384,7 +385,7 @@ def test_a_command_that_runs_out_of_time_is_run_again(sandbox: Sandbox, tmp_path
     )
     tracked = start(sandbox, tmp_path, "--time", "1", "--", sys.executable, program)
     tracked.wait_until_finished(timeout_s=300)
-    assert [event["cause"] for event in tracked.events("requeue")] == ["time_limit"]
+    assert [event.cause for event in tracked.events("requeue")] == ["time_limit"]
     assert tracked.attempts == 2
 
 
@@ -416,7 +417,7 @@ def test_files_of_a_command_have_the_umask_of_its_submitter_in_every_job_of_its_
     tracked.wait_until(
         lambda: tracked.run.result.exists() and tracked.result["status"] == "finished", "the end of the run"
     )
-    first, *continued = [event["job_id"] for event in tracked.events("start")]
+    first, *continued = [event.facts["job_id"] for event in tracked.events("start")]
     assert (first, len(continued), len({first, *continued})) == (tracked.job_id, 2, 2)
     assert [path.stat().st_mode & 0o777 for path in sorted(tmp_path.glob("own-*"))] == [0o640] * 3
     assert [path for path in tracked.run.path.rglob("*") if path.stat().st_mode & 0o077] == []
@@ -481,7 +482,7 @@ def test_a_preempted_function_comes_back_and_computes_every_step_once(sandbox: S
     resources = {"nodes": 2, "tasks_per_node": 2, "time_limit": 10, "nodelist": "n1,n2", "partition": "low"}
     job.write_text(json.dumps({"name": "fn", "resources": resources, "entrypoint": "mine:main"}))
     tracked = start(sandbox, tmp_path, job)
-    wait_for(tracked.run.metrics, '"step"')
+    wait_for_text(tracked.run.metrics, '"step"')
     high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
     sandbox.submit(*high, "--wrap=sleep 2")
     tracked.wait_until_finished(timeout_s=240)
@@ -490,4 +491,4 @@ def test_a_preempted_function_comes_back_and_computes_every_step_once(sandbox: S
     assert 0 < returned["first"] < 80
     steps = [json.loads(line)["step"] for line in tracked.run.metrics.read_text().splitlines()]
     assert steps == list(range(1, 81))
-    assert [event["cause"] for event in tracked.events("requeue")] == ["preemption"]
+    assert [event.cause for event in tracked.events("requeue")] == ["preemption"]

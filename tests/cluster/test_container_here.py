@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from hpcddp.run.directory import RunDirectory
 from tests.cluster.containers import install, write_image
-from tests.cluster.jobs import result_of, wait_for, write_job
+from tests.cluster.jobs import result_of, write_job
 from tests.cluster.test_environments import MODEL, ROOT, SEE
+from tests.waiting import wait_for_text, wait_until_gone
 
 
 def test_who_ends_a_run_in_containers_gets_it_saved(tmp_path: Path) -> None:
@@ -38,12 +38,9 @@ def test_who_ends_a_run_in_containers_gets_it_saved(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     run = RunDirectory(Path(answer["run_dir"]))
-    wait_for(run.metrics, '"step": 30,')
+    wait_for_text(run.metrics, '"step": 30,')
     os.kill(int(answer["job_id"]), signal.SIGTERM)
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{answer['job_id']}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until_gone(int(answer["job_id"]))
     result = result_of(run)
     assert result["status"] == "cancelled"
     assert result["saved_step"] >= 30

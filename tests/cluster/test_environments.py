@@ -20,10 +20,12 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from hpcddp.slurm.job import ENDED_STATES
 from tests.cluster.containers import install, write_image
-from tests.cluster.jobs import result_of, submit, wait_for, write_job
-from tests.cluster.sandbox import ENDED, Sandbox
+from tests.cluster.jobs import result_of, submit, write_job
+from tests.cluster.sandbox import Sandbox
 from tests.submit.fake_environments import CONDA
+from tests.waiting import wait_for_text
 
 ROOT = Path(__file__).parents[2]
 # What a task sees: written down by the model of a training, or by a program that the tasks are.
@@ -160,10 +162,10 @@ def jobs(submitter: Submitter) -> Iterator[dict[str, SubmittedJob]]:
         "modules": submitter.send("modules", modules(submitter), program=True),
         "venv in apptainer": submitter.send("inside", inside_container(submitter), program=True),
     }
-    wait_for(sent["apptainer"].run.metrics, '"step": 100')
+    wait_for_text(sent["apptainer"].run.metrics, '"step": 100')
     submitter.sandbox.submit("--partition=high", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=sleep 1")
     for job in sent.values():
-        submitter.sandbox.wait(job.answer["job_id"], states=ENDED, timeout=300)
+        submitter.sandbox.wait(job.answer["job_id"], states=ENDED_STATES, timeout=300)
     yield sent
     submitter.sandbox.cancel_all()
 
@@ -281,8 +283,8 @@ def test_a_preemption_reaches_the_tasks_in_their_containers_and_nothing_is_lost(
     result = finished(jobs["apptainer"])
     assert result["attempts"] == 2
     # The task cannot ask Slurm from in there; the batch script, which is outside, can.
-    (requeue,) = (event for event in read_events(run.events) if event["event"] == "requeue")
-    assert requeue["cause"] == "preemption"
+    (requeue,) = (event for event in read_events(run.events) if event.kind == "requeue")
+    assert requeue.cause == "preemption"
     steps = [record["step"] for record in map(json.loads, run.metrics.read_text().splitlines()) if "loss" in record]
     assert steps == list(range(1, result["steps"] + 1))
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.slurm.job import ENDED_STATES
 from tests.cluster.jobs import HPCDDP, submit, write_job
-from tests.cluster.sandbox import ENDED, Sandbox
+from tests.cluster.sandbox import Sandbox
 from tests.manage.crashes import crash
 from tests.manage.test_crashes import check
 
@@ -22,5 +23,5 @@ def test_the_rank_that_failed_first_is_named_and_all_others_followed(
     train = {"model": "traced_model:build", "epochs": 40, "model_args": {"seconds": 0.02}}
     environment = {"env": {"HPCDDP_FAULTS": told.faults, "OMP_NUM_THREADS": "1"}}
     job = write_job(tmp_path, nodes=2, tasks=4, sections={"train": train, "environment": environment})
-    sandbox.wait(submit(sandbox, job)["job_id"], states=ENDED, timeout=300)
+    sandbox.wait(submit(sandbox, job)["job_id"], states=ENDED_STATES, timeout=300)
     check(told, sandbox.run(*HPCDDP, "logs", "--first-error", cwd=tmp_path).stdout)

@@ -6,9 +6,8 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.cluster.sandbox import Sandbox
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.tracked_run import TrackedRun, processes_with, records, trace_file
 from tests.manage.runs import make
+from tests.waiting import wait_until
 
 ALL = 200
 EXPECTED = {
@@ -50,10 +50,7 @@ class Project:
         return state
 
     def wait_for(self, name: str, state: str) -> None:
-        deadline = time.monotonic() + 120
-        while (found := self.state(name)) != state:
-            assert time.monotonic() < deadline, f"{name} is {found} and not {state}"
-            time.sleep(0.5)
+        wait_until(lambda: self.state(name) == state, lambda: f"{name} is {self.state(name)} and not {state}", 120)
 
 
 @pytest.fixture(scope="module")
@@ -192,8 +189,8 @@ def test_a_live_training_that_is_requeued_loses_no_step(project: Project) -> Non
     assert [record["step"] for record in records(tracked.run)] == list(range(1, total + 1))
     computed = [trace_file(tracked.run.attempt(number), 0).read_bytes().count(b"\n") for number in (0, 1)]
     assert sum(computed) == total
-    (requeue,) = [event for event in read_events(tracked.run.events) if event["event"] == "requeue"]
-    assert (requeue["cause"], requeue["by"]) == ("requeued", "user")
+    (requeue,) = [event for event in read_events(tracked.run.events) if event.kind == "requeue"]
+    assert (requeue.cause, requeue.by) == ("requeued", "user")
     refused = project.hpcddp("requeue", tracked.run.run_id, check=False)
     assert "has finished; there is nothing left to run" in refused
 
@@ -203,10 +200,8 @@ def test_a_run_that_waits_is_cancelled_for_good(project: Project) -> None:
     said = project.hpcddp("cancel", tracked.run.run_id)
     assert said.startswith(f"run {tracked.run.run_id} is cancelled (job {tracked.job_id}); it had not saved a step")
     # Also when Slurm has forgotten the job.
-    deadline = time.monotonic() + 60
-    while tracked.job_id in project.sandbox.run("squeue", "--states=all", "--noheader", "--format=%i").stdout.split():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    squeue = ("squeue", "--states=all", "--noheader", "--format=%i")
+    wait_until(lambda: tracked.job_id not in project.sandbox.run(*squeue).stdout.split(), "Slurm forgets the job")
     assert project.state("unwanted") == "cancelled"
     again = project.hpcddp("cancel", tracked.run.run_id)
     assert again == f"run {tracked.run.run_id} has ended already (cancelled); there is nothing to cancel\n"
@@ -220,25 +215,22 @@ def test_a_sweep_is_shown_explained_and_cancelled_as_one(project: Project) -> No
     }  # fmt: skip
     (project.directory / "sweep.yaml").write_text(json.dumps(document))
     sweep_id = json.loads(project.hpcddp("submit", "sweep.yaml", "--json"))["sweep_id"]
-    _wait(lambda: "1 pending, 2 running" in project.hpcddp("status", sweep_id))
+
+    def status() -> str:
+        return project.hpcddp("status", sweep_id)
+
+    wait_until(lambda: "1 pending, 2 running" in project.hpcddp("status", sweep_id), status, 120)
     assert "1 pending, 2 running" in project.hpcddp("status")
     assert "it waits to start, because as many elements of its array run as may" in project.hpcddp("why", sweep_id)
     assert project.hpcddp("why", f"{sweep_id}_2").startswith(f"{sweep_id}_2 (waits): it waits to start")
     assert project.hpcddp("cancel", f"{sweep_id}_2").startswith(f"run {sweep_id}_2 is cancelled")
-    _wait(lambda: "2 running, 1 cancelled" in project.hpcddp("status", sweep_id))
+    wait_until(lambda: "2 running, 1 cancelled" in project.hpcddp("status", sweep_id), status, 120)
     assert project.hpcddp("requeue", sweep_id).count("is requeued: the program of run") == 2
-    _wait(lambda: all(attempts == [0, 1] for attempts in _attempts(project, sweep_id)))
+    wait_until(lambda: all(attempts == [0, 1] for attempts in _attempts(project, sweep_id)), status, 120)
     assert project.hpcddp("cancel", sweep_id).startswith(f"2 elements of sweep {sweep_id} are being cancelled")
-    _wait(lambda: "3 cancelled" in project.hpcddp("status", sweep_id))
+    wait_until(lambda: "3 cancelled" in project.hpcddp("status", sweep_id), status, 120)
 
 
 def _attempts(project: Project, sweep_id: str) -> list[list[int]]:
     runs = [project.directory / "runs" / "waits" / f"{sweep_id}_{index}" for index in (0, 1)]
     return [sorted(int(path.name) for path in (run / "attempts").iterdir()) for run in runs]
-
-
-def _wait(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)

@@ -13,7 +13,8 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm.hostlist import expand
-from tests.cluster.jobs import HPCDDP, finished, result_of, submit, wait_for, write_job
+from tests.cluster.jobs import HPCDDP, finished, result_of, submit, write_job
+from tests.waiting import wait_for_text
 
 if TYPE_CHECKING:
     from tests.cluster.sandbox import Sandbox
@@ -84,7 +85,7 @@ def test_a_requeued_job_goes_on_and_ends_with_the_parameters_of_the_uninterrupte
     finished(sandbox, reference["job_id"])
     submitted = submit(sandbox, job)
     run = RunDirectory(Path(submitted["run_dir"]))
-    wait_for(run.events, '"save"')
+    wait_for_text(run.events, '"save"')
     sandbox.run("scontrol", "requeue", submitted["job_id"])
     finished(sandbox, submitted["job_id"])
     result, expected = result_of(run), result_of(RunDirectory(Path(reference["run_dir"])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import torch  # noqa: TID253
 
 from hpcddp.run.directory import RunDirectory
 from tests.cluster.jobs import HPCDDP, finished, result_of, submit, write_job
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.cluster.sandbox import Sandbox
@@ -42,10 +42,11 @@ def go_on(sandbox: Sandbox, job: Path, run: RunDirectory, *options: str) -> str:
 
 def cancel_after(sandbox: Sandbox, job_id: str, run: RunDirectory, step: int) -> None:
     """Cancel the job as soon as the state after ``step`` or a later one is saved."""
-    deadline = time.monotonic() + 120
-    while max((int(path.name[-6:]) for path in run.checkpoints.glob("step-??????")), default=0) < step:
-        assert time.monotonic() < deadline, f"{run.path} never saved step {step}"
-        time.sleep(0.05)
+
+    def is_saved() -> bool:
+        return max((int(path.name[-6:]) for path in run.checkpoints.glob("step-??????")), default=0) >= step
+
+    wait_until(is_saved, f"step {step} of {run.path}", 120)
     sandbox.run("scancel", job_id)
     sandbox.wait(job_id, states={"CANCELLED"})
 

@@ -13,6 +13,7 @@ import pytest
 
 from hpcddp.run.checkpoints import list_checkpoints, newest_valid
 from tests.cluster.sandbox import Sandbox
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 STEPS = 80
@@ -46,10 +47,7 @@ def steps(log: Path) -> list[int]:
 
 
 def wait_for_step(log: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
-    while (steps(log) or [0])[-1] < step:
-        assert time.monotonic() < deadline, log.read_text() if log.exists() else "no log"
-        time.sleep(0.1)
+    wait_until(lambda: (steps(log) or [0])[-1] >= step, lambda: log.read_text() if log.exists() else f"no {log}", 120)
 
 
 def test_script_of_the_document_has_nothing_for_shellcheck_to_say(tmp_path: Path) -> None:

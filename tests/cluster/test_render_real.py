@@ -11,8 +11,9 @@ import pytest
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.write import dump_job
+from hpcddp.slurm.job import ENDED_STATES
 from hpcddp.submit.render import render_script
-from tests.cluster.sandbox import ENDED, Sandbox
+from tests.cluster.sandbox import Sandbox
 from tests.submit.requests import request_of
 from tests.submit.script_runner import ScriptRunner
 
@@ -132,7 +133,7 @@ def sent(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> list[Sen
         directory = tmp_path_factory.mktemp(f"job{number}")
         made.append(send(sandbox, directory, value))
     for job in made:
-        sandbox.wait(job.job_id, states=ENDED)
+        sandbox.wait(job.job_id, states=ENDED_STATES)
     return made
 
 

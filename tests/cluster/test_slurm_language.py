@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcddp.slurm import commands
-from hpcddp.slurm.grammar import UnreadableLineError, parse_directive_line
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import RankEnv
 from tests.cluster.sandbox import Sandbox
+from tests.slurm.sbatch_reader import UnreadableLineError, parse_directive_line
 from tests.slurm.test_grammar import MEASURED
 
 SHARED = settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -94,7 +94,7 @@ def test_death_at_a_point_of_a_save_leaves_a_checkpoint_to_go_on_from(scenario_r
     tracked, comparison = scenario_result
     assert comparison.has_same_result, comparison
     assert comparison.attempts == len(SOME_POINTS) + 1
-    assert all(event["step"] > 0 for event in tracked.events("train")[1:])
+    assert all(event.step for event in tracked.events("train")[1:])
 
 
 @after_scenario(disk_trouble)

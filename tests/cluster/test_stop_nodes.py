@@ -112,8 +112,8 @@ def test_a_run_whose_node_is_cut_off_goes_on_and_the_old_generation_publishes_no
     newest = checkpoints.newest_valid(tracked.run.checkpoints, expected=True, warn=pytest.fail)
     assert newest is not None
     assert newest.manifest.attempt == 1
-    (began,) = (event["time"] for event in tracked.events("start") if event["attempt"] == 1)
-    late = [event for event in read_events(tracked.run.events) if event["attempt"] == 0 and event["time"] > began]
+    (began,) = (event.time for event in tracked.events("start") if event.attempt == 1)
+    late = [event for event in read_events(tracked.run.events) if event.attempt == 0 and event.time > began]
     assert late == []
     assert tracked.result["status"] == "finished"
 

@@ -74,9 +74,9 @@ def test_the_event_log_tells_the_stop_the_save_and_the_requeue(scenario_result: 
     tracked, _ = scenario_result["low"]
     (stop,) = (event for event in tracked.events("stop") if event.get("saved"))
     (requeue,) = tracked.events("requeue")
-    assert requeue["cause"] == "preemption"
-    assert stop["step"] in [event["step"] for event in tracked.events("save")]
-    assert [event["step"] for event in tracked.events("train")] == [0, stop["step"]]
+    assert requeue.cause == "preemption"
+    assert stop.step in [event.step for event in tracked.events("save")]
+    assert [event.step for event in tracked.events("train")] == [0, stop.step]
 
 
 @scenario

@@ -174,7 +174,7 @@ def test_preemption_of_eight_ranks_on_four_hosts_costs_nothing(
 def test_five_preemptions_and_a_time_limit_cost_nothing(scenario_result: tuple[TrackedRun, RunComparison]) -> None:
     tracked, comparison = scenario_result
     assert comparison.lost_nothing, comparison
-    causes = [event["cause"] for event in tracked.events("requeue")]
+    causes = [event.cause for event in tracked.events("requeue")]
     assert causes[:5] == ["preemption"] * 5
     assert set(causes[5:]) == {"time_limit"}
 

@@ -73,7 +73,7 @@ def test_a_storm_of_signals_is_one_save_and_one_requeue(scenario_result: Scenari
     tracked, comparison = scenario_result
     assert comparison.lost_nothing, comparison
     assert comparison.attempts == 2
-    assert len([event for event in tracked.events("save") if event["reason"] == "stop"]) == 1
+    assert len([event for event in tracked.events("save") if event.reason == "stop"]) == 1
     assert len(tracked.events("requeue")) == 1
 
 
@@ -113,8 +113,8 @@ def test_a_requeue_by_the_user_loses_nothing_and_restarts_once(scenario_result: 
 )
 def test_a_time_limit_loses_nothing(scenario_result: ScenarioResult, reason: str) -> None:
     tracked, comparison = scenario_result
-    assert reason in [event["reason"] for event in tracked.events("stop")]
+    assert reason in [event.reason for event in tracked.events("stop")]
     assert comparison.lost_nothing, comparison
     assert comparison.attempts >= 2
-    assert {event["cause"] for event in tracked.events("requeue")} == {"time_limit"}
+    assert {event.cause for event in tracked.events("requeue")} == {"time_limit"}
     assert len(tracked.events("requeue")) == comparison.attempts - 1

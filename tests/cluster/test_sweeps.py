@@ -15,9 +15,10 @@ import pytest
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.sweep import Sweep, read_sweep, sweep_of
-from tests.cluster.jobs import HPCDDP, submit, wait_for, write_job
+from tests.cluster.jobs import HPCDDP, submit, write_job
 from tests.cluster.sandbox import Sandbox
 from tests.cluster.tracked_run import TrackedRun
+from tests.waiting import wait_for_text
 
 MODEL = textwrap.dedent(
     """
@@ -139,7 +140,7 @@ def test_a_preempted_element_comes_back_alone_and_loses_nothing(finished_sweep: 
         "0",
     ]
     (requeue,) = finished_sweep.tracked(2).events("requeue")
-    assert requeue["cause"] == "preemption"
+    assert requeue.cause == "preemption"
     # The same training as element 3, which nobody disturbed.
     assert (
         finished_sweep.tracked(2).result["parameters_sha256"] == finished_sweep.tracked(3).result["parameters_sha256"]
@@ -148,7 +149,7 @@ def test_a_preempted_element_comes_back_alone_and_loses_nothing(finished_sweep: 
 
 def test_what_waits_for_a_sweep_starts_when_all_of_it_has_finished(finished_sweep: FinishedSweep) -> None:
     (start,) = finished_sweep.waiting.events("start")
-    assert start["time"] >= max(finished_sweep.tracked(index).events("finish")[0]["time"] for index in range(4))
+    assert start.time >= max(finished_sweep.tracked(index).events("finish")[0].time for index in range(4))
 
 
 def test_an_element_has_its_result_in_a_submitit_job(finished_sweep: FinishedSweep) -> None:
@@ -217,7 +218,7 @@ def test_a_cancelled_element_is_resumed_alone_even_before_it_began(sandbox: Sand
     assert resumed["job_id"] == f"{int(resumed['job_id'].partition('_')[0])}_3"
     sandbox.run("scontrol", "release", resumed["job_id"])
     sandbox.wait(resumed["job_id"])
-    wait_for(sweep.run(3).batch_log, "has finished")
+    wait_for_text(sweep.run(3).batch_log, "has finished")
     seen = json.loads((sweep.run(3).attempt(0).path / "seen.json").read_text())
     # The value of the environment stands in the sweep's script alone.
     assert seen == {"HPCDDP_SWEEP_INDEX": "3", "WORD": "x"}

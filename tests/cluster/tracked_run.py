@@ -6,17 +6,17 @@ import contextlib
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import read_events
+from hpcddp.run.events import Event, EventKind, read_events
 from hpcddp.sandbox.processes import find
 from tests.cluster.jobs import result_of
 from tests.cluster.sandbox import Sandbox
+from tests.waiting import wait_until
 
 _POLL_S = 0.05
 _TASK = "hpcddp.task"
@@ -61,9 +61,9 @@ class TrackedRun:
         """The document of result.json."""
         return result_of(self.run)
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
+    def events(self, kind: EventKind) -> list[Event]:
         """Return the events of one kind."""
-        return [event for event in read_events(self.run.events) if event["event"] == kind]
+        return [event for event in read_events(self.run.events) if event.kind == kind]
 
     def log(self) -> str:
         """Return everything that the batch script and the ranks printed."""
@@ -72,12 +72,7 @@ class TrackedRun:
 
     def wait_until(self, holds: Callable[[], object], what: str, *, timeout_s: float = 300) -> None:
         """Wait until something holds; a job that has ended meanwhile fails at once."""
-        deadline = time.monotonic() + timeout_s
-        while not holds():
-            assert time.monotonic() < deadline, (
-                f"{self.run.path}: not within {timeout_s} s: {what}\n{self._description()}"
-            )
-            time.sleep(_POLL_S)
+        wait_until(holds, lambda: f"{what} of {self.run.path}\n{self._description()}", timeout_s)
 
     def wait_for_steps(self, count: int, *, attempt: int = 0) -> None:
         """Wait until rank 0 has computed so many steps in an attempt."""

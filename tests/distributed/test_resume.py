@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from hpcddp.run.checkpoints import newest_valid
-from hpcddp.run.decision import read_decision
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.job_records import read_decision
 from hpcddp.stop.faults import SAVE_POINTS
+from hpcddp.stop.reasons import StopReason
 from tests.distributed.training import evaluations, job_document, result, run_ranks, without_times
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -95,7 +96,7 @@ def test_ranks_with_different_shares_leave_an_evaluation_together(tmp_path: Path
     assert {error["kind"] for error in outcome.errors.values()} == {"stopped"}
     decision = read_decision(RunDirectory(stopped).attempt(0))
     assert decision is not None
-    assert (decision.step, decision.reason, decision.saved) == (4, "warned", True)
+    assert (decision.step, decision.reason, decision.saved) == (4, StopReason.WARNED, True)
     assert len(evaluations(stopped)) == 2
     assert without_times(stopped) == without_times(whole)
     assert result(stopped)["parameters_sha256"] == result(whole)["parameters_sha256"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcddp.run.log_timestamps import times_of
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import NOON, FakeRun, make, queued
 
 NOW = NOON + 1800

@@ -10,7 +10,7 @@ from typing import Any
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import EventKind, append_event
 from hpcddp.run.failure import FailureRecord, write_failure
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.slurm.commands import QueuedJob
 
 # 2026-11-21 12:00:00 where the tests run; all times are seconds after it.
 NOON = 1795262400.0

@@ -12,17 +12,14 @@ import pytest
 
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
-from hpcddp.manage.cancel import CancelError, cancel, cancel_sweep
-from hpcddp.manage.overview import overview, overview_of
-from hpcddp.manage.requeue import Doors, RequeueError, requeue
+from hpcddp.manage.control import CancelError, RequeueCommands, RequeueError, cancel, cancel_sweep, requeue
+from hpcddp.manage.overview import SweepStatus, overview, overview_of
 from hpcddp.manage.run_files import read_traces
 from hpcddp.manage.status import RunStatus, statuses
-from hpcddp.manage.sweeps import SweepStatus
 from hpcddp.run.events import read_events
 from hpcddp.run.find import find_run
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
-from hpcddp.slurm.commands import SlurmUnavailableError
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.slurm.commands import QueuedJob, SlurmUnavailableError
 from tests.manage.runs import NOON, FakeRun, make, queued
 
 TRAINING = "name: digits\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits}\n"
@@ -52,8 +49,10 @@ class Slurm:
         self.calls.append(f"requeue {job_id}")
 
     @property
-    def doors(self) -> Doors:
-        return Doors(may_requeue=lambda _: self.allowed, warn=self.warn, allow=self.allow, requeue=self.requeue)
+    def commands(self) -> RequeueCommands:
+        return RequeueCommands(
+            may_requeue=lambda _: self.allowed, warn=self.warn, allow=self.allow, requeue=self.requeue
+        )
 
 
 def look(made: FakeRun, *jobs: QueuedJob) -> RunStatus:
@@ -170,7 +169,7 @@ ARRAY = Chunk(job_id="50", first=0, count=1)
 def test_a_live_training_is_asked_to_save_and_the_wish_is_written_down(tmp_path: Path) -> None:
     made = running(tmp_path)
     slurm = Slurm(made)
-    said = requeue(look(made, queued()), slurm.doors, sleep=lambda _: None)
+    said = requeue(look(made, queued()), slurm.commands, sleep=lambda _: None)
     assert slurm.calls == ["warn 7"]
     assert said.startswith(
         "run run-1 stops at the end of a step and saves, however long that takes; then Slurm runs job 7"
@@ -181,20 +180,20 @@ def test_a_live_training_is_asked_to_save_and_the_wish_is_written_down(tmp_path:
 def test_tasks_that_do_not_hear_at_first_are_asked_again(tmp_path: Path) -> None:
     made = running(tmp_path)
     slurm = Slurm(made, hears=3)
-    requeue(look(made, queued()), slurm.doors, sleep=lambda _: None)
+    requeue(look(made, queued()), slurm.commands, sleep=lambda _: None)
     assert slurm.calls == ["warn 7"] * 3
 
 
 def test_a_wish_that_nobody_hears_is_taken_back(tmp_path: Path) -> None:
     made = running(tmp_path)
     with pytest.raises(RequeueError, match="the tasks of run run-1 do not answer; they may not have started yet"):
-        requeue(look(made, queued()), Slurm().doors, sleep=lambda _: None)
+        requeue(look(made, queued()), Slurm().commands, sleep=lambda _: None)
     assert not made.attempt().requeue_request.exists()
 
 
 def test_a_program_is_requeued_by_slurm_itself(tmp_path: Path) -> None:
     made, slurm = running(tmp_path, PROGRAM), Slurm()
-    said = requeue(look(made, queued()), slurm.doors)
+    said = requeue(look(made, queued()), slurm.commands)
     assert slurm.calls == ["requeue 7"]
     assert said.startswith("job 7 is requeued: the program of run run-1 is told to end (SIGTERM), and started again")
     # What no budget counts.
@@ -208,13 +207,13 @@ def test_a_program_that_slurm_does_not_requeue_has_not_been_asked_for(tmp_path: 
         raise SlurmUnavailableError("scontrol failed: Unable to contact slurm controller")
 
     with pytest.raises(SlurmUnavailableError):
-        requeue(look(made, queued()), replace(slurm.doors, requeue=refuse))
+        requeue(look(made, queued()), replace(slurm.commands, requeue=refuse))
     assert not made.run.attempt(0).requeue_request.exists()
 
 
 def test_a_program_that_hpcddp_itself_keeps_from_being_requeued_is_let_go(tmp_path: Path) -> None:
     made, slurm = running(tmp_path, PROGRAM + ONLY_TIME), Slurm()
-    requeue(look(made, queued()), slurm.doors)
+    requeue(look(made, queued()), slurm.commands)
     assert slurm.calls == ["allow 7", "requeue 7"]
 
 
@@ -223,14 +222,14 @@ def test_where_slurm_may_not_requeue_nothing_is_stopped(tmp_path: Path) -> None:
     with pytest.raises(
         RequeueError, match="Slurm is not allowed to requeue job 7; end the run with hpcddp cancel run-1"
     ):
-        requeue(look(made, queued()), slurm.doors)
+        requeue(look(made, queued()), slurm.commands)
     assert slurm.calls == []
 
 
 def test_a_job_that_hpcddp_itself_keeps_from_being_requeued_may_be(tmp_path: Path) -> None:
     made = running(tmp_path, TRAINING + ONLY_TIME)
     slurm = Slurm(made, allowed=False)
-    requeue(look(made, queued()), slurm.doors, sleep=lambda _: None)
+    requeue(look(made, queued()), slurm.commands, sleep=lambda _: None)
     assert slurm.calls == ["warn 7"]
 
 
@@ -244,23 +243,23 @@ def test_a_job_that_hpcddp_itself_keeps_from_being_requeued_may_be(tmp_path: Pat
 )
 def test_what_does_not_run_is_not_requeued(tmp_path: Path, word: str, sentence: str) -> None:
     with pytest.raises(RequeueError, match=sentence):
-        requeue(look(running(tmp_path), queued(state=word)), Slurm().doors)
+        requeue(look(running(tmp_path), queued(state=word)), Slurm().commands)
 
 
 def test_a_finished_run_has_nothing_left_to_run(tmp_path: Path) -> None:
     with pytest.raises(RequeueError, match="the run run-1 has finished; there is nothing left to run"):
-        requeue(look(running(tmp_path).ended("finished")), Slurm().doors)
+        requeue(look(running(tmp_path).ended("finished")), Slurm().commands)
 
 
 def test_a_run_on_this_machine_is_not_requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(tmp_path).submitted("77", cluster="local")
     monkeypatch.setattr("hpcddp.manage.status.is_there", lambda _: True)
     with pytest.raises(RequeueError, match="runs on this machine, where nothing starts it again; end it with hpcddp"):
-        requeue(look(made), Slurm().doors)
+        requeue(look(made), Slurm().commands)
 
 
 def test_the_stop_of_a_waiting_run_is_an_event(tmp_path: Path) -> None:
     made = make(tmp_path).submitted()
     cancel(look(made, queued(state="PENDING")), end=Slurm().end)
     (event,) = read_events(made.run.events)
-    assert (event["event"], event["cause"]) == ("stop", "cancelled")
+    assert (event.kind, event.cause) == ("stop", "cancelled")

@@ -42,7 +42,7 @@ def check(told: Crash, lines: str) -> None:
     if told.leaves_a_record:
         assert any("hpcddp/stop/faults.py" in line for line in middle), lines
     else:
-        assert "ended without a word" in first, lines
+        assert "ended without an error message" in first, lines
 
 
 @pytest.mark.distributed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,25 +11,34 @@ from typing import Final
 import pytest
 
 from hpcddp.errors import HpcddpError
-from hpcddp.manage.cancel import cancel
+from hpcddp.manage.control import DamagedRunError, RequeueCommands, cancel, requeue
 from hpcddp.manage.logs import merged, sources
 from hpcddp.manage.overview import details, overview_of
-from hpcddp.manage.requeue import Doors, requeue
-from hpcddp.manage.status import RunStatus
+from hpcddp.manage.status import RunStatus, State
 from hpcddp.manage.why import explain
-from hpcddp.run.decision import Decision, write_decision
 from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, write_failure
-from hpcddp.run.job_records import SubmissionRecord, write_submission_record
-from hpcddp.run.program_end import ProgramExit, write_exit
-from hpcddp.run.ranks import Rank, write_ranks
+from hpcddp.run.job_records import (
+    Decision,
+    ProgramExit,
+    Rank,
+    SubmissionRecord,
+    write_decision,
+    write_exit,
+    write_ranks,
+    write_submission_record,
+)
+from hpcddp.run.metrics import write_plan_record
 from hpcddp.run.result import Result, write_result
+from hpcddp.slurm.commands import QueuedJob
+from hpcddp.stop.reasons import StopReason
 from hpcddp.submit.resume import resume
 from hpcddp.supervise.end import end
 from tests.manage.runs import queued
 from tests.run.damage import DAMAGES, Damage, link, truncate
 from tests.supervise.fake_slurm import FakeSlurm
-from tests.supervise.test_end import PREEMPTED, SLURM, Play
+from tests.supervise.test_end import PREEMPTED, SLURM, Scenario
 from tests.supervise.test_end_of_commands import Command
 
 Find = Callable[[AttemptDirectory], Path]
@@ -39,6 +48,7 @@ RECORDS: Final[Mapping[str, Find]] = {
     "result": lambda attempt: attempt.run.result,
     "decision": lambda attempt: attempt.decision,
     "ranks": lambda attempt: attempt.ranks,
+    "plan": lambda attempt: attempt.run.plan,
     "failure": lambda attempt: attempt.rank_error(1),
     "exit": lambda attempt: attempt.rank_exit(0),
 }
@@ -48,72 +58,83 @@ RECORDS: Final[Mapping[str, Find]] = {
 class Case:
     """What a command does with a run, and the records that it cannot do without."""
 
-    act: Callable[[Play], str]
+    act: Callable[[Scenario], str]
     names: frozenset[str]
 
 
-def status_of(play: Play) -> RunStatus:
-    (line,) = overview_of([play.attempt.run], ask=lambda: [queued("7")], now=0.0).lines
+def status_of(scenario: Scenario) -> RunStatus:
+    return look(scenario, [queued("7")])
+
+
+def look(scenario: Scenario, jobs: Sequence[QueuedJob]) -> RunStatus:
+    (line,) = overview_of([scenario.attempt.run], ask=lambda: jobs, now=0.0).lines
     assert isinstance(line, RunStatus)
     return line
 
 
-def show_logs(play: Play) -> str:
-    return "\n".join(line.text for line in merged(sources(play.attempt, ranks=(), batch=True)))
+def show_logs(scenario: Scenario) -> str:
+    return "\n".join(line.text for line in merged(sources(scenario.attempt, ranks=(), batch=True)))
 
 
 def nothing(*_: object) -> None:
     """Stands for Slurm."""
 
 
-def request_requeue(play: Play) -> str:
-    doors = Doors(may_requeue=lambda _: True, warn=nothing, allow=nothing, requeue=nothing)
-    return requeue(status_of(play), doors, sleep=nothing)
+def request_requeue(scenario: Scenario) -> str:
+    commands = RequeueCommands(may_requeue=lambda _: True, warn=nothing, allow=nothing, requeue=nothing)
+    return requeue(status_of(scenario), commands, sleep=nothing)
 
 
 COMMANDS: Final[Mapping[str, Case]] = {
     "status": Case(
-        lambda play: "\n".join(details(status_of(play), paint=lambda text, _: text)),
-        frozenset({"submission", "start", "result", "ranks"}),
+        lambda scenario: "\n".join(details(status_of(scenario), paint=lambda text, _: text)),
+        frozenset({"submission", "start", "result", "ranks", "plan"}),
     ),
     "why": Case(
-        lambda play: "\n".join(explain(status_of(play)).lines()), frozenset({"submission", "start", "result", "ranks"})
+        lambda scenario: "\n".join(explain(status_of(scenario)).lines()),
+        frozenset({"submission", "start", "result", "ranks", "plan"}),
     ),
     "logs": Case(show_logs, frozenset()),
-    "cancel": Case(lambda play: cancel(status_of(play), end=nothing), frozenset({"submission", "start", "result"})),
+    "cancel": Case(
+        lambda scenario: cancel(status_of(scenario), end=nothing), frozenset({"submission", "start", "result"})
+    ),
     "requeue": Case(request_requeue, frozenset({"submission", "start", "result"})),
     "submit --resume": Case(
-        lambda play: str(resume(play.attempt.run, environment=dict(os.environ))),
+        lambda scenario: str(resume(scenario.attempt.run, environment=dict(os.environ))),
         frozenset({"submission", "start", "result"}),
     ),
     "end": Case(
-        lambda play: end(play.attempt, code=1, environment=SLURM).text, frozenset({"result", "decision", "failure"})
+        lambda scenario: end(scenario.attempt, code=1, environment=SLURM).text,
+        frozenset({"result", "decision", "failure"}),
     ),
     "begin": Case(
-        lambda play: str(play.begin({**SLURM, "SLURM_RESTART_COUNT": "1"}).path), frozenset({"start", "result"})
+        lambda scenario: str(scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"}).path), frozenset({"start", "result"})
     ),
 }
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
     fake = FakeSlurm(monkeypatch)
     monkeypatch.setattr("time.monotonic", lambda: fake.waited)
-    return Play(tmp_path, SLURM)
+    return Scenario(tmp_path, SLURM)
 
 
-def lay_down(play: Play, record: str) -> None:
+def lay_down(scenario: Scenario, record: str) -> None:
     """Write all records that such a run may have; a result only where it is the one that is damaged."""
-    attempt = play.attempt
+    attempt = scenario.attempt
     write_submission_record(
         attempt.run, SubmissionRecord(cluster="slurm", job_id="7", directory="/", python="python", time=0.0)
     )
     attempt.run.script.write_text("#!/bin/bash\n")
     write_ranks(attempt, [Rank(host="n1"), Rank(host="n2")])
+    write_plan_record(attempt.run, {"total_steps": 100, "steps_per_epoch": 10})
     if record == "result":
         write_result(attempt.run, Result(status="failed", reason="why"))
     if record == "decision":
-        decision = Decision(attempt=0, step=1, reason="terminated", cause=None, saved=True, save_s=0.0, time=0.0)
+        decision = Decision(
+            attempt=0, step=1, reason=StopReason.TERMINATED, cause=None, saved=True, save_s=0.0, time=0.0
+        )
         write_decision(attempt, decision)
     if record == "failure":
         failure = FailureRecord(
@@ -126,13 +147,13 @@ def lay_down(play: Play, record: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 @pytest.mark.parametrize("record", RECORDS)
-def test_a_damaged_record_is_one_sentence_in_every_command(play: Play, record: str, damage: Damage) -> None:
-    path = RECORDS[record](play.attempt)
-    lay_down(play, record)
+def test_a_damaged_record_is_one_sentence_in_every_command(scenario: Scenario, record: str, damage: Damage) -> None:
+    path = RECORDS[record](scenario.attempt)
+    lay_down(scenario, record)
     damage(path)
     for name, command in COMMANDS.items():
         try:
-            said = command.act(play)
+            said = command.act(scenario)
         except HpcddpError as error:
             said = error.message
             assert "\n" not in said, name
@@ -171,14 +192,14 @@ def test_a_run_with_a_damaged_decision_is_requeued_where_slurm_says_why_it_ended
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = FakeSlurm(monkeypatch)
-    play = Play(tmp_path, SLURM)
+    scenario = Scenario(tmp_path, SLURM)
     fake.become("RUNNING", **PREEMPTED)
-    play.stop()
-    truncate(play.attempt.decision)
-    ending = end(play.attempt, code=75, environment=SLURM)
+    scenario.stop()
+    truncate(scenario.attempt.decision)
+    ending = end(scenario.attempt, code=75, environment=SLURM)
     assert (ending.exit_code, fake.calls) == (75, ["requeue 7"])
     assert "the newest checkpoint is of step 12" in ending.text
-    assert f"{play.attempt.decision} is damaged" in capsys.readouterr().err
+    assert f"{scenario.attempt.decision} is damaged" in capsys.readouterr().err
 
 
 def test_a_command_has_finished_although_nobody_can_read_when_it_began(
@@ -194,16 +215,36 @@ def test_a_command_has_finished_although_nobody_can_read_when_it_began(
 
 
 @pytest.mark.parametrize("name", ["events", "metrics"])
-def test_a_run_whose_log_cannot_be_read_is_shown_with_a_sentence(play: Play, name: str) -> None:
-    lay_down(play, "start")
-    log = play.attempt.run.path / f"{name}.jsonl"
+def test_a_run_whose_log_cannot_be_read_is_shown_with_a_sentence(scenario: Scenario, name: str) -> None:
+    lay_down(scenario, "start")
+    log = scenario.attempt.run.path / f"{name}.jsonl"
     log.touch()
     link(log)
-    assert f"{log} cannot be read" in COMMANDS["status"].act(play)
+    assert f"{log} cannot be read" in COMMANDS["status"].act(scenario)
 
 
-def test_the_end_of_a_run_whose_events_cannot_be_read_is_one_sentence(play: Play) -> None:
-    play.stop()
-    link(play.attempt.run.events)
-    ending = end(play.attempt, code=75, environment=SLURM)
-    assert (ending.exit_code, f"{play.attempt.run.events} cannot be read" in ending.text) == (71, True)
+def test_the_end_of_a_run_whose_events_cannot_be_read_is_one_sentence(scenario: Scenario) -> None:
+    scenario.stop()
+    link(scenario.attempt.run.events)
+    ending = end(scenario.attempt, code=75, environment=SLURM)
+    assert (ending.exit_code, f"{scenario.attempt.run.events} cannot be read" in ending.text) == (71, True)
+
+
+def test_a_run_whose_result_is_damaged_has_ended_and_is_not_lost(scenario: Scenario) -> None:
+    lay_down(scenario, "result")
+    truncate(scenario.attempt.run.result)
+    status = look(scenario, ())
+    assert status.state is State.UNKNOWN
+    assert explain(status).why == "it has ended, and nobody can tell how: its result cannot be read"
+    append_event(scenario.attempt.run.events, kind="finish", time=1.0, attempt=0)
+    answer = explain(look(scenario, ()))
+    assert answer.why == "it has ended, and its event log says that it has finished: its result cannot be read"
+    assert f"{scenario.attempt.run.result} is damaged" in "\n".join(answer.lines())
+
+
+def test_cancelling_a_run_whose_result_is_damaged_is_bad_input(scenario: Scenario) -> None:
+    lay_down(scenario, "result")
+    truncate(scenario.attempt.run.result)
+    with pytest.raises(DamagedRunError, match=r"^nothing was cancelled: .*result\.json is damaged") as caught:
+        COMMANDS["cancel"].act(scenario)
+    assert caught.value.exit_code == 2

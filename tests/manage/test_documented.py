@@ -11,7 +11,7 @@ import pytest
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
-from hpcddp.manage.states import State
+from hpcddp.manage.status import State
 from hpcddp.slurm import commands
 from tests.manage.example import NOW, example
 

@@ -74,7 +74,9 @@ def test_the_document_holds_the_whole_traceback(made: FakeRun) -> None:
 def test_a_rank_that_went_without_a_word_is_named_with_the_end_of_its_log(made: FakeRun) -> None:
     follow(made, 0, 1, 2, 3, 4, 6, 7)
     lines = list(first_error(made.attempt()).lines())
-    assert lines[0].startswith("attempt 0: rank 5 on n2 ended without a word after step 20: killed, out of memory")
+    assert lines[0].startswith(
+        "attempt 0: rank 5 on n2 ended without an error message after step 20: killed, out of memory"
+    )
     assert lines[1:-1] == ["the last lines of rank 5:", "  the log of rank 5", "  its last line"]
     assert lines[-1] == "ranks 0-4, 6-7 followed: connection closed by peer"
 
@@ -85,7 +87,9 @@ def test_of_several_silent_ranks_the_one_that_srun_saw_first_is_named(made: Fake
     made.run.batch_log.write_text(f"{beginning(made.attempt())}{srun}")
     found = first_error(made.attempt())
     assert found.ranks == (6,)
-    assert found.sentence.startswith("rank 6 on n2 ended without a word after step 20: Killed (by SIGKILL, most often")
+    assert found.sentence.startswith(
+        "rank 6 on n2 ended without an error message after step 20: Killed (by SIGKILL, most often"
+    )
     assert found.followers == "ranks 0-5, 7 followed: connection closed by peer"
 
 

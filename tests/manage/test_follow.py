@@ -3,14 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcddp.cli.follow import BarDisplay, PlainDisplay
 from hpcddp.manage import follow as following
-from hpcddp.manage.follow import JobState, LineReader, Outcome, follow
+from hpcddp.manage.follow import JobPhase, Outcome, RecordReader, follow
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import Event
 from hpcddp.run.files import write_json
 from hpcddp.run.metrics import MetricsLine
 from hpcddp.run.result import Result
@@ -20,25 +20,25 @@ class Recorder:
     """Keeps what it was shown."""
 
     def __init__(self) -> None:
-        self.states: list[JobState] = []
-        self.events: list[dict[str, Any]] = []
+        self.states: list[JobPhase] = []
+        self.events: list[Event] = []
         self.steps: list[int] = []
         self.evaluations: list[int] = []
 
-    def job(self, state: JobState) -> None:
+    def job(self, state: JobPhase) -> None:
         self.states.append(state)
 
     def output(self, line: str) -> None:
         raise AssertionError(line)
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         self.events.append(event)
 
-    def step(self, record: dict[str, Any]) -> None:
-        self.steps.append(record["step"])
+    def step(self, record: MetricsLine) -> None:
+        self.steps.append(record.step)
 
-    def evaluation(self, record: dict[str, Any]) -> None:
-        self.evaluations.append(record["step"])
+    def evaluation(self, record: MetricsLine) -> None:
+        self.evaluations.append(record.step)
 
 
 def line(step: int) -> str:
@@ -54,30 +54,30 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    reader = LineReader(path, MetricsLine)
+    reader = RecordReader(path, MetricsLine)
     assert list(reader.new_records()) == []
     path.write_text(line(1) + '{"step": 2')
-    assert [record["step"] for record in reader.new_records()] == [1]
+    assert [record.step for record in reader.new_records()] == [1]
     path.write_text(line(1) + line(2))
-    assert [record["step"] for record in reader.new_records()] == [2]
+    assert [record.step for record in reader.new_records()] == [2]
 
 
 def test_a_replaced_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + line(2) + line(3))
-    reader = LineReader(path, MetricsLine)
+    reader = RecordReader(path, MetricsLine)
     assert len(list(reader.new_records())) == 3
     replacement = tmp_path / "new"
     replacement.write_text(line(1))
     replacement.replace(path)
-    assert [record["step"] for record in reader.new_records()] == [1]
+    assert [record.step for record in reader.new_records()] == [1]
 
 
 def test_a_run_is_followed_through_a_requeue_and_no_step_is_shown_twice(run: RunDirectory) -> None:
-    states: list[JobState] = ["pending", "running", "pending", "running", "ended"]
+    states: list[JobPhase] = ["pending", "running", "pending", "running", "ended"]
     seen = 0
 
-    def job_state() -> JobState:
+    def job_state() -> JobPhase:
         nonlocal seen
         seen += 1
         if seen == 2:
@@ -103,10 +103,14 @@ def test_a_job_that_ended_without_a_result_is_lost(run: RunDirectory) -> None:
 def test_plain_lines_say_where_training_stands(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay(steps_per_epoch=12, epochs=5)
     display.job("running")
-    display.event({"event": "start", "attempt": 1, "host": "n1"})
-    display.event({"event": "save", "attempt": 1})
-    display.step({"step": 24, "epoch": 1, "loss": 0.51234, "samples_per_s": 4321.0})
-    display.evaluation({"step": 24, "epoch": 1, "val_loss": 0.25, "val_accuracy": 0.9667, "val_samples": 360})
+    display.event(Event(kind="start", time=0.0, attempt=1, host="n1"))
+    display.event(Event(kind="save", time=0.0, attempt=1))
+    display.step(MetricsLine.from_document({"step": 24, "epoch": 1, "loss": 0.51234, "samples_per_s": 4321.0}))
+    display.evaluation(
+        MetricsLine.from_document(
+            {"step": 24, "epoch": 1, "val_loss": 0.25, "val_accuracy": 0.9667, "val_samples": 360}
+        )
+    )
     assert capsys.readouterr().err.splitlines() == [
         "the job is running",
         "started on n1 (attempt 1)",
@@ -116,11 +120,11 @@ def test_plain_lines_say_where_training_stands(capsys: pytest.CaptureFixture[str
 
 def test_records_of_a_function_of_ones_own_are_shown_with_what_they_have(capsys: pytest.CaptureFixture[str]) -> None:
     plain = PlainDisplay(steps_per_epoch=None, epochs=1)
-    plain.step({"step": 4, "loss": 0.25})
-    plain.evaluation({"step": 4, "val_loss": 0.5})
+    plain.step(MetricsLine.from_document({"step": 4, "loss": 0.25}))
+    plain.evaluation(MetricsLine.from_document({"step": 4, "val_loss": 0.5}))
     with BarDisplay(None, 1) as bars:
-        bars.step({"step": 4, "loss": None})
-        bars.evaluation({"step": 4, "val_loss": 0.5})
+        bars.step(MetricsLine.from_document({"step": 4, "loss": None}))
+        bars.evaluation(MetricsLine.from_document({"step": 4, "val_loss": 0.5}))
     assert capsys.readouterr().err.splitlines()[0] == "step 4  loss 0.2500  val_loss 0.5000"
 
 
@@ -137,7 +141,7 @@ def test_what_a_program_prints_comes_before_the_word_on_its_end(run: RunDirector
         def output(self, line: str) -> None:
             shown.append(line)
 
-        def job(self, state: JobState) -> None:
+        def job(self, state: JobPhase) -> None:
             shown.append(state)
 
     def output(*, ended: bool) -> list[str]:
@@ -151,7 +155,7 @@ def test_what_a_program_prints_comes_before_the_word_on_its_end(run: RunDirector
 def test_ctrl_c_that_stops_a_run_goes_on_following_until_its_end(run: RunDirectory) -> None:
     presses = 0
 
-    def job_state() -> JobState:
+    def job_state() -> JobPhase:
         nonlocal presses
         presses += 1
         if presses == 1:
@@ -170,7 +174,7 @@ def test_ctrl_c_that_stops_a_run_goes_on_following_until_its_end(run: RunDirecto
 def test_ctrl_c_that_stops_nothing_ends_the_following(
     run: RunDirectory, interrupted: Callable[[], bool] | None
 ) -> None:
-    def job_state() -> JobState:
+    def job_state() -> JobPhase:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

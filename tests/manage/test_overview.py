@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import UserError
-from hpcddp.manage.overview import Overview, overview, overview_of
-from hpcddp.manage.states import State
-from hpcddp.manage.status import RunStatus
-from hpcddp.manage.sweeps import SweepStatus, entry_of, one_run
+from hpcddp.manage.overview import Overview, SweepStatus, entry_of, one_run, overview, overview_of
+from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.find import find_run
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import NOON, make, queued
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpcddp.manage.run_files import Progress, read_progress
+from hpcddp.manage.run_files import RunProgress, read_progress
 from tests.manage.runs import NOON, make
 
 
@@ -56,7 +56,7 @@ def test_one_step_has_its_own_speed_and_no_estimate(tmp_path: Path) -> None:
 
 
 def test_the_time_that_is_left_runs_on_between_two_looks() -> None:
-    progress = Progress(step=300, loss=1.0, samples_per_s=64, steps_per_s=2, time=NOON)
+    progress = RunProgress(step=300, loss=1.0, samples_per_s=64, steps_per_s=2, time=NOON)
     assert progress.eta_s(400, NOON) == 50
     assert progress.eta_s(400, NOON + 20) == 30
     assert progress.eta_s(400, NOON + 90) == 0

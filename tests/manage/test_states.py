@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from hpcddp.manage.run_files import Job, read_traces
-from hpcddp.manage.states import State
-from hpcddp.manage.status import Answers, RunStatus, Statuses, is_there, state_of, statuses
-from hpcddp.slurm.commands import SlurmUnavailableError
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.manage.status import Answers, RunStatus, State, Statuses, is_there, state_of, statuses
+from hpcddp.slurm.commands import QueuedJob, SlurmUnavailableError
 from tests.manage.runs import NOON, FakeRun, make, queued
 
 

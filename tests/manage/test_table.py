@@ -8,8 +8,7 @@ import pytest
 
 from hpcddp.manage.format import duration_text, ranks_text, used_text
 from hpcddp.manage.overview import Line, details, overview, table
-from hpcddp.manage.states import State
-from hpcddp.manage.status import RunStatus
+from hpcddp.manage.status import RunStatus, State
 from tests.manage.runs import NOON, make, queued
 
 TABLE = """\

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from hpcddp.manage.overview import overview
+from hpcddp.manage.overview import SweepStatus, overview
 from hpcddp.manage.run_files import read_traces
 from hpcddp.manage.status import RunStatus, statuses
-from hpcddp.manage.sweeps import SweepStatus
 from hpcddp.manage.why import Answer, explain, explain_sweep, waiting
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
-from hpcddp.slurm.queue import QueuedJob
+from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import NOON, FakeRun, make, queued
 
 # squeue(1) of 22.05, JOB REASON CODES, without those of jobs that have ended.

@@ -13,8 +13,8 @@ def test_events_come_back_in_order_with_their_facts(tmp_path: Path) -> None:
     append_event(path, kind="start", time=1.5, attempt=0, host="n1")
     append_event(path, kind="save", time=2.5, attempt=0, step=10, reason="interval")
     first, second = read_events(path)
-    assert (first["event"], first["host"], first["step"]) == ("start", "n1", None)
-    assert (second["event"], second["step"], second["reason"]) == ("save", 10, "interval")
+    assert (first.kind, first.host, first.step) == ("start", "n1", None)
+    assert (second.kind, second.step, second.reason) == ("save", 10, "interval")
 
 
 def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
     append_event(path, kind="start", time=1.0, attempt=0)
     with path.open("a") as stream:
         stream.write('{"event": "sa')
-    assert [event["event"] for event in read_events(path)] == ["start"]
+    assert [event.kind for event in read_events(path)] == ["start"]
 
 
 def test_a_last_line_torn_within_a_character_is_passed_over(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_last_line_torn_within_a_character_is_passed_over(tmp_path: Path) -> N
     append_event(path, kind="start", time=1.0, attempt=0)
     with path.open("ab") as stream:
         stream.write('{"event": "failure", "reason": "ü'.encode()[:-1])
-    assert [event["event"] for event in read_events(path)] == ["start"]
+    assert [event.kind for event in read_events(path)] == ["start"]
 
 
 def test_a_run_without_events_has_none(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_damaged_line_is_left_out_counted_and_does_not_swallow_the_next(tmp_pa
             b'7\nnull\n\xff\n[]\n{}\n{"event": "save", "time": "then", "attempt": 0}\n{"format": 1000}\n{"event": "s'
         )
     append_event(path, kind="stop", time=2.0, attempt=0, cause="crash", reason="one\u2028line")
-    assert [event["event"] for event in read_events(path)] == ["start", "stop"]
+    assert [event.kind for event in read_events(path)] == ["start", "stop"]
     log = read_event_log(path)
     assert (log.damaged, log.records[-1].cause) == (8, "crash")
     assert log.sentence(path) == f"{path}: 8 lines are damaged, and left out; all others are read"

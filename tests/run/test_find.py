@@ -39,7 +39,7 @@ def test_path_names_a_run_wherever_it_is(root: Path, tmp_path: Path, monkeypatch
 def test_what_is_no_run_is_refused(root: Path, text: str) -> None:
     with pytest.raises(NoRunError) as caught:
         find_run(text, root)
-    assert caught.value.message.startswith(f"{text!r} is no run: it is no run directory, and no run under {root}")
+    assert caught.value.message.startswith(f"no run under {root} matches {text!r}, and it is not a run directory; ")
 
 
 def test_beginning_of_several_ids_is_refused_and_names_them(root: Path) -> None:

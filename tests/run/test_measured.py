@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from hpcddp.run.measured import newest_noise_scale
+from hpcddp.run.result import newest_noise_scale
 
 
 def finish(runs: Path, run_id: str, text: str, *, written: int) -> None:

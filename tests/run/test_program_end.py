@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.program_end import ProgramExit, Told, read_program_end, write_exit
+from hpcddp.run.job_records import ProgramExit, Told, read_program_end, write_exit
 
 
 def attempt_of(path: Path, *ends: tuple[int, Told | None]) -> AttemptDirectory:

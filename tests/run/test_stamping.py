@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from hpcddp.run import log_timestamps
 from hpcddp.run.log_timestamps import times_of
+from tests.waiting import wait_for_text
 
 
 def test_growth_is_noticed_until_the_log_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,8 +18,7 @@ def test_growth_is_noticed_until_the_log_is_gone(tmp_path: Path, monkeypatch: py
     thread = log_timestamps.record_timestamps(log)
     with log.open("a") as stream:
         stream.write("world\n")
-    while not (times_of(log).exists() and "12 " in times_of(log).read_text()):
-        time.sleep(0.01)
+    wait_for_text(times_of(log), "12 ")
     log.unlink()
     thread.join(timeout=30)
     assert not thread.is_alive()

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from hpcddp.sandbox import processes as ending
 from hpcddp.sandbox import state
 from hpcddp.sandbox.state import Sandbox
 from tests.sandbox.leftovers import leftovers
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -109,14 +109,7 @@ def keep_busy(place: Place, directory: Path) -> None:
         "--output=/dev/null",
         f"--wrap=srun sleep 600 & (setsid env -i sleep 600 &); touch {mark}; sleep 600",
     )
-    wait_until(mark.exists)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(mark.exists, f"{mark}")
 
 
 def daemon(sandbox: Sandbox, program: str) -> ending.Process:
@@ -202,7 +195,7 @@ def test_an_up_that_is_killed_half_way_leaves_nothing(place: Place, hosts: str, 
             assert process.poll() is None
         sandbox = place.known()
         process.kill()
-    wait_until(lambda: not ending.members(sandbox.token, sandbox.slurm_conf))
+    wait_until(lambda: not ending.members(sandbox.token, sandbox.slurm_conf), "the end of all processes")
     place.down()
     assert leftovers(sandbox) == []
 
@@ -223,11 +216,11 @@ def test_a_sandbox_whose_daemon_manager_was_killed_has_stopped_and_down_takes_it
 ) -> None:
     sandbox = place.up("--hosts", hosts)
     place.slurm("sbatch", "--output=/dev/null", f"--wrap=touch {open_directory}/busy; srun sleep 600")
-    wait_until((open_directory / "busy").exists)
+    wait_until((open_directory / "busy").exists, "a task")
     manager = state.find_manager(sandbox)
     assert manager is not None
     ending.end(manager)
-    wait_until(lambda: state.find_manager(sandbox) is None)
+    wait_until(lambda: state.find_manager(sandbox) is None, "the end of the daemon manager")
     assert place.state() == "stopped"
     place.down()
     assert leftovers(sandbox) == []

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Network
-from pathlib import Path
 
 import pytest
 
@@ -48,15 +47,3 @@ def test_each_node_gets_its_cable_its_name_and_its_address() -> None:
     typed = "".join(command.standard_input for command in commands)
     assert "link add cable2 type veth peer name eth0 netns /somewhere/sandbox/net/n2\n" in typed
     assert "address add 198.18.7.12/24 dev eth0\n" in typed
-
-
-def test_a_command_on_a_node_goes_through_the_daemon_managers_view_of_the_files() -> None:
-    assert network.enter_node(Path("/somewhere"), "n2", manager=71) == (
-        "nsenter",
-        "--target=71",
-        "--mount",
-        "--pid",
-        "--net=/proc/71/root/somewhere/net/n2",
-        "--uts=/proc/71/root/somewhere/uts/n2",
-        "--",
-    )

@@ -18,7 +18,8 @@ import pytest
 
 from hpcddp.sandbox import processes as ending
 from hpcddp.sandbox.state import Sandbox
-from tests.sandbox.test_lifecycle import AS_ORDINARY_USER, ORDINARY_USER, Place, new_place, wait_until
+from tests.sandbox.test_lifecycle import AS_ORDINARY_USER, ORDINARY_USER, Place, new_place
+from tests.waiting import wait_until
 
 __all__ = ["new_place"]
 pytestmark = pytest.mark.slurm
@@ -144,7 +145,7 @@ def test_it_listens_where_the_name_of_its_host_leads_and_nowhere_else(
         try:
             assert place.slurm("srun", "--nodes=2", "hostname").split() == ["somehost"] * 2
             place.slurm("sbatch", "--nodes=2", "--output=/dev/null", "--wrap=srun sleep 600")
-            wait_until(lambda: "srun" in listening(sandbox))
+            wait_until(lambda: "srun" in listening(sandbox), "a listening srun")
             assert listening(sandbox) == {"slurmctld": {address}, "slurmd": {address}, "srun": {of_srun}}
         finally:
             place.down()

@@ -4,13 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpcddp.slurm.grammar import (
-    UnreadableLineError,
-    UnwritableValueError,
-    parse_directive_line,
-    quote_value,
-    read_directives,
-)
+from hpcddp.slurm.directives import UnwritableValueError, quote_value
+from tests.slurm.sbatch_reader import UnreadableLineError, parse_directive_line, read_directives
 
 VALUES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"))
 SPECIAL = st.text(st.sampled_from(" \t\v\f\\\"'#$`;&|<>(){}[]*?!~%=,-:a"))

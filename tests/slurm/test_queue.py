@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.slurm import commands
-from hpcddp.slurm.queue import FORMAT, QueuedJob, parse_queue, seconds_in
+from hpcddp.slurm.commands import FORMAT, QueuedJob, parse_queue, seconds_in
 from tests.slurm.programs import program
 
 # As printed by Slurm 22.05.8, widths shortened.

@@ -7,16 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp.run.decision import Decision, read_decision
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import read_events
+from hpcddp.run.events import Event, EventKind, read_events
 from hpcddp.run.failure import FailureRecord, read_failures
+from hpcddp.run.job_records import Decision, read_decision
+from tests.waiting import wait_until, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 MODEL = """
@@ -75,8 +74,8 @@ class LocalRun:
     def failures(self) -> list[FailureRecord]:
         return read_failures(self.attempt)
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in read_events(self.run.events) if event["event"] == kind]
+    def events(self, kind: EventKind) -> list[Event]:
+        return [event for event in read_events(self.run.events) if event.kind == kind]
 
     def log(self, rank: int) -> str:
         return self.attempt.rank_log(rank).read_text(encoding="utf-8")
@@ -97,13 +96,13 @@ class LocalRun:
         return found
 
     def wait_until_it_trains(self) -> None:
-        wait_for(lambda: bool(self.steps()))
+        wait_until(self.steps, "the first step", _TIMEOUT_S)
 
     def signal(self, rank: int, signum: signal.Signals) -> None:
         os.kill(self.tasks()[rank], signum)
 
     def wait_for_end(self) -> None:
-        wait_for(lambda: not Path(f"/proc/{self.job_id}").exists())
+        wait_until_gone(self.job_id, _TIMEOUT_S)
 
 
 def environment_of(entry: Path) -> dict[str, str]:
@@ -119,13 +118,6 @@ def parent_of(entry: Path) -> int:
         return int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     except OSError:
         return 0
-
-
-def wait_for(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _TIMEOUT_S
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def start(directory: Path, faults: str = "", **lines: str) -> LocalRun:

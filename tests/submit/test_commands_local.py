@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from tests.waiting import wait_for_text, wait_until
 
 
 def submit(directory: Path, *words: str, code: int = 0) -> dict[str, Any]:
@@ -43,23 +43,14 @@ def program(directory: Path, text: str) -> tuple[str, ...]:
 def ended(document: dict[str, Any], timeout_s: float = 60) -> RunDirectory:
     """Wait for the run's result, and for the end of its script."""
     run = RunDirectory(Path(document["run_dir"]))
-    deadline = time.monotonic() + timeout_s
-    while not run.result.exists() or Path(f"/proc/{document['job_id']}").exists():
-        assert time.monotonic() < deadline, run.batch_log.read_text()
-        time.sleep(0.05)
+    script = Path(f"/proc/{document['job_id']}")
+    wait_until(lambda: run.result.exists() and not script.exists(), run.batch_log.read_text, timeout_s)
     return run
 
 
 def result(run: RunDirectory) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(run.result.read_text())
     return document
-
-
-def wait_for(path: Path, text: str) -> None:
-    deadline = time.monotonic() + 60
-    while not (path.exists() and text in path.read_text()):
-        assert time.monotonic() < deadline, path
-        time.sleep(0.05)
 
 
 def task_in(log: Path) -> int:
@@ -70,7 +61,7 @@ def task_in(log: Path) -> int:
 def test_a_command_that_ends_well_finishes_the_run(tmp_path: Path) -> None:
     run = ended(submit(tmp_path, "--tasks-per-node", "2", *program(tmp_path, "print('hello')")))
     assert (result(run)["status"], result(run)["world_size"]) == ("finished", 2)
-    assert [event["event"] for event in read_events(run.events)] == ["start", "train", "finish"]
+    assert [event.kind for event in read_events(run.events)] == ["start", "train", "finish"]
     assert run.attempt(0).rank_log(1).read_text() == "hello\n"
 
 
@@ -92,7 +83,7 @@ def test_every_signal_to_a_task_reaches_its_program(tmp_path: Path, signum: str,
     )
     document = submit(tmp_path, *listens)
     log = RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0)
-    wait_for(log, "task=")
+    wait_for_text(log, "task=")
     os.kill(task_in(log), signal.Signals[signum])
     run = ended(document)
     assert f"heard {signal.Signals[signum].value}" in log.read_text()
@@ -111,7 +102,7 @@ def test_a_program_that_does_not_listen_survives_the_warning(tmp_path: Path) -> 
     )
     document = submit(tmp_path, *deaf)
     log = RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0)
-    wait_for(log, "task=")
+    wait_for_text(log, "task=")
     os.kill(task_in(log), signal.SIGUSR2)
     assert result(ended(document))["status"] == "finished"
 
@@ -127,16 +118,13 @@ def test_a_program_dies_with_its_task(tmp_path: Path) -> None:
     )
     document = submit(tmp_path, *lonely)
     log = RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0)
-    wait_for(log, "own=")
+    wait_for_text(log, "own=")
     own = Path(f"/proc/{log.read_text().partition('own=')[2].partition(';')[0]}")
     assert own.exists()
     os.kill(task_in(log), signal.SIGKILL)
     run = ended(document)
     assert result(run)["exit_code"] == 71
-    deadline = time.monotonic() + 20
-    while own.exists() and "State:\tZ" not in (own / "status").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not own.exists() or "State:\tZ" in (own / "status").read_text(), f"the end of {own}", 20)
 
 
 def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_submission_without_a_job_id_is_refused(known: Known) -> None:
 
 
 def test_an_unknown_run_is_refused(known: Known) -> None:
-    with pytest.raises(NoRunError, match="'nothing' is no run"):
+    with pytest.raises(NoRunError, match="matches 'nothing'"):
         dependency_on(["nothing"], [], ROOT, {})
     assert known.jobs == {}
 

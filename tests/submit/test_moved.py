@@ -158,8 +158,8 @@ def test_a_copy_is_not_resumed_in_place_of_the_original(failed: RunDirectory, tm
     done = hpcddp(tmp_path, "submit", "--resume", copy, "--follow")
     assert done.returncode == 2
     assert done.stderr == (
-        f"hpcddp: {copy} is a copy of the run {failed.path}, and its script continues that one; name that run, or make "
-        "the copy a run of its own with a job file whose run_root and name lead to it: hpcddp submit JOB --resume "
+        f"hpcddp: {copy} is a copy of the run {failed.path}, and its script continues that run; name that run\n"
+        "  To continue the copy, give a job file with the name again: hpcddp submit JOB --resume "
         f"{copy} --set run_root={tmp_path}\n"
     )
     assert content_of(failed.path) == before

@@ -6,8 +6,7 @@ import pytest
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.slurm.directives import Directive, DirectiveError, directives_for
-from hpcddp.slurm.grammar import UnwritableValueError
+from hpcddp.slurm.directives import Directive, DirectiveError, UnwritableValueError, directives_for
 from hpcddp.submit.render import RunIdError, render_script
 from tests.submit.requests import request_of
 

@@ -19,7 +19,8 @@ from tests.submit.fake_environments import (
     write_program,
 )
 from tests.submit.script_runner import PYTHON, ScriptRunner
-from tests.submit.test_render_script import LAUNCHERS, script_of, wait_for
+from tests.submit.test_render_script import LAUNCHERS, script_of
+from tests.waiting import wait_until
 
 HOST = socket.gethostname()
 
@@ -60,7 +61,7 @@ def test_a_task_in_a_container_ignores_the_warning_until_it_has_a_handler(runner
     install_programs(runner, apptainer=APPTAINER)
     (runner.record / "hold").touch()
     process = runner.start(script_of(runner, environment=apptainer_job()))
-    wait_for(runner.record / "running")
+    wait_until((runner.record / "running").exists, "a file of the script", 30)
     (task,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     ignored = next(line for line in Path(f"/proc/{task}/status").read_text().splitlines() if line.startswith("SigIgn"))
     (runner.record / "hold").unlink()

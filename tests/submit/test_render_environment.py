@@ -18,7 +18,8 @@ from tests.submit.fake_environments import (
     write_program,
 )
 from tests.submit.script_runner import ScriptRunner
-from tests.submit.test_render_script import LAUNCHERS, script_of, wait_for
+from tests.submit.test_render_script import LAUNCHERS, script_of
+from tests.waiting import wait_until
 
 HOST = socket.gethostname()
 
@@ -151,7 +152,7 @@ def test_a_signal_during_the_activation_starts_no_task(
         activate.write('touch "$RECORD/activating"; while [[ -e $RECORD/hold ]]; do sleep 0.02; done\n')
     (runner.record / "hold").touch()
     process = runner.start(script_of(runner, launcher=launcher, environment={"venv": "venv"}), END_CODE="75")
-    wait_for(runner.record / "activating")
+    wait_until((runner.record / "activating").exists, "a file of the script", 30)
     process.send_signal(signal.SIGTERM)
     (runner.record / "hold").unlink()
     assert runner.end_of(process) == 75

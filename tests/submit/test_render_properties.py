@@ -12,8 +12,8 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.rules import SHELL_VARIABLES
 from hpcddp.jobfile.write import dump_job, parse_resolved
-from hpcddp.slurm.grammar import read_directives
 from hpcddp.submit.render import quote_word, render_script
+from tests.slurm.sbatch_reader import read_directives
 from tests.submit.requests import request_of
 from tests.submit.script_runner import ScriptRunner
 

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.submit.render import render_script
 from tests.submit.requests import request_of
 from tests.submit.script_runner import MODULE, ScriptRunner
+from tests.waiting import wait_until
 
 LAUNCHERS: tuple[Literal["slurm", "local"], ...] = ("slurm", "local")
 
@@ -32,14 +32,6 @@ def script_of(
     }
     resolved = ResolvedJob(spec=JobSpec.model_validate(job), origins={})
     return render_script(request_of(resolved, python=str(runner.python), run_id=run_id, cluster=launcher)).text
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        if time.monotonic() > deadline:
-            pytest.fail(f"{path.name} did not appear")
-        time.sleep(0.01)
 
 
 def test_srun_is_told_how_many_tasks_and_each_has_a_log(runner: ScriptRunner) -> None:
@@ -110,7 +102,7 @@ def test_the_shell_survives_the_warning_and_the_end_of_its_time_and_still_gets_t
 ) -> None:
     (runner.record / "hold").touch()
     process = runner.start(script_of(runner, launcher=launcher), TASK_CODE="75", END_CODE="75")
-    wait_for(runner.record / "running")
+    wait_until((runner.record / "running").exists, "a file of the script", 30)
     for number in signals:
         process.send_signal(number)
     (runner.record / "hold").unlink()
@@ -122,9 +114,9 @@ def test_the_shell_survives_the_warning_and_the_end_of_its_time_and_still_gets_t
 def test_on_this_machine_ending_the_shell_ends_the_tasks(runner: ScriptRunner, number: signal.Signals) -> None:
     (runner.record / "hold").touch()
     process = runner.start(script_of(runner, launcher="local"))
-    wait_for(runner.record / "running")
+    wait_until((runner.record / "running").exists, "a file of the script", 30)
     process.send_signal(number)
-    wait_for(runner.record / "signals")
+    wait_until((runner.record / "signals").exists, "a file of the script", 30)
     (runner.record / "hold").unlink()
     runner.end_of(process)
     assert (runner.record / "signals").read_text() == "TERM\n"
@@ -137,7 +129,7 @@ def test_a_shell_that_is_told_to_end_before_its_tasks_start_starts_none_and_stil
 ) -> None:
     (runner.record / "hold-begin").touch()
     process = runner.start(script_of(runner, launcher=launcher), END_CODE="75")
-    wait_for(runner.record / "directory")
+    wait_until((runner.record / "directory").exists, "a file of the script", 30)
     process.send_signal(signal.SIGTERM)
     (runner.record / "hold-begin").unlink()
     assert runner.end_of(process) == 75
@@ -159,7 +151,7 @@ def test_the_claim_and_the_end_are_deaf_to_signals(
 def test_a_task_ignores_the_warning_until_it_has_a_handler(runner: ScriptRunner) -> None:
     (runner.record / "hold").touch()
     process = runner.start(script_of(runner))
-    wait_for(runner.record / "running")
+    wait_until((runner.record / "running").exists, "a file of the script", 30)
     (task,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     ignored = next(line for line in Path(f"/proc/{task}/status").read_text().splitlines() if line.startswith("SigIgn"))
     (runner.record / "hold").unlink()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import read_json, write_json
+from tests.waiting import wait_until
 
 MODEL = """
 import time
@@ -70,12 +70,11 @@ def run_of(directory: Path) -> RunDirectory:
 
 
 def wait_for_step(directory: Path, step: int) -> RunDirectory:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        if (directory / "runs" / "again").is_dir() and f'"step": {step},' in metrics_of(run := run_of(directory)):
-            return run
-        time.sleep(0.05)
-    pytest.fail(f"step {step} did not come")
+    def is_reached() -> bool:
+        return (directory / "runs" / "again").is_dir() and f'"step": {step},' in metrics_of(run_of(directory))
+
+    wait_until(is_reached, f"step {step}", 90)
+    return run_of(directory)
 
 
 def metrics_of(run: RunDirectory) -> str:
@@ -105,7 +104,7 @@ def test_a_followed_run_that_is_interrupted_saves_and_goes_on_when_it_is_resumed
     assert code == 0, error
     assert json.loads(out)["status"] == "finished"
     assert steps_of(run) == list(range(1, 139))
-    kinds = [event["event"] for event in read_events(run.events)]
+    kinds = [event.kind for event in read_events(run.events)]
     assert (kinds.count("start"), kinds.count("resume")) == (2, 1)
 
 

@@ -20,6 +20,7 @@ from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.submit.request import SubmissionError
 from hpcddp.submit.submit import choose_cluster
 from hpcddp.task.__main__ import check_pickle
+from tests.waiting import wait_until, wait_until_gone
 
 MODEL = """
 from torch import nn
@@ -64,13 +65,6 @@ def submit(directory: Path, *options: str, secret: str | None = "hunter2") -> su
     return hpcddp(directory, "submit", "job.yaml", "--cluster", "local", *options, secret=secret)
 
 
-def wait_until_gone(process_id: int) -> None:
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{process_id}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(done.stdout)
     return parsed
@@ -110,7 +104,9 @@ def test_a_killed_rank_ends_the_run_and_leaves_no_process(directory: Path) -> No
     assert done.returncode == 1
     result = document(done)["result"]
     assert (result["status"], result["exit_code"], document(done)["exit_code"]) == ("failed", 71, 71)
-    assert result["reason"].startswith(f"rank 1 on {socket.gethostname()} ended without a word: killed, out of memory")
+    assert result["reason"].startswith(
+        f"rank 1 on {socket.gethostname()} ended without an error message: killed, out of memory"
+    )
 
 
 def test_who_insists_on_the_end_of_a_job_ends_ranks_that_do_not_stop(directory: Path) -> None:
@@ -119,10 +115,8 @@ def test_who_insists_on_the_end_of_a_job_ends_ranks_that_do_not_stop(directory: 
     )
     answer = document(submit(directory, "--json"))
     log = Path(answer["run_dir"]) / "attempts" / "0" / "rank-1.log"
+    wait_until(log.exists, f"{log}")
     deadline = time.monotonic() + 60
-    while not log.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
     # The first one asks them to save; this model never comes to the end of a step.
     while Path(f"/proc/{answer['job_id']}").exists():
         assert time.monotonic() < deadline

@@ -50,7 +50,7 @@ def test_the_first_attempt_creates_a_private_run(tmp_path: Path) -> None:
     assert attempt.path == tmp_path / "demo" / "r1" / "attempts" / "0"
     assert attempt.run.path.stat().st_mode & 0o777 == 0o700
     assert attempt.run.job_file.read_text() == JOB
-    assert [event["event"] for event in read_events(attempt.run.events)] == ["start"]
+    assert [event.kind for event in read_events(attempt.run.events)] == ["start"]
 
 
 def test_each_attempt_has_a_token_of_its_own(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_what_slurm_requeued_by_itself_is_written_down_as_what_it_was(tmp_path: 
     attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
     append_event(attempt.run.events, kind="stop", time=0.0, attempt=0, cause="preemption")
     begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
-    (requeue,) = [event for event in read_events(attempt.run.events) if event["event"] == "requeue"]
-    assert (requeue["attempt"], requeue["cause"], requeue["by"]) == (0, "preemption", "slurm")
+    (requeue,) = [event for event in read_events(attempt.run.events) if event.kind == "requeue"]
+    assert (requeue.attempt, requeue.cause, requeue.by) == (0, "preemption", "slurm")
 
 
 def test_a_requeue_that_is_written_down_already_is_not_written_twice(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_requeue_that_is_written_down_already_is_not_written_twice(tmp_path: P
     attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
     append_event(attempt.run.events, kind="requeue", time=0.0, attempt=0, cause="time_limit")
     begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
-    assert [event["event"] for event in read_events(attempt.run.events)] == ["start", "requeue", "start"]
+    assert [event.kind for event in read_events(attempt.run.events)] == ["start", "requeue", "start"]
 
 
 def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_requeued(

@@ -4,17 +4,18 @@ from typing import Any
 
 import pytest
 
+from hpcddp.run.events import Event
 from hpcddp.stop.reasons import Cause
-from hpcddp.supervise.budgets import Limits, Spent, is_interruption, spent_of, stuck, used_up
+from hpcddp.supervise.decision import Limits, Spent, is_interruption, spent_of, stuck, used_up
 
 LIMITS = Limits(preemptions=None, time_limits=2, failures=0, attempts_without_progress=2)
 
 
-def event(kind: str, step: int | None = None, **facts: Any) -> dict[str, Any]:
-    return {"event": kind, "time": 0.0, "attempt": 0, "step": step, "reason": None, **facts}
+def event(kind: str, step: int | None = None, **known: Any) -> Event:
+    return Event(kind=kind, time=0.0, attempt=0, step=step, **known)
 
 
-def requeue(cause: str) -> dict[str, Any]:
+def requeue(cause: str) -> Event:
     return event("requeue", cause=cause)
 
 
@@ -88,7 +89,7 @@ def test_only_preemptions_and_time_limits_say_nothing_of_the_work_itself() -> No
 
 
 def test_an_attempt_that_ends_because_its_user_wants_another_counts_toward_nothing() -> None:
-    again = [{"event": "start"}, {"event": "requeue", "cause": "requeued", "by": "user"}]
+    again = [event("start"), event("requeue", cause="requeued", by="user")]
     assert spent_of([*again, *again, *again]) == Spent()
-    by_slurm = [{"event": "start"}, {"event": "requeue", "cause": "requeued", "by": "slurm"}]
+    by_slurm = [event("start"), event("requeue", cause="requeued", by="slurm")]
     assert spent_of([*again, *by_slurm, *by_slurm]) == Spent(attempts_without_progress=2)

@@ -5,78 +5,78 @@ from typing import Any
 import pytest
 
 from hpcddp.stop.reasons import Cause
-from hpcddp.supervise.decision import Action, Deed, EndFacts, decide
+from hpcddp.supervise.decision import Action, ActionKind, EndFacts, decide
 
 CAUSES = list(Cause)
 
-ROWS: list[tuple[str, dict[str, Any], Deed, int]] = [
-    ("finished", {"finished": True, "cause": Cause.UNKNOWN}, Deed.FINISH, 0),
-    ("finished and preempted", {"finished": True, "cause": Cause.PREEMPTION}, Deed.FINISH, 0),
-    ("a newer attempt", {"fenced": True, "finished": True, "cause": Cause.PREEMPTION}, Deed.FENCED, 76),
-    ("the user's code", {"error_code": 70, "cause": Cause.CRASH}, Deed.FAIL, 70),
-    ("the user's code while preempted", {"error_code": 70, "cause": Cause.PREEMPTION}, Deed.FAIL, 70),
-    ("no usable checkpoint", {"error_code": 65, "cause": Cause.CRASH}, Deed.FAIL, 65),
-    ("cancelled", {"cause": Cause.CANCELLED}, Deed.CANCEL, 130),
-    ("cancelled, a peer was lost", {"cause": Cause.CANCELLED, "error_code": 71}, Deed.CANCEL, 130),
-    ("preempted", {"cause": Cause.PREEMPTION}, Deed.REQUEUE, 75),
-    ("preempted, a peer was lost", {"cause": Cause.PREEMPTION, "error_code": 71}, Deed.REQUEUE, 75),
-    ("time limit", {"cause": Cause.TIME_LIMIT}, Deed.REQUEUE, 75),
-    ("a node was lost", {"cause": Cause.NODE_FAILURE}, Deed.REQUEUE, 75),
-    ("stopped for another reason", {"cause": Cause.UNKNOWN}, Deed.REQUEUE, 75),
-    ("requeued by somebody else", {"cause": Cause.REQUEUED, "stuck": "no progress"}, Deed.LET, 75),
+ROWS: list[tuple[str, dict[str, Any], ActionKind, int]] = [
+    ("finished", {"finished": True, "cause": Cause.UNKNOWN}, ActionKind.FINISH, 0),
+    ("finished and preempted", {"finished": True, "cause": Cause.PREEMPTION}, ActionKind.FINISH, 0),
+    ("a newer attempt", {"fenced": True, "finished": True, "cause": Cause.PREEMPTION}, ActionKind.FENCED, 76),
+    ("the user's code", {"error_code": 70, "cause": Cause.CRASH}, ActionKind.FAIL, 70),
+    ("the user's code while preempted", {"error_code": 70, "cause": Cause.PREEMPTION}, ActionKind.FAIL, 70),
+    ("no usable checkpoint", {"error_code": 65, "cause": Cause.CRASH}, ActionKind.FAIL, 65),
+    ("cancelled", {"cause": Cause.CANCELLED}, ActionKind.CANCEL, 130),
+    ("cancelled, a peer was lost", {"cause": Cause.CANCELLED, "error_code": 71}, ActionKind.CANCEL, 130),
+    ("preempted", {"cause": Cause.PREEMPTION}, ActionKind.REQUEUE, 75),
+    ("preempted, a peer was lost", {"cause": Cause.PREEMPTION, "error_code": 71}, ActionKind.REQUEUE, 75),
+    ("time limit", {"cause": Cause.TIME_LIMIT}, ActionKind.REQUEUE, 75),
+    ("a node was lost", {"cause": Cause.NODE_FAILURE}, ActionKind.REQUEUE, 75),
+    ("stopped for another reason", {"cause": Cause.UNKNOWN}, ActionKind.REQUEUE, 75),
+    ("requeued by somebody else", {"cause": Cause.REQUEUED, "stuck": "no progress"}, ActionKind.LEAVE_TO_SLURM, 75),
     (
         "requeued by its user",
         {"cause": Cause.REQUEUED, "requested": True, "stuck": "x", "used_up": "y"},
-        Deed.REQUEUE,
+        ActionKind.REQUEUE,
         75,
     ),
     (
         "requeued by its user where requeue is forbidden",
         {"cause": Cause.REQUEUED, "requested": True, "requeue_allowed": False},
-        Deed.STOP,
+        ActionKind.STOP,
         75,
     ),
     (
         "requeued by its user, and the user's code failed",
         {"cause": Cause.REQUEUED, "requested": True, "error_code": 70},
-        Deed.FAIL,
+        ActionKind.FAIL,
         70,
     ),
-    ("a crash within the budget", {"cause": Cause.CRASH}, Deed.REQUEUE, 75),
-    ("a crash over the budget", {"cause": Cause.CRASH, "used_up": "max_failures is 0"}, Deed.FAIL, 71),
-    ("a hang within the budget", {"cause": Cause.CRASH, "error_code": 124}, Deed.REQUEUE, 75),
-    ("a hang over the budget", {"cause": Cause.CRASH, "error_code": 124, "used_up": "x"}, Deed.FAIL, 124),
-    ("a preemption over the budget", {"cause": Cause.PREEMPTION, "used_up": "x"}, Deed.FAIL, 93),
-    ("no progress", {"cause": Cause.TIME_LIMIT, "stuck": "x"}, Deed.FAIL, 93),
-    ("no progress and crashes", {"cause": Cause.CRASH, "stuck": "x", "used_up": "y"}, Deed.FAIL, 93),
-    ("a cause that is not named", {"cause": Cause.TIME_LIMIT, "causes": frozenset()}, Deed.STOP, 75),
-    ("requeue is forbidden", {"cause": Cause.PREEMPTION, "requeue_allowed": False}, Deed.STOP, 75),
+    ("a crash within the budget", {"cause": Cause.CRASH}, ActionKind.REQUEUE, 75),
+    ("a crash over the budget", {"cause": Cause.CRASH, "used_up": "max_failures is 0"}, ActionKind.FAIL, 71),
+    ("a hang within the budget", {"cause": Cause.CRASH, "error_code": 124}, ActionKind.REQUEUE, 75),
+    ("a hang over the budget", {"cause": Cause.CRASH, "error_code": 124, "used_up": "x"}, ActionKind.FAIL, 124),
+    ("a preemption over the budget", {"cause": Cause.PREEMPTION, "used_up": "x"}, ActionKind.FAIL, 93),
+    ("no progress", {"cause": Cause.TIME_LIMIT, "stuck": "x"}, ActionKind.FAIL, 93),
+    ("no progress and crashes", {"cause": Cause.CRASH, "stuck": "x", "used_up": "y"}, ActionKind.FAIL, 93),
+    ("a cause that is not named", {"cause": Cause.TIME_LIMIT, "causes": frozenset()}, ActionKind.STOP, 75),
+    ("requeue is forbidden", {"cause": Cause.PREEMPTION, "requeue_allowed": False}, ActionKind.STOP, 75),
     (
         "requeue is forbidden, continuation allowed",
         {"cause": Cause.PREEMPTION, "requeue_allowed": False, "allow_continuation": True},
-        Deed.CONTINUE,
+        ActionKind.CONTINUE,
         75,
     ),
     (
         "a cause that is not named is not continued either",
         {"cause": Cause.PREEMPTION, "requeue_allowed": False, "allow_continuation": True, "causes": frozenset()},
-        Deed.STOP,
+        ActionKind.STOP,
         75,
     ),
-    ("the time limit of a local run", {"cause": Cause.TIME_LIMIT, "on_slurm": False}, Deed.STOP, 75),
-    ("a crash of a local run", {"cause": Cause.CRASH, "on_slurm": False}, Deed.FAIL, 71),
+    ("the time limit of a local run", {"cause": Cause.TIME_LIMIT, "on_slurm": False}, ActionKind.STOP, 75),
+    ("a crash of a local run", {"cause": Cause.CRASH, "on_slurm": False}, ActionKind.FAIL, 71),
 ]
 
 
 @pytest.mark.parametrize(("facts", "deed", "code"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_the_facts_name_the_deed(facts: dict[str, Any], deed: Deed, code: int) -> None:
+def test_the_facts_name_the_deed(facts: dict[str, Any], deed: ActionKind, code: int) -> None:
     action = decide(EndFacts(**facts))
-    assert (action.deed, action.exit_code) == (deed, code)
+    assert (action.kind, action.exit_code) == (deed, code)
 
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_whatever_happened_a_user_error_is_never_requeued(cause: Cause) -> None:
-    assert decide(EndFacts(cause=cause, error_code=70)).deed is Deed.FAIL
+    assert decide(EndFacts(cause=cause, error_code=70)).kind is ActionKind.FAIL
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -85,7 +85,7 @@ def test_a_finished_run_is_left_alone_whatever_happened(cause: Cause, *, requeue
     facts = EndFacts(
         cause=cause, finished=True, error_code=70, requeue_allowed=requeue_allowed, allow_continuation=True
     )
-    assert decide(facts) == Action(deed=Deed.FINISH, exit_code=0)
+    assert decide(facts) == Action(kind=ActionKind.FINISH, exit_code=0)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import pytest
 
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
-from hpcddp.run.decision import Decision, write_decision
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import FailureRecord, beginning, write_failure
 from hpcddp.run.files import read_json, write_json
+from hpcddp.run.job_records import Decision, write_decision
+from hpcddp.stop.reasons import StopReason
 from hpcddp.supervise import end as supervisor
 from hpcddp.supervise.begin import BudgetError, begin
 from hpcddp.supervise.end import Ending
@@ -38,7 +39,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return fake
 
 
-class Play:
+class Scenario:
     """An attempt, and what happens to it."""
 
     def __init__(self, directory: Path, environment: dict[str, str], more: str = "", job: str = JOB) -> None:
@@ -63,7 +64,12 @@ class Play:
         return AttemptDirectory.from_text(text)
 
     def stop(
-        self, *, step: int = 12, reason: str = "terminated", cause: str | None = "preemption", saved: bool = True
+        self,
+        *,
+        step: int = 12,
+        reason: StopReason = StopReason.TERMINATED,
+        cause: str | None = "preemption",
+        saved: bool = True,
     ) -> None:
         """The ranks have agreed to stop."""
         if saved:
@@ -105,152 +111,154 @@ class Play:
         return f"hpcddp submit --resume {self.attempt.run.path}"
 
     def events(self) -> list[tuple[str, str | None]]:
-        return [(event["event"], event.get("cause")) for event in read_events(self.attempt.run.events)]
+        return [(event.kind, event.cause) for event in read_events(self.attempt.run.events)]
 
 
 @pytest.fixture
-def play(tmp_path: Path, slurm: FakeSlurm) -> Play:
+def scenario(tmp_path: Path, slurm: FakeSlurm) -> Scenario:
     del slurm
-    return Play(tmp_path, SLURM)
+    return Scenario(tmp_path, SLURM)
 
 
-def test_a_preempted_and_saved_attempt_is_requeued_and_hurried(play: Play, slurm: FakeSlurm) -> None:
+def test_a_preempted_and_saved_attempt_is_requeued_and_hurried(scenario: Scenario, slurm: FakeSlurm) -> None:
     slurm.become("RUNNING", **PREEMPTED)
-    play.stop()
-    ending = play.end()
+    scenario.stop()
+    ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", ["requeue 7"])
     assert ending.text == (
         "attempt 0 of run r1 has ended: job 7 was preempted; step 12 is saved in 0.4 s. Slurm runs job 7 again in a "
         "few seconds, if its nodes are free, and it goes on from there."
     )
-    assert play.events() == [("start", None), ("save", None), ("stop", "preemption"), ("requeue", "preemption")]
-    assert play.result is None
+    assert scenario.events() == [("start", None), ("save", None), ("stop", "preemption"), ("requeue", "preemption")]
+    assert scenario.result is None
 
 
 def test_without_expedite_slurm_takes_its_own_time(tmp_path: Path, slurm: FakeSlurm) -> None:
-    play = Play(tmp_path, SLURM, "requeue: {expedite: false}\n")
+    scenario = Scenario(tmp_path, SLURM, "requeue: {expedite: false}\n")
     slurm.become("RUNNING", **PREEMPTED)
-    play.stop()
-    ending = play.end()
+    scenario.stop()
+    ending = scenario.end()
     assert ending.expedite is None
     assert "Slurm runs job 7 again in about two minutes, and it goes on from there." in ending.text
 
 
-def test_the_warning_before_the_time_limit_is_the_time_limit(play: Play, slurm: FakeSlurm) -> None:
-    play.stop(reason="warned", cause=None)
-    ending = play.end()
+def test_the_warning_before_the_time_limit_is_the_time_limit(scenario: Scenario, slurm: FakeSlurm) -> None:
+    scenario.stop(reason=StopReason.WARNED, cause=None)
+    ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
     assert ending.text.startswith("attempt 0 of run r1 has ended: the time limit of job 7 is near; step 12 is saved")
-    assert play.events()[-1] == ("requeue", "time_limit")
+    assert scenario.events()[-1] == ("requeue", "time_limit")
 
 
 def test_a_requeue_that_its_user_asked_for_is_done_whatever_the_budgets_say(tmp_path: Path, slurm: FakeSlurm) -> None:
-    play = Play(tmp_path, SLURM, "requeue: {causes: [preemption], max_time_limits: 0}\n")
-    write_json(play.attempt.requeue_request, {})
-    play.stop(reason="warned", cause="requeued")
-    ending = play.end()
+    scenario = Scenario(tmp_path, SLURM, "requeue: {causes: [preemption], max_time_limits: 0}\n")
+    write_json(scenario.attempt.requeue_request, {})
+    scenario.stop(reason=StopReason.WARNED, cause="requeued")
+    ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", ["requeue 7"])
     assert ending.text.startswith(
         "attempt 0 of run r1 has ended: its user asked to have job 7 run again; step 12 is saved in 0.4 s. Slurm runs"
     )
-    (event,) = [event for event in read_events(play.attempt.run.events) if event["event"] == "requeue"]
-    assert (event["cause"], event["by"]) == ("requeued", "user")
+    (event,) = [event for event in read_events(scenario.attempt.run.events) if event.kind == "requeue"]
+    assert (event.cause, event.by) == ("requeued", "user")
 
 
-def test_what_happens_to_a_job_comes_before_what_its_user_asked_for(play: Play, slurm: FakeSlurm) -> None:
-    write_json(play.attempt.requeue_request, {})
+def test_what_happens_to_a_job_comes_before_what_its_user_asked_for(scenario: Scenario, slurm: FakeSlurm) -> None:
+    write_json(scenario.attempt.requeue_request, {})
     slurm.become("COMPLETING")
-    play.stop(reason="warned", cause="requeued")
-    assert play.end().exit_code == 130
+    scenario.stop(reason=StopReason.WARNED, cause="requeued")
+    assert scenario.end().exit_code == 130
     assert slurm.calls == []
-    assert play.result is not None
-    assert play.result["status"] == "cancelled"
+    assert scenario.result is not None
+    assert scenario.result["status"] == "cancelled"
 
 
-def test_what_slurm_requeues_itself_is_only_hurried(play: Play, slurm: FakeSlurm) -> None:
-    play.stop(cause="requeued")
+def test_what_slurm_requeues_itself_is_only_hurried(scenario: Scenario, slurm: FakeSlurm) -> None:
+    scenario.stop(cause="requeued")
     slurm.become("COMPLETING", Restarts="1")
-    ending = play.end()
+    ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", [])
-    assert play.events()[-1] == ("requeue", "requeued")
+    assert scenario.events()[-1] == ("requeue", "requeued")
 
 
-def test_a_stop_without_a_decision_is_written_down_here(play: Play, slurm: FakeSlurm) -> None:
+def test_a_stop_without_a_decision_is_written_down_here(scenario: Scenario, slurm: FakeSlurm) -> None:
     slurm.become("RUNNING", **PREEMPTED)
-    play.end()
-    assert play.events() == [("start", None), ("stop", "preemption"), ("requeue", "preemption")]
+    scenario.end()
+    assert scenario.events() == [("start", None), ("stop", "preemption"), ("requeue", "preemption")]
 
 
 def test_a_preemption_that_the_ranks_saw_is_counted_as_one_when_slurm_shows_it_no_more(
-    play: Play, slurm: FakeSlurm
+    scenario: Scenario, slurm: FakeSlurm
 ) -> None:
-    play.stop(cause="preemption")
+    scenario.stop(cause="preemption")
     slurm.become("COMPLETING", Restarts="1")
-    play.end()
-    assert play.events()[-1] == ("requeue", "preemption")
+    scenario.end()
+    assert scenario.events()[-1] == ("requeue", "preemption")
 
 
-def test_a_cancelled_job_is_never_requeued(play: Play, slurm: FakeSlurm) -> None:
-    play.stop(cause="preemption")
+def test_a_cancelled_job_is_never_requeued(scenario: Scenario, slurm: FakeSlurm) -> None:
+    scenario.stop(cause="preemption")
     slurm.become("COMPLETING")
-    ending = play.end()
+    ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (130, None, [])
     assert ending.text == (
         "attempt 0 of run r1 has ended: job 7 was cancelled; step 12 is saved in 0.4 s. It does not go on by itself. "
-        f"To go on: {play.resume}"
+        f"To go on: {scenario.resume}"
     )
-    assert play.result == {
+    assert scenario.result == {
         "status": "cancelled",
         "reason": "cancelled by a signal to the job",
         "exit_code": 130,
         "format": 1,
         "attempts": 1,
         "saved_step": 12,
-        "resume": play.resume,
+        "resume": scenario.resume,
     }
 
 
 def test_a_job_cancelled_between_the_save_and_the_requeue_is_cancelled(
-    play: Play, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.become("RUNNING", **PREEMPTED)
-    play.stop()
+    scenario.stop()
     monkeypatch.setattr("hpcddp.slurm.commands.requeue", lambda _: slurm.become("COMPLETING", PreemptTime="None"))
-    assert play.end().exit_code == 130
-    assert play.events()[-1] == ("stop", "cancelled")
+    assert scenario.end().exit_code == 130
+    assert scenario.events()[-1] == ("stop", "cancelled")
 
 
-def test_the_users_error_is_never_requeued_and_comes_with_its_traceback(play: Play, slurm: FakeSlurm) -> None:
+def test_the_users_error_is_never_requeued_and_comes_with_its_traceback(scenario: Scenario, slurm: FakeSlurm) -> None:
     slurm.become("RUNNING", **PREEMPTED)
-    play.fail(1, exit_code=70)
-    play.fail(0, exit_code=71, secondary=True)
-    ending = play.end()
+    scenario.fail(1, exit_code=70)
+    scenario.fail(0, exit_code=71, secondary=True)
+    ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (70, [])
     assert ending.text.startswith("rank 1 on n2 failed first: ValueError: boom")
-    assert play.result is not None
-    assert (play.result["status"], play.result["exit_code"]) == ("failed", 70)
+    assert scenario.result is not None
+    assert (scenario.result["status"], scenario.result["exit_code"]) == ("failed", 70)
 
 
-def test_tasks_that_end_with_no_word_at_all_are_never_a_success(play: Play) -> None:
-    ending = play.end()
+def test_tasks_that_end_with_no_word_at_all_are_never_a_success(scenario: Scenario) -> None:
+    ending = scenario.end()
     assert ending.exit_code == 71
-    assert ending.text.endswith(f"It does not go on by itself: requeue.max_failures is 0. To go on: {play.resume}")
+    assert ending.text.endswith(f"It does not go on by itself: requeue.max_failures is 0. To go on: {scenario.resume}")
 
 
 def test_an_infrastructure_failure_within_its_budget_is_requeued(tmp_path: Path, slurm: FakeSlurm) -> None:
-    play = Play(tmp_path, SLURM, "requeue: {max_failures: 1}\n")
-    play.fail(0, exit_code=71, secondary=True)
-    assert play.end().exit_code == 75
-    assert play.events()[-1] == ("requeue", "crash")
+    scenario = Scenario(tmp_path, SLURM, "requeue: {max_failures: 1}\n")
+    scenario.fail(0, exit_code=71, secondary=True)
+    assert scenario.end().exit_code == 75
+    assert scenario.events()[-1] == ("requeue", "crash")
     slurm.become("RUNNING")
-    play.attempt = play.begin({**SLURM, "SLURM_RESTART_COUNT": "1"})
-    append_event(play.attempt.run.events, kind="save", time=0.0, attempt=1, step=3)
-    ending = play.end()
+    scenario.attempt = scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"})
+    append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=1, step=3)
+    ending = scenario.end()
     assert ending.exit_code == 71
     assert "requeue.max_failures is 1, all used up" in ending.text
 
 
-def test_a_lost_node_is_no_failure_of_the_run(play: Play, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_node_is_no_failure_of_the_run(
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[dict[str, Any]] = []
 
     def lost_nodes(environment: dict[str, str], **facts: Any) -> list[str]:
@@ -258,210 +266,210 @@ def test_a_lost_node_is_no_failure_of_the_run(play: Play, slurm: FakeSlurm, monk
         return ["n2"]
 
     monkeypatch.setattr("hpcddp.supervise.attempt_facts.lost_nodes", lost_nodes)
-    play.fail(0, exit_code=71, secondary=True)
-    ending = play.end()
+    scenario.fail(0, exit_code=71, secondary=True)
+    ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
     assert "has ended: node n2 was lost; no step is saved yet." in ending.text
-    assert asked == [{"environment": SLURM, "tasks_per_node": 1, "heard": [0]}]
-    assert play.events()[-1] == ("requeue", "node_failure")
+    assert asked == [{"environment": SLURM, "tasks_per_node": 1, "recorded": [0]}]
+    assert scenario.events()[-1] == ("requeue", "node_failure")
 
 
-def test_two_attempts_that_save_nothing_new_end_the_run(play: Play, slurm: FakeSlurm) -> None:
-    play.stop(step=5)
+def test_two_attempts_that_save_nothing_new_end_the_run(scenario: Scenario, slurm: FakeSlurm) -> None:
+    scenario.stop(step=5)
     slurm.become("RUNNING", **PREEMPTED)
-    play.end()
+    scenario.end()
     for count in ("1", "2"):
         slurm.become("RUNNING", Restarts=count, **PREEMPTED)
-        play.attempt = play.begin({**SLURM, "SLURM_RESTART_COUNT": count})
-        append_event(play.attempt.run.events, kind="train", time=0.0, attempt=int(count), step=5)
-        play.stop(step=5)
-        ending = play.end()
+        scenario.attempt = scenario.begin({**SLURM, "SLURM_RESTART_COUNT": count})
+        append_event(scenario.attempt.run.events, kind="train", time=0.0, attempt=int(count), step=5)
+        scenario.stop(step=5)
+        ending = scenario.end()
     assert (ending.exit_code, len(slurm.calls)) == (93, 2)
     why = "the last 2 attempts saved no new step, and requeue.max_attempts_without_progress is 2"
-    assert f"It does not go on by itself: {why}. To go on: {play.resume}" in ending.text
-    assert play.result is not None
-    assert (play.result["exit_code"], play.result["reason"]) == (93, f"job 7 was preempted; {why}")
+    assert f"It does not go on by itself: {why}. To go on: {scenario.resume}" in ending.text
+    assert scenario.result is not None
+    assert (scenario.result["exit_code"], scenario.result["reason"]) == (93, f"job 7 was preempted; {why}")
 
 
 def test_a_cause_that_the_user_did_not_name_stops_the_run(tmp_path: Path, slurm: FakeSlurm) -> None:
-    play = Play(tmp_path, SLURM, "requeue: {causes: [preemption]}\n")
-    play.stop(reason="deadline", cause="time_limit")
-    ending = play.end()
+    scenario = Scenario(tmp_path, SLURM, "requeue: {causes: [preemption]}\n")
+    scenario.stop(reason=StopReason.DEADLINE, cause="time_limit")
+    ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (75, [])
-    assert play.result is not None
-    assert (play.result["status"], play.result["saved_step"]) == ("stopped", 12)
+    assert scenario.result is not None
+    assert (scenario.result["status"], scenario.result["saved_step"]) == ("stopped", 12)
     assert "It does not go on by itself: requeue.causes does not name time_limit. To go on: hpcddp" in ending.text
 
 
 def test_slurm_that_was_kept_off_is_let_in_for_a_cause_that_is_named(tmp_path: Path, slurm: FakeSlurm) -> None:
-    play = Play(tmp_path, SLURM, "requeue: {causes: [time_limit]}\n")
+    scenario = Scenario(tmp_path, SLURM, "requeue: {causes: [time_limit]}\n")
     slurm.become("RUNNING", Requeue="0")
-    play.stop(reason="warned", cause=None)
-    assert play.end().exit_code == 75
+    scenario.stop(reason=StopReason.WARNED, cause=None)
+    assert scenario.end().exit_code == 75
     assert slurm.calls == ["update 7 {'Requeue': '1'}", "requeue 7"]
     slurm.become("RUNNING", Requeue="1")
-    play.begin({**SLURM, "SLURM_RESTART_COUNT": "1"})
+    scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"})
     assert slurm.calls[2:] == ["update 7 {'Requeue': '0'}"]
 
 
-def test_where_requeue_is_forbidden_the_command_that_continues_is_told(play: Play, slurm: FakeSlurm) -> None:
+def test_where_requeue_is_forbidden_the_command_that_continues_is_told(scenario: Scenario, slurm: FakeSlurm) -> None:
     slurm.become("RUNNING", Requeue="0", **PREEMPTED)
-    play.stop()
-    ending = play.end()
+    scenario.stop()
+    ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (75, [])
-    assert f"Slurm is not allowed to requeue it (Requeue=0). To go on: {play.resume}" in ending.text
+    assert f"Slurm is not allowed to requeue it (Requeue=0). To go on: {scenario.resume}" in ending.text
 
 
 def test_where_requeue_is_forbidden_another_job_continues_if_that_is_allowed(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play = Play(tmp_path, SLURM, "requeue: {allow_continuation: true}\n")
+    scenario = Scenario(tmp_path, SLURM, "requeue: {allow_continuation: true}\n")
 
     class Submitted:
         job_id = "8"
 
     monkeypatch.setattr("hpcddp.submit.resume.continue_by_itself", lambda *_, **__: Submitted())
     slurm.become("RUNNING", Requeue="0", **PREEMPTED)
-    play.stop()
-    ending = play.end()
+    scenario.stop()
+    ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, None, [])
     assert ending.text.endswith("Job 8 was submitted, and it goes on from there.")
 
 
-def test_without_scontrol_the_run_is_marked_and_the_command_is_told(play: Play, slurm: FakeSlurm) -> None:
-    play.stop(reason="warned", cause=None)
+def test_without_scontrol_the_run_is_marked_and_the_command_is_told(scenario: Scenario, slurm: FakeSlurm) -> None:
+    scenario.stop(reason=StopReason.WARNED, cause=None)
     slurm.errors = [MISSING] * 1000
-    ending = play.end()
+    ending = scenario.end()
     assert ending.exit_code == 75
-    assert play.result is not None
-    assert play.result["status"] == "stopped"
+    assert scenario.result is not None
+    assert scenario.result["status"] == "stopped"
     assert ending.text.endswith(
-        f"scontrol was not found; Slurm's commands must be on PATH here. To go on: {play.resume}"
+        f"scontrol was not found; Slurm's commands must be on PATH here. To go on: {scenario.resume}"
     )
 
 
-def test_a_controller_that_is_away_for_half_a_minute_is_waited_for(play: Play, slurm: FakeSlurm) -> None:
+def test_a_controller_that_is_away_for_half_a_minute_is_waited_for(scenario: Scenario, slurm: FakeSlurm) -> None:
     slurm.become("RUNNING", **PREEMPTED)
-    play.stop()
+    scenario.stop()
     slurm.errors = [AWAY] * 15
-    assert (play.end().exit_code, play.events()[-1]) == (75, ("requeue", "preemption"))
+    assert (scenario.end().exit_code, scenario.events()[-1]) == (75, ("requeue", "preemption"))
 
 
 def test_ranks_that_were_told_to_end_and_did_not_agree_are_a_failure_once_slurm_answers(
-    play: Play, slurm: FakeSlurm
+    scenario: Scenario, slurm: FakeSlurm
 ) -> None:
-    append_event(play.attempt.run.events, kind="signal", time=0.0, attempt=0, reason="terminated")
+    append_event(scenario.attempt.run.events, kind="signal", time=0.0, attempt=0, reason="terminated")
     slurm.errors = [AWAY] * 100
-    assert (play.end().exit_code, slurm.calls) == (71, [])
+    assert (scenario.end().exit_code, slurm.calls) == (71, [])
 
 
-def test_a_preemption_that_a_controller_shows_only_later_is_requeued(play: Play, slurm: FakeSlurm) -> None:
-    append_event(play.attempt.run.events, kind="signal", time=0.0, attempt=0, reason="terminated")
+def test_a_preemption_that_a_controller_shows_only_later_is_requeued(scenario: Scenario, slurm: FakeSlurm) -> None:
+    append_event(scenario.attempt.run.events, kind="signal", time=0.0, attempt=0, reason="terminated")
     slurm.become("RUNNING", **PREEMPTED)
     slurm.errors = [AWAY] * 100
-    assert (play.end().exit_code, slurm.calls) == (75, ["requeue 7"])
-    assert play.events()[-1] == ("requeue", "preemption")
+    assert (scenario.end().exit_code, slurm.calls) == (75, ["requeue 7"])
+    assert scenario.events()[-1] == ("requeue", "preemption")
 
 
 def test_a_preemption_without_a_grace_time_is_counted_as_one(tmp_path: Path, slurm: FakeSlurm) -> None:
-    play = Play(tmp_path, SLURM, "requeue: {max_preemptions: 0}\n")
-    play.attempt.run.batch_log.write_text(
-        f"{beginning(play.attempt)}"
+    scenario = Scenario(tmp_path, SLURM, "requeue: {max_preemptions: 0}\n")
+    scenario.attempt.run.batch_log.write_text(
+        f"{beginning(scenario.attempt)}"
         "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T05:17:38 DUE TO PREEMPTION ***\n"
     )
     slurm.become("COMPLETING", Restarts="1")
-    play.stop(cause="requeued")
-    ending = play.end()
+    scenario.stop(cause="requeued")
+    ending = scenario.end()
     assert "has ended: job 7 was preempted; step 12 is saved" in ending.text
-    assert play.events()[-1] == ("requeue", "preemption")
+    assert scenario.events()[-1] == ("requeue", "preemption")
     with pytest.raises(BudgetError, match=r"requeue\.max_preemptions is 0, and this would be one more"):
-        play.begin({**SLURM, "SLURM_RESTART_COUNT": "1"})
+        scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"})
 
 
 def test_a_requeue_that_is_refused_outlasts_the_grace_time(
-    play: Play, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.become("RUNNING", **PREEMPTED)
-    play.stop()
+    scenario.stop()
     slurm.errors = [None, REFUSED]
     seen: list[dict[str, Any] | None] = []
 
     def sleep(_: float) -> None:
-        seen.append(play.result)
+        seen.append(scenario.result)
         slurm.become("COMPLETING", Restarts="1", PreemptTime="None")
 
     monkeypatch.setattr("time.sleep", sleep)
-    assert play.end().exit_code == 75
+    assert scenario.end().exit_code == 75
     assert [marker and marker["status"] for marker in seen] == ["stopped"]
-    assert (play.result, play.events()[-1]) == (None, ("requeue", "preemption"))
+    assert (scenario.result, scenario.events()[-1]) == (None, ("requeue", "preemption"))
 
 
-def test_a_fenced_attempt_writes_nothing(play: Play, slurm: FakeSlurm) -> None:
-    play.stop()
-    play.attempt.run.attempt(1).path.mkdir()
-    before = play.events()
-    ending = play.end()
-    assert (ending.exit_code, slurm.calls, play.events(), play.result) == (76, [], before, None)
+def test_a_fenced_attempt_writes_nothing(scenario: Scenario, slurm: FakeSlurm) -> None:
+    scenario.stop()
+    scenario.attempt.run.attempt(1).path.mkdir()
+    before = scenario.events()
+    ending = scenario.end()
+    assert (ending.exit_code, slurm.calls, scenario.events(), scenario.result) == (76, [], before, None)
     assert ending.text == "attempt 1 owns run r1, so attempt 0 ends here and writes nothing"
 
 
 def test_an_attempt_that_is_overtaken_while_slurm_does_not_answer_writes_nothing(
-    play: Play, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sleep(seconds: float) -> None:
         slurm.sleep(seconds)
-        play.attempt.run.attempt(1).path.mkdir(exist_ok=True)
+        scenario.attempt.run.attempt(1).path.mkdir(exist_ok=True)
 
     slurm.become("RUNNING", **PREEMPTED)
     slurm.errors = [AWAY] * 1000
-    play.stop()
-    before = play.events()
+    scenario.stop()
+    before = scenario.events()
     monkeypatch.setattr("time.sleep", sleep)
-    assert (play.end().exit_code, play.events(), play.result) == (76, before, None)
+    assert (scenario.end().exit_code, scenario.events(), scenario.result) == (76, before, None)
 
 
-def test_the_end_of_a_finished_run_is_0_whatever_srun_said(play: Play) -> None:
-    write_json(play.attempt.run.result, {"status": "finished"})
-    assert play.end().exit_code == 0
+def test_the_end_of_a_finished_run_is_0_whatever_srun_said(scenario: Scenario) -> None:
+    write_json(scenario.attempt.run.result, {"status": "finished"})
+    assert scenario.end().exit_code == 0
 
 
 def test_a_full_disk_keeps_no_job_from_its_requeue(
-    play: Play, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     slurm.become("RUNNING", **PREEMPTED)
-    play.stop()
+    scenario.stop()
     monkeypatch.setattr(supervisor, "append_event", full)
-    assert play.end().exit_code == 75
+    assert scenario.end().exit_code == 75
     assert slurm.calls == ["requeue 7"]
     assert "events.jsonl cannot be written (No space left on device)" in capsys.readouterr().err
 
 
 def test_a_local_run_that_its_user_ended_is_cancelled_and_resumable(tmp_path: Path) -> None:
-    play = Play(tmp_path, LOCAL)
-    play.stop(cause=None)
-    ending = play.end(cancelled=True)
+    scenario = Scenario(tmp_path, LOCAL)
+    scenario.stop(cause=None)
+    ending = scenario.end(cancelled=True)
     assert ending.exit_code == 130
-    assert play.result is not None
-    assert (play.result["status"], play.result["saved_step"]) == ("cancelled", 12)
-    assert play.resume in ending.text
+    assert scenario.result is not None
+    assert (scenario.result["status"], scenario.result["saved_step"]) == ("cancelled", 12)
+    assert scenario.resume in ending.text
 
 
 def test_the_time_limit_of_a_local_run_stops_it(tmp_path: Path) -> None:
-    play = Play(tmp_path, LOCAL)
-    play.stop(reason="warned", cause=None)
-    ending = play.end()
+    scenario = Scenario(tmp_path, LOCAL)
+    scenario.stop(reason=StopReason.WARNED, cause=None)
+    ending = scenario.end()
     assert ending.exit_code == 75
     assert ending.text == (
         "attempt 0 of run r1 has ended: the time limit of this run is near; step 12 is saved in 0.4 s. It does not go "
-        f"on by itself: nothing on this machine starts it again. To go on: {play.resume}"
+        f"on by itself: nothing on this machine starts it again. To go on: {scenario.resume}"
     )
 
 
-def test_a_step_that_could_not_be_saved_says_what_there_is(play: Play, slurm: FakeSlurm) -> None:
+def test_a_step_that_could_not_be_saved_says_what_there_is(scenario: Scenario, slurm: FakeSlurm) -> None:
     slurm.become("RUNNING", **PREEMPTED)
-    append_event(play.attempt.run.events, kind="save", time=0.0, attempt=0, step=9)
-    play.stop(saved=False)
-    assert "; step 12 could not be saved, the newest checkpoint is of step 9. Slurm runs" in play.end().text
+    append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=0, step=9)
+    scenario.stop(saved=False)
+    assert "; step 12 could not be saved, the newest checkpoint is of step 9. Slurm runs" in scenario.end().text

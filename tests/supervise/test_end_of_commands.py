@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from hpcddp.run.events import append_event, read_events
+from hpcddp.run.events import Event, EventKind, append_event, read_events
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import write_json
-from hpcddp.run.program_end import ProgramExit, Told, write_exit
+from hpcddp.run.job_records import ProgramExit, Told, write_exit
 from hpcddp.supervise.begin import BudgetError
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
-from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Play
+from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Scenario
 
 COMMAND = """
 name: demo
@@ -29,7 +29,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return fake
 
 
-class Command(Play):
+class Command(Scenario):
     """An attempt of a command."""
 
     def __init__(self, directory: Path, environment: dict[str, str], more: str = "") -> None:
@@ -47,8 +47,8 @@ class Command(Play):
         with self.attempt.run.batch_log.open("a") as log:
             log.write(f"{beginning(self.attempt)}{notice}")
 
-    def last(self, kind: str) -> dict[str, Any]:
-        return [event for event in read_events(self.attempt.run.events) if event["event"] == kind][-1]
+    def last(self, kind: EventKind) -> Event:
+        return [event for event in read_events(self.attempt.run.events) if event.kind == kind][-1]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_preempted_command_is_requeued_whatever_its_exit_code(
         "attempt 0 of run r1 has ended: job 7 was preempted. Slurm runs job 7 again in a few seconds, if its nodes are "
         "free, and it goes on from there."
     )
-    assert command.last("requeue")["cause"] == "preemption"
+    assert command.last("requeue").cause == "preemption"
 
 
 @pytest.mark.parametrize(("codes", "told"), [((0, 0), "warned"), ((-15, -15), "deadline")])
@@ -86,7 +86,7 @@ def test_a_command_that_is_out_of_time_is_requeued(
 ) -> None:
     command.leave(*codes, told=told)
     assert (command.end().exit_code, slurm.calls) == (75, ["requeue 7"])
-    assert command.last("requeue")["cause"] == "time_limit"
+    assert command.last("requeue").cause == "time_limit"
 
 
 def test_a_command_that_asks_to_go_on_is_requeued_and_says_so(command: Command, slurm: FakeSlurm) -> None:
@@ -94,7 +94,7 @@ def test_a_command_that_asks_to_go_on_is_requeued_and_says_so(command: Command, 
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
     assert "the command asked to be run again (exit code 75, or a file at HPCDDP_REQUEUE_FILE)" in ending.text
-    assert command.last("requeue")["cause"] == "unknown"
+    assert command.last("requeue").cause == "unknown"
 
 
 def test_a_file_asks_as_well_as_an_exit_code(command: Command, slurm: FakeSlurm) -> None:
@@ -130,7 +130,7 @@ def test_a_killed_task_is_a_failure_of_the_infrastructure(command: Command) -> N
     command.leave(0)
     ending = command.end()
     assert ending.exit_code == 71
-    assert "rank 1 ended without a word" in ending.text
+    assert "rank 1 ended without an error message" in ending.text
 
 
 @pytest.mark.parametrize("code", [0, -15, 75])
@@ -141,7 +141,7 @@ def test_a_task_that_left_no_record_is_a_failure_whatever_its_peers_were_told(
     command.leave(code, told="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (71, [])
-    assert ending.text.startswith("rank 1 ended without a word")
+    assert ending.text.startswith("rank 1 ended without an error message")
     assert "It does not go on by itself: requeue.max_failures is 0." in ending.text
 
 
@@ -151,7 +151,7 @@ def test_tasks_that_are_killed_each_time_are_run_again_as_often_as_max_failures_
     command = Command(tmp_path, SLURM, "requeue: {max_failures: 1, max_attempts_without_progress: 9}\n")
     command.leave(-15, told="terminated")
     assert command.end().exit_code == 75
-    assert command.last("requeue")["cause"] == "crash"
+    assert command.last("requeue").cause == "crash"
     again(command, slurm, 1)
     command.leave(-15, told="terminated")
     ending = command.end()
@@ -177,18 +177,18 @@ def test_a_preemption_takes_tasks_that_leave_no_record(command: Command, slurm: 
 def test_a_node_that_is_lost_is_no_failure_of_the_command_until_it_makes_no_progress(
     command: Command, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[list[int]] = []
+    recorded: list[list[int]] = []
 
     def lost_nodes(_: dict[str, str], **facts: Any) -> list[str]:
-        heard.append(facts["heard"])
+        recorded.append(facts["recorded"])
         return ["n2"]
 
     monkeypatch.setattr("hpcddp.supervise.attempt_facts.lost_nodes", lost_nodes)
     command.leave(-15, told="terminated")
     ending = command.end()
-    assert (ending.exit_code, heard) == (75, [[0]])
+    assert (ending.exit_code, recorded) == (75, [[0]])
     assert "has ended: node n2 was lost. Slurm runs" in ending.text
-    assert command.last("requeue")["cause"] == "node_failure"
+    assert command.last("requeue").cause == "node_failure"
     again(command, slurm, 1)
     command.leave(-15, told="terminated")
     ending = command.end()
@@ -210,7 +210,7 @@ def test_a_controller_that_comes_back_late_proves_the_preemption(
     slurm.errors = [AWAY] * 100
     command.leave(-15, -15, told="terminated")
     assert (command.end().exit_code, slurm.calls) == (75, ["requeue 7"])
-    assert command.last("requeue")["cause"] == "preemption"
+    assert command.last("requeue").cause == "preemption"
     # Slurm may end the batch script while it waits.
     assert statuses[-1] == "stopped"
     assert command.result is None
@@ -231,7 +231,7 @@ def test_what_slurmstepd_says_of_a_preemption_counts_while_the_controller_is_awa
     slurm.errors = [AWAY] * 35
     command.leave(-15, -15, told="terminated")
     assert (command.end().exit_code, slurm.calls[-1:]) == (75, ["requeue 7"])
-    assert command.last("requeue")["cause"] == "preemption"
+    assert command.last("requeue").cause == "preemption"
 
 
 def test_on_this_machine_nothing_runs_it_again(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_preemption_without_a_grace_time_says_nothing_against_a_silent_command
             command.leave(-15, -15, told="terminated")
             assert command.end().exit_code == 75
         again(command, slurm, restarts)
-        assert (command.last("requeue")["cause"], command.last("requeue")["by"]) == ("preemption", "slurm")
+        assert (command.last("requeue").cause, command.last("requeue").by) == ("preemption", "slurm")
 
 
 @pytest.mark.parametrize("notices", [[], ["JOB REQUEUE"], ["NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"]])
@@ -318,7 +318,7 @@ def test_any_other_requeue_by_slurm_itself_counts_toward_attempts_without_progre
     for notice in notices:
         command.slurm_says(notice)
     again(command, slurm, 1)
-    assert command.last("requeue")["cause"] == ("node_failure" if notices and "NODE" in notices[0] else "requeued")
+    assert command.last("requeue").cause == ("node_failure" if notices and "NODE" in notices[0] else "requeued")
     with pytest.raises(BudgetError, match=r"requeue\.max_attempts_without_progress is 2"):
         again(command, slurm, 2)
 
@@ -334,7 +334,7 @@ def test_a_requeue_that_its_user_asked_for_counts_toward_nothing(
             command.leave(-15, -15, told="terminated")
             assert "its user asked to have job 7 run again" in command.end().text
         again(command, slurm, restarts)
-        assert command.last("requeue")["by"] == "user"
+        assert command.last("requeue").by == "user"
 
 
 def test_a_command_that_asks_to_go_on_whenever_it_is_told_to_end_is_ended_by_the_budget(

@@ -9,10 +9,10 @@ from hpcddp.supervise.attempt_facts import lost_nodes, silent_nodes
 
 
 @pytest.mark.parametrize(
-    ("heard", "silent"), [([0, 1, 2, 3], []), ([0, 1], ["n2"]), ([1, 2], []), ([3], ["n1"]), ([], ["n1", "n2"])]
+    ("recorded", "silent"), [([0, 1, 2, 3], []), ([0, 1], ["n2"]), ([1, 2], []), ([3], ["n1"]), ([], ["n1", "n2"])]
 )
-def test_a_node_is_silent_if_none_of_its_ranks_left_a_word(heard: list[int], silent: list[str]) -> None:
-    assert silent_nodes(["n1", "n2"], tasks_per_node=2, heard=heard) == silent
+def test_a_node_is_silent_if_none_of_its_ranks_left_a_word(recorded: list[int], silent: list[str]) -> None:
+    assert silent_nodes(["n1", "n2"], tasks_per_node=2, recorded=recorded) == silent
 
 
 def test_a_silent_node_is_lost_if_its_slurmd_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,8 +21,8 @@ def test_a_silent_node_is_lost_if_its_slurmd_does_not_answer(monkeypatch: pytest
         gone.close()
         monkeypatch.setattr(commands, "slurmd_address", addresses.__getitem__)
         environment = {"SLURM_JOB_NODELIST": "n[1-2]"}
-        assert lost_nodes(environment, tasks_per_node=1, heard=[]) == ["n2"]
-        assert lost_nodes(environment, tasks_per_node=1, heard=[1]) == []
+        assert lost_nodes(environment, tasks_per_node=1, recorded=[]) == ["n2"]
+        assert lost_nodes(environment, tasks_per_node=1, recorded=[1]) == []
 
 
 def test_a_node_that_nobody_knows_is_not_called_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,4 +30,4 @@ def test_a_node_that_nobody_knows_is_not_called_lost(monkeypatch: pytest.MonkeyP
         raise commands.SlurmCommandError(f"scontrol show node {node} failed: Node {node} not found")
 
     monkeypatch.setattr(commands, "slurmd_address", unknown)
-    assert lost_nodes({"SLURM_JOB_NODELIST": "n1"}, tasks_per_node=1, heard=[]) == []
+    assert lost_nodes({"SLURM_JOB_NODELIST": "n1"}, tasks_per_node=1, recorded=[]) == []

@@ -11,10 +11,12 @@ import pytest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import FailureRecord, write_failure
 from hpcddp.run.files import read_json, write_json
-from hpcddp.run.job_records import Start, write_start
+from hpcddp.run.job_records import PublishedAddress, Start, publish_address, write_start
+from hpcddp.run.record import RecordError
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.task import rendezvous
 from hpcddp.task.rendezvous import PORTS, RendezvousError, bind_port, meet
+from tests.run.damage import DAMAGES, Damage
 
 
 def rank_env(rank: int, world_size: int = 2) -> RankEnv:
@@ -93,3 +95,15 @@ def test_no_rank_waits_for_a_rank_that_has_failed(attempt: AttemptDirectory) -> 
     assert read_json(attempt.rank_error(0)) == record.as_document()
     with pytest.raises(RendezvousError, match="rank 0 on n1 failed before all ranks had met: no GPU"):
         meet(rank_env(1), attempt, own_host="n1", timeout=timedelta(seconds=60))
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_address_of_rank_0_is_one_sentence_that_names_its_file(
+    attempt: AttemptDirectory, damage: Damage
+) -> None:
+    publish_address(attempt, PublishedAddress(host="n1", addresses=("127.0.0.1",), port=20000, token="abc"))
+    damage(attempt.rendezvous)
+    with pytest.raises(RecordError) as caught:
+        meet(rank_env(1), attempt, own_host="n1", timeout=timedelta(seconds=1))
+    assert caught.value.message.startswith(f"{attempt.rendezvous} ")
+    assert "\n" not in caught.value.message

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.run.decision import read_decision
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import FailureRecord, read_failures, write_failure
-from hpcddp.stop.reasons import Cause
+from hpcddp.run.job_records import read_decision
+from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.task import signals
 from hpcddp.task.signals import CauseQuery
-from tests.submit.local_run import ROOT, wait_for
+from tests.submit.local_run import ROOT
+from tests.waiting import wait_until
 
 TASK = """
 import os, sys, threading
@@ -101,12 +102,12 @@ def test_without_a_failure_term_ends_no_rank_and_is_an_event(attempt: AttemptDir
     process = start_task(attempt)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
-    wait_for(lambda: bool(read_events(attempt.run.events)))
+    wait_until(lambda: bool(read_events(attempt.run.events)), "an event", 120)
     assert process.poll() is None
     process.kill()
     process.communicate()
     (event,) = read_events(attempt.run.events)
-    assert (event["event"], event["reason"], event["rank"], event["host"], event["signal"]) == (
+    assert (event.kind, event.reason, event.facts["rank"], event.host, event.facts["signal"]) == (
         "signal",
         "terminated",
         3,
@@ -126,7 +127,12 @@ def test_ranks_that_have_made_no_step_exit_at_once_when_the_job_is_preempted(att
         assert "no step was made yet, so there is nothing to save" in said
     decision = read_decision(attempt)
     assert decision is not None
-    assert (decision.step, decision.saved, decision.reason, decision.cause) == (46, True, "terminated", "preemption")
+    assert (decision.step, decision.saved, decision.reason, decision.cause) == (
+        46,
+        True,
+        StopReason.TERMINATED,
+        "preemption",
+    )
     assert read_failures(attempt) == []
 
 
@@ -159,7 +165,7 @@ def test_a_failure_without_term_ends_no_other_rank(attempt: AttemptDirectory) ->
     process = start_task(attempt)
     write_failure(attempt, record())
     process.send_signal(signal.SIGUSR2)
-    wait_for(lambda: bool(read_events(attempt.run.events)))
+    wait_until(lambda: bool(read_events(attempt.run.events)), "an event", 120)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=2.0)
     process.kill()

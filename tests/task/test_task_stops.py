@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.submit.local_run import start, wait_for
+from hpcddp.stop.reasons import StopReason
+from tests.submit.local_run import start
+from tests.waiting import wait_until
 
 SHORT_TIMEOUT = "launch: {hang_timeout: 5s}"
 
@@ -21,10 +23,10 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(t
     run.wait_for_end()
     decision = run.decision
     assert decision is not None
-    assert (decision.reason, decision.saved, decision.step) == ("warned", True, run.steps()[-1])
+    assert (decision.reason, decision.saved, decision.step) == (StopReason.WARNED, True, run.steps()[-1])
     assert (run.run.checkpoints / f"step-{decision.step:06d}").is_dir()
-    assert [(event["rank"], event["signal"]) for event in run.events("signal")] == [(1, "SIGUSR2")]
-    assert [event["step"] for event in run.events("save")].count(decision.step) == 1
+    assert [(event.facts["rank"], event.facts["signal"]) for event in run.events("signal")] == [(1, "SIGUSR2")]
+    assert [event.step for event in run.events("save")].count(decision.step) == 1
     assert run.failures == []
     assert "SIGUSR2: the training will be saved and stop at the end of a step" in run.log(1)
     for rank in (0, 1):
@@ -44,11 +46,13 @@ def check_handlers(handlers: dict[str, str]) -> None:
 
 def test_a_signal_before_torch_is_imported_is_not_lost(tmp_path: Path) -> None:
     run = start(tmp_path)
-    wait_for(lambda: len(run.tasks()) == 2 and all(run.attempt.rank_log(rank).exists() for rank in (0, 1)))
+    wait_until(
+        lambda: len(run.tasks()) == 2 and all(run.attempt.rank_log(rank).exists() for rank in (0, 1)), "the tasks", 120
+    )
     run.signal(0, signal.SIGTERM)
     run.wait_for_end()
     assert run.decision is not None
-    assert (run.decision.reason, run.decision.saved) == ("terminated", True)
+    assert (run.decision.reason, run.decision.saved) == (StopReason.TERMINATED, True)
     assert run.steps() == list(range(1, run.decision.step + 1))
 
 
@@ -59,9 +63,9 @@ def test_a_rank_that_ends_without_a_record_is_named_and_is_no_success(tmp_path: 
     assert run.result["status"] == "failed"
     assert run.result["exit_code"] == 71
     assert run.result["reason"].startswith("rank 1 on ")
-    assert "ended without a word after step 5" in run.result["reason"]
+    assert "ended without an error message after step 5" in run.result["reason"]
     assert [(failure.rank, failure.secondary) for failure in run.failures] == [(0, True)]
-    wait_for(lambda: not run.tasks())
+    wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 
 def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(tmp_path: Path) -> None:
@@ -79,7 +83,7 @@ def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(tmp_p
     assert "only followed" in said
     assert "an error of the job's own code or data would come again, so the job is not requeued" in run.log(1)
     assert "this rank only followed; the end of the batch log names the one that failed first" in run.log(0)
-    wait_for(lambda: not run.tasks())
+    wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 
 def test_a_rank_that_stands_still_is_named_and_the_stacks_of_the_other_are_dumped(tmp_path: Path) -> None:
@@ -91,7 +95,7 @@ def test_a_rank_that_stands_still_is_named_and_the_stacks_of_the_other_are_dumpe
     assert (hang.kind, hang.exit_code, hang.waiting) == ("hang", 124, True)
     assert "hangs: nothing happened for" in run.log(0)
     assert "in _engine_run_backward" in run.log(0)
-    wait_for(lambda: not run.tasks())
+    wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 
 def test_a_rank_that_is_stuck_is_named_with_the_place_and_all_stacks_are_dumped(tmp_path: Path) -> None:
@@ -104,4 +108,4 @@ def test_a_rank_that_is_stuck_is_named_with_the_place_and_all_stacks_are_dumped(
     assert "in trigger" in stuck.message
     assert run.result["exit_code"] == 124
     assert all("most recent call first" in run.log(rank) for rank in (0, 1))
-    wait_for(lambda: not run.tasks())
+    wait_until(lambda: not run.tasks(), "the end of all tasks", 120)

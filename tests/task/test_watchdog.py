@@ -20,7 +20,7 @@ from hpcddp.stop.heartbeat import Silence
 from hpcddp.task.local_peers import end_tasks, tasks_of
 from hpcddp.task.process_state import ProcessState
 from hpcddp.task.watchdog import end_hung_rank, hang_record, start_watchdog, waits_for_others
-from tests.submit.local_run import wait_for
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_the_tasks_of_a_failed_attempt_are_ended_and_nobody_else(
     assert tasks_of(os.getpid(), attempt) == sorted([ignoring.pid, stopped.pid])
     assert tasks_of(1, attempt) == []
     end_tasks(lambda: tasks_of(os.getpid(), attempt), own_exit_s=0.1, kill_wait_s=1.0)
-    wait_for(lambda: ignoring.poll() is not None and stopped.poll() is not None)
+    wait_until(lambda: ignoring.poll() is not None and stopped.poll() is not None, "the end of both", 120)
     assert (ignoring.returncode, stopped.returncode) == (-signal.SIGKILL, -signal.SIGTERM)
     assert other.poll() is None
 

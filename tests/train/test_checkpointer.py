@@ -83,7 +83,7 @@ def test_newest_ones_are_kept_and_written_down(tmp_path: Path) -> None:
     loop.checkpointer.wait()
     run = RunDirectory(tmp_path / "run")
     assert [path.name for path in list_checkpoints(run.checkpoints)] == ["step-000003", "step-000002"]
-    assert [(event["event"], event["step"]) for event in read_events(run.events)] == [
+    assert [(event.kind, event.step) for event in read_events(run.events)] == [
         ("start", None),
         ("save", 1),
         ("save", 2),

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from hpcddp.run.checkpoints import list_checkpoints
-from hpcddp.run.decision import read_decision
 from hpcddp.run.directory import RunDirectory
-from tests.submit.test_commands_local import ended, result, wait_for
+from hpcddp.run.job_records import read_decision
+from tests.submit.test_commands_local import ended, result
+from tests.waiting import wait_for_text
 
 MODULE = """
 import os, time
@@ -115,7 +116,7 @@ def test_a_stopped_function_goes_on_and_comes_out_the_same(directory: Path) -> N
     reference = result(ended(submit(directory, "train")))["returned"]["loss"]
     document = submit(directory, "train", pause=0.1)
     run = RunDirectory(Path(document["run_dir"]))
-    wait_for(run.metrics, '"step"')
+    wait_for_text(run.metrics, '"step"')
     os.kill(int(document["job_id"]), signal.SIGTERM)
     ended(document)
     decision = read_decision(run.attempt(0))

@@ -59,7 +59,7 @@ def test_same_job_gives_the_same_parameters_and_another_seed_others(new_training
 
 def test_events_tell_the_beginning_saves_and_the_end(training: Training) -> None:
     training.train(train__epochs=2, checkpoint={"every": {"steps": 3}})
-    events = [(event["event"], event["step"], event["reason"]) for event in read_events(training.run.events)]
+    events = [(event.kind, event.step, event.reason) for event in read_events(training.run.events)]
     assert events == [
         ("train", 0, "from the beginning"),
         ("save", 3, "every 3 steps"),
@@ -77,13 +77,13 @@ def test_events_tell_the_beginning_saves_and_the_end(training: Training) -> None
 
 def test_saves_counted_in_epochs_leave_other_epochs_out(training: Training) -> None:
     training.train(train__epochs=5, checkpoint={"every": {"epochs": 2}})
-    assert [event["step"] for event in read_events(training.run.events) if event["event"] == "save"] == [8, 16, 20]
+    assert [event.step for event in read_events(training.run.events) if event.kind == "save"] == [8, 16, 20]
 
 
 def test_saves_by_the_clock_are_decided_by_all_ranks_one_step_later(training: Training) -> None:
     clock = iter(range(10_000))
     training.train(train__epochs=1, checkpoint={"every": "3s"}, monotonic=lambda: float(next(clock)))
-    reasons = [event["reason"] for event in read_events(training.run.events) if event["event"] == "save"]
+    reasons = [event.reason for event in read_events(training.run.events) if event.kind == "save"]
     assert "every so often by the clock" in reasons
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hpcddp.train.data.opening import SyntheticImages
 from hpcddp.train.data.parts import Data
 from hpcddp.train.randomness import SampleKeys
 from tests.distributed.own_code import few_digits
+from tests.waiting import wait_until
 
 PLACEMENT = Placement(torch.device("cpu"), torch.float32, channels_last=False)
 
@@ -112,7 +112,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
     workers = [int(word) for word in done.stdout.split()]
     assert len(workers) == 2
-    wait_until_gone(workers)
+    wait_until(lambda: not any(map(is_running, workers)), f"the end of {workers}", 30)
 
 
 def test_process_that_still_holds_a_loader_ends_by_itself(tmp_path: Path) -> None:
@@ -133,14 +133,6 @@ def test_process_that_still_holds_a_loader_ends_by_itself(tmp_path: Path) -> Non
 
 def children() -> list[int]:
     return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-
-
-def wait_until_gone(processes: list[int]) -> None:
-    deadline = time.monotonic() + 30
-    while any(is_running(process) for process in processes):
-        if time.monotonic() > deadline:
-            pytest.fail(f"{processes} still run")
-        time.sleep(0.05)
 
 
 def is_running(process: int) -> bool:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from hpcddp.run.checkpoints import NoCheckpointError, list_checkpoints
-from hpcddp.run.decision import read_decision
 from hpcddp.run.events import read_events
+from hpcddp.run.job_records import read_decision
 from hpcddp.run.ownership import FencedError
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import ResumeError, StoppedError
 from tests.distributed.training import evaluations, records, result, steps
 from tests.run.test_checkpoints import as_before_checksums, flip
 from tests.train.conftest import Training
+from tests.waiting import wait_until
 
 NewTraining = Callable[[str], Training]
 
@@ -107,10 +107,10 @@ def test_stop_saves_and_loses_no_step(new_training: NewTraining) -> None:
         stopped.train(should_stop=lambda: next(calls, 0), **SAVES)
     assert (caught.value.step, caught.value.reason, caught.value.exit_code) == (6, StopReason.INTERRUPTED, 75)
     stop = read_events(stopped.run.events)[-1]
-    assert (stop["event"], stop["step"], stop["reason"], stop["saved"]) == ("stop", 6, "interrupted", True)
+    assert (stop.kind, stop.step, stop.reason, stop.saved) == ("stop", 6, "interrupted", True)
     decision = read_decision(stopped.run.attempt(0))
     assert decision is not None
-    assert (decision.attempt, decision.step, decision.reason, decision.saved) == (0, 6, "interrupted", True)
+    assert (decision.attempt, decision.step, decision.reason, decision.saved) == (0, 6, StopReason.INTERRUPTED, True)
     stopped.train(attempt=1, **SAVES)
     assert without_times(stopped) == without_times(whole)
 
@@ -258,8 +258,7 @@ def test_attempt_that_is_overtaken_while_it_trains_publishes_nothing(training: T
     def overtaken() -> int:
         if next(calls) == 4:
             # The write after step 4 goes on beside the training.
-            while read_events(training.run.events)[-1]["step"] != 4:
-                time.sleep(0.01)
+            wait_until(lambda: read_events(training.run.events)[-1].step == 4, "the write after step 4")
             training.run.attempt(1).path.mkdir()
         return 0
 

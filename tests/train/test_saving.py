@@ -48,8 +48,8 @@ def saved_state(training: Training, step: int) -> dict[str, Any]:
     return {path.name: torch.load(path, weights_only=True) for path in sorted(folder.glob("*.pt"))}
 
 
-def saves(training: Training) -> list[int]:
-    return [event["step"] for event in read_events(training.run.events) if event["event"] == "save"]
+def saves(training: Training) -> list[int | None]:
+    return [event.step for event in read_events(training.run.events) if event.kind == "save"]
 
 
 def one_slow_save(new_training: NewTraining, changes: Mapping[str, Any]) -> tuple[Training, Training]:

@@ -64,8 +64,8 @@ def at_steps(actions: Mapping[int, Callable[[], object]]) -> Callable[[], int]:
     return act
 
 
-def saves(training: Training) -> list[int]:
-    return [event["step"] for event in read_events(training.run.events) if event["event"] == "save"]
+def saves(training: Training) -> list[int | None]:
+    return [event.step for event in read_events(training.run.events) if event.kind == "save"]
 
 
 def warnings(training: Training) -> list[str]:

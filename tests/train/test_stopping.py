@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 from hpcddp.run.checkpoints import list_checkpoints
-from hpcddp.run.decision import Decision, read_decision
 from hpcddp.run.events import read_events
+from hpcddp.run.job_records import Decision, read_decision
 from hpcddp.stop import faults
 from hpcddp.stop.deadline import Deadline
 from hpcddp.stop.reasons import StopReason
@@ -44,7 +44,7 @@ def stop(training: Training, *, attempt: int = 0, **changes: Any) -> Decision:
     decision = read_decision(training.run.attempt(attempt))
     assert decision is not None
     assert (decision.attempt, decision.step) == (attempt, caught.value.step)
-    assert decision.reason == caught.value.reason.word
+    assert decision.reason is caught.value.reason
     return decision
 
 
@@ -54,14 +54,14 @@ def without_times(run: Training) -> list[dict[str, Any]]:
 
 
 def kinds(training: Training) -> list[str]:
-    return [event["event"] for event in read_events(training.run.events)]
+    return [event.kind for event in read_events(training.run.events)]
 
 
 def test_a_stop_in_a_long_evaluation_is_heard_and_the_next_attempt_makes_it_up(new_training: NewTraining) -> None:
     whole, stopped = new_training("whole"), new_training("stopped")
     whole.train(**LONG)
     decision = stop(stopped, should_stop=votes(0, 0, 0, 0, StopReason.TERMINATED), **LONG)
-    assert (decision.step, decision.saved, decision.reason) == (4, True, "terminated")
+    assert (decision.step, decision.saved, decision.reason) == (4, True, StopReason.TERMINATED)
     assert not [record for record in records(stopped.run.path) if "val_loss" in record]
     stopped.train(attempt=1, **LONG)
     assert without_times(stopped) == without_times(whole)
@@ -95,13 +95,13 @@ def test_the_decision_and_the_event_say_why(training: Training) -> None:
     decision = stop(training, should_stop=votes(StopReason.TERMINATED), cause=lambda: "preemption")
     assert (decision.step, decision.cause, decision.saved) == (2, "preemption", True)
     event = read_events(training.run.events)[-1]
-    assert (event["event"], event["reason"], event["cause"], event["step"]) == ("stop", "terminated", "preemption", 2)
+    assert (event.kind, event.reason, event.cause, event.step) == ("stop", "terminated", "preemption", 2)
     assert training.said[-1].startswith("all ranks stopped after step 2 (terminated, cause preemption), saved in ")
 
 
 def test_a_clock_that_nears_the_end_of_the_job_is_a_reason_too(training: Training) -> None:
     decision = stop(training, deadline=Deadline(end_time=time.time() + 5, start_time=time.time()))
-    assert (decision.reason, decision.cause, decision.saved) == ("deadline", "time_limit", True)
+    assert (decision.reason, decision.cause, decision.saved) == (StopReason.DEADLINE, "time_limit", True)
 
 
 def test_a_clock_that_is_far_from_the_end_is_none(training: Training) -> None:
@@ -140,8 +140,8 @@ def test_a_lead_that_is_shorter_than_a_save_is_told_once(training: Training) -> 
     )
     warned = [said for said in training.said if said.startswith("warning: requeue.signal_lead is 1 s")]
     assert len(warned) == 1
-    events = [event for event in read_events(training.run.events) if event["event"] == "warning"]
-    assert [event["reason"] for event in events] == [warned[0].removeprefix("warning: ")]
+    events = [event for event in read_events(training.run.events) if event.kind == "warning"]
+    assert [event.reason for event in events] == [warned[0].removeprefix("warning: ")]
 
 
 def test_reasons_have_words() -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hpcddp.train.data.workers import LostWorkerError, lost_worker, remember, signals_held, start_worker
+from tests.waiting import wait_until
 
 HOLD_S = 60.0
 PARENT = """
@@ -104,15 +105,8 @@ def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(told)], cwd=Path(__file__).parents[2])
     try:
-        wait_for(lambda: told.exists() and told.read_text().endswith("\n"))
+        wait_until(lambda: told.exists() and told.read_text().endswith("\n"), "the other process")
     finally:
         parent.kill()
         parent.wait()
-    wait_for(lambda: not is_there(int(told.read_text())))
-
-
-def wait_for(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not is_there(int(told.read_text())), "the other process")

@@ -121,7 +121,7 @@ def test_attempt_that_is_overtaken_in_the_middle_of_a_save_publishes_nothing(run
     old.send_signal(signal.SIGCONT)
     assert ended(old) == (76, "attempt 1 owns the run run, so attempt 0 must not write; it ends here\n")
     assert steps_of(run) == [10]
-    assert [event["step"] for event in read_events(run.events)] == [10]
+    assert [event.step for event in read_events(run.events)] == [10]
     assert (run.checkpoints / "latest").read_text() == "step-000010\n"
 
 
@@ -170,7 +170,7 @@ def test_next_save_waits_for_the_one_before_it(run: RunDirectory, writer: Checkp
     start(writer, 20)
     writer.wait()
     assert steps_of(run) == [20, 10]
-    assert [event["step"] for event in read_events(run.events)] == [10, 20]
+    assert [event.step for event in read_events(run.events)] == [10, 20]
 
 
 def test_whoever_waits_gives_signs_of_life(writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +186,8 @@ def test_event_says_how_long_a_save_took(run: RunDirectory, writer: CheckpointWr
     start(writer, 10)
     writer.wait()
     (event,) = read_events(run.events)
-    assert (event["event"], event["step"], event["reason"]) == ("save", 10, "test")
-    assert event["seconds"] == round(writer.seconds[0], 3)
+    assert (event.kind, event.step, event.reason) == ("save", 10, "test")
+    assert event.facts["seconds"] == round(writer.seconds[0], 3)
 
 
 def test_failed_save_is_told_when_the_caller_settles_and_keeps_what_was_there(

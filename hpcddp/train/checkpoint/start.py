@@ -93,7 +93,7 @@ def _choose(
         return _FINISHED, None
     raise_if_fenced(run, attempt)
     sweep(run.checkpoints, attempt=attempt)
-    saved_before = any(event["event"] == "save" for event in read_events(run.events))
+    saved_before = any(event.kind == "save" for event in read_events(run.events))
     checkpoint = checkpoints.newest_valid(run.checkpoints, expected=saved_before, warn=tell, check=check)
     if checkpoint is None:
         return _FRESH, None

@@ -20,7 +20,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import LearningRate
 from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import EventKind, append_event
-from hpcddp.run.files import write_json
+from hpcddp.run.metrics import write_plan_record
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.result import FINISHED, Result, write_result
 from hpcddp.train.checkpoint.start import agree_on_start, refuse_another_contract
@@ -126,7 +126,7 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     """Write the plan, the event and the start-up lines, and drop metrics that are later than the checkpoint."""
     context = setting.context
     raise_if_fenced(context.run, context.attempt)
-    write_json(context.run.plan, setting.plan.as_json())
+    write_plan_record(context.run, setting.plan.as_json())
     keep_until(context.run.metrics, progress.step, progress.evaluated_step)
     _event(context, "train", progress.step, "from a checkpoint" if progress.step else "from the beginning")
     facts = {

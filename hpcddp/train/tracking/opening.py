@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.run.decision import read_decision
+from hpcddp.run.job_records import read_decision
+from hpcddp.run.metrics import PACKAGES, chosen, is_installed
 from hpcddp.run.record import RecordError
-from hpcddp.run.trackers import PACKAGES, chosen, is_installed
 from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.workers import signals_held
@@ -142,6 +142,6 @@ def _ending_of_stop(context: TrainContext) -> AttemptEnding:
     except RecordError:
         decision = None
     cancelled = decision is not None and (
-        decision.cause == Cause.CANCELLED or decision.reason == StopReason.INTERRUPTED.word
+        decision.cause == Cause.CANCELLED or decision.reason is StopReason.INTERRUPTED
     )
     return AttemptEnding.CANCELLED if cancelled else AttemptEnding.STOPPED

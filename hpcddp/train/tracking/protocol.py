@@ -11,8 +11,8 @@ from typing import Any, Protocol, Self
 
 from hpcddp.jobfile.sections import Trackers
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.metrics import TrackerMemory, read_memory, write_memory
 from hpcddp.run.record import RecordError
-from hpcddp.run.trackers import TrackerMemory, read_memory, write_memory
 
 
 class Memory:

@@ -1,0 +1,271 @@
+"""End a run, or have it saved and started again, as its user asks."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hpcddp.errors import HpcddpError, UserError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.write import parse_resolved
+from hpcddp.manage.format import ranks_text
+from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.status import RunStatus, State
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.events import append_event, newest_saved_step, read_events
+from hpcddp.run.job_records import RequeueRequest, request_requeue
+from hpcddp.run.result import Result, resume_command, write_result
+from hpcddp.run.sweep import index_of, sweep_of
+from hpcddp.stop.reasons import Cause, ExitCode
+from hpcddp.submit.sweep_element import begin_element
+
+End = Callable[[Sequence[str]], None]
+"""Ends jobs of Slurm's."""
+
+_REASON = "cancelled by its user before it ran again"
+_NEVER_RAN = "cancelled by its user before it started"
+
+
+class CancelError(HpcddpError):
+    """The run could not be cancelled."""
+
+    kind = "cancel"
+
+
+class DamagedRunError(CancelError):
+    """A record that names the job or the result of the run is damaged."""
+
+    exit_code = UserError.exit_code
+
+
+def cancel(status: RunStatus, *, end: End) -> str:
+    """End a run, and return what happens now, in a sentence.
+
+    Args:
+        status: the run.
+        end: ends jobs of Slurm's.
+
+    Raises:
+        CancelError: nobody knows whether the job that would be ended is the run's.
+        DamagedRunError: a record of the job or the result is damaged.
+    """
+    run, job = status.run, status.traces.job
+    if not status.traces.is_job_known and status.traces.result is None:
+        raise DamagedRunError(f"nothing was cancelled: {status.traces.damaged[0]}")
+    if status.state is State.UNKNOWN or (status.state.is_alive and job is None):
+        raise CancelError(
+            f"nothing was cancelled: nobody can say whether the run {run.run_id} is alive; try again where Slurm, or "
+            "the machine that it was started on, can be asked"
+        )
+    if not status.state.is_alive or job is None:
+        return f"run {run.run_id} has ended already ({status.state}); there is nothing to cancel"
+    if job.local:
+        os.kill(int(job.job_id), signal.SIGTERM)
+        return f"run {run.run_id} is told to save and to end. To go on later: {resume_command(run)}"
+    end([job.job_id])
+    if not status.state.has_nodes:
+        saved = _conclude(run, status)
+        kept = f"step {saved} is saved. To go on later" if saved else "it had not saved a step. To start it again"
+        return f"run {run.run_id} is cancelled (job {job.job_id}); {kept}: {resume_command(run)}"
+    return (
+        f"run {run.run_id} is being cancelled (job {job.job_id}): its tasks are told to end, and it is saved if that "
+        f"fits into the seconds that Slurm gives them. To go on later: {resume_command(run)}"
+    )
+
+
+def _conclude(run: RunDirectory, status: RunStatus) -> int | None:
+    """Write the result of a run that nothing of runs that could write it; return the step that it would go on from."""
+    attempt = status.traces.attempt
+    if (sweep := None if run.path.exists() else sweep_of(run)) is not None:
+        begin_element(sweep, index_of(run))
+    saved = newest_saved_step(read_events(run.events)) or None
+    reason = _NEVER_RAN if attempt is None else _REASON
+    result = Result(
+        status="cancelled",
+        reason=reason,
+        exit_code=int(ExitCode.INTERRUPTED),
+        attempts=(attempt or 0) + 1,
+        saved_step=saved,
+        resume=resume_command(run),
+    )
+    write_result(run, result)
+    _tell(run, attempt or 0, reason, now=status.now)
+    return saved
+
+
+def _tell(run: RunDirectory, attempt: int, reason: str, *, now: float) -> None:
+    cause = str(Cause.CANCELLED)
+    append_event(run.events, kind="stop", time=now, attempt=attempt, reason=reason, cause=cause)
+
+
+def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
+    """End all elements of a sweep, and return what happens now, in a sentence.
+
+    Args:
+        status: the sweep.
+        end: ends jobs of Slurm's.
+        now: seconds since the epoch.
+
+    Raises:
+        CancelError: nobody knows whether the jobs that would be ended are the sweep's.
+    """
+    sweep = status.sweep
+    if State.UNKNOWN in status.counts:
+        raise CancelError(
+            f"nothing was cancelled: Slurm cannot say which elements of {sweep.sweep_id} are alive; try later"
+        )
+    alive = [element for element in status.elements if element.state.is_alive and element.traces.job is not None]
+    if not alive:
+        return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); there is nothing to cancel"
+    end(_jobs(alive))
+    for element in alive:
+        if not element.state.has_nodes and element.run.path.is_dir():
+            _conclude(element.run, element)
+    # Elements that have not begun have no directory to say so in.
+    _tell(sweep.directory, 0, _NEVER_RAN, now=now)
+    on_nodes = sum(element.state.has_nodes for element in alive)
+    return (
+        f"{len(alive)} elements of sweep {sweep.sweep_id} are being cancelled; the {on_nodes} that run are saved if "
+        "that fits into the seconds that Slurm gives them"
+    )
+
+
+def _jobs(alive: Sequence[RunStatus]) -> list[str]:
+    """Return the names of the jobs, few enough for a command line: those of an array as one list of indices."""
+    single: list[str] = []
+    found: dict[str, list[int]] = {}
+    for element in alive:
+        job_id = element.traces.job.job_id if element.traces.job else ""
+        array, _, index = job_id.partition("_")
+        if index:
+            found.setdefault(array, []).append(int(index))
+        else:
+            single.append(job_id)
+    return [*single, *(f"{array}_[{ranks_text(indices).replace(' ', '')}]" for array, indices in found.items())]
+
+
+# A task listens from its first lines on, but srun takes a moment to start it.
+_TRIES: Final = 4
+_ANSWER_WITHIN_S: Final = 4.0
+_POLL_S: Final = 0.2
+
+
+class RequeueError(UserError):
+    """The run cannot be requeued."""
+
+    kind = "requeue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequeueCommands:
+    """What a requeue asks of Slurm, each with the job's id.
+
+    Args:
+        may_requeue: whether Slurm may requeue the job.
+        warn: sends USR2 to its tasks.
+        allow: allows Slurm to requeue the job, which hpcddp itself had kept it from.
+        requeue: has Slurm requeue it at once.
+    """
+
+    may_requeue: Callable[[str], bool]
+    warn: Callable[[str], None]
+    allow: Callable[[str], None]
+    requeue: Callable[[str], None]
+
+
+def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[float], None] = time.sleep) -> str:
+    """Have a live run saved and started again, and return what happens now, in a sentence.
+
+    Args:
+        status: the run.
+        commands: Slurm.
+        sleep: waits so many seconds.
+
+    Raises:
+        RequeueError: the run is not one that runs on Slurm, or it does not answer.
+    """
+    run = status.run
+    job_id = _live_job(status)
+    spec = parse_resolved(run.job_file.read_text(encoding="utf-8"))
+    forbidden = spec.requeue.left_to_slurm and not spec.requeue.allow_continuation and not commands.may_requeue(job_id)
+    if forbidden:
+        raise RequeueError(
+            f"Slurm is not allowed to requeue job {job_id}; end the run with hpcddp cancel {run.run_id}, then go on "
+            f"with {resume_command(run)}"
+        )
+    if spec.command is not None:
+        _requeue_at_once(status, job_id, spec, commands)
+        return (
+            f"job {job_id} is requeued: the program of run {run.run_id} is told to end (SIGTERM), and started again; "
+            "it has only the seconds that Slurm gives it to save itself"
+        )
+    attempt = run.attempt(status.traces.attempt or 0)
+    _leave_request(attempt, status)
+    for _ in range(_TRIES):
+        commands.warn(job_id)
+        if _is_acknowledged(attempt, sleep):
+            return (
+                f"run {run.run_id} stops at the end of a step and saves, however long that takes; then Slurm runs job "
+                f"{job_id} again, and it goes on from there"
+            )
+    # A time limit that comes later must not be taken for this wish.
+    attempt.requeue_request.unlink(missing_ok=True)
+    raise RequeueError(
+        f"the tasks of run {run.run_id} do not answer; they may not have started yet: try again when hpcddp status "
+        "says that it is running"
+    )
+
+
+def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, commands: RequeueCommands) -> None:
+    attempt = status.run.attempt(status.traces.attempt or 0)
+    # Before the batch script has begun, there is no attempt that could count.
+    if attempt.path.exists():
+        _leave_request(attempt, status)
+    try:
+        if not spec.requeue.left_to_slurm:
+            commands.allow(job_id)
+        commands.requeue(job_id)
+    except HpcddpError:
+        attempt.requeue_request.unlink(missing_ok=True)
+        raise
+
+
+def _leave_request(attempt: AttemptDirectory, status: RunStatus) -> None:
+    """Say in the attempt's directory that the run's user wants it: no budget counts such a requeue."""
+    request_requeue(attempt, RequeueRequest(time=status.now, by=getpass.getuser()))
+
+
+def _live_job(status: RunStatus) -> str:
+    """Return the id of the job that runs."""
+    run, job, state = status.run, status.traces.job, status.state
+    if not status.traces.is_job_known and status.traces.result is None:
+        raise RequeueError(f"nothing was requeued: {status.traces.damaged[0]}")
+    if state in {State.PENDING, State.HELD, State.REQUEUED}:
+        raise RequeueError(f"the run {run.run_id} waits to start ({state}); there is nothing to save or to requeue")
+    if state is State.FINISHED:
+        raise RequeueError(f"the run {run.run_id} has finished; there is nothing left to run")
+    if state in {State.STOPPING, State.SUSPENDED} or state is State.UNKNOWN or job is None:
+        raise RequeueError(f"the run {run.run_id} is {state}, and cannot be requeued now; try again later")
+    if not state.is_alive:
+        raise RequeueError(f"the run {run.run_id} has ended ({state}); to go on: {resume_command(run)}")
+    if job.local:
+        raise RequeueError(
+            f"the run {run.run_id} runs on this machine, where nothing starts it again; end it with hpcddp cancel "
+            f"{run.run_id}, then go on with {resume_command(run)}"
+        )
+    return job.job_id
+
+
+def _is_acknowledged(attempt: AttemptDirectory, sleep: Callable[[float], None]) -> bool:
+    """Return whether a task of the attempt says soon that it has heard a signal."""
+    for _ in range(round(_ANSWER_WITHIN_S / _POLL_S)):
+        events = read_events(attempt.run.events)
+        if any(event.kind == "signal" and event.attempt == attempt.number for event in events):
+            return True
+        sleep(_POLL_S)
+    return False

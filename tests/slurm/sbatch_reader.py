@@ -1,0 +1,84 @@
+"""Reads ``#SBATCH`` lines as sbatch does, by the grammar in ``hpcddp.slurm.directives``.
+
+Tests read with it what the package writes; ``tests/cluster`` compares it with the real sbatch.
+"""
+
+from __future__ import annotations
+
+import re
+
+_DIRECTIVE = "#SBATCH"
+_WHITE_SPACE = " \t\v\f\r"
+_GAP = re.compile(rf"[{_WHITE_SPACE}]+")
+# The parts of a word. The last one is a backslash that escapes nothing.
+_PIECE = re.compile(
+    rf"""
+      "(?P<double> (?: [^"\\] | \\. )* )"
+    | '(?P<single> (?: [^'\\] | \\. )* )'
+    | \\ (?P<escaped> [^{re.escape(_WHITE_SPACE)}] )
+    | (?P<plain> [^{re.escape(_WHITE_SPACE)}"'\#\\]+ )
+    | \\
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+
+
+class UnreadableLineError(Exception):
+    """A line that sbatch refuses."""
+
+
+def parse_directive_line(line: str) -> list[str] | None:
+    """Return the words that sbatch reads from one line, or None if the line is not a directive.
+
+    Args:
+        line: the line without its line break.
+
+    Raises:
+        UnreadableLineError: a quote is not closed.
+    """
+    if not line.startswith(_DIRECTIVE):
+        return None
+    words: list[str] = []
+    position = len(_DIRECTIVE)
+    while (position := _end_of(_GAP, line, position)) < len(line) and line[position] != "#":
+        word, position = _read_word(line, position)
+        if not word:
+            break
+        words.append(word)
+    return words
+
+
+def _end_of(pattern: re.Pattern[str], line: str, position: int) -> int:
+    match = pattern.match(line, position)
+    return position if match is None else match.end()
+
+
+def _read_word(line: str, position: int) -> tuple[str, int]:
+    """Return the word that starts at ``position``, and where it ends."""
+    word = ""
+    while match := _PIECE.match(line, position):
+        quoted = match["double"] or match["single"]
+        word += _ESCAPE.sub(r"\1", quoted) if quoted else match["escaped"] or match["plain"] or ""
+        position = match.end()
+    if position < len(line) and line[position] in "\"'":
+        raise UnreadableLineError(f"the line {line!r} has a quote that does not close")
+    return word, position
+
+
+def read_directives(script: str) -> list[str]:
+    """Return the words of all directives that sbatch reads from a script, in order.
+
+    Args:
+        script: the whole script.
+
+    Raises:
+        UnreadableLineError: a quote is not closed.
+    """
+    words: list[str] = []
+    for line in script.split("\n"):
+        first = line.lstrip(_WHITE_SPACE)[:1]
+        if first not in {"", "#"}:
+            break
+        words += parse_directive_line(line) or []
+    return words

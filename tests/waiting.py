@@ -1,0 +1,37 @@
+"""Wait for something that a test has caused in another process or thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from hpcddp import polling
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], what: str | Callable[[], object], timeout_s: float = 60) -> T:
+    """Wait until a condition is true, and return its value; else the test fails.
+
+    Args:
+        condition: called about twenty times a second.
+        what: what is waited for, or a function that says how it is instead.
+        timeout_s: seconds.
+    """
+    found = polling.wait_until(condition, timeout_s=timeout_s, poll_s=0.05)
+    if not found:
+        pytest.fail(f"not within {timeout_s} s: {what if isinstance(what, str) else what()}")
+    return found
+
+
+def wait_for_text(path: Path, text: str, timeout_s: float = 120) -> None:
+    """Wait until a file holds a text."""
+    wait_until(lambda: path.exists() and text in path.read_text(), f"{text!r} in {path}", timeout_s)
+
+
+def wait_until_gone(process_id: int, timeout_s: float = 60) -> None:
+    """Wait until there is no such process."""
+    wait_until(lambda: not Path(f"/proc/{process_id}").exists(), f"the end of process {process_id}", timeout_s)
