@@ -16,7 +16,7 @@ from hpcddp.sandbox import state
 from tests.cluster.sandbox import Sandbox
 from tests.sandbox.leftovers import leftovers
 
-SANDBOX = (sys.executable, "-P", "-m", "hpcddp.cli", "sandbox")
+SANDBOX = (sys.executable, "-P", "-m", "hpcddp", "sandbox")
 # Signals, requeues and lost nodes take seconds, not minutes.
 QUICK = ("AuthInfo=cred_expire=5", "KillWait=15", "SlurmdTimeout=15")
 

@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
-HPCDDP = (sys.executable, "-P", "-m", "hpcddp.cli", "sandbox")
+HPCDDP = (sys.executable, "-P", "-m", "hpcddp", "sandbox")
 # Another user id; the right to read stays, since the environment of the tests may be root's alone.
 ORDINARY_USER = pwd.getpwnam("nobody").pw_uid
 AS_ORDINARY_USER = (
