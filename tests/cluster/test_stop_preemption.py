@@ -72,7 +72,7 @@ def test_preemption_costs_no_step_and_one_restart(scenario_result: dict[str, Any
 @scenario
 def test_the_event_log_tells_the_stop_the_save_and_the_requeue(scenario_result: dict[str, Any]) -> None:
     tracked, _ = scenario_result["low"]
-    (stop,) = (event for event in tracked.events("stop") if event.get("saved"))
+    (stop,) = (event for event in tracked.events("stop") if event.saved)
     (requeue,) = tracked.events("requeue")
     assert requeue.cause == "preemption"
     assert stop.step in [event.step for event in tracked.events("save")]
