@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp.train.buffers import buffers_put_back
 from hpcddp.train.errors import LossError
 from hpcddp.train.losses.additive import additive_loss, sum_statistics
-from hpcddp.train.losses.ranks import gather_shares, gather_sizes, gather_with_grad, rank_in, world_size
+from hpcddp.train.losses.ranks import agree_on_sizes, gather_shares, gather_with_grad, rank_in, world_size
 
 MicroBatch = TypeVar("MicroBatch")
 
@@ -114,7 +114,7 @@ def accumulate_gathered(
         The loss of the global batch, the same on every rank, without gradient.
 
     Raises:
-        LossError: there is no micro-batch.
+        LossError: there is no micro-batch, or the outputs are not what ``gather_with_grad`` takes.
     """
     _refuse_none(micro_batches)
     passes = _Passes(model, micro_batches)
@@ -196,8 +196,9 @@ def _refuse_none(micro_batches: Sequence[object]) -> None:
 
 def _gather_rows(rows: Sequence[Sequence[Tensor]], group: dist.ProcessGroup | None) -> tuple[list[Tensor], int]:
     """Return each output of the global batch, and where this rank's samples begin in it."""
-    own = [torch.cat(column) for column in zip(*rows, strict=True)]
-    sizes = gather_sizes(own[0], group)
+    # A scalar cannot be concatenated; what is wrong with it is said by all ranks at once.
+    own = [torch.cat(z) if all(part.dim() for part in z) else z[0] for z in zip(*rows, strict=True)]
+    sizes = agree_on_sizes(own, group=group)
     return [gather_shares(column, sizes, group) for column in own], sum(sizes[: rank_in(group)])
 
 

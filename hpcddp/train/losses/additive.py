@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.train.errors import LossError, describe
-from hpcddp.train.losses.ranks import add_over_ranks, scale_gradient, world_size
+from hpcddp.train.losses.ranks import (
+    INLINE,
+    Layout,
+    add_over_ranks,
+    agree,
+    checksum,
+    device_of_tensors,
+    first_misuse,
+    first_other,
+    on_rank,
+    scale_gradient,
+    world_size,
+)
 
 
 def weighted_mean(
@@ -51,12 +65,13 @@ def weighted_mean(
         ``global_count`` it is L[r,a]: the mean over ranks of the sum over micro-steps is the loss of the global batch.
 
     Raises:
-        LossError: not exactly one of ``count`` and ``global_count`` is given, or the sum is complex.
+        LossError: not exactly one of ``count`` and ``global_count`` is given, or one is not a real scalar tensor on
+            some rank; the same error on every rank.
     """
     if count is not None and global_count is None:
-        return additive_loss(torch.div, total, count, group=group)
+        return _loss_of_sums(torch.div, (total, count), _sum([(total, count)], group, scalars=True), group)
     if global_count is not None and count is None:
-        _refuse_complex(total)
+        _refuse_here([total], scalars=True)
         return total.double() * world_size(group) / global_count
     raise LossError(
         f"weighted_mean got {'neither count nor' if count is None else 'both count and'} global_count; give count "
@@ -100,17 +115,28 @@ def additive_loss(
         micro-step: log it as it is. Its gradient is that of L[r,a].
 
     Raises:
-        LossError: ``totals`` do not match the statistics, one is complex, or ``function`` returns no scalar.
+        LossError: ``totals`` do not match the statistics, ``function`` returns no scalar, or the statistics are not
+            what ``sum_statistics`` takes.
     """
-    _refuse_complex(*statistics)
-    sums = sum_statistics([statistics], group=group) if totals is None else tuple(totals)
-    shapes, expected = [tuple(s.shape) for s in statistics], [tuple(total.shape) for total in sums]
+    if totals is None:
+        return _loss_of_sums(function, statistics, _sum([statistics], group), group)
+    _refuse_here(statistics)
+    return _loss_of_sums(function, statistics, totals, group)
+
+
+def _loss_of_sums(
+    function: Callable[..., Tensor],
+    statistics: Sequence[Tensor],
+    totals: Sequence[Tensor],
+    group: dist.ProcessGroup | None,
+) -> Tensor:
+    shapes, expected = [tuple(s.shape) for s in statistics], [tuple(total.shape) for total in totals]
     if shapes != expected:
         raise LossError(
             f"additive_loss got statistics of shapes {shapes} and totals of shapes {expected}, and each total is the "
             "sum of one statistic; give the same statistics to sum_statistics, in the same order"
         )
-    loss: object = function(*(total + (s - s.detach()).double() for total, s in zip(sums, statistics, strict=True)))
+    loss: object = function(*(total + (s - s.detach()).double() for total, s in zip(totals, statistics, strict=True)))
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         raise LossError(
             f"the function of additive_loss returns {describe(loss)}, and a loss is a scalar; return its mean or sum"
@@ -118,11 +144,12 @@ def additive_loss(
     return scale_gradient(loss, world_size(group))
 
 
-@torch.no_grad()
 def sum_statistics(
     statistics: Iterable[Sequence[Tensor]], *, group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, ...]:
-    """Return the sums of statistics over all micro-batches of all ranks, without gradient. One collective.
+    """Return the sums of statistics over all micro-batches of all ranks, without gradient.
+
+    One collective; a second one where the statistics are more than 512 numbers.
 
     Args:
         statistics: for each micro-batch of this rank, in any order, its sums over samples; as many and of the same
@@ -133,27 +160,97 @@ def sum_statistics(
         One float64 tensor per statistic, in its shape.
 
     Raises:
-        LossError: there is no micro-batch: a rank without samples gives sums over none, not nothing; or a statistic
-            is complex.
+        LossError: there is no micro-batch: a rank without samples gives sums over none, not nothing; a statistic is
+            no tensor or complex; or its shape is another one in another micro-batch or on another rank. The same error
+            on every rank.
     """
-    rows = [tuple(row) for row in statistics]
-    if not rows or not rows[0]:
-        raise LossError(
-            "sum_statistics got no statistics, and every rank must take part in the sum; give those of an empty share: "
-            "sums over no samples, which are 0"
-        )
-    _refuse_complex(*(s for row in rows for s in row))
-    flat = torch.stack([torch.cat([s.detach().double().reshape(-1) for s in row]) for row in rows]).sum(0)
-    add_over_ranks(flat, group)
-    parts = torch.split(flat, [s.numel() for s in rows[0]])
+    return _sum([tuple(row) for row in statistics], group)
+
+
+class _Misuse(IntEnum):
+    """Mistakes in the statistics of a rank that the rank itself knows of; 0 is none."""
+
+    NOTHING = 1
+    NUMBER = 2
+    NO_TENSOR = 3
+    COMPLEX = 4
+    NO_SCALAR = 5
+    MICRO_BATCHES = 6
+    """The statistics of its micro-batches have different shapes."""
+
+
+@torch.no_grad()
+def _sum(
+    rows: Sequence[Sequence[Tensor]], group: dist.ProcessGroup | None, *, scalars: bool = False
+) -> tuple[Tensor, ...]:
+    """Return the sums of ``sum_statistics``; ``scalars`` refuses statistics that have dimensions."""
+    layout = _layout_to_sum(rows, scalars=scalars)
+    device = device_of_tensors((s for row in rows for s in row), group)
+    flat = torch.zeros(0, dtype=torch.float64, device=device)
+    if not layout.misuse:
+        flat = torch.stack([torch.cat([s.detach().double().reshape(-1) for s in row]) for row in rows]).sum(0)
+    large = len(flat) > INLINE
+    _, sums = agree(layout, _why_not_summed, device=device, group=group, values=flat[:INLINE], read=large)
+    if large:
+        add_over_ranks(flat, group)
+        sums = flat
+    parts = torch.split(sums, [s.numel() for s in rows[0]])
     return tuple(part.view(s.shape) for part, s in zip(parts, rows[0], strict=True))
 
 
-def _refuse_complex(*statistics: Tensor) -> None:
-    """Refuse complex statistics, which float64 cannot hold."""
-    for s in statistics:
-        if s.is_complex():
-            raise LossError(
-                f"a statistic is a {str(s.dtype).removeprefix('torch.')} tensor, and sums are made in float64, which "
-                "would lose its imaginary part; give torch.view_as_real of it"
-            )
+def _refuse_here(statistics: Sequence[object], *, scalars: bool = False) -> None:
+    """Refuse statistics of this rank where no collective follows."""
+    sentence = _why_not_summed([_layout_to_sum([statistics], scalars=scalars)])
+    if sentence is not None:
+        raise LossError(sentence)
+
+
+def _layout_to_sum(rows: Sequence[Sequence[object]], *, scalars: bool) -> Layout:
+    if not rows or not rows[0]:
+        return Layout(misuse=_Misuse.NOTHING)
+    wrong = next((found for row in rows for s in row if (found := _wrong_statistic(s, scalars=scalars))), None)
+    if wrong is not None:
+        return wrong
+    shapes = [[tuple(s.shape) for s in row if isinstance(s, Tensor)] for row in rows]
+    if any(row != shapes[0] for row in shapes):
+        return Layout(misuse=_Misuse.MICRO_BATCHES)
+    return Layout(shapes=checksum(shapes[0]), first=len(shapes[0]), second=sum(map(math.prod, shapes[0])))
+
+
+def _wrong_statistic(statistic: object, *, scalars: bool) -> Layout | None:
+    if isinstance(statistic, int | float):
+        return Layout(misuse=_Misuse.NUMBER, first=float(statistic))
+    if not isinstance(statistic, Tensor):
+        return Layout(misuse=_Misuse.NO_TENSOR)
+    if statistic.is_complex():
+        return Layout(misuse=_Misuse.COMPLEX, first=8 * statistic.element_size())
+    return Layout(misuse=_Misuse.NO_SCALAR, first=statistic.numel()) if scalars and statistic.dim() else None
+
+
+def _why_not_summed(layouts: Sequence[Layout]) -> str | None:
+    rank = first_misuse(layouts)
+    if rank is not None:
+        one, where = layouts[rank], on_rank(rank, layouts)
+        return {
+            _Misuse.NOTHING: f"sum_statistics got no statistics{where}, and every rank must take part in the sum; give "
+            "those of an empty share: sums over no samples, which are 0",
+            _Misuse.NUMBER: f"a statistic is the number {one.first:g}{where}, and statistics are tensors, which are "
+            f"summed over ranks; give what this rank has as torch.tensor({one.first:g}), or what the global batch has "
+            "as global_count of weighted_mean or inside the function of additive_loss",
+            _Misuse.NO_TENSOR: f"a statistic{where} is no tensor, and statistics are tensors, which are summed over "
+            "ranks; give the sum over this rank's samples as a tensor",
+            _Misuse.COMPLEX: f"a statistic is a complex{one.first:g} tensor{where}, and sums are made in float64, "
+            "which would lose its imaginary part; give torch.view_as_real of it",
+            _Misuse.NO_SCALAR: f"weighted_mean got a tensor of {one.first:g} numbers with a dimension{where}, and "
+            "takes the sum over this rank's samples, a scalar, and what divides it; write losses.sum()",
+            _Misuse.MICRO_BATCHES: f"the statistics of the micro-batches{where} are not as many, or not of the same "
+            "shapes, and are summed; give sums over samples, such as losses.sum(), not one number for each sample",
+        }[_Misuse(one.misuse)]
+    rank = first_other(layouts)
+    if rank is None:
+        return None
+    counts = [f"{layout.first:g} of {layout.second:g} numbers" for layout in (layouts[0], layouts[rank])]
+    return (
+        f"the statistics of rank {rank} ({counts[1]}) have other shapes than those of rank 0 ({counts[0]}), and are "
+        "summed over ranks; give sums over samples, such as losses.sum(), not one number for each sample"
+    )

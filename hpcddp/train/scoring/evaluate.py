@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpcddp.batch.split import offset, part
 from hpcddp.train.errors import describe
-from hpcddp.train.losses.ranks import add_over_ranks, rank_in, world_size
+from hpcddp.train.losses.ranks import add_over_ranks, device_of, rank_in, world_size
 from hpcddp.train.scoring.protocols import AdditiveMetric, Metric, MetricError
 
 
@@ -200,10 +200,10 @@ def evaluate(
     Raises:
         MetricError: there are too few or too many batches, or a metric does not return one row per sample.
     """
-    tally = Tally(metrics, share.samples, device or _device_of(group))
+    tally = Tally(metrics, share.samples, device or device_of(group))
     with torch.no_grad():
         _take_all(tally, share, results)
-    widths = _agree_on_widths(tally, list(metrics), device or _device_of(group), group)
+    widths = _agree_on_widths(tally, list(metrics), device or device_of(group), group)
     vector = tally.vector(widths)
     add_over_ranks(vector, group)
     return tally.values(vector.cpu(), widths)
@@ -241,9 +241,3 @@ def _agree_on_widths(
                 "many for every batch"
             )
     return [largest for largest, _ in pairs]
-
-
-def _device_of(group: dist.ProcessGroup | None) -> torch.device:
-    if dist.is_initialized() and dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import hpcddp
-from hpcddp import LossError, additive_loss, sum_statistics, weighted_mean
+from hpcddp import LossError, additive_loss, gather_with_grad, sum_statistics, weighted_mean
 
 
 def iou(intersection: Tensor, union: Tensor) -> Tensor:
@@ -103,6 +103,30 @@ def test_complex_statistics_are_refused() -> None:
     for use in uses:
         with pytest.raises(LossError, match="a statistic is a complex64 tensor, and sums are made in float64, which"):
             use()
+
+
+def test_misuse_is_refused_in_one_process_too() -> None:
+    vector, one = torch.ones(3), torch.ones(())
+    wrong: dict[str, Callable[[], object]] = {
+        "a statistic is the number 5, and": lambda: weighted_mean(one, 5),  # type: ignore[arg-type]
+        "weighted_mean got a tensor of 3 numbers with a dimension, and": lambda: weighted_mean(vector, one),
+        "weighted_mean got a tensor of 3 numbers with a": lambda: weighted_mean(vector, global_count=one),
+        "what is to be gathered is a scalar, and": lambda: gather_with_grad(one),
+        "sizes holds 2 numbers, and there are 1 ranks": lambda: gather_with_grad(vector, sizes=[2, 1]),
+        "sizes holds 2 for rank 0, which gives 3 rows": lambda: gather_with_grad(vector, sizes=[2]),
+    }
+    for message, use in wrong.items():
+        with pytest.raises(LossError) as caught:
+            use()
+        assert caught.value.message.startswith(message)
+    assert torch.equal(gather_with_grad(vector, sizes=[3]), vector)
+
+
+def test_statistics_of_many_numbers_are_summed() -> None:
+    many = torch.arange(1000.0)
+    (total, two) = sum_statistics([[many, torch.ones(2)], [many, torch.ones(2)]])
+    assert torch.equal(total, 2 * many.double())
+    assert two.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("nothing", [[], [[]]])
