@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -69,17 +70,31 @@ def set_up_backends(precision: Precision, *, deterministic: bool) -> None:
     Raises:
         TrainingError: ``CUBLAS_WORKSPACE_CONFIG`` holds a setting under which cuBLAS does not repeat its results.
     """
-    products = "tf32" if precision.name == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = products
-    # torch declares no types for these two.
-    cudnn: Any = torch.backends.cudnn
-    cudnn.conv.fp32_precision = products
-    cudnn.rnn.fp32_precision = products
+    _set_products(rounded=precision.name == "tf32")
     if deterministic and precision.device_type == "cuda":
         _check_cublas_workspace()
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = precision.device_type == "cuda" and not deterministic
+
+
+def _set_products(*, rounded: bool) -> None:
+    """Let products of fp32 round to TF32, or not, as torch's old and its new API both say afterwards.
+
+    Setting either API alone leaves the other one behind, and where they differ, reading the old one raises:
+    ``allow_tf32`` and ``get_float32_matmul_precision``, which torch's compiler and code of users read
+    (https://github.com/pytorch/pytorch/issues/166387). The old API sets its own state and the new one's; the new API
+    then writes "ieee" where the old one leaves "none".
+    """
+    # torch declares no types for these.
+    cudnn: Any = torch.backends.cudnn
+    with warnings.catch_warnings():
+        # Some versions of torch advise against the old API when it is used.
+        warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
+        torch.set_float32_matmul_precision("high" if rounded else "highest")
+        cudnn.allow_tf32 = rounded
+    for backend in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
+        backend.fp32_precision = "tf32" if rounded else "ieee"
 
 
 def _check_cublas_workspace() -> None:

@@ -330,6 +330,24 @@ def _noise_scale(rank: int, ranks: int, seed: int) -> float | None:
     return scale.samples
 
 
+def scaled_noise(rank: int, ranks: int) -> list[tuple[float, float]]:
+    """Return the squared lengths of gradients of a step without fp16's scaler and with it."""
+
+    class OnTheDevice(torch.amp.GradScaler):
+        """A scaler whose scale the host does not read, for which it would wait for the GPU."""
+
+        def get_scale(self) -> float:
+            raise ValueError("the host reads the scale")
+
+    seen = []
+    for scaler in (torch.amp.GradScaler("cpu", enabled=False), OnTheDevice("cpu", init_scale=1024.0)):
+        replica = replica_of(nn.Linear(3, 2), noise_scale=True)
+        replica.scaler = scaler
+        outcome = stepper_of(replica, rank, ranks, 9, noise_scale=True).take(position(0, 9), Votes)
+        seen.append(outcome.agreement.read().norms)
+    return seen
+
+
 def merging(rank: int, ranks: int) -> dict[str, Any]:
     """Return running statistics of ranks that counted 2, 4, 0, 2 samples: within the block, after it, and by rank."""
     model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)).double()
@@ -382,7 +400,7 @@ def unreached(rank: int, ranks: int) -> str:
 
 CHECKS: list[Callable[[int, int], Any]] = [
     batch_norm, closed_form, far_from_zero, one_value, clipping, unused, overflow, average, guard, guard_of_buffers,
-    noise, merging, unreached,
+    noise, scaled_noise, merging, unreached,
 ]  # fmt: skip
 
 

@@ -115,6 +115,15 @@ def test_noise_scale_of_known_noise(answers: dict[str, list[Any]], split: str) -
     assert [seen[split] for seen in answers["noise"]] == [pytest.approx(200, rel=0.15)] * RANKS
 
 
+def test_noise_scale_under_fp16_is_that_without_its_scale_which_stays_on_the_device(
+    answers: dict[str, list[Any]],
+) -> None:
+    for plain, scaled in answers["scaled_noise"]:
+        assert min(plain) > 0
+        # The factor is a power of two.
+        assert scaled == plain
+
+
 def test_measuring_the_noise_leaves_gradients_alone(answers: dict[str, list[Any]]) -> None:
     assert max(seen["error"] for seen in answers["noise"]) <= 1e-15
 

@@ -66,6 +66,29 @@ def test_only_tf32_lets_products_round(name: Any, products: str) -> None:
     set_up_backends(Precision("fp32", "cpu"), deterministic=False)
 
 
+@pytest.mark.parametrize("before", ["new API", "old API", "medium"])
+@pytest.mark.parametrize("name", ["fp32", "tf32", "fp64"])
+def test_precision_of_products_can_be_read_through_both_apis_of_torch(before: str, name: Any) -> None:
+    # torch's compiler and code of users read the old one, which raises where the new one says something else.
+    backends: Any = torch.backends
+    if before == "new API":
+        backends.cuda.matmul.fp32_precision = backends.cudnn.conv.fp32_precision = "tf32"
+    elif before == "old API":
+        backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = True
+    else:
+        torch.set_float32_matmul_precision("medium")
+    try:
+        set_up_backends(Precision(name, "cuda"), deterministic=False)
+        rounds = name == "tf32"
+        assert backends.cuda.matmul.allow_tf32 is rounds
+        assert backends.cudnn.allow_tf32 is rounds
+        assert torch.get_float32_matmul_precision() == ("high" if rounds else "highest")
+        new = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+        assert [backend.fp32_precision for backend in new] == ["tf32" if rounds else "ieee"] * 3
+    finally:
+        set_up_backends(Precision("fp32", "cpu"), deterministic=False)
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_deterministic_sets_every_switch(monkeypatch: pytest.MonkeyPatch, *, deterministic: bool) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")

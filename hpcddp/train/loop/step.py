@@ -182,7 +182,8 @@ class Stepper:
         if replica.norms is None:
             return None
         share = sum(self._plan.rank_share(position.units, self._rank))
-        scale = replica.scaler.get_scale()
+        # get_scale() would wait for the device.
+        scale = replica.scaler.scale(torch.ones((), dtype=torch.float64, device=replica.placeholder.device))
         return replica.norms.read(replica.model, share=share, samples=position.units, scale=scale)
 
 

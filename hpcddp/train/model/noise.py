@@ -119,7 +119,7 @@ class GradientNorms:
         """Discard the norms of the last step."""
         self._squares.clear()
 
-    def read(self, model: nn.Module, *, share: int, samples: int, scale: float = 1.0) -> Tensor:
+    def read(self, model: nn.Module, *, share: int, samples: int, scale: Tensor | float = 1.0) -> Tensor:
         """Return this rank's part of (small, large) for ``NoiseScale.observed``, float64 ``[2]``, to be summed.
 
         The input of DDP's all-reduce is ``sum over a of W * n[r,a] / b * (mean gradient)``, so the rank's mean gradient
@@ -129,9 +129,10 @@ class GradientNorms:
             model: the model; its gradients are averaged and unscaled.
             share: n_r, samples of this rank.
             samples: b, samples of the global batch.
-            scale: the factor of fp16's GradScaler.
+            scale: the factor of fp16's GradScaler, on the device.
         """
         small = torch.stack(self._squares).sum()
-        small *= (samples / (self._ranks * share * scale)) ** 2 if share else 0
+        small *= (samples / (self._ranks * share)) ** 2 if share else 0
+        small /= scale**2
         large = nn.utils.get_total_norm(gradients(model)).double().square() / self._ranks
         return torch.stack([small, large])
