@@ -12,7 +12,7 @@ import torch
 
 from hpcddp.run.checkpoints import list_checkpoints
 from tests.distributed.grouped_code import uneven_groups
-from tests.distributed.training import job_document, run_ranks, steps
+from tests.distributed.training import evaluations, job_document, parameters, run_ranks, steps
 
 CODE = "tests.distributed.grouped_code"
 GROUPED: dict[str, Any] = {
@@ -39,7 +39,13 @@ NORMALISED: dict[str, Any] = {
     "train__model": f"{CODE}:ghost_model",
     "train__epochs": 2,
 }
-CASES = {"groups": GROUPED, "groups, two at once": GROUPED | {"batch__max_per_device_batch_size": 2}, "ghost": GHOST}
+CASES = {
+    "groups": GROUPED,
+    "groups, two at once": GROUPED | {"batch__max_per_device_batch_size": 2},
+    "ghost": GHOST,
+    "ghost of all batches": GHOST | {"train__model": f"{CODE}:cumulative_ghost_model", "train__ema_decay": 0.9},
+}
+GHOSTS = ["ghost", "ghost of all batches"]
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +64,26 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_losses_of_all_steps_equal_those_of_one_process(runs: Path, world_size: int, case: str) -> None:
     reference, found = steps(runs / "W1" / case.partition(",")[0]), steps(runs / f"W{world_size}" / case)
-    assert len(found) == (15 if case == "ghost" else 9)
+    assert len(found) == (15 if case in GHOSTS else 9)
     assert [record["loss"] for record in found] == pytest.approx(
         [record["loss"] for record in reference], rel=0, abs=1e-12
     )
     assert [record["samples_seen"] for record in found] == [record["samples_seen"] for record in reference]
+
+
+@pytest.mark.parametrize("case", GHOSTS)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_micro_batches_of_one_size_give_the_running_statistics_of_one_process(
+    runs: Path, world_size: int, case: str
+) -> None:
+    reference, found = runs / "W1" / case, runs / f"W{world_size}" / case
+    expected = [record["val_loss"] for record in evaluations(reference)]
+    assert len(expected) == 3
+    assert [record["val_loss"] for record in evaluations(found)] == pytest.approx(expected, rel=0, abs=1e-12)
+    # Weights, running statistics and the number of batches that they were taken over.
+    assert (parameters(found, 15) - parameters(reference, 15)).abs().max() <= 1e-12
+    # No rank has statistics of its own.
+    assert not (found / "checkpoints" / "step-000015" / "ranks.pt").exists()
 
 
 def test_steps_of_groups_see_whole_groups_and_every_sample_once_an_epoch(runs: Path) -> None:

@@ -142,6 +142,7 @@ def make_replica(setting: Setting) -> Replica:
         unused_parameters=_on_any_rank(
             placement.device, flag=bool(unused) or bool(getattr(model, "find_unused_parameters", False))
         ),
+        fixed_micro_batch=setting.plan.batch.per_device_batch_size is not None,
     )
 
 

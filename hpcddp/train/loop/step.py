@@ -85,10 +85,14 @@ class Stepper:
         replica = self._replica
         if replica.norms is not None:
             replica.norms.begin()
+        if replica.statistics is not None:
+            replica.statistics.begin()
         seed_step(self._train.seed, position.step, self._rank)
         set_learning_rate(replica.optimizer, position.learning_rate)
         before = copy_buffers(replica.model) if self._train.nonfinite_loss == "skip" else None
         loss_sum = self._accumulate(position)
+        if replica.statistics is not None:
+            replica.statistics.merge()
         replica.scaler.unscale_(replica.optimizer)
         nonfinite = self._nonfinite_gradient()
         agreement = PendingAgreement(loss_sum, votes(), nonfinite, self._gradient_norms(position))

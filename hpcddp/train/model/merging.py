@@ -4,10 +4,14 @@ Running statistics of local BatchNorm are merged over ranks; other buffers are t
 continues to train with its own buffers, so that an evaluation or a save, whose time may depend on a clock or a signal,
 does not change the training. A checkpoint holds the merged model, and also the buffers that differ between ranks, for
 a run that is resumed with as many ranks.
+
+Micro-batches of a fixed size are the same for every number of ranks: ``OrderedStatistics`` then gives every rank the
+running statistics of one process, in every step.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -19,19 +23,101 @@ from hpcddp.train.buffers import as_real, broadcast_buffers, copy_buffers, resto
 from hpcddp.train.model.normalisation import local_batch_norms
 
 
+class OrderedStatistics:
+    """Running statistics of local BatchNorm as one process has them that takes all micro-batches in their order.
+
+    With p = 1 - momentum and the statistics s of its K micro-batches, one process has after a step::
+
+        r <- p^K * r + momentum * sum over k of p^(K-1-k) * s_k
+
+    Rank q takes its k_q micro-batches after those of the ranks below it, and before the ``later_q`` of those above.
+    From the same r it comes to ``r_q = p^k_q * r + c_q``, so that one process has ``p^K * r + sum over q of p^later_q *
+    c_q``. Layers with momentum None have the mean over all micro-batches, of which a rank has its part of the sum.
+
+    Args:
+        model: the model; layers without running statistics are left alone.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = [layer for layer in local_batch_norms(model) if layer.num_batches_tracked is not None]
+        self._layers = [layer for layer in layers if layer.running_mean is not None and layer.running_var is not None]
+        self._before: tuple[Tensor, Tensor] | None = None
+        self._momenta: tuple[list[float | None], Tensor] = [], torch.empty(0)
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Keep the statistics before a step; in the first one every rank takes rank 0's."""
+        if not self._layers:
+            return
+        if self._before is None:
+            for buffer in (*self._running(), *self._counts()):
+                dist.broadcast(buffer, src=0)
+        self._before = self._read()
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Give every rank the statistics of one process after the step. Two collectives; the host does not wait."""
+        if self._before is None:
+            return
+        (before, count), (after, new_count) = self._before, self._read()
+        steps = before.new_zeros(dist.get_world_size(), len(self._layers))
+        steps[dist.get_rank()] = new_count - count
+        dist.all_reduce(steps)
+        total, own = steps.sum(dim=0), steps[dist.get_rank()]
+        later = steps[dist.get_rank() + 1 :].sum(dim=0)
+        kept = 1 - self._momentum_of_layers()
+        cumulative = kept.isnan()
+        all_counted = (count + total).clamp(min=1)
+        # What remains of r, of this rank's r in its own statistics, and how much of the rest counts.
+        remains = torch.where(cumulative, count / all_counted, kept**total)
+        remains_here = torch.where(cumulative, count / (count + own).clamp(min=1), kept**own)
+        part = torch.where(cumulative, (count + own) / all_counted, kept**later)
+        added = (after - self._per_channel(remains_here) * before) * self._per_channel(part)
+        dist.all_reduce(added)
+        merged = torch.where(self._per_channel(total) == 0, before, self._per_channel(remains) * before + added)
+        for buffer, value in _in_parts(self._running(), merged):
+            buffer.copy_(value)
+        for buffer, value in zip(self._counts(), (count + total).unbind(), strict=True):
+            buffer.copy_(value)
+
+    def _running(self) -> list[Tensor]:
+        return _present(value for layer in self._layers for value in (layer.running_mean, layer.running_var))
+
+    def _counts(self) -> list[Tensor]:
+        return _present(layer.num_batches_tracked for layer in self._layers)
+
+    def _read(self) -> tuple[Tensor, Tensor]:
+        """Return the running statistics of all layers, and the number of micro-batches of each, float64."""
+        return torch.cat([value.double() for value in self._running()]), torch.stack(self._counts()).double()
+
+    def _momentum_of_layers(self) -> Tensor:
+        """Return the momentum of each layer, NaN for None; copied to the device only where it has changed."""
+        momenta = [layer.momentum for layer in self._layers]
+        if momenta != self._momenta[0]:
+            numbers = [math.nan if momentum is None else momentum for momentum in momenta]
+            device = self._counts()[0].device
+            self._momenta = momenta, torch.tensor(numbers, dtype=torch.float64, device=device)
+        return self._momenta[1]
+
+    def _per_channel(self, of_layers: Tensor) -> Tensor:
+        """Return one number for each running statistic from one for each layer."""
+        sizes = [2 * layer.num_features for layer in self._layers]
+        return torch.cat([value.expand(size) for value, size in zip(of_layers.unbind(), sizes, strict=True)])
+
+
 @contextmanager
-def merged_buffers(model: nn.Module, samples: int) -> Iterator[None]:
+def merged_buffers(model: nn.Module, samples: int | None) -> Iterator[None]:
     """Give every rank the same buffers within the block, and its own again afterwards.
 
     Args:
         model: the model.
-        samples: samples that this rank has trained on, which weight its statistics.
+        samples: samples that this rank has trained on, which weight its statistics; None = they are merged already.
     """
     if dist.get_world_size() == 1:
         yield
         return
     own = copy_buffers(model)
-    merged = _merged_statistics(model, samples)
+    merged = [] if samples is None else _merged_statistics(model, samples)
     broadcast_buffers(model)
     for buffer, value in merged:
         buffer.copy_(value)

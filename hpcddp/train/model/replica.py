@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp.jobfile.sections import Optimizer, Train
 from hpcddp.train.buffers import buffers_put_back
 from hpcddp.train.errors import ModelError, UserCodeError
-from hpcddp.train.model.merging import merged_buffers
+from hpcddp.train.model.merging import OrderedStatistics, merged_buffers
 from hpcddp.train.model.noise import GradientNorms
 from hpcddp.train.model.normalisation import absent, synchronised_batch_norms
 from hpcddp.train.model.objective import ModelOutputs, zero_loss
@@ -150,6 +151,7 @@ class Replica:
         ema: the averaged weights; None without ``train.ema_decay``.
         norms: measures this rank's gradient; None without ``train.noise_scale``.
         samples: samples that this rank has trained on, which weight its running statistics in merges.
+        statistics: merges running statistics in every step; None = only evaluations and checkpoints see them merged.
     """
 
     model: nn.Module
@@ -161,25 +163,30 @@ class Replica:
     ema: Ema | None = None
     norms: GradientNorms | None = None
     samples: int = 0
+    statistics: OrderedStatistics | None = None
 
     @property
     def models(self) -> dict[str, nn.Module]:
         """The model and, if there is one, its average, by name."""
         return {"model": self.model} | ({} if self.ema is None else {"ema": self.ema.model})
 
+    @property
+    def _weight(self) -> int | None:
+        return self.samples if self.statistics is None else None
+
     @contextmanager
     def merged(self) -> Iterator[None]:
         """Give every rank the same buffers within the block, and its own again afterwards."""
         with ExitStack() as stack:
             for model in self.models.values():
-                stack.enter_context(merged_buffers(model, self.samples))
+                stack.enter_context(merged_buffers(model, self._weight))
             yield
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
         """Yield the model to evaluate, equal on every rank: the averaged one if there is one."""
         model = self.model if self.ema is None else self.ema.model
-        with merged_buffers(model, self.samples):
+        with merged_buffers(model, self._weight):
             model.eval()
             yield model
         self.model.train()
@@ -211,6 +218,7 @@ def build_replica(
     *,
     learning_rate: float,
     unused_parameters: bool,
+    fixed_micro_batch: bool = False,
 ) -> Replica:
     """Return the replica of a model that is on its device.
 
@@ -223,6 +231,7 @@ def build_replica(
         placeholder: inputs ``[n, ...]``, n >= 2, on the device, for a micro-step without samples.
         learning_rate: the rate of the first step.
         unused_parameters: whether some parameters may get no gradient, on some rank in some step.
+        fixed_micro_batch: whether the micro-batches are the same for every number of ranks, in the order of the ranks.
 
     Raises:
         ModelError: the precision is fp16, and a parameter is complex.
@@ -250,6 +259,7 @@ def build_replica(
         placeholder=placeholder,
         ema=ema,
         norms=GradientNorms(parallel) if train.noise_scale else None,
+        statistics=OrderedStatistics(model) if fixed_micro_batch and dist.get_world_size() > 1 else None,
     )
     model.train()
     replica.backward_placeholder()
