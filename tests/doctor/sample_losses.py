@@ -377,3 +377,25 @@ def nothing() -> list[tuple[Tensor, Tensor]]:
 
 def whole_numbers() -> tuple[Tensor, Tensor]:
     return torch.zeros(8, dtype=torch.int64), torch.zeros(8)
+
+
+def ohem(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over the half of the samples with the largest loss (Shrivastava et al. 2016)."""
+    losses = functional.cross_entropy(outputs, targets, reduction="none").reshape(-1)
+    return losses.sort(descending=True).values[: (len(losses) + 1) // 2].mean()
+
+
+def lovasz(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the Lovasz hinge over all pixels of the batch (Berman et al. 2018)."""
+    errors, order = (1 - outputs * (2 * targets - 1)).reshape(-1).sort(descending=True)
+    truth = targets.reshape(-1)[order]
+    positives = truth.sum()
+    jaccard = 1 - (positives - truth.cumsum(0)) / (positives + (1 - truth).cumsum(0))
+    steps = torch.cat((jaccard[:1], jaccard[1:] - jaccard[:-1]))
+    return errors.relu() @ steps
+
+
+def ranknet(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over all pairs of samples with different targets (Burges et al. 2005)."""
+    difference, order = outputs[:, None] - outputs, (targets[:, None] - targets).sign()
+    return (functional.softplus(-difference * order) * order.abs()).sum() / order.abs().sum()

@@ -13,7 +13,7 @@ from hpcddp.doctor.loss.verdict import Verdict
 from tests.doctor import sample_losses
 
 
-@pytest.mark.parametrize("name", ["infonce", "neighbours", "rmse", "batch_iou", "clip_pair"])
+@pytest.mark.parametrize("name", ["infonce", "neighbours", "rmse", "batch_iou", "clip_pair", "ranknet"])
 def test_the_proposed_lines_run_and_give_the_loss(name: str) -> None:
     g = torch.Generator().manual_seed(0)
     one, two = torch.randn(12, 5, generator=g).double(), torch.rand(12, 5, generator=g).double()

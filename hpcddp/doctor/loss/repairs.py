@@ -10,13 +10,19 @@ import torch
 from hpcddp.doctor.errors import UnusableError
 from hpcddp.doctor.loss.batches import Batch, even_split
 from hpcddp.doctor.loss.call import Loss
-from hpcddp.doctor.loss.verdict import Verdict
+from hpcddp.doctor.loss.verdict import Verdict, tolerance_of
 
 _TRIALS: Final = 3
 # Larger than the tolerance of the verdict: quotients of differences are compared, and an error only changes the advice.
 _TOLERANCE: Final = 1e-5
 # Functions of sums hardly change when every sample is repeated (only by a smoothing constant).
 _DOUBLED_TOLERANCE: Final = 0.05
+# How often other samples are put beside the same rows, and the most sums that are called few: a correlation has three
+# that depend on the outputs, and a loss that selects or compares among 32 samples shows six directions or more. With
+# fewer samples fewer are called few: a gather is exact for every loss.
+_COMPANIES: Final = 40
+_FEW_SUMS: Final = 4
+_SAMPLES_PER_SUM: Final = 8
 _TWO_NAMES: Final = ("outputs", "targets")
 _THREE_NAMES: Final = ("first", "second", "third")
 
@@ -91,11 +97,15 @@ def _for_whole_batches(loss: Loss, batch: Batch, call: str) -> Repair:
         )
     elif _changes_when_doubled(loss, batch):
         return _gather(call, batch, "it compares samples with each other, also samples of different ranks")
-    else:
-        why, arguments = (
-            "it seems to be a function f of sums over samples (if it compares pairs: gather_with_grad)",
-            "f, *sums",
+    elif not _is_function_of_few_sums(loss, batch):
+        return _gather(
+            call,
+            batch,
+            "on gathered samples it computes the loss of the global batch, and it is no function of few sums (one of "
+            "many, such as a covariance matrix, can use additive_loss)",
         )
+    else:
+        why, arguments = "it is a function f of few sums over samples", "f, *sums"
     return Repair(
         helper="additive_loss",
         why=why,
@@ -170,6 +180,29 @@ def _is_root_mean(loss: Loss, batch: Batch) -> bool:
     rows = even_split(batch.samples, 3, seed=0).rows
     mean = sum(len(part) * loss.evaluate(batch.part(part)).value ** 2 for part in rows) / batch.samples
     return abs(whole.value**2 - mean) <= _TOLERANCE * abs(mean)
+
+
+def _is_function_of_few_sums(loss: Loss, batch: Batch) -> bool:
+    """Return whether samples influence each other's gradients only through a few sums.
+
+    The loss f(sum of s(x)) has in row i the gradient ``J_i f'(S)``, with J_i the derivative of s at x_i. Other samples
+    change f'(S) alone, so that the gradients of fixed rows lie in a space of as many dimensions as there are sums,
+    whatever is beside them. If the loss compares, sorts or selects samples, each selection adds a direction.
+    """
+    g = torch.Generator().manual_seed(0)
+    fixed, others = even_split(batch.samples, 2, seed=0).rows
+    rows, tolerance = [], _TOLERANCE
+    for _ in range(_COMPANIES):
+        # Few different samples, often repeated, move a threshold of the loss further than all of them.
+        size, different = (int(torch.randint(1, most + 1, (), generator=g)) for most in (3 * len(others), len(others)))
+        company = others[torch.randint(0, different, (size,), generator=g)]
+        others = others[torch.randperm(len(others), generator=g)]
+        found = loss.evaluate(batch.part(torch.cat((fixed, company))))
+        row = torch.cat([part[: len(fixed)].reshape(-1) for part in found.gradients if part.dim()])
+        rows.append(row / row.norm().clamp(min=torch.finfo(row.dtype).tiny))
+        tolerance = tolerance_of(found.dtype)
+    lengths = torch.linalg.svdvals(torch.stack(rows))
+    return int((lengths > tolerance * lengths[0]).sum()) <= min(_FEW_SUMS, batch.samples // _SAMPLES_PER_SUM)
 
 
 def _changes_when_doubled(loss: Loss, batch: Batch) -> bool:
