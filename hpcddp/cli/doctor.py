@@ -96,6 +96,9 @@ def loss(
             "[default: random batches]",
         ),
     ] = None,
+    batch_dim: Annotated[
+        int, typer.Option(metavar="D", min=0, help="Dimension of samples in the outputs of --data: 1 for [T, N, C].")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Check whether a loss has the same value on W ranks as on one.
@@ -117,7 +120,9 @@ def loss(
         from hpcddp.doctor.loss.examination import as_json as document_of
         from hpcddp.doctor.loss.examination import examine, explain
 
-        found = examine(name, world_size=world_size, samples=batch, data=data, directory=Path.cwd())
+        found = examine(
+            name, world_size=world_size, samples=batch, data=data, directory=Path.cwd(), batch_dim=batch_dim
+        )
     document = document_of(found)
     typer.echo(json.dumps(document, indent=2) if as_json else explain(found), nl=as_json)
     raise typer.Exit(1 if document["defect"] else 0)

@@ -367,6 +367,28 @@ def boxes(outputs: dict[str, Tensor], targets: list[dict[str, Tensor]]) -> Tenso
     return functional.l1_loss(outputs["box"], torch.stack([target["box"] for target in targets]))
 
 
+def time_first() -> tuple[Tensor, Tensor]:
+    """Return outputs [T, n, C] with as many steps as samples, and targets [n]."""
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(8, 8, 3, generator=g), torch.randint(0, 3, (8,), generator=g)
+
+
+def last_step(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over the samples of [T, n, C]."""
+    return functional.cross_entropy(outputs[-1], targets)
+
+
+def last_step_hardest(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ohem(outputs[-1], targets)
+
+
+def sequences() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the arguments of CTC."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.randint(1, 5, (8, 4), generator=g)
+    return torch.randn(12, 8, 5, generator=g).log_softmax(2), labels, torch.full((8,), 12), torch.full((8,), 4)
+
+
 def triple() -> tuple[Tensor, Tensor, Tensor]:
     return torch.zeros(4), torch.zeros(4), torch.zeros(4)
 

@@ -19,11 +19,13 @@ HERE = Path(__file__).parent
 SAMPLES = "tests.doctor.sample_losses"
 
 
-def diagnose(name: str, *, world_size: int = 4, samples: int | None = None, data: str | None = None) -> Diagnosis:
+def diagnose(
+    name: str, *, world_size: int = 4, samples: int | None = None, data: str | None = None, batch_dim: int = 0
+) -> Diagnosis:
     """Examine a loss of ``sample_losses``, or one by its full name."""
     full = name if ":" in name else f"{SAMPLES}:{name}"
     whole = data if data is None or ":" in data or "." in data else f"{SAMPLES}:{data}"
-    return examine(full, world_size=world_size, samples=samples, data=whole, directory=HERE)
+    return examine(full, world_size=world_size, samples=samples, data=whole, directory=HERE, batch_dim=batch_dim)
 
 
 def refusal(name: str, *, world_size: int = 4, samples: int | None = None, data: str | None = None) -> str:
@@ -104,6 +106,32 @@ def test_losses_of_whole_batches_are_not_decomposable_and_have_a_repair(name: st
     assert diagnosis.repair is not None
     assert diagnosis.repair.helper == helper
     assert diagnosis.repair.code[0] == f"from hpcddp import {helper}"
+
+
+@pytest.mark.parametrize("name", ["torch.nn.functional:ctc_loss", "torch.nn:CTCLoss"])
+@pytest.mark.parametrize("data", [None, "sequences"])
+def test_losses_of_four_arguments_are_examined_along_their_batch(name: str, data: str | None) -> None:
+    diagnosis = diagnose(name, data=data, batch_dim=1 if data else 0)
+    assert diagnosis.verdict is Verdict.MEAN
+    assert diagnosis.shares == ((2,) * 4 if data else (8,) * 4)
+
+
+def test_the_dimension_of_the_samples_can_be_named() -> None:
+    assert diagnose("last_step", data="time_first", batch_dim=1).verdict is Verdict.MEAN
+    hardest = diagnose("last_step_hardest", data="time_first", batch_dim=1)
+    assert hardest.verdict is Verdict.NOT_DECOMPOSABLE
+    assert hardest.repair is not None
+    assert hardest.repair.code[1] == (
+        "loss = last_step_hardest(gather_with_grad(outputs.movedim(1, 0)).movedim(0, 1), gather_with_grad(targets))"
+    )
+    with pytest.raises(
+        DoctorError, match=r"--batch-dim is 3, and .* gives outputs of shape .*, which have 3 dimensions"
+    ):
+        diagnose("last_step", data="time_first", batch_dim=3)
+    with pytest.raises(DoctorError, match="--batch-dim is 1, and says how batches of --data lie; give some, or leave"):
+        diagnose("last_step", batch_dim=1)
+    with pytest.raises(DoctorError, match="gives a tuple and not the 4 arguments of the loss; return them in a tuple"):
+        diagnose("torch.nn.functional:ctc_loss", data="pairs")
 
 
 def test_a_difference_of_neighbours_is_order_dependent() -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
@@ -34,11 +35,13 @@ class Batch:
         arguments: outputs first, then targets; trees of tensors in tuples, lists and mappings.
         differentiable: number of outputs, which have gradients.
         samples: n.
+        dimension: the dimension of the outputs that counts samples; 1 for outputs ``[T, n, C]``.
     """
 
     arguments: tuple[Any, ...]
     differentiable: int
     samples: int
+    dimension: int = 0
 
     def part(self, rows: Tensor) -> Batch:
         """Return the batch of some samples: those rows of every tensor and list with one entry per sample.
@@ -48,18 +51,27 @@ class Batch:
         """
         chosen = rows.tolist()
 
-        def take(leaf: object) -> object:
-            if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == self.samples:
-                return leaf[rows]
+        def take(leaf: object, dimensions: Sequence[int]) -> object:
+            if isinstance(leaf, Tensor):
+                counting = next((d for d in dimensions if self._counts_samples(leaf, d)), None)
+                return leaf if counting is None else leaf.index_select(counting, rows)
             if isinstance(leaf, list) and len(leaf) == self.samples:
                 return [leaf[row] for row in chosen]
             return leaf
 
-        return Batch(
-            arguments=tuple(map_tree(argument, take) for argument in self.arguments),
-            differentiable=self.differentiable,
-            samples=len(rows),
+        own = self.dimension
+        arguments = tuple(
+            map_tree(argument, partial(take, dimensions=(own, 0) if place < self.differentiable else (0, own)))
+            for place, argument in enumerate(self.arguments)
         )
+        return replace(self, arguments=arguments, samples=len(rows))
+
+    def _counts_samples(self, tensor: Tensor, dimension: int) -> bool:
+        return tensor.dim() > dimension and tensor.shape[dimension] == self.samples
+
+    def rows_first(self, output: Tensor) -> Tensor:
+        """Return an output, or its gradient, with the samples in dimension 0."""
+        return output.movedim(self.dimension, 0) if self._counts_samples(output, self.dimension) else output
 
     def to(self, dtype: torch.dtype | None) -> Batch:
         """Return the batch with its floating-point tensors in ``dtype``; None = as they are."""
@@ -68,7 +80,7 @@ class Batch:
             return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
         arguments = tuple(map_tree(argument, convert) for argument in self.arguments)
-        return Batch(arguments=arguments, differentiable=self.differentiable, samples=self.samples)
+        return replace(self, arguments=arguments)
 
     def describe(self) -> str:
         """Return the shapes, such as ``outputs [32, 10], targets [32] int64``."""
@@ -107,22 +119,37 @@ def tensors_in(tree: object) -> list[Tensor]:
     return found
 
 
-def make_batch(pair: object, *, name: str) -> Batch:
-    """Return the user's ``(outputs, targets)`` as a batch.
+def make_batch(pair: object, *, name: str, arguments: int | None = None, dimension: int = 0) -> Batch:
+    """Return the user's ``(outputs, targets)``, or all arguments of a loss of more, as a batch.
+
+    Args:
+        pair: what the user gives.
+        name: where it comes from, for messages.
+        arguments: how many the loss takes; None = unknown, taken for two.
+        dimension: the dimension of the outputs that counts samples.
 
     Raises:
-        DoctorError: it is not a pair, or its outputs have no floating-point tensor with a row per sample.
+        DoctorError: there are fewer or more, or the outputs have no floating-point tensor with that dimension.
     """
-    if not isinstance(pair, tuple | list) or len(pair) != _PAIR:
-        raise DoctorError(f"{name} gives a {type(pair).__name__} and not a pair; return (outputs, targets)")
+    wanted = max(_PAIR, arguments or _PAIR)
+    if not isinstance(pair, tuple | list) or len(pair) != wanted:
+        given = f"{name} gives a {type(pair).__name__} and not"
+        if wanted == _PAIR:
+            raise DoctorError(f"{given} a pair; return (outputs, targets)")
+        raise DoctorError(f"{given} the {wanted} arguments of the loss; return them in a tuple, outputs first")
     outputs = [tensor for tensor in tensors_in(pair[0]) if tensor.is_floating_point() and tensor.dim()]
     if not outputs:
         raise DoctorError(
             f"{name} gives outputs without a floating-point tensor of at least one dimension; return what the model "
             "returns, with one row per sample"
         )
+    if outputs[0].dim() <= dimension:
+        raise DoctorError(
+            f"--batch-dim is {dimension}, and {name} gives outputs of shape {tuple(outputs[0].shape)}, which have "
+            f"{outputs[0].dim()} dimensions; write the one, counted from 0, that counts samples"
+        )
     detached = tuple(map_tree(part, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf) for part in pair)
-    return Batch(arguments=detached, differentiable=1, samples=len(outputs[0]))
+    return Batch(arguments=detached, differentiable=1, samples=outputs[0].shape[dimension], dimension=dimension)
 
 
 def _shapes(tree: object) -> str:
@@ -216,6 +243,7 @@ class Kind:
         labels: position of class indices among the arguments; None = there are none.
         classes: K, the number of classes; 0 without class indices.
         one_number: whether a sample is a single number.
+        dimension: the dimension of the outputs that counts samples.
     """
 
     name: str
@@ -224,11 +252,12 @@ class Kind:
     labels: int | None = None
     classes: int = 0
     one_number: bool = False
+    dimension: int = 0
 
     def batch(self, samples: int, seed: int) -> Batch:
         """Return a batch of ``samples`` in float64, drawn with the seed."""
         arguments = self.make(samples, torch.Generator().manual_seed(seed))
-        return Batch(arguments=arguments, differentiable=self.differentiable, samples=samples)
+        return Batch(arguments=arguments, differentiable=self.differentiable, samples=samples, dimension=self.dimension)
 
     def with_ignored(self, samples: int, seed: int, label: int) -> Batch:
         """Return the same batch with some of its class indices replaced by ``label``."""
@@ -253,7 +282,7 @@ class Kind:
     def _relabelled(self, batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with other class indices."""
         arguments = tuple(change(a) if place == self.labels else a for place, a in enumerate(batch.arguments))
-        return Batch(arguments=arguments, differentiable=batch.differentiable, samples=batch.samples)
+        return replace(batch, arguments=arguments)
 
 
 def kinds(arguments: int | None, samples: int) -> Iterator[Kind]:
@@ -266,7 +295,7 @@ def kinds(arguments: int | None, samples: int) -> Iterator[Kind]:
     if arguments == 1:
         yield from _ONE_ARGUMENT
     elif arguments is not None and arguments > _OUTPUTS_AND_TARGETS:
-        yield from _THREE_ARGUMENTS
+        yield from _THREE_ARGUMENTS if arguments == _OUTPUTS_AND_TARGETS + 1 else _FOUR_ARGUMENTS
     else:
         classes = CLASSES if samples != CLASSES else CLASSES + 1
         yield from _with_labels(classes)
@@ -405,6 +434,19 @@ _THREE_ARGUMENTS: Final = (
         one_number=True,
     ),
     Kind(name="mean, target and variance", make=lambda n, g: (*_two(g, n), _uniform(g, n)), one_number=True),
+)
+
+
+def _sequences(n: int, g: Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log-probabilities ``[T, n, C]``, labels ``[n, S]`` without the blank 0, and the lengths of both."""
+    labels = torch.randint(1, CLASSES, (n, _TOKENS), generator=g)
+    lengths = torch.randint(2, _TOKENS + 1, (n,), generator=g)
+    frames = 2 * _TOKENS + 1  # so that every sequence of labels fits
+    return _normal(g, frames, n, CLASSES).log_softmax(2), labels, torch.full((n,), frames), lengths
+
+
+_FOUR_ARGUMENTS: Final = (
+    Kind(name="log-probabilities [T, n, C], labels, and the lengths of both (CTC)", make=_sequences, dimension=1),
 )
 
 

@@ -32,7 +32,7 @@ class Evaluation:
     """Value and gradients of a loss on a batch.
 
     Args:
-        gradients: with respect to every output, float64, rows as in the batch; complex numbers as pairs.
+        gradients: with respect to every output, float64, one row per sample; complex numbers as pairs.
         parameter_gradients: with respect to the loss's own parameters.
         changed: whether the loss changed its arguments in place.
     """
@@ -72,7 +72,7 @@ class Loss:
         gradients = self._differentiate(loss, [*leaves, *(p for p in parameters if p.requires_grad)])
         return Evaluation(
             value=float(loss.detach().double()),
-            gradients=tuple(gradients[: len(leaves)]),
+            gradients=tuple(map(batch.rows_first, gradients[: len(leaves)])),
             parameter_gradients=tuple(gradients[len(leaves) :]),
             dtype=loss.dtype,
             changed=changed,

@@ -55,7 +55,9 @@ class Diagnosis:
         return even_split(self.finding.batches[self.finding.worst].samples, self.world_size).sizes
 
 
-def examine(name: str, *, world_size: int, samples: int | None, data: str | None, directory: Path) -> Diagnosis:
+def examine(
+    name: str, *, world_size: int, samples: int | None, data: str | None, directory: Path, batch_dim: int = 0
+) -> Diagnosis:
     """Run a loss on batches and on their parts, and return the diagnosis.
 
     Args:
@@ -64,6 +66,7 @@ def examine(name: str, *, world_size: int, samples: int | None, data: str | None
         samples: samples of a random batch; None = 32, or the size of the user's batches.
         data: ``module:function`` or a file with the user's own batches; None = random batches.
         directory: where modules and files are searched first.
+        batch_dim: the dimension of the outputs of the user's batches that counts samples.
 
     Raises:
         DoctorError: the loss or the data cannot be loaded, or the loss cannot be run on them.
@@ -71,15 +74,19 @@ def examine(name: str, *, world_size: int, samples: int | None, data: str | None
     if world_size < _LEAST_RANKS:
         raise DoctorError(f"--world-size is {world_size}, and one rank has the whole batch; write 2 or more")
     with _one_thread(), found_first(directory):
-        return _examine(name, world_size, samples, data, directory)
+        return _examine(name, world_size, samples, data, directory, batch_dim)
 
 
-def _examine(name: str, world_size: int, samples: int | None, data: str | None, directory: Path) -> Diagnosis:
+def _examine(
+    name: str, world_size: int, samples: int | None, data: str | None, directory: Path, batch_dim: int
+) -> Diagnosis:
     loss = Loss(name=name, function=load_loss(name))
+    if data is None and batch_dim:
+        raise DoctorError(f"--batch-dim is {batch_dim}, and says how batches of --data lie; give some, or leave it out")
     if data is not None:
         if samples is not None:
             raise DoctorError(f"--batch is {samples}, but the batches of --data {data} have a size; leave it out")
-        own = load_batches(data, directory=directory)
+        own = load_batches(data, directory=directory, arguments=parameters_needed(loss.function), dimension=batch_dim)
         finding, notes = _examine_own(loss, own, data, world_size), list[str]()
     else:
         size = 32 if samples is None else samples
@@ -107,7 +114,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def load_batches(data: str, *, directory: Path) -> list[Batch]:
+def load_batches(data: str, *, directory: Path, arguments: int | None = None, dimension: int = 0) -> list[Batch]:
     """Return the user's own batches, from a function or from a file written by ``torch.save``.
 
     Raises:
@@ -128,7 +135,7 @@ def load_batches(data: str, *, directory: Path) -> list[Batch]:
     pairs = found if isinstance(found, list) else [found]
     if not pairs:
         raise DoctorError(f"{data} gives no batches; return (outputs, targets) or a list of such pairs")
-    return [make_batch(pair, name=data) for pair in pairs]
+    return [make_batch(pair, name=data, arguments=arguments, dimension=dimension) for pair in pairs]
 
 
 def _examine_own(loss: Loss, batches: Sequence[Batch], data: str, world_size: int) -> Finding:

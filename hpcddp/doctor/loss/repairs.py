@@ -24,7 +24,7 @@ _COMPANIES: Final = 40
 _FEW_SUMS: Final = 4
 _SAMPLES_PER_SUM: Final = 8
 _TWO_NAMES: Final = ("outputs", "targets")
-_THREE_NAMES: Final = ("first", "second", "third")
+_MORE_NAMES: Final = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,14 +117,19 @@ def _for_whole_batches(loss: Loss, batch: Batch, call: str) -> Repair:
 
 
 def _gather(call: str, batch: Batch, why: str) -> Repair:
-    names = _TWO_NAMES if len(batch.arguments) <= len(_TWO_NAMES) else _THREE_NAMES
-    gathered = ", ".join(_gathered(name, part) for name, part in zip(names, batch.arguments, strict=False))
+    names = _TWO_NAMES if len(batch.arguments) <= len(_TWO_NAMES) else _MORE_NAMES
+    gathered = ", ".join(
+        _gathered(name, part, batch.dimension if place < batch.differentiable else 0)
+        for place, (name, part) in enumerate(zip(names, batch.arguments, strict=False))
+    )
     return Repair(
         helper="gather_with_grad", why=why, code=("from hpcddp import gather_with_grad", f"loss = {call}({gathered})")
     )
 
 
-def _gathered(name: str, argument: object) -> str:
+def _gathered(name: str, argument: object, dimension: int) -> str:
+    if dimension and isinstance(argument, torch.Tensor):
+        return f"gather_with_grad({name}.movedim({dimension}, 0)).movedim(0, {dimension})"
     if isinstance(argument, tuple):
         return f"[gather_with_grad(part) for part in {name}]"
     return f"gather_with_grad({name})" if isinstance(argument, torch.Tensor) else name
