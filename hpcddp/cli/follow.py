@@ -109,7 +109,7 @@ def _job_state(submission: Submission) -> Callable[[], JobPhase]:
     from hpcddp.manage import follow as watch
 
     if submission.cluster == "slurm":
-        return watch.SlurmWatch(submission.run)
+        return watch.JobPoller(submission.run)
 
     def local() -> JobPhase:
         return "ended" if submission.job.done() else "running"

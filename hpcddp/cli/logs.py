@@ -170,9 +170,9 @@ class Watch:
         return self.state is None or self.state.is_alive or self.state == "unknown"
 
     def _poll(self) -> State:
-        from hpcddp.manage.overview import traces_of
+        from hpcddp.manage.overview import files_of
         from hpcddp.manage.status import statuses
         from hpcddp.slurm.commands import queue
 
         environment = dict(os.environ)
-        return statuses(traces_of(self._run), ask=lambda: queue(environment), now=time.time()).runs[0].state
+        return statuses(files_of(self._run), ask=lambda: queue(environment), now=time.time()).runs[0].state

@@ -1,4 +1,4 @@
-"""End a run, or have it saved and started again, as its user asks."""
+"""Cancel a run, or save and requeue it, at its user's request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submit.sweep_element import begin_element
 
 End = Callable[[Sequence[str]], None]
-"""Ends jobs of Slurm's."""
+"""Cancels Slurm jobs, by id."""
 
 _REASON = "cancelled by its user before it ran again"
 _NEVER_RAN = "cancelled by its user before it started"
@@ -44,43 +44,43 @@ class DamagedRunError(CancelError):
 
 
 def cancel(status: RunStatus, *, end: End) -> str:
-    """End a run, and return what happens now, in a sentence.
+    """Cancel a run, and return what happens now, in a sentence.
 
     Args:
         status: the run.
-        end: ends jobs of Slurm's.
+        end: cancels Slurm jobs.
 
     Raises:
-        CancelError: nobody knows whether the job that would be ended is the run's.
+        CancelError: it is unknown whether the job that would be cancelled is the run's.
         DamagedRunError: a record of the job or the result is damaged.
     """
-    run, job = status.run, status.traces.job
-    if not status.traces.is_job_known and status.traces.result is None:
-        raise DamagedRunError(f"nothing was cancelled: {status.traces.damaged[0]}")
+    run, job = status.run, status.files.job
+    if not status.files.is_job_known and status.files.result is None:
+        raise DamagedRunError(f"nothing was cancelled: {status.files.damaged[0]}")
     if status.state is State.UNKNOWN or (status.state.is_alive and job is None):
         raise CancelError(
-            f"nothing was cancelled: nobody can say whether the run {run.run_id} is alive; try again where Slurm, or "
-            "the machine that it was started on, can be asked"
+            f"nothing was cancelled: the state of the run {run.run_id} is unknown; try again where Slurm, or the "
+            "machine that it was started on, can be queried"
         )
     if not status.state.is_alive or job is None:
         return f"run {run.run_id} has ended already ({status.state}); there is nothing to cancel"
     if job.local:
         os.kill(int(job.job_id), signal.SIGTERM)
-        return f"run {run.run_id} is told to save and to end. To go on later: {resume_command(run)}"
+        return f"run {run.run_id} was signalled; it saves and exits. To resume later: {resume_command(run)}"
     end([job.job_id])
     if not status.state.has_nodes:
         saved = _conclude(run, status)
-        kept = f"step {saved} is saved. To go on later" if saved else "it had not saved a step. To start it again"
+        kept = f"step {saved} is saved. To resume later" if saved else "it had not saved a step. To start it again"
         return f"run {run.run_id} is cancelled (job {job.job_id}); {kept}: {resume_command(run)}"
     return (
-        f"run {run.run_id} is being cancelled (job {job.job_id}): its tasks are told to end, and it is saved if that "
-        f"fits into the seconds that Slurm gives them. To go on later: {resume_command(run)}"
+        f"run {run.run_id} is being cancelled (job {job.job_id}): its tasks are signalled, and it is saved if that "
+        f"fits into the seconds that Slurm gives them. To resume later: {resume_command(run)}"
     )
 
 
 def _conclude(run: RunDirectory, status: RunStatus) -> int | None:
-    """Write the result of a run that nothing of runs that could write it; return the step that it would go on from."""
-    attempt = status.traces.attempt
+    """Write the result of a run that has no live process to write its result; return the newest saved step."""
+    attempt = status.files.attempt
     if (sweep := None if run.path.exists() else sweep_of(run)) is not None:
         begin_element(sweep, index_of(run))
     saved = newest_saved_step(read_events(run.events)) or None
@@ -94,40 +94,40 @@ def _conclude(run: RunDirectory, status: RunStatus) -> int | None:
         resume=resume_command(run),
     )
     write_result(run, result)
-    _tell(run, attempt or 0, reason, now=status.now)
+    _append_stop_event(run, attempt or 0, reason, now=status.now)
     return saved
 
 
-def _tell(run: RunDirectory, attempt: int, reason: str, *, now: float) -> None:
+def _append_stop_event(run: RunDirectory, attempt: int, reason: str, *, now: float) -> None:
     cause = str(Cause.CANCELLED)
     append_event(run.events, kind="stop", time=now, attempt=attempt, reason=reason, cause=cause)
 
 
 def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
-    """End all elements of a sweep, and return what happens now, in a sentence.
+    """Cancel all elements of a sweep, and return what happens now, in a sentence.
 
     Args:
         status: the sweep.
-        end: ends jobs of Slurm's.
+        end: cancels Slurm jobs.
         now: seconds since the epoch.
 
     Raises:
-        CancelError: nobody knows whether the jobs that would be ended are the sweep's.
+        CancelError: it is unknown whether the jobs that would be cancelled are the sweep's.
     """
     sweep = status.sweep
     if State.UNKNOWN in status.counts:
         raise CancelError(
             f"nothing was cancelled: Slurm cannot say which elements of {sweep.sweep_id} are alive; try later"
         )
-    alive = [element for element in status.elements if element.state.is_alive and element.traces.job is not None]
+    alive = [element for element in status.elements if element.state.is_alive and element.files.job is not None]
     if not alive:
         return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); there is nothing to cancel"
     end(_jobs(alive))
     for element in alive:
         if not element.state.has_nodes and element.run.path.is_dir():
             _conclude(element.run, element)
-    # Elements that have not begun have no directory to say so in.
-    _tell(sweep.directory, 0, _NEVER_RAN, now=now)
+    # Elements that have not begun have no directory of their own.
+    _append_stop_event(sweep.directory, 0, _NEVER_RAN, now=now)
     on_nodes = sum(element.state.has_nodes for element in alive)
     return (
         f"{len(alive)} elements of sweep {sweep.sweep_id} are being cancelled; the {on_nodes} that run are saved if "
@@ -140,7 +140,7 @@ def _jobs(alive: Sequence[RunStatus]) -> list[str]:
     single: list[str] = []
     found: dict[str, list[int]] = {}
     for element in alive:
-        job_id = element.traces.job.job_id if element.traces.job else ""
+        job_id = element.files.job.job_id if element.files.job else ""
         array, _, index = job_id.partition("_")
         if index:
             found.setdefault(array, []).append(int(index))
@@ -151,7 +151,7 @@ def _jobs(alive: Sequence[RunStatus]) -> list[str]:
 
 # A task listens from its first lines on, but srun takes a moment to start it.
 _TRIES: Final = 4
-_ANSWER_WITHIN_S: Final = 4.0
+_ACKNOWLEDGE_TIMEOUT_S: Final = 4.0
 _POLL_S: Final = 0.2
 
 
@@ -168,7 +168,7 @@ class RequeueCommands:
     Args:
         may_requeue: whether Slurm may requeue the job.
         warn: sends USR2 to its tasks.
-        allow: allows Slurm to requeue the job, which hpcddp itself had kept it from.
+        allow: sets Requeue=1, for a job that hpcddp submitted with --no-requeue.
         requeue: has Slurm requeue it at once.
     """
 
@@ -179,7 +179,7 @@ class RequeueCommands:
 
 
 def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[float], None] = time.sleep) -> str:
-    """Have a live run saved and started again, and return what happens now, in a sentence.
+    """Save and requeue a live run, and return what happens now, in a sentence.
 
     Args:
         status: the run.
@@ -195,25 +195,25 @@ def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[fl
     forbidden = spec.requeue.left_to_slurm and not spec.requeue.allow_continuation and not commands.may_requeue(job_id)
     if forbidden:
         raise RequeueError(
-            f"Slurm is not allowed to requeue job {job_id}; end the run with hpcddp cancel {run.run_id}, then go on "
-            f"with {resume_command(run)}"
+            f"Slurm is not allowed to requeue job {job_id}; end the run with hpcddp cancel {run.run_id}, then resume "
+            f"it with {resume_command(run)}"
         )
     if spec.command is not None:
         _requeue_at_once(status, job_id, spec, commands)
         return (
-            f"job {job_id} is requeued: the program of run {run.run_id} is told to end (SIGTERM), and started again; "
-            "it has only the seconds that Slurm gives it to save itself"
+            f"job {job_id} is requeued: the program of run {run.run_id} receives SIGTERM and is started again; it has "
+            "only the seconds that Slurm gives it to save its state"
         )
-    attempt = run.attempt(status.traces.attempt or 0)
+    attempt = run.attempt(status.files.attempt or 0)
     _leave_request(attempt, status)
     for _ in range(_TRIES):
         commands.warn(job_id)
         if _is_acknowledged(attempt, sleep):
             return (
                 f"run {run.run_id} stops at the end of a step and saves, however long that takes; then Slurm runs job "
-                f"{job_id} again, and it goes on from there"
+                f"{job_id} again, and the run resumes from that step"
             )
-    # A time limit that comes later must not be taken for this wish.
+    # A time limit that comes later must not be taken for this request.
     attempt.requeue_request.unlink(missing_ok=True)
     raise RequeueError(
         f"the tasks of run {run.run_id} do not answer; they may not have started yet: try again when hpcddp status "
@@ -222,7 +222,7 @@ def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[fl
 
 
 def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, commands: RequeueCommands) -> None:
-    attempt = status.run.attempt(status.traces.attempt or 0)
+    attempt = status.run.attempt(status.files.attempt or 0)
     # Before the batch script has begun, there is no attempt that could count.
     if attempt.path.exists():
         _leave_request(attempt, status)
@@ -236,15 +236,15 @@ def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, commands: Re
 
 
 def _leave_request(attempt: AttemptDirectory, status: RunStatus) -> None:
-    """Say in the attempt's directory that the run's user wants it: no budget counts such a requeue."""
+    """Record in the attempt's directory that the run's user requested the requeue: no budget counts it."""
     request_requeue(attempt, RequeueRequest(time=status.now, by=getpass.getuser()))
 
 
 def _live_job(status: RunStatus) -> str:
     """Return the id of the job that runs."""
-    run, job, state = status.run, status.traces.job, status.state
-    if not status.traces.is_job_known and status.traces.result is None:
-        raise RequeueError(f"nothing was requeued: {status.traces.damaged[0]}")
+    run, job, state = status.run, status.files.job, status.state
+    if not status.files.is_job_known and status.files.result is None:
+        raise RequeueError(f"nothing was requeued: {status.files.damaged[0]}")
     if state in {State.PENDING, State.HELD, State.REQUEUED}:
         raise RequeueError(f"the run {run.run_id} waits to start ({state}); there is nothing to save or to requeue")
     if state is State.FINISHED:
@@ -252,18 +252,18 @@ def _live_job(status: RunStatus) -> str:
     if state in {State.STOPPING, State.SUSPENDED} or state is State.UNKNOWN or job is None:
         raise RequeueError(f"the run {run.run_id} is {state}, and cannot be requeued now; try again later")
     if not state.is_alive:
-        raise RequeueError(f"the run {run.run_id} has ended ({state}); to go on: {resume_command(run)}")
+        raise RequeueError(f"the run {run.run_id} has ended ({state}); to resume: {resume_command(run)}")
     if job.local:
         raise RequeueError(
-            f"the run {run.run_id} runs on this machine, where nothing starts it again; end it with hpcddp cancel "
-            f"{run.run_id}, then go on with {resume_command(run)}"
+            f"the run {run.run_id} runs on this machine, where it will not be requeued; end it with hpcddp cancel "
+            f"{run.run_id}, then resume it with {resume_command(run)}"
         )
     return job.job_id
 
 
 def _is_acknowledged(attempt: AttemptDirectory, sleep: Callable[[float], None]) -> bool:
-    """Return whether a task of the attempt says soon that it has heard a signal."""
-    for _ in range(round(_ANSWER_WITHIN_S / _POLL_S)):
+    """Return whether a task logs the signal before the timeout."""
+    for _ in range(round(_ACKNOWLEDGE_TIMEOUT_S / _POLL_S)):
         events = read_events(attempt.run.events)
         if any(event.kind == "signal" and event.attempt == attempt.number for event in events):
             return True

@@ -15,9 +15,9 @@ from hpcddp.run.failure import (
     FailureRecord,
     damaged_failures,
     failure_sentence,
-    first_silent,
+    first_ended_without_record,
+    ranks_without_record,
     read_failures,
-    silent_ranks,
 )
 from hpcddp.run.files import read_tail
 from hpcddp.run.job_records import known_hosts
@@ -42,7 +42,7 @@ class FirstError:
         text: its traceback, or the last lines of its log if it left none.
         is_traceback: which of the two.
         others: other errors with a cause of their own, a line each.
-        followers: one line that names the ranks that only followed; empty if there are none.
+        secondary: one line that names the ranks that failed as a consequence; empty if there are none.
     """
 
     attempt: AttemptDirectory
@@ -53,7 +53,7 @@ class FirstError:
     text: tuple[str, ...]
     is_traceback: bool
     others: tuple[str, ...]
-    followers: str
+    secondary: str
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints."""
@@ -66,7 +66,7 @@ class FirstError:
             "step": self.step,
             "traceback" if self.is_traceback else "last_lines": list(self.text),
             "others": list(self.others),
-            "followers": self.followers,
+            "followers": self.secondary,
         }
 
     def lines(self) -> Iterator[str]:
@@ -77,8 +77,8 @@ class FirstError:
         text = shortened(self.text)[-_LONGEST_TEXT:] if self.is_traceback else self.text
         yield from (f"  {line}".rstrip() for line in text)
         yield from (f"also {line}" for line in self.others)
-        if self.followers:
-            yield self.followers
+        if self.secondary:
+            yield self.secondary
 
 
 def failed_attempt(run: RunDirectory) -> AttemptDirectory | None:
@@ -107,7 +107,9 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
     """
     records = read_failures(attempt)
     named = [record for record in records if not record.secondary and not record.waiting]
-    firsts = [named[0].rank] if named else first_silent(attempt) or [record.rank for record in records[:1]]
+    firsts = (
+        [named[0].rank] if named else first_ended_without_record(attempt) or [record.rank for record in records[:1]]
+    )
     place = next((record for record in records if record.rank in firsts), None)
     traceback = place.traceback.rstrip().splitlines() if place else []
     return FirstError(
@@ -119,12 +121,12 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
         text=tuple(traceback or (_last_lines(attempt.rank_log(firsts[0])) if firsts else [])),
         is_traceback=bool(traceback),
         others=(*_others(named[1:]), *damaged_failures(attempt)),
-        followers=_followers(attempt, records, {*firsts, *(record.rank for record in named)}),
+        secondary=_secondary(attempt, records, {*firsts, *(record.rank for record in named)}),
     )
 
 
 def _others(records: Sequence[FailureRecord]) -> Iterator[str]:
-    """Yield a line for each error; ranks that say the same share one, or a missing module would fill the screen."""
+    """Yield a line for each error; ranks with the same error share one, or a missing module would fill the screen."""
     same: dict[str, list[FailureRecord]] = {}
     for record in records:
         same.setdefault(f"{record.kind}: {record.headline}", []).append(record)
@@ -143,19 +145,21 @@ def _last_lines(log: Path) -> list[str]:
     return list(deque(read_tail(log, _TAIL_BYTES).splitlines(), maxlen=_LAST_LINES))
 
 
-def _followers(attempt: AttemptDirectory, records: Sequence[FailureRecord], firsts: set[int]) -> str:
-    """Return one line about the ranks that failed because another one had."""
-    followed = {record.rank: _short(record) for record in records if record.rank not in firsts}
-    followed.update({rank: "ended without an error message" for rank in silent_ranks(attempt) if rank not in firsts})
-    if not followed:
+def _secondary(attempt: AttemptDirectory, records: Sequence[FailureRecord], firsts: set[int]) -> str:
+    """Return one line about the ranks that failed as a consequence."""
+    secondary = {record.rank: _short(record) for record in records if record.rank not in firsts}
+    secondary.update(
+        {rank: "ended without an error message" for rank in ranks_without_record(attempt) if rank not in firsts}
+    )
+    if not secondary:
         return ""
-    ranks = ranks_text(list(followed))
-    said = Counter(followed.values()).most_common(1)[0][0]
-    return f"rank{'s' if len(followed) > 1 else ''} {ranks} followed: {said}"
+    ranks = ranks_text(list(secondary))
+    said = Counter(secondary.values()).most_common(1)[0][0]
+    return f"rank{'s' if len(secondary) > 1 else ''} {ranks} failed as a consequence: {said}"
 
 
 def _short(record: FailureRecord) -> str:
-    """Return in a few words what a rank noticed of another one's end."""
+    """Return in a few words how a rank noticed the failure of another one."""
     if record.waiting:
         return "waited for other ranks"
     message = record.message.lower()

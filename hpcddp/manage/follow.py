@@ -21,7 +21,7 @@ from hpcddp.slurm.job import JOB_STATES
 
 JobPhase = Literal["pending", "running", "ended"]
 _POLL_S = 0.25
-# How long a result may take to appear on a shared file system after the job has gone.
+# How long a result may take to appear on a shared file system after the job has ended.
 _RESULT_GRACE_S = 5.0
 
 
@@ -51,7 +51,7 @@ class Outcome:
     Args:
         status: ``finished``, ``failed``, ``cancelled``, ``stopped`` where it may be resumed, or ``lost`` when the job
             ended and left no result.
-        result: what came of it, or None.
+        result: its result, or None.
     """
 
     status: str
@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int | None:
-        """The run's own exit code (not the command line's), None if nobody was left to tell."""
+        """The run's own exit code (not the command line's), None without a result."""
         if self.status == "finished":
             return 0
         return None if self.result is None else self.result.exit_code
@@ -105,11 +105,11 @@ class _Follower:
         self._gone_since: float | None = None
 
     def look(self) -> Outcome | None:
-        """Show what is new; return how the run ended, or None while it goes on."""
-        # Asked first: what the files hold after the job has gone is all that there will be.
+        """Show what is new; return how the run ended, or None while it runs."""
+        # Queried first: after the job has ended the files are complete.
         now = self._job_state()
         if self._output is not None:
-            # Before the words on how it ended, which are the answer to it.
+            # Before the lines on how the run ended.
             for line in self._output(ended=now == "ended"):
                 self._display.output(line)
         if now != self._state:
@@ -148,16 +148,16 @@ def follow(
     Args:
         run: the run's directory.
         display: where to show it.
-        job_state: asks what became of the job.
-        interrupted: called at Ctrl-C; it returns whether to go on following. None goes on at none.
+        job_state: returns the state of the job.
+        interrupted: called at Ctrl-C; it returns whether to keep following. None always ends.
         output: what the user's own program prints; None shows none of it.
-        first_attempt: the first attempt that is of interest; what became of earlier ones is not shown.
+        first_attempt: the first attempt whose events are shown; the state of earlier ones is not.
 
     Returns:
         How it ended.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, and it is not to go on.
+        KeyboardInterrupt: Ctrl-C, and following ends.
     """
     follower = _Follower(run, display, job_state, output)
     follower.first_attempt = first_attempt
@@ -181,12 +181,12 @@ def _show(record: MetricsLine, display: Display, newest_step: int) -> int:
     return newest_step
 
 
-# One question every two seconds is what Slurm's own documentation calls considerate (squeue(1), PERFORMANCE).
-_ASK_EVERY_S = 2.0
+# One query every two seconds is what Slurm's own documentation calls considerate (squeue(1), PERFORMANCE).
+_QUERY_EVERY_S = 2.0
 
 
-class SlurmWatch:
-    """Answers for the job of a run, asking Slurm now and then.
+class JobPoller:
+    """Polls the state of a run's job.
 
     Args:
         run: the run; another job may take it over.
@@ -198,8 +198,8 @@ class SlurmWatch:
         self._state: JobPhase = "pending"
 
     def __call__(self) -> JobPhase:
-        """Return the job's state; a controller that does not answer changes nothing, a forgotten job has ended."""
-        if time.monotonic() - self._asked >= _ASK_EVERY_S:
+        """Return the job's state; unchanged if the controller does not respond; a job unknown to Slurm has ended."""
+        if time.monotonic() - self._asked >= _QUERY_EVERY_S:
             self._asked = time.monotonic()
             with contextlib.suppress(commands.SlurmUnavailableError):
                 submission = read_submission(self._run)
@@ -209,7 +209,7 @@ class SlurmWatch:
 
 
 def _phase_of(job: Mapping[str, str] | None) -> JobPhase:
-    """Return what the record of a job means to somebody who waits for the end of a run."""
+    """Return the phase that the record of a job shows."""
     state = None if job is None else JOB_STATES.get(job.get("JobState", ""))
     if state is None or state.has_ended:
         return "ended"

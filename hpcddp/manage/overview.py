@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from hpcddp.errors import UserError
 from hpcddp.manage.format import NOTHING, duration_text, number_text, step_text, used_text
-from hpcddp.manage.run_files import Job, Traces, read_traces, readable, readable_lines
+from hpcddp.manage.run_files import Job, RunFiles, read_run_files, readable, readable_lines
 from hpcddp.manage.status import Ask, RunStatus, State, statuses
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, read_event_log
@@ -49,18 +49,18 @@ def _of(run: RunDirectory, sweeps: set[Path]) -> Path | None:
     return path if path in sweeps and is_element(run.path, path) else None
 
 
-def traces_of(entry: Entry) -> list[Traces]:
-    """Return what the files of a run, or of each element of a sweep, say."""
+def files_of(entry: Entry) -> list[RunFiles]:
+    """Return the contents of the directory of a run, or of each element of a sweep."""
     if isinstance(entry, Sweep):
         files = _SweepFiles.of(entry)
-        return [files.traces(index) for index, _ in enumerate(entry.elements)]
+        return [files.of_element(index) for index, _ in enumerate(entry.elements)]
     sweep = None if entry.path.exists() else sweep_of(entry)
-    return [read_traces(entry)] if sweep is None else [_SweepFiles.of(sweep).traces(index_of(entry))]
+    return [read_run_files(entry)] if sweep is None else [_SweepFiles.of(sweep).of_element(index_of(entry))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SweepFiles:
-    """What a sweep's own directory says of all its elements; it holds for those that have left no word themselves."""
+    """The files of a sweep's own directory; they apply to elements without files of their own."""
 
     sweep: Sweep
     events: tuple[Event, ...]
@@ -73,11 +73,11 @@ class _SweepFiles:
         events, _ = readable_lines(log, lambda: read_event_log(log, TAIL_BYTES))
         return cls(sweep=sweep, events=events, submitted=None if submission is None else submission.time)
 
-    def traces(self, index: int) -> Traces:
+    def of_element(self, index: int) -> RunFiles:
         job_id = self.sweep.job_id(index)
         job = None if job_id is None else Job(job_id=job_id, submitted=self.submitted)
-        traces = read_traces(self.sweep.run(index), job=job)
-        return traces if traces.attempt is not None or traces.events else replace(traces, events=self.events)
+        files = read_run_files(self.sweep.run(index), job=job)
+        return files if files.attempt is not None or files.events else replace(files, events=self.events)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,11 +195,11 @@ def overview(run_root: Path, *, ask: Ask, now: float, everything: bool) -> Overv
 
 def overview_of(entries: Sequence[Entry], *, ask: Ask, now: float) -> Overview:
     """Return the state of these runs and sweeps; arguments as ``overview`` has them."""
-    traces = [traces_of(entry) for entry in entries]
-    answer = statuses([one for several in traces for one in several], ask=ask, now=now)
+    files = [files_of(entry) for entry in entries]
+    answer = statuses([one for several in files for one in several], ask=ask, now=now)
     left = iter(answer.runs)
     lines: list[Line] = []
-    for entry, several in zip(entries, traces, strict=True):
+    for entry, several in zip(entries, files, strict=True):
         runs = tuple(next(left) for _ in several)
         lines.append(SweepStatus(sweep=entry, elements=runs) if isinstance(entry, Sweep) else runs[0])
     return Overview(lines=tuple(lines), unanswered=answer.unanswered)
@@ -219,8 +219,8 @@ _BETWEEN: Final = "  "
 _COLUMNS: Final = ("run", "name", "state", "attempt", "step", "loss", "samples/s", "eta", "nodes", "time")
 _HEADER: Final = {name: name for name in _COLUMNS}
 _RIGHT: Final = frozenset({"attempt", "step", "loss", "samples/s", "eta", "nodes"})
-# What a narrow terminal goes without, the first first.
-_SPARED: Final = ("nodes", "samples/s", "attempt", "loss", "name", "time", "eta")
+# On a narrow terminal columns are dropped in this order.
+_DROPPED_COLUMNS: Final = ("nodes", "samples/s", "attempt", "loss", "name", "time", "eta")
 
 
 def elements_table(sweep: SweepStatus, *, width: int | None, paint: Paint) -> list[str]:
@@ -253,9 +253,9 @@ def _table(
     columns = _that_fit(widths, width)
     shown = [_row(header, columns, widths, _plain)]
     shown += [_line(line, row, columns, widths, paint) for line, row in zip(lines, rows, strict=True)]
-    spared = [header[name] for name in _COLUMNS if name not in columns]
-    if spared:
-        shown.append(f"(no room here for {', '.join(spared)})")
+    dropped = [header[name] for name in _COLUMNS if name not in columns]
+    if dropped:
+        shown.append(f"(columns hidden: {', '.join(dropped)})")
     return [*shown, *_damaged(lines)]
 
 
@@ -263,7 +263,7 @@ def _damaged(lines: Sequence[Line]) -> Iterator[str]:
     """Yield a sentence for each record that cannot be read, so that its run may be shown in a wrong state."""
     for line in lines:
         for run in [line] if isinstance(line, RunStatus) else line.elements:
-            yield from run.traces.damaged
+            yield from run.files.damaged
 
 
 def _plain(text: str, _: State) -> str:
@@ -272,10 +272,10 @@ def _plain(text: str, _: State) -> str:
 
 def _that_fit(widths: Mapping[str, int], width: int | None) -> tuple[str, ...]:
     columns: tuple[str, ...] = _COLUMNS
-    for spared in _SPARED:
+    for dropped in _DROPPED_COLUMNS:
         if width is None or sum(widths[name] + len(_BETWEEN) for name in columns) - len(_BETWEEN) <= width:
             break
-        columns = tuple(name for name in columns if name != spared)
+        columns = tuple(name for name in columns if name != dropped)
     return columns
 
 
@@ -300,13 +300,13 @@ def _row(cells: Mapping[str, str], columns: Sequence[str], widths: Mapping[str, 
 
 
 def _cells(status: RunStatus) -> dict[str, str]:
-    progress = status.traces.progress
+    progress = status.files.progress
     return {
         "run": status.run.run_id,
         "name": status.run.path.parent.name,
         "state": str(status.state),
-        "attempt": number_text(status.traces.attempt, "d"),
-        "step": step_text(status.step, status.traces.total_steps),
+        "attempt": number_text(status.files.attempt, "d"),
+        "step": step_text(status.step, status.files.total_steps),
         "loss": number_text(progress.loss if progress else None, ".4g"),
         "samples/s": number_text(progress.samples_per_s if progress else None, ",.0f"),
         "eta": duration_text(status.eta_s),
@@ -317,10 +317,10 @@ def _cells(status: RunStatus) -> dict[str, str]:
 
 def details(status: RunStatus, *, paint: Paint) -> list[str]:
     """Return one run, a fact on each line."""
-    traces, job = status.traces, status.job
+    files, job = status.files, status.job
     cells = _cells(status)
     hosts = job.node_list if job is not None and job.node_list else ", ".join(status.hosts or ())
-    known = traces.job
+    known = files.job
     facts = {
         "run": f"{cells['run']}  ({cells['name']})",
         "state": paint(cells["state"], status.state) + _because(status),
@@ -334,7 +334,7 @@ def details(status: RunStatus, *, paint: Paint) -> list[str]:
         "time": cells["time"],
         "directory": str(status.run.path),
     }
-    return [*(f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING), *traces.damaged]
+    return [*(f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING), *files.damaged]
 
 
 def _because(status: RunStatus) -> str:
@@ -342,5 +342,5 @@ def _because(status: RunStatus) -> str:
     job = status.job
     if job is not None and status.state in {State.PENDING, State.HELD, State.REQUEUED}:
         return "" if job.reason == "None" else f": {job.reason}"
-    result = status.traces.result
+    result = status.files.result
     return f": {result.reason}" if result is not None and result.reason else ""

@@ -1,4 +1,4 @@
-"""Read the files of a run, without a question to Slurm."""
+"""Read the contents of a run directory, without a query to Slurm."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SAME_SUBMISSION_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The job that a run was given to last.
+    """The newest job of a run.
 
     Args:
         job_id: Slurm's id, or the process id of a run on this machine.
         local: whether it is a process on some machine.
-        submitted: when the run was handed over, in seconds since the epoch; None if by hand.
+        submitted: when the run was submitted, in seconds since the epoch; None if by hand.
         start: the start of the newest attempt if this job has begun it, else None.
     """
 
@@ -37,20 +37,20 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traces:
-    """The content of a run directory.
+class RunFiles:
+    """The contents of a run directory.
 
     Args:
         run: its directory; an element of a sweep that has not begun has none yet.
-        job: the job that it was given to last; None if nothing says.
+        job: its newest job; None if unknown.
         attempt: the newest attempt; None before the first.
-        result: what came of it; None while it has not ended for good.
+        result: the result of the run; None while it has not ended for good.
         events: the last of its events.
-        total_steps: of the whole run; None if not known.
+        total_steps: of the whole run; None if unknown.
         progress: how far it is; None before the first step, or if it writes no metrics.
         met: whether all ranks of the newest attempt have met.
         damaged: a sentence for each of its records that cannot be read.
-        is_job_known: whether none of these is about its job or its result, which would come first.
+        is_job_known: whether no damaged record is about its job or its result.
         is_result_damaged: whether its result is there and cannot be read.
     """
 
@@ -77,22 +77,22 @@ class Traces:
 
     @property
     def cause(self) -> str | None:
-        """Why the last attempt ended, a ``Cause``'s word; None while nobody says."""
+        """Why the last attempt ended, the value of a ``Cause``; None if unknown."""
         return next((event.cause for event in reversed(self.events) if event.cause), None)
 
     @property
     def ended(self) -> float | None:
-        """When the last sign of life was, in seconds since the epoch."""
+        """When the last activity was, in seconds since the epoch."""
         times = [event.time for event in self.events[-1:]]
         return max([*times, *([self.progress.time] if self.progress else [])], default=None)
 
 
-def read_traces(run: RunDirectory, *, job: Job | None = None) -> Traces:
-    """Return what a run has left.
+def read_run_files(run: RunDirectory, *, job: Job | None = None) -> RunFiles:
+    """Return the contents of a run directory.
 
     Args:
         run: its directory; it need not exist.
-        job: the job that it was given to, where no file of its own says so yet.
+        job: its job, where no file of its own names one yet.
     """
     attempt = run.newest_attempt()
     start, start_damage = readable(lambda: newest_start(run))
@@ -106,7 +106,7 @@ def read_traces(run: RunDirectory, *, job: Job | None = None) -> Traces:
     of_rest = (ranks_damage, plan_damage, events_damage, metrics_damage)
     damaged = (*of_job, *(damage for damage in of_rest if damage is not None))
     began = 0.0 if start is None else start.time
-    return Traces(
+    return RunFiles(
         run=run,
         job=_job(submission, start) or job,
         attempt=attempt,
@@ -125,7 +125,7 @@ T = TypeVar("T")
 
 
 def readable(read: Callable[[], T | None]) -> tuple[T | None, str | None]:
-    """Return a record, or None and why it cannot be read: what the other files say must still be shown."""
+    """Return a record, or None and why it cannot be read: the other files must still be shown."""
     try:
         return read(), None
     except RecordError as error:
@@ -133,13 +133,13 @@ def readable(read: Callable[[], T | None]) -> tuple[T | None, str | None]:
 
 
 def readable_lines(path: Path, read: Callable[[], Lines[RecordT]]) -> tuple[tuple[RecordT, ...], str | None]:
-    """Return the lines of a log that can be read, and what a person should know of the others, or None."""
+    """Return the lines of a log that can be read, and a sentence about the others, or None."""
     lines, damage = readable(read)
     return ((), damage) if lines is None else (lines.records, lines.sentence(path))
 
 
 def _job(submission: SubmissionRecord | None, start: Start | None) -> Job | None:
-    """Return the newest job: the one that the run was handed to, or one whose script was submitted by hand later."""
+    """Return the newest job: that of the submission, or one whose script was submitted by hand later."""
     if submission is None:
         return _by_hand(start)
     submitted = submission.time
@@ -171,8 +171,8 @@ class RunProgress:
 
     Args:
         step: optimizer steps done.
-        loss: of the last step; None where it was not finite, or was not said.
-        samples_per_s: over the last steps, with what lies between them; None with too few steps.
+        loss: of the last step; None where it was not finite, or not logged.
+        samples_per_s: over the last steps, evaluations and saves included; None with too few steps.
         steps_per_s: the same in steps.
         time: when the last step was made, in seconds since the epoch.
     """

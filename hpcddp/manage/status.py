@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from hpcddp.manage.run_files import Job, Traces, read_traces
+from hpcddp.manage.run_files import Job, RunFiles, read_run_files
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import known_hosts
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
@@ -25,28 +25,28 @@ class State(StrEnum):
     PENDING = "pending"
     """Its job waits to start."""
     HELD = "held"
-    """Its job waits, and does not start before somebody releases it."""
+    """Its job waits, and does not start before it is released."""
     REQUEUED = "requeued"
     """It has run, and its job waits to run again, or is about to."""
     STARTING = "starting"
     """Its job runs, and no step was made yet."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """It was told to end, and saves or leaves its nodes."""
+    """It was signalled, and saves or leaves its nodes."""
     SUSPENDED = "suspended"
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
     TIMED_OUT = "timed out"
-    """Its time was over, and it does not go on by itself."""
+    """It reached its time limit, and is not requeued."""
     PREEMPTED = "preempted"
-    """Its nodes were taken, and it does not go on by itself."""
+    """It was preempted, and is not requeued."""
     STOPPED = "stopped"
-    """It stopped where it can be taken up, and does not go on by itself."""
+    """It stopped, can be resumed, and is not requeued."""
     LOST = "lost"
-    """It left no result, and nobody knows its job any more."""
+    """It left no result, and its job is unknown to Slurm."""
     UNKNOWN = "unknown"
-    """It left no result, and nobody can be asked; or its result cannot be read."""
+    """It left no result, and its job cannot be queried; or its result cannot be read."""
 
     @property
     def is_alive(self) -> bool:
@@ -70,7 +70,7 @@ _OF_JOB: Final[Mapping[JobState, State]] = MappingProxyType(
         JobState.RUNNING: State.RUNNING,
         JobState.SUSPENDED: State.SUSPENDED,
         JobState.COMPLETING: State.STOPPING,
-        # A run that comes to its end leaves a result.
+        # A run that finishes leaves a result.
         JobState.COMPLETED: State.LOST,
         JobState.FAILED: State.FAILED,
         JobState.CANCELLED: State.CANCELLED,
@@ -106,8 +106,8 @@ def state_of_result(status: str, cause: str | None) -> State:
     """Return the state that a result means.
 
     Args:
-        status: the result's word.
-        cause: why the last attempt ended, a ``Cause``'s word; None if that is not known.
+        status: the result's ``status``.
+        cause: why the last attempt ended, the value of a ``Cause``; None if unknown.
     """
     state = _RESULTS.get(status, State.UNKNOWN)
     return _STOPPED_BY.get(cause or "", state) if state is State.STOPPED else state
@@ -124,13 +124,13 @@ class RunStatus:
     """A run at one moment.
 
     Args:
-        traces: what its files say.
+        files: the contents of its directory.
         state: its state.
-        job: its job in Slurm; None if Slurm does not know it, or was not asked.
+        job: its job in Slurm; None if Slurm does not know it, or was not queried.
         now: the moment, in seconds since the epoch.
     """
 
-    traces: Traces
+    files: RunFiles
     state: State
     job: QueuedJob | None
     now: float
@@ -138,33 +138,33 @@ class RunStatus:
     @property
     def run(self) -> RunDirectory:
         """Its directory."""
-        return self.traces.run
+        return self.files.run
 
     @property
     def step(self) -> int | None:
-        """Optimizer steps done; None where the run tells of none."""
-        result, progress = self.traces.result, self.traces.progress
-        saved = [event.step or 0 for event in self.traces.events if event.kind == "save"]
+        """Optimizer steps done; None where the run records none."""
+        result, progress = self.files.result, self.files.progress
+        saved = [event.step or 0 for event in self.files.events if event.kind == "save"]
         known = [result.steps if result else None, progress.step if progress else None, max(saved, default=None)]
         return next((step for step in known if step is not None), None)
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until its last step, for one that makes steps now."""
-        progress = self.traces.progress
+        """Seconds until its last step, for a run that is training."""
+        progress = self.files.progress
         if self.state is not State.RUNNING or progress is None:
             return None
-        return progress.eta_s(self.traces.total_steps, self.now)
+        return progress.eta_s(self.files.total_steps, self.now)
 
     @property
     def used_s(self) -> float | None:
         """Seconds that the newest attempt has run, up to now or to its end."""
-        start = self.traces.start
+        start = self.files.start
         if self.state.has_nodes and self.job is not None:
             return self.job.used_s
         if start is None or self.state is State.PENDING:
             return None
-        ended = self.now if self.state.has_nodes else self.traces.ended
+        ended = self.now if self.state.has_nodes else self.files.ended
         return None if ended is None else max(0.0, ended - start.time)
 
     @property
@@ -172,7 +172,7 @@ class RunStatus:
         """Its job's time limit in seconds; None without one, or if it is not known."""
         if self.job is not None:
             return self.job.limit_s
-        start = self.traces.start
+        start = self.files.start
         if start is None or start.end_time is None:
             return None
         # Slurm counts limits in minutes, and the attempt began a moment after its job.
@@ -182,24 +182,24 @@ class RunStatus:
     @property
     def hosts(self) -> Sequence[str] | None:
         """The hosts of the newest attempt; None before its ranks have met."""
-        if self.traces.attempt is None:
+        if self.files.attempt is None:
             return None
-        hosts = known_hosts(self.run.attempt(self.traces.attempt))
+        hosts = known_hosts(self.run.attempt(self.files.attempt))
         return None if hosts is None else list(dict.fromkeys(hosts))
 
     @property
     def nodes(self) -> int | None:
-        """How many nodes it has, had last, or wants."""
+        """How many nodes it has, had last, or requests."""
         if self.job is not None and self.job.nodes:
             return self.job.nodes
         hosts = self.hosts
         if hosts is None:
-            return None if self.traces.start is None else 1
+            return None if self.files.start is None else 1
         return len(hosts)
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints."""
-        traces, progress, job = self.traces, self.traces.progress, self.traces.job
+        files, progress, job = self.files, self.files.progress, self.files.job
         return {
             "run_id": self.run.run_id,
             "name": self.run.path.parent.name,
@@ -209,9 +209,9 @@ class RunStatus:
             "cluster": None if job is None else "local" if job.local else "slurm",
             "slurm_state": None if self.job is None else self.job.state,
             "slurm_reason": None if self.job is None else self.job.reason,
-            "attempt": traces.attempt,
+            "attempt": files.attempt,
             "step": self.step,
-            "total_steps": traces.total_steps,
+            "total_steps": files.total_steps,
             "loss": None if progress is None else progress.loss,
             "samples_per_s": None if progress is None else progress.samples_per_s,
             "eta_s": self.eta_s,
@@ -219,29 +219,29 @@ class RunStatus:
             "hosts": self.hosts,
             "used_s": self.used_s,
             "limit_s": self.limit_s,
-            "result": None if traces.result is None else traces.result.as_json(),
-            **({"damaged": list(traces.damaged)} if traces.damaged else {}),
+            "result": None if files.result is None else files.result.as_json(),
+            **({"damaged": list(files.damaged)} if files.damaged else {}),
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statuses:
-    """What runs are doing.
+    """The states of runs.
 
     Args:
-        runs: each run, in the order in which they were asked for.
-        unanswered: why Slurm could not be asked, a sentence; None if it was, or did not have to be.
+        runs: each run, in the order of the request.
+        unanswered: why Slurm could not be queried, a sentence; None if it was, or did not have to be.
     """
 
     runs: tuple[RunStatus, ...]
     unanswered: str | None = None
 
 
-def statuses(found: Iterable[Traces], *, ask: Ask, now: float) -> Statuses:
-    """Return what runs are doing. Slurm is asked once at most, and only if one of them needs it.
+def statuses(found: Iterable[RunFiles], *, ask: Ask, now: float) -> Statuses:
+    """Return the states of runs. Slurm is queried once at most, and only if one of them needs it.
 
     Args:
-        found: what the files of the runs say.
+        found: the contents of the run directories.
         ask: asks Slurm.
         now: seconds since the epoch.
     """
@@ -253,23 +253,23 @@ def statuses(found: Iterable[Traces], *, ask: Ask, now: float) -> Statuses:
             jobs = {job.job_id: job for job in ask()}
         except SlurmCommandError as error:
             unanswered = error.message
-    local = [traces for traces in everything if needs_process(traces)]
-    answers = Answers(jobs=jobs, processes={traces.run: is_there(traces) for traces in local})
-    return Statuses(runs=tuple(_status(traces, answers, now) for traces in everything), unanswered=unanswered)
+    local = [files for files in everything if needs_process(files)]
+    answers = Answers(jobs=jobs, processes={files.run: is_process_alive(files) for files in local})
+    return Statuses(runs=tuple(_status(files, answers, now) for files in everything), unanswered=unanswered)
 
 
-def _status(traces: Traces, answers: Answers, now: float) -> RunStatus:
-    state = state_of(traces, answers)
-    if traces.result is None and not state.is_alive:
-        # It may have come to its end between the two looks.
-        again = read_traces(traces.run, job=traces.job)
-        traces = traces if again.attempt is None and again.result is None else again
-        state = state_of(traces, answers)
-    return RunStatus(traces=traces, state=state, job=queued(traces, answers), now=now)
+def _status(files: RunFiles, answers: Answers, now: float) -> RunStatus:
+    state = state_of(files, answers)
+    if files.result is None and not state.is_alive:
+        # It may have ended between the two reads.
+        again = read_run_files(files.run, job=files.job)
+        files = files if again.attempt is None and again.result is None else again
+        state = state_of(files, answers)
+    return RunStatus(files=files, state=state, job=queued(files, answers), now=now)
 
 
 _SLURM_TIME: Final = "%Y-%m-%dT%H:%M:%S"
-# The clocks of two hosts, and a controller that takes its time.
+# The clocks of two hosts differ, and a controller may be slow.
 _SAME_SUBMISSION_S: Final = 300.0
 # Hosts may write the same moment in different time zones, which lie quarters of an hour apart.
 _ZONES_APART_S: Final = 900
@@ -278,55 +278,55 @@ _FARTHEST_ZONES_S: Final = 26 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What was asked once for all runs.
+    """The state of the jobs and processes of all runs, queried once.
 
     Args:
-        jobs: the jobs that Slurm knows, by id; None if it could not be asked.
-        processes: whether the processes of local runs are there, by run; None for one of another machine.
+        jobs: the jobs that Slurm knows, by id; None if it could not be queried.
+        processes: whether the processes of local runs are alive, by run; None for one of another machine.
     """
 
     jobs: Mapping[str, QueuedJob] | None = None
     processes: Mapping[RunDirectory, bool | None] = field(default_factory=dict)
 
 
-def state_of(traces: Traces, answers: Answers) -> State:
+def state_of(files: RunFiles, answers: Answers) -> State:
     """Return the state of a run.
 
     Args:
-        traces: what its files say. What they hold is final; a run that has finished has, whatever Slurm says.
-        answers: what was asked.
+        files: the contents of its directory. A result is final, whatever Slurm shows.
+        answers: the state of its job or process.
     """
-    if traces.result is not None:
-        return state_of_result(traces.result.status, traces.cause)
-    state = _state_of_job(traces, answers)
-    # It has left a result, which nobody can read.
-    return State.UNKNOWN if state is State.LOST and traces.is_result_damaged else state
+    if files.result is not None:
+        return state_of_result(files.result.status, files.cause)
+    state = _state_of_job(files, answers)
+    # It has left a result that cannot be read.
+    return State.UNKNOWN if state is State.LOST and files.is_result_damaged else state
 
 
-def _state_of_job(traces: Traces, answers: Answers) -> State:
-    if traces.job is None:
+def _state_of_job(files: RunFiles, answers: Answers) -> State:
+    if files.job is None:
         return State.UNKNOWN
-    if traces.job.local:
-        alive = answers.processes.get(traces.run)
+    if files.job.local:
+        alive = answers.processes.get(files.run)
         if alive is None:
             return State.UNKNOWN
-        return _at_work(traces) if alive else State.LOST
+        return _state_of_live_job(files) if alive else State.LOST
     if answers.jobs is None:
         return State.UNKNOWN
-    job = queued(traces, answers)
-    return _without_job(traces) if job is None else _with_job(traces, job)
+    job = queued(files, answers)
+    return _without_job(files) if job is None else _with_job(files, job)
 
 
-def queued(traces: Traces, answers: Answers) -> QueuedJob | None:
+def queued(files: RunFiles, answers: Answers) -> QueuedJob | None:
     """Return what Slurm says of a run's job, or None if it has forgotten it, or uses its id for another one."""
-    if traces.job is None or traces.job.local or answers.jobs is None:
+    if files.job is None or files.job.local or answers.jobs is None:
         return None
-    job = answers.jobs.get(traces.job.job_id)
-    return job if job is not None and _is_same(traces.job, job) else None
+    job = answers.jobs.get(files.job.job_id)
+    return job if job is not None and _is_same(files.job, job) else None
 
 
 def _is_same(known: Job, job: QueuedJob) -> bool:
-    """Return whether Slurm's job is the run's: ids come again after a cluster was rebuilt."""
+    """Return whether Slurm's job is the run's: a rebuilt cluster reuses job ids."""
     start = known.start
     if start is not None and start.submit_time is not None:
         # Slurm renews the submit time at a requeue.
@@ -359,74 +359,74 @@ def _seconds(text: str) -> float | None:
         return None
 
 
-def _with_job(traces: Traces, job: QueuedJob) -> State:
+def _with_job(files: RunFiles, job: QueuedJob) -> State:
     state = state_in_slurm(job)
-    start = traces.start
+    start = files.start
     if state is State.PENDING:
         return State.PENDING if start is None else State.REQUEUED
     if state not in {State.RUNNING, State.STOPPING}:
         return state
     if start is None or job.restarts > start.restart_count:
-        # The script of this life of the job has not begun.
+        # The script has not begun since the last requeue.
         return State.STARTING if state is State.RUNNING else State.REQUEUED if start is not None else state
-    doing = _at_work(traces)
+    doing = _state_of_live_job(files)
     return doing if doing is State.REQUEUED or state is State.RUNNING else State.STOPPING
 
 
-def _without_job(traces: Traces) -> State:
-    """Return what became of a run that Slurm has forgotten: only what the run's user did is still known."""
-    if any(event.cause == Cause.CANCELLED for event in traces.events[-1:]):
+def _without_job(files: RunFiles) -> State:
+    """Return the state of a run whose job is unknown to Slurm: only a cancellation by its user is recorded."""
+    if any(event.cause == Cause.CANCELLED for event in files.events[-1:]):
         return State.CANCELLED
     return State.LOST
 
 
-def _at_work(traces: Traces) -> State:
-    """Return what the tasks of a live job do."""
-    if traces.start is None:
+def _state_of_live_job(files: RunFiles) -> State:
+    """Return the state of a run whose job is alive, from its events."""
+    if files.start is None:
         return State.STARTING
-    if traces.of_attempt("requeue"):
+    if files.of_attempt("requeue"):
         return State.REQUEUED
-    if traces.of_attempt("stop") or traces.of_attempt("signal") or traces.of_attempt("failure"):
+    if files.of_attempt("stop") or files.of_attempt("signal") or files.of_attempt("failure"):
         return State.STOPPING
-    return State.RUNNING if _trains(traces) else State.STARTING
+    return State.RUNNING if _trains(files) else State.STARTING
 
 
-def _trains(traces: Traces) -> bool:
+def _trains(files: RunFiles) -> bool:
     """Return whether the newest attempt has begun its work."""
-    # A program of the user's own has no number of steps, and says no word when it begins.
-    if traces.of_attempt("train") or (traces.met and traces.total_steps is None):
+    # A program of the user's own has no number of steps, and emits no event at its start.
+    if files.of_attempt("train") or (files.met and files.total_steps is None):
         return True
-    # A long run's first events may be out of sight.
-    began = 0.0 if traces.start is None else traces.start.time
-    return traces.progress is not None and traces.progress.time >= began
+    # The first events of a long run may lie before the part that was read.
+    began = 0.0 if files.start is None else files.start.time
+    return files.progress is not None and files.progress.time >= began
 
 
-def needs_slurm(traces: Traces) -> bool:
-    """Return whether only Slurm can tell what a run does."""
-    return traces.result is None and traces.job is not None and not traces.job.local
+def needs_slurm(files: RunFiles) -> bool:
+    """Return whether the state of a run depends on its job in Slurm."""
+    return files.result is None and files.job is not None and not files.job.local
 
 
-def needs_process(traces: Traces) -> bool:
-    """Return whether only the machine that a run was started on can tell what it does."""
-    return traces.result is None and traces.job is not None and traces.job.local
+def needs_process(files: RunFiles) -> bool:
+    """Return whether the state of a run depends on its process on some machine."""
+    return files.result is None and files.job is not None and files.job.local
 
 
-def is_there(traces: Traces, *, proc: Path = Path("/proc"), host: str | None = None) -> bool | None:
+def is_process_alive(files: RunFiles, *, proc: Path = Path("/proc"), host: str | None = None) -> bool | None:
     """Return whether a local run's script runs; None if it was started on another machine.
 
     Args:
-        traces: what the run's files say.
+        files: the contents of its directory.
         proc: where the kernel shows processes (proc(5)).
         host: this machine's name; None asks for it.
     """
-    if traces.job is None:
+    if files.job is None:
         return None
-    start = traces.start
+    start = files.start
     if start is not None and start.host != (host or socket.gethostname()):
         return None
     try:
-        words = (proc / traces.job.job_id / "cmdline").read_bytes().split(b"\0")
+        words = (proc / files.job.job_id / "cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    # A process id comes again: the process must be the run's script.
-    return str(traces.run.script).encode() in words
+    # The kernel reuses process ids: the process must be the run's script.
+    return str(files.run.script).encode() in words

@@ -26,12 +26,12 @@ from hpcddp.stop.reasons import ExitCode
 _WAITS: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})
 _HISTORY_LINES: Final = 6
 _TAIL_BYTES: Final = 4096
-# After these the same run would end in the same way again.
+# After these the same run would fail in the same way again.
 _LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.NO_PROGRESS, ExitCode.HANG})
 _CAUSES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "preemption": "preempted",
-        "time_limit": "out of time",
+        "time_limit": "the time limit was near",
         "node_failure": "a node was lost",
         "crash": "a task failed",
         "requeued": "requeued by Slurm or by hand",
@@ -56,7 +56,7 @@ class Answer:
         status: the run.
         why: a sentence.
         facts: what else is known, a sentence each.
-        history: how it came there, a line for each start and end of an attempt.
+        history: a line for each start and end of an attempt.
         advice: what to do about it; None where there is nothing to do.
         command: the command that helps most, None if none does.
     """
@@ -74,7 +74,7 @@ class Answer:
             "run_id": self.status.run.run_id,
             "state": str(self.status.state),
             "why": self.why,
-            "facts": [*self.facts, *self.status.traces.damaged],
+            "facts": [*self.facts, *self.status.files.damaged],
             "history": list(self.history),
             "advice": self.advice,
             "next": self.command,
@@ -84,7 +84,7 @@ class Answer:
         """Yield what a person reads."""
         yield f"{self.status.run.run_id} ({self.status.run.path.parent.name}): {self.why}"
         yield from (f"  {fact}" for fact in self.facts)
-        yield from (f"  {damage}" for damage in self.status.traces.damaged)
+        yield from (f"  {damage}" for damage in self.status.files.damaged)
         yield from (f"  {line}" for line in self.history)
         if self.advice is not None:
             yield self.advice
@@ -99,8 +99,8 @@ def explain(
 
     Args:
         status: the run.
-        priority: what its job's priority is made of, as ``sprio`` prints it; None if that is not known.
-        unanswered: whether Slurm could not be asked.
+        priority: the parts of its job's priority, as ``sprio`` prints them; None if unknown.
+        unanswered: whether Slurm could not be queried.
         called: what commands call the run; None is its id.
     """
     called = called or status.run.run_id
@@ -108,24 +108,26 @@ def explain(
         return _waits(status, status.job, priority, called)
     if status.state in _WAITS or status.state.has_nodes:
         return _runs(status, called)
-    if status.traces.is_result_damaged:
-        told = any(event.kind == "finish" for event in status.traces.events[-1:])
-        how = "its event log says that it has finished" if told else "nobody can tell how"
+    if status.files.is_result_damaged:
+        finished = any(event.kind == "finish" for event in status.files.events[-1:])
+        how = "its event log says that it has finished" if finished else "its outcome is unknown"
         why = f"it has ended, and {how}: its result cannot be read"
         return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status))
     if status.state is State.UNKNOWN:
-        asked = "Slurm could not be asked" if unanswered else "it was started on another machine, or nothing says where"
-        why = f"nobody can tell: it has left no result, and {asked}"
+        asked = (
+            "Slurm could not be queried" if unanswered else "it was started on another machine, or on an unknown one"
+        )
+        why = f"its state is unknown: it has left no result, and {asked}"
         return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status))
-    if status.traces.result is not None:
-        return _ended(status, status.traces.result, called)
+    if status.files.result is not None:
+        return _ended(status, status.files.result, called)
     return _gone(status)
 
 
 def _waits(status: RunStatus, job: QueuedJob, priority: str | None, called: str) -> Answer:
     found = waiting(job.reason, job_id=job.job_id, run=called)
     what = {State.REQUEUED: "waits to run again", State.HELD: "is held"}.get(status.state, "waits to start")
-    facts = [f"Slurm's word for it is {job.reason}, of job {job.job_id}"] if job.reason != "None" else []
+    facts = [f"Slurm reason: {job.reason} (job {job.job_id})"] if job.reason != "None" else []
     if job.start_time is not None and status.state is not State.HELD:
         facts.append(f"Slurm expects it to start at {job.start_time.replace('T', ' ')}; other jobs may change that")
     if priority is not None:
@@ -137,7 +139,7 @@ def _waits(status: RunStatus, job: QueuedJob, priority: str | None, called: str)
 
 
 def _runs(status: RunStatus, called: str) -> Answer:
-    job = status.traces.job
+    job = status.files.job
     where = status.job.node_list if status.job is not None else ", ".join(status.hosts or ())
     what = {State.REQUEUED: "has stopped, and its job is about to run again", State.STOPPING: "is being stopped"}
     doing = what.get(status.state, f"is {status.state}")
@@ -152,16 +154,16 @@ def _runs(status: RunStatus, called: str) -> Answer:
 
 def _signs(status: RunStatus) -> Iterator[str]:
     """Yield how far a run is."""
-    traces = status.traces
+    files = status.files
     if status.step is not None:
-        total = "" if traces.total_steps is None else f" of {traces.total_steps}"
+        total = "" if files.total_steps is None else f" of {files.total_steps}"
         eta = "" if status.eta_s is None else f", about {duration_text(status.eta_s)} to go"
         yield f"step {status.step}{total}{eta}"
     if status.state.has_nodes and status.used_s is not None:
         limit = "" if status.limit_s is None else f" of its {limit_text(status.limit_s)}"
         yield f"it has used {duration_text(status.used_s)}{limit}"
-    if not status.state.has_nodes and traces.ended is not None:
-        yield f"the last sign of life was {duration_text(status.now - traces.ended)} ago"
+    if not status.state.has_nodes and files.ended is not None:
+        yield f"the last activity was {duration_text(status.now - files.ended)} ago"
 
 
 def _ended(status: RunStatus, result: Result, called: str) -> Answer:
@@ -176,7 +178,7 @@ def _ended(status: RunStatus, result: Result, called: str) -> Answer:
     resume = result.resume or resume_command(run)
     look = result.exit_code in _LOOK_FIRST
     command = shlex.join(["hpcddp", "logs", called, "--first-error"]) if look else resume
-    advice = f"When its cause is removed, go on with: {resume}" if look else None
+    advice = f"When its cause is removed, resume with: {resume}" if look else None
     reason = str(result.reason)
     said = reason.startswith(str(State.CANCELLED))
     why = f"it was {reason}" if said else f"it {_ENDED.get(status.state, 'has ended')}: {reason}"
@@ -184,7 +186,7 @@ def _ended(status: RunStatus, result: Result, called: str) -> Answer:
 
 
 def _saved(run: RunDirectory, step: int | None) -> Iterator[str]:
-    """Yield which step is saved; a program of the user's own has checkpoints of its own, and nobody knows of them."""
+    """Yield which step is saved; the checkpoints of a user's own program are not known."""
     if step:
         yield f"step {step} is saved"
     elif not any(run.attempts.glob("*/exit-rank-*.json")):
@@ -192,21 +194,21 @@ def _saved(run: RunDirectory, step: int | None) -> Iterator[str]:
 
 
 def _gone(status: RunStatus) -> Answer:
-    """Return why a run without a result has ended, as far as anybody knows."""
-    traces, job = status.traces, status.job
+    """Return why a run without a result has ended, with the information available."""
+    files, job = status.files, status.job
     run = status.run
-    known = traces.job.job_id if traces.job else None
+    known = files.job.job_id if files.job else None
     if job is not None:
         why = f"Slurm says that job {job.job_id} is {job.state}, and the run has left no result"
-    elif traces.job is not None and traces.job.local:
-        why = f"its process {known} is gone, and it has left no result: it was killed, or this machine was restarted"
-    elif traces.attempt is None and status.state is State.CANCELLED:
+    elif files.job is not None and files.job.local:
+        why = f"its process {known} has ended, and it has left no result: it was killed, or this machine was restarted"
+    elif files.attempt is None and status.state is State.CANCELLED:
         why = "it was cancelled before it started"
-    elif traces.attempt is None:
-        why = f"it never started, and Slurm has forgotten its job {known}: it was cancelled while it waited, or refused"
+    elif files.attempt is None:
+        why = f"it never started, and its job {known} is unknown to Slurm: it was cancelled while it waited, or refused"
     else:
-        why = f"Slurm has forgotten its job {known}, and it has left no result: it was killed, or its node was lost"
-    facts = [*_signs(status), *_failure(status), *_last_words(status)]
+        why = f"its job {known} is unknown to Slurm, and it has left no result: it was killed, or its node was lost"
+    facts = [*_signs(status), *_failure(status), *_last_line(status)]
     facts += _saved(run, newest_saved_step(read_events(run.events)))
     command = resume_command(run) if run.path.is_dir() else None
     return Answer(status=status, why=why, facts=tuple(facts), history=_history(status), command=command)
@@ -214,13 +216,13 @@ def _gone(status: RunStatus) -> Answer:
 
 def _failure(status: RunStatus) -> Iterator[str]:
     attempt = failed_attempt(status.run)
-    if attempt is not None and attempt.number == status.traces.attempt:
+    if attempt is not None and attempt.number == status.files.attempt:
         yield failure_sentence(attempt, read_failures(attempt))
 
 
-def _last_words(status: RunStatus) -> Iterator[str]:
+def _last_line(status: RunStatus) -> Iterator[str]:
     lines = read_tail(status.run.batch_log, _TAIL_BYTES).rstrip().splitlines()[-1:]
-    yield from (f"the batch script's last words: {line}" for line in lines)
+    yield from (f"the batch script's last line: {line}" for line in lines)
 
 
 def _history(status: RunStatus) -> tuple[str, ...]:
@@ -243,10 +245,10 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
         elif event.kind == "resume":
             yield f"{moment}  {event.reason}"
         elif event.kind == "requeue":
-            cause = "its user asked for it" if event.by == "user" else _CAUSES.get(str(event.cause), event.cause)
-            yield f"{moment}  attempt {event.attempt} stopped{step}, to go on: {cause}"
+            cause = "its user requested it" if event.by == "user" else _CAUSES.get(str(event.cause), event.cause)
+            yield f"{moment}  attempt {event.attempt} stopped{step}, to be requeued: {cause}"
         elif event.kind == "stop" and event.saved is None:
-            # What the ranks write of the same stop says how, not why.
+            # The event that the ranks write for the same stop holds no cause.
             yield f"{moment}  attempt {event.attempt} stopped{step}: {event.reason}"
         elif event.kind in {"failure", "finish"}:
             ended = "failed" if event.kind == "failure" else "finished"
@@ -303,19 +305,19 @@ _TABLE: Final[tuple[tuple[str, str, str], ...]] = (
     ("QOSUsageThreshold", "its account has used too much for this QOS", "Wait, or use another resources.qos"),
     ("QOSMaxWall.*|AssocMaxWall.*", "its time limit is longer than its QOS or its account allows",
      "Cancel it, and submit it with a shorter resources.time_limit"),
-    ("QOSMax.*(PerUser|PerAccount|PU|PA)", "you, or your account, have as much at work as the QOS allows",
+    ("QOSMax.*(PerUser|PerAccount|PU|PA)", "you, or your account, have reached the QOS limit",
      _SMALLER.format(where="qos")),
     ("QOSMax.*|QOSTimeLimit|QOSMin.*", "it asks for more, or less, than the QOS allows one job",
      _SMALLER.format(where="qos")),
-    ("QOSGrp.*|QOSJobLimit|QOSResourceLimit|QOS.*", "all jobs of the QOS together have as much as it allows",
+    ("QOSGrp.*|QOSJobLimit|QOSResourceLimit|QOS.*", "all jobs of the QOS together have reached its limit",
      _SMALLER.format(where="qos")),
-    ("AssocMax.*", "it asks for more than your account allows one job, or you have as many jobs as it allows",
+    ("AssocMax.*", "it requests more than your account allows one job, or you have reached its limit of jobs",
      _SMALLER.format(where="assoc")),
-    ("Assoc.*|Max.*PerAccount", "your account and all that share its limit have as much at work as it allows",
+    ("Assoc.*|Max.*PerAccount", "your account, with all that share its limit, has reached that limit",
      _SMALLER.format(where="assoc")),
     ("BurstBuffer.*", "its burst buffer is not ready", "Wait"),
     ("Cleaning|Prolog", "its last attempt is still being cleaned up, or its nodes prepared", "Wait a minute"),
-    ("FrontEndDown|SystemFailure|JobLaunchFailure", "the cluster itself is in trouble", _ASK),
+    ("FrontEndDown|SystemFailure|JobLaunchFailure", "a cluster-side failure", _ASK),
 )  # fmt: skip
 _KNOWN: Final = tuple((re.compile(pattern, re.IGNORECASE), why, advice) for pattern, why, advice in _TABLE)
 
@@ -324,9 +326,9 @@ def waiting(reason: str, *, job_id: str, run: str) -> Waiting:
     """Return why a job waits.
 
     Args:
-        reason: Slurm's code, with or without what some codes have behind them.
+        reason: Slurm's reason code, with or without the details that follow some codes.
         job_id: the job.
-        run: what commands call the run.
+        run: the run's name in commands.
     """
     plain = reason.strip("()").replace("_", " ")
     for pattern, why, advice in _KNOWN:
@@ -337,7 +339,7 @@ def waiting(reason: str, *, job_id: str, run: str) -> Waiting:
     return Waiting(why=f"Slurm says {reason}", advice="See https://slurm.schedmd.com/job_reason_codes.html")
 
 
-# Hundreds of elements that fail mostly fail for a handful of reasons.
+# Hundreds of failed elements mostly share a few reasons.
 _ANSWERS_SHOWN: Final = 12
 
 
@@ -384,13 +386,13 @@ def explain_sweep(status: SweepStatus, *, unanswered: bool, called: str | None =
 
     Args:
         status: the sweep.
-        unanswered: whether Slurm could not be asked.
+        unanswered: whether Slurm could not be queried.
         called: what commands call the sweep; None is its id.
     """
     named = called or status.sweep.sweep_id
     groups: dict[tuple[State, str], list[int]] = {}
     for index, element in enumerate(status.elements):
-        result = element.traces.result
+        result = element.files.result
         reason = (result.reason if result else None) or (element.job.reason if element.job else "")
         groups.setdefault((element.state, str(reason)), []).append(index)
     order = [State.FAILED, State.LOST, State.TIMED_OUT, State.PREEMPTED, State.STOPPED, State.HELD, *State]

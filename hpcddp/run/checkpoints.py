@@ -225,14 +225,14 @@ _BLOCK = 1 << 20
 
 
 class NoCheckpointError(HpcddpError):
-    """There should be a checkpoint to go on from, and none is valid."""
+    """The run has to resume from a checkpoint, and none is valid."""
 
     kind = "no_checkpoint"
     exit_code: ClassVar[int] = ExitCode.NO_CHECKPOINT
 
 
 class InvalidCheckpointError(HpcddpError):
-    """A checkpoint is torn or rotten, cannot be read, or is no checkpoint at all."""
+    """A checkpoint is incomplete or corrupted, cannot be read, or is no checkpoint at all."""
 
     kind = "invalid_checkpoint"
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE

@@ -39,7 +39,7 @@ class RunDirectory:
 
     @property
     def submission(self) -> Path:
-        """Where the script went: the cluster, the job id, the directory of submission, the interpreter."""
+        """The submission: the cluster, the job id, the directory of submission, the interpreter."""
         return self.path / "submission.json"
 
     @property
@@ -69,11 +69,11 @@ class RunDirectory:
 
     @property
     def trackers(self) -> Path:
-        """The folder of what trackers have been told."""
+        """The folder with the position of each tracker."""
         return self.path / "trackers"
 
     def tracker(self, name: str) -> Path:
-        """Return the file that says what a tracker calls this run, and how far it has been told."""
+        """Return the file with a tracker's name for this run and the last step sent to it."""
         return self.trackers / f"{name}.json"
 
     @property
@@ -83,12 +83,12 @@ class RunDirectory:
 
     @property
     def result(self) -> Path:
-        """What came of the run; written once it has ended for good."""
+        """The result of the run; written when it ends and is not requeued."""
         return self.path / "result.json"
 
     @property
     def progress(self) -> Path:
-        """What a program of the user's own touches when it has come further."""
+        """The file that a program of the user's own touches when it has made progress."""
         return self.path / "progress"
 
     @property
@@ -150,20 +150,20 @@ class AttemptDirectory:
 
     @property
     def requeue_file(self) -> Path:
-        """What a program of the user's own makes when it wants to be run again."""
+        """The file that a program of the user's own creates to request a requeue."""
         return self.path / "requeue"
 
     @property
     def requeue_request(self) -> Path:
-        """Where the run's user has asked to have it saved and started again."""
+        """The run's user's request to save and requeue it."""
         return self.path / "requeue-requested.json"
 
     def rank_here(self, rank: int) -> Path:
-        """Return where one rank of a command says that it is there."""
+        """Return the file in which one rank of a command reports its host."""
         return self.path / f"here-rank-{rank}.json"
 
     def rank_world(self, rank: int) -> Path:
-        """Return where one rank of a command says that its program has started a world of its own."""
+        """Return the file in which one rank of a command reports that its program has started a world of its own."""
         return self.path / f"world-rank-{rank}.json"
 
     def rank_exit(self, rank: int) -> Path:

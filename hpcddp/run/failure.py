@@ -73,7 +73,7 @@ def write_failure(attempt: AttemptDirectory, record: FailureRecord) -> None:
 
 
 def read_failures(attempt: AttemptDirectory) -> list[FailureRecord]:
-    """Return the records of an attempt, the first cause first: a rank that only followed never comes before another.
+    """Return the records of an attempt, the first cause first; ranks that failed as a consequence come last.
 
     Clocks of hosts differ, so time decides among equals alone. A damaged record is left out: ``damaged_failures``.
     """
@@ -100,7 +100,7 @@ def _read_all(attempt: AttemptDirectory) -> tuple[list[FailureRecord], list[str]
     return records, damages
 
 
-def silent_ranks(attempt: AttemptDirectory) -> list[int]:
+def ranks_without_record(attempt: AttemptDirectory) -> list[int]:
     """Return the ranks that started, as their logs show, and ended without a record."""
     started = {int(path.stem.removeprefix("rank-")) for path in attempt.path.glob("rank-*.log")}
     return sorted(
@@ -108,12 +108,12 @@ def silent_ranks(attempt: AttemptDirectory) -> list[int]:
     )
 
 
-def first_silent(attempt: AttemptDirectory) -> list[int]:
-    """Return the ranks that ended first of those that left no record; all of these if nobody saw which.
+def first_ended_without_record(attempt: AttemptDirectory) -> list[int]:
+    """Return the ranks that ended first of those without a record; all of these if srun does not say which.
 
     When one task has gone, srun ends the others, by force if they do not answer: they leave no record either.
     """
-    silent = silent_ranks(attempt)
+    silent = ranks_without_record(attempt)
     return first_to_end(attempt, silent) or silent
 
 
@@ -127,12 +127,12 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     if named := _named(records):
         first = named[0]
         return f"{first.place} failed first{first.when}: {first.kind}: {first.headline}"
-    silent = silent_ranks(attempt)
+    silent = ranks_without_record(attempt)
     if records and records[0].waiting:
         return _hang_sentence(attempt, records[0], silent)
     if not_started := {why for rank in silent if (why := never_started(attempt, rank)) is not None}:
         return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(not_started))}"
-    if silent := first_silent(attempt):
+    if silent := first_ended_without_record(attempt):
         return f"{_places(attempt, silent)} ended without an error message{_step_of(records)}: {_how(attempt, silent)}"
     if (why := container_error(attempt)) is not None:
         return f"the containers did not start: pyxis: {why}"
@@ -146,8 +146,8 @@ def _without_a_cause(attempt: AttemptDirectory) -> str:
         exits = read_exits(attempt)
     except RecordError as error:
         return error.message
-    if any(exit_.told for exit_ in exits):
-        return "the tasks were told to end (SIGTERM), and nothing shows who told them"
+    if any(exit_.notice for exit_ in exits):
+        return "the tasks received SIGTERM, and the sender of SIGTERM is unknown"
     return "the tasks ended without a result and without naming a cause"
 
 
@@ -171,7 +171,7 @@ def _how(attempt: AttemptDirectory, silent: Sequence[int]) -> str:
 
 
 def _step_of(records: Sequence[FailureRecord]) -> str:
-    """Return how far the others were, which is how far the silent ones were, to a step."""
+    """Return how far the others were, which is how far the ranks without a record were, to a step."""
     return next((record.when for record in records if record.step is not None), "")
 
 
@@ -185,7 +185,7 @@ def _places(attempt: AttemptDirectory, ranks: Sequence[int]) -> str:
 
 
 def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str:
-    """Return what a person needs: the first failing rank, its host, its error, its traceback, and who only followed.
+    """Return the first failing rank, its host, error and traceback, and the ranks that failed as a consequence.
 
     Args:
         attempt: the attempt that has ended without a result.
@@ -203,9 +203,9 @@ def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         lines += [f"also {record.place}: {record.kind}: {record.headline}" for record in different[:_RANKS_NAMED]]
     if waiting := [record.rank for record in records if record.waiting]:
         lines.append(f"{_places(attempt, waiting)} waited for the others; the stacks of all threads are in the logs")
-    if followers := [record for record in records if record.secondary]:
-        ranks = _places(attempt, [record.rank for record in followers])
-        lines.append(f"{ranks} only followed: {followers[0].headline}")
+    if secondary := [record for record in records if record.secondary]:
+        ranks = _places(attempt, [record.rank for record in secondary])
+        lines.append(f"{ranks} failed as a consequence: {secondary[0].headline}")
     lines += [damage for damage in damaged_failures(attempt) if damage != lines[0]]
     lines.append(f"the logs of the ranks are in {attempt.path}")
     return "\n".join(lines)
@@ -223,7 +223,7 @@ _NOTICE: Final = re.compile(
 )
 _FATAL: Final = "Fatal Python error: "
 # What the shell in a container says (the sbatch template), and what apptainer says before it starts a container.
-_LAST_WORDS: Final = ("hpcddp: this task cannot start: ", "FATAL: ")
+_STARTUP_ERROR_PREFIXES: Final = ("hpcddp: this task cannot start: ", "FATAL: ")
 _TAIL_BYTES: Final = 64 * 1024
 _HINTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -234,7 +234,7 @@ _HINTS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def exits_in(text: str) -> dict[int, str]:
-    """Return how tasks ended, as srun says it; the first word about a task counts, what follows is srun's own doing.
+    """Return how tasks ended, as srun reports it; the first line about a task counts, srun causes later ones itself.
 
     Args:
         text: what the batch script printed.
@@ -256,7 +256,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
-    """Return how a rank of the attempt ended, in a few words, or None if nobody says.
+    """Return how a rank of the attempt ended, in a few words, or None if unknown.
 
     Args:
         attempt: the attempt.
@@ -288,7 +288,7 @@ def never_started(attempt: AttemptDirectory, rank: int) -> str | None:
         rank: a rank without a record.
     """
     last = read_tail(attempt.rank_log(rank), _TAIL_BYTES).rstrip().rpartition("\n")[2]
-    return next((last.removeprefix(start).strip() for start in _LAST_WORDS if last.startswith(start)), None)
+    return next((last.removeprefix(start).strip() for start in _STARTUP_ERROR_PREFIXES if last.startswith(start)), None)
 
 
 def beginning(attempt: AttemptDirectory) -> str:
@@ -312,8 +312,8 @@ def first_to_end(attempt: AttemptDirectory, ranks: Collection[int]) -> list[int]
 def cause_in_log(attempt: AttemptDirectory) -> Cause | None:
     """Return why Slurm ended the job of an attempt, as slurmstepd says it in the batch log; None if it does not.
 
-    slurmctld forgets a preemption as soon as it requeues the job. Where there is no grace time, this is all that tells
-    it from a requeue by a person.
+    slurmctld forgets a preemption as soon as it requeues the job. Where there is no grace time, only this
+    distinguishes it from a requeue by a person.
 
     Args:
         attempt: the attempt.

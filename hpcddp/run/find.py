@@ -85,10 +85,10 @@ def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
 
 
 def brief(run: RunDirectory) -> str:
-    """Return a run's name, and what came of it as far as its files tell."""
+    """Return a run's name, and its result or its newest attempt."""
     number = run.newest_attempt()
     state = "submitted" if number is None else f"attempt {number}"
-    # One that is damaged is told of by the commands that show the run.
+    # The commands that show the run report a damaged one.
     with contextlib.suppress(RecordError):
         result = read_result(run)
         state = state if result is None else result.status

@@ -1,6 +1,6 @@
 """Records that the processes of a job write for each other: of a run's newest submission, and of each attempt.
 
-``submission.json`` says where the run went. In the directory of an attempt: ``start.json``, ``rendezvous.json``,
+``submission.json`` is the submission. In the directory of an attempt: ``start.json``, ``rendezvous.json``,
 ``ranks.json`` and ``here-rank-N.json``, ``world-rank-N.json``, ``requeue-requested.json``, ``decision.json`` and
 ``exit-rank-N.json``. Failures have a module of their own.
 """
@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -19,10 +19,10 @@ from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionRecord(Record):
-    """Where a run went when it was handed over last.
+    """The newest submission of a run.
 
     Args:
-        cluster: where.
+        cluster: ``slurm``, or ``local`` for a run on the submitting machine.
         job_id: Slurm's job id, or the process id of a local run.
         directory: the directory of submission.
         python: the interpreter of its tasks.
@@ -50,7 +50,7 @@ class SubmissionRecord(Record):
 
 
 def read_submission(run: RunDirectory) -> SubmissionRecord | None:
-    """Return where a run went, or None if its script was submitted by hand.
+    """Return the newest submission of a run, or None if its script was submitted by hand.
 
     Raises:
         RecordError: the record is damaged.
@@ -200,7 +200,7 @@ def read_address(attempt: AttemptDirectory) -> PublishedAddress | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueRequest(Record):
-    """The user of a run has asked to have it saved and started again; whatever it holds, the file says so.
+    """A request of the run's user to save and requeue it; the file alone is the request, whatever it holds.
 
     Args:
         time: seconds since the epoch.
@@ -214,7 +214,7 @@ class RequeueRequest(Record):
 
 
 def request_requeue(attempt: AttemptDirectory, request: RequeueRequest) -> None:
-    """Write that the run's user wants another attempt: no budget counts such a requeue."""
+    """Write a request for another attempt: no budget counts such a requeue."""
     write_record(attempt.requeue_request, request)
 
 
@@ -357,8 +357,8 @@ def read_decision(attempt: AttemptDirectory) -> Decision | None:
     return read_record(attempt.decision, Decision)
 
 
-Told = Literal["terminated", "warned", "deadline"]
-"""Why a program was told to end: its job must leave, the time limit is near and it listens, or its time is over."""
+StopNotice = Literal["terminated", "warned", "deadline"]
+"""TERM was received, the time limit is near and the command handles the warning, or the time limit has been reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +370,7 @@ class ProgramExit(Record):
         host: its host.
         time: seconds since the epoch.
         code: its exit code; a negative one is the signal that killed it, as ``subprocess`` has it.
-        told: what it had been told before; None if it ended by itself.
+        notice: how it was told to stop before it ended, ``told`` in the file; None if it ended by itself.
     """
 
     ADVICE: ClassVar[str] = "how the program of that rank ended is not known; the logs of the ranks may tell"
@@ -379,7 +379,7 @@ class ProgramExit(Record):
     host: str
     time: float
     code: int
-    told: Told | None = None
+    notice: StopNotice | None = field(default=None, metadata={"key": "told"})
 
 
 def write_exit(attempt: AttemptDirectory, record: ProgramExit) -> None:
@@ -394,7 +394,7 @@ class ProgramEnd:
     Args:
         exits: the records; that of a killed task is missing.
         world_size: ranks in the job.
-        requested: whether the file is there that says that the program wants to go on.
+        requested: whether the program has created the file that requests a requeue.
         damage: a record that cannot be read; it counts as missing where Slurm says enough.
     """
 
@@ -404,19 +404,19 @@ class ProgramEnd:
     damage: RecordError | None = None
 
     @property
-    def wants_to_go_on(self) -> bool:
-        """Whether some rank asked to be run again: by exit code 75, or by the file."""
+    def requeue_requested(self) -> bool:
+        """Whether some rank requested a requeue: by exit code 75, or by the file."""
         return self.requested or any(exit_.code == ExitCode.STOPPED for exit_ in self.exits)
 
     @property
-    def was_told(self) -> bool:
-        """Whether some rank was told to end before it did."""
-        return any(exit_.told for exit_ in self.exits)
+    def was_signalled(self) -> bool:
+        """Whether some rank was told to stop before it ended."""
+        return any(exit_.notice for exit_ in self.exits)
 
     @property
     def out_of_time(self) -> bool:
-        """Whether it was the time limit that they were told of."""
-        return any(exit_.told in {"warned", "deadline"} for exit_ in self.exits)
+        """Whether the time limit was the reason."""
+        return any(exit_.notice in {"warned", "deadline"} for exit_ in self.exits)
 
     @property
     def is_complete(self) -> bool:
@@ -425,9 +425,9 @@ class ProgramEnd:
 
     @property
     def finished(self) -> bool:
-        """Whether every rank ended well, by itself, and wants nothing more."""
+        """Whether every rank ended with exit code 0, was not told to stop, and requests no requeue."""
         well = self.is_complete and all(exit_.code == 0 for exit_ in self.exits)
-        return well and not (self.was_told or self.wants_to_go_on)
+        return well and not (self.was_signalled or self.requeue_requested)
 
 
 def read_program_end(attempt: AttemptDirectory, *, world_size: int) -> ProgramEnd:

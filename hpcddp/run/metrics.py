@@ -139,31 +139,31 @@ def chosen(trackers: Trackers) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrackerMemory(Record):
-    """What a tracker has been told of a run.
+class TrackerPosition(Record):
+    """What was sent to a tracker.
 
     Args:
-        run_id: what the tracker calls the run; None before it has said so.
-        step: the last step that it was told; -1 before the first.
-        evaluated_step: the step of the last evaluation that it was told; -1 before the first.
+        run_id: what the tracker calls the run; None before it has returned a name.
+        step: the last step that was sent; -1 before the first.
+        evaluated_step: the step of the last evaluation that was sent; -1 before the first.
     """
 
-    ADVICE: ClassVar[str] = "the tracker is told of the run from its beginning"
+    ADVICE: ClassVar[str] = "all steps of the run are sent to the tracker again"
 
     run_id: str | None = None
     step: int = -1
     evaluated_step: int = -1
 
 
-def read_memory(path: Path) -> TrackerMemory:
-    """Return what a tracker has been told, which is nothing where there is no file.
+def read_position(path: Path) -> TrackerPosition:
+    """Return what was sent to a tracker: nothing where there is no file.
 
     Raises:
         RecordError: the record is damaged.
     """
-    return read_record(path, TrackerMemory) or TrackerMemory()
+    return read_record(path, TrackerPosition) or TrackerPosition()
 
 
-def write_memory(path: Path, memory: TrackerMemory) -> None:
-    """Write what a tracker has been told."""
-    write_record(path, memory)
+def write_position(path: Path, position: TrackerPosition) -> None:
+    """Write what was sent to a tracker."""
+    write_record(path, position)

@@ -53,7 +53,7 @@ def holder_of(run: RunDirectory) -> RunDirectory:
 
 
 def original_of(run: RunDirectory) -> Path | None:
-    """Return the run directory that this one is a copy of; None if it is no copy, as far as anybody can tell.
+    """Return the run directory that this one is a copy of; None if none is known.
 
     Args:
         run: a run or a sweep, which may have been moved.

@@ -40,7 +40,7 @@ def conflict(previous: Start | None, start: Start, *, previous_alive: bool) -> s
         return f"job {previous.job_id} is still using it" if previous_alive else None
     if start.restart_count > previous.restart_count:
         return None
-    # Job ids come again after a cluster is rebuilt; a requeue of the same job has a higher restart count.
+    # A rebuilt cluster reuses job ids; a requeue of the same job has a higher restart count.
     return (
         f"it belongs to another job {previous.job_id}, submitted at {previous.submit_time}; "
         f"this one was submitted at {start.submit_time}"
@@ -48,7 +48,7 @@ def conflict(previous: Start | None, start: Start, *, previous_alive: bool) -> s
 
 
 def is_alive(start: Start) -> bool:
-    """Return whether the job of a start still runs, or waits to run again, as far as anybody can tell."""
+    """Return whether the job of a start still runs, or waits to run again, with the information available."""
     if start.job_id is None:
         return False
     if start.is_process:
@@ -58,16 +58,16 @@ def is_alive(start: Start) -> bool:
         return False
     if start.submit_time is None:
         return True
-    # Slurm renews the submit time at a requeue; a job of another life of the cluster has neither.
+    # Slurm renews the submit time at a requeue; a job from before the cluster was rebuilt has neither.
     return job.get("SubmitTime") == start.submit_time or int(job.get("Restarts", "0")) > start.restart_count
 
 
 def refuse_another_training(run: RunDirectory, spec: JobSpec) -> None:
-    """Refuse a job that would not go on with the training that a run holds.
+    """Refuse a job that would not continue the training of a run.
 
     Args:
         run: the run; a new one takes any job.
-        spec: the job that wants to go on with it.
+        spec: the job that is to continue it.
 
     Raises:
         RunDirectoryError: names what differs, and both values.
@@ -83,7 +83,7 @@ def refuse_another_training(run: RunDirectory, spec: JobSpec) -> None:
 
 
 def identity(run: Path) -> dict[str, Any]:
-    """Return what a record says of the run directory that it was written in, so that a copy of it can be told.
+    """Return the run directory and its inode number for a record, so that a copy is detected.
 
     Every host sees the same inode number, whatever it calls the path. Moving a directory keeps it, copying does not.
     """
@@ -216,7 +216,7 @@ def training_changes(before: JobSpec, now: JobSpec) -> Iterator[tuple[str, Any, 
 
     Args:
         before: the job that the run had.
-        now: the job that wants to go on with it.
+        now: the job that is to continue it.
     """
     yield from _changes(before.model_dump(mode="json"), now.model_dump(mode="json"), "")
 

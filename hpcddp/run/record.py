@@ -47,8 +47,8 @@ class RecordError(HpcddpError):
 class Record:
     """A record that has a file of its own, or a line of its own in a log.
 
-    A field without a default must be in the file. A class with a field ``facts`` keeps the other keys there. A member
-    of an enum is written as its name in lower case.
+    A field without a default must be in the file. Its key there is its name, or ``key`` of its metadata. A class with a
+    field ``facts`` keeps the other keys there. A member of an enum is written as its name in lower case.
     """
 
     ADVICE: ClassVar[str]
@@ -213,11 +213,11 @@ _FIELDS: Final[dict[type, Mapping[str, tuple[Field[Any], object]]]] = {}
 
 
 def _fields_of(kind: type[Any]) -> Mapping[str, tuple[Field[Any], object]]:
-    """Return the fields of a dataclass with their types, by name."""
+    """Return the fields of a dataclass with their types, by their key in a document."""
     if kind not in _FIELDS:
         # Evaluating the annotations takes longer than checking a record.
         hints = get_type_hints(kind)
-        _FIELDS[kind] = {field.name: (field, hints[field.name]) for field in fields(kind)}
+        _FIELDS[kind] = {field.metadata.get("key", field.name): (field, hints[field.name]) for field in fields(kind)}
     return _FIELDS[kind]
 
 
@@ -227,16 +227,16 @@ def _dataclass_from(document: object, kind: type[T]) -> T:
     known = _fields_of(kind)
     taken = {_KEY, *known} if getattr(kind, "IS_VERSIONED", True) else known.keys() - {"facts"}
     values: dict[str, object] = {}
-    for name, (field, type_) in known.items():
-        if name == "facts":
-            values[name] = {key: value for key, value in document.items() if key not in taken}
-        elif name in document:
+    for key, (field, type_) in known.items():
+        if key == "facts":
+            values[key] = {name: value for name, value in document.items() if name not in taken}
+        elif key in document:
             try:
-                values[name] = _checked(document[name], type_)
+                values[field.name] = _checked(document[key], type_)
             except TypeError as error:
-                raise ValueError(f"its {name} is {error}") from error
+                raise ValueError(f"its {key} is {error}") from error
         elif field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"it has no {name}")
+            raise ValueError(f"it has no {key}")
     return kind(**values)
 
 
@@ -313,12 +313,12 @@ def _described(value: object) -> str:
 
 def _document_of(value: object) -> dict[str, Any]:
     document: dict[str, Any] = {}
-    for name in _fields_of(type(value)):
-        content = getattr(value, name)
-        if name == "facts":
+    for key, (field, _) in _fields_of(type(value)).items():
+        content = getattr(value, field.name)
+        if key == "facts":
             document.update(content)
         else:
-            document[name] = _plain(content)
+            document[key] = _plain(content)
     return document
 
 

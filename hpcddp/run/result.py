@@ -21,7 +21,7 @@ FINISHED: Final = "finished"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Record):
-    """What came of a run; a field that its kind of run or its end does not have is None.
+    """The result of a run; a field that does not apply to its kind or its end is None.
 
     Args:
         status: ``finished``, ``failed``, ``cancelled``, or ``stopped`` where it may be resumed.
@@ -29,7 +29,7 @@ class Result(Record):
         exit_code: the run's own exit code; None for a training that has finished.
         attempts: how many attempts it took.
         saved_step: the newest step that is saved, of a run that has not finished.
-        resume: the command that goes on with it.
+        resume: the command that resumes it.
         steps: optimizer steps of a built-in training that has finished.
         val_accuracy: its accuracy, from 0 to 1.
         world_size: ranks of the last attempt.
@@ -64,7 +64,7 @@ class Result(Record):
 
     def as_json(self) -> dict[str, Any]:
         """Return what commands print with ``--json``."""
-        # What a run that has not finished, or a training, does not know is still named.
+        # These two are printed as null where the run could have had them.
         named = {"saved_step": self.reason is not None, "val_accuracy": self.steps is not None}
         document = Record.as_document(self)
         del document["format"]
@@ -80,7 +80,7 @@ class Result(Record):
 
 
 def read_result(run: RunDirectory) -> Result | None:
-    """Return what came of a run, or None if it has not ended for good.
+    """Return the result of a run, or None if it has none: it has not ended for good.
 
     Raises:
         RecordError: the record is damaged.
@@ -89,7 +89,7 @@ def read_result(run: RunDirectory) -> Result | None:
 
 
 def write_result(run: RunDirectory, result: Result) -> None:
-    """Write what came of a run."""
+    """Write the result of a run."""
     write_record(run.result, result)
 
 
@@ -133,7 +133,7 @@ _CAUSES: Mapping[Cause, str] = MappingProxyType(
 _REASONS: Mapping[StopReason, str] = MappingProxyType(
     {
         StopReason.REQUESTED: "the training's own code asked to stop",
-        StopReason.TERMINATED: "the tasks of {job} were told to end, and nobody can say why",
+        StopReason.TERMINATED: "the tasks of {job} received SIGTERM; the cause is unknown",
     }
 )
 
@@ -159,7 +159,7 @@ def why_it_stopped(cause: Cause, decision: Decision | None, *, job: str) -> str:
 
 
 def what_is_saved(decision: Decision | None, newest_step: int) -> str:
-    """Return where the run would go on.
+    """Return which step is saved, in a phrase.
 
     Args:
         decision: what the ranks decided, if they did.

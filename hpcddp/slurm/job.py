@@ -20,9 +20,9 @@ class JobState(StrEnum):
 
     PENDING = "pending"
     HELD = "held"
-    """It waits, and does not start before somebody releases it."""
+    """It waits, and does not start before it is released."""
     CONFIGURING = "configuring"
-    """It has nodes, which are not ready yet."""
+    """Its nodes are allocated and not ready yet."""
     RUNNING = "running"
     SUSPENDED = "suspended"
     COMPLETING = "completing"
@@ -117,13 +117,13 @@ def ask_slurm(job_id: str, *, patience_s: float = 0.0) -> dict[str, str] | None:
         try:
             return commands.show_job(job_id)
         except commands.SlurmCommandError as error:
-            if not may_help_later(error) or time.monotonic() >= deadline:
+            if not is_transient(error) or time.monotonic() >= deadline:
                 sys.stderr.write(f"hpcddp: {error.message}\n")
                 return None
         time.sleep(_PAUSE_S)
 
 
-def may_help_later(error: commands.SlurmCommandError) -> bool:
+def is_transient(error: commands.SlurmCommandError) -> bool:
     """Return whether the same command may succeed when the controller responds again."""
     return isinstance(error, commands.SlurmUnavailableError) and not isinstance(error, commands.SlurmMissingError)
 
@@ -172,7 +172,7 @@ def cause_of(
         return Cause.TIME_LIMIT if known.get("Reason") == "TimeLimit" else Cause.CANCELLED
     if state is not None and (shown := _ENDS.get(state)) is not None:
         return shown
-    # A job that runs, or that Slurm says nothing about.
+    # A job that runs, or without a record.
     if error_seen:
         return Cause.CRASH
     return Cause.TIME_LIMIT if warned else Cause.UNKNOWN

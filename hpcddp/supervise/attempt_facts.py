@@ -23,7 +23,7 @@ from hpcddp.supervise.decision import EndFacts, Limits, spent_of, stuck, used_up
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
 
 _WARNINGS = frozenset({StopReason.WARNED, StopReason.DEADLINE})
-# What Slurm shows of these it shows for good; of the others the ranks may have seen more.
+# What Slurm shows of these is final; for the others the ranks may know more.
 _CERTAIN = frozenset({Cause.PREEMPTION, Cause.CANCELLED, Cause.REQUEUED, Cause.NODE_FAILURE})
 
 
@@ -43,7 +43,7 @@ class AttemptFacts:
 
     @cached_property
     def job_id(self) -> str | None:
-        """What Slurm calls the job; None for a local run."""
+        """The job's id in Slurm; None for a local run."""
         return slurm_job_id(self.environment)
 
     @property
@@ -53,10 +53,10 @@ class AttemptFacts:
 
     @cached_property
     def job_fields(self) -> dict[str, str] | None:
-        """What Slurm says about the job now; None without an answer."""
+        """Slurm's record of the job now; None if Slurm does not respond."""
         if self.job_id is None:
             return None
-        # What the ranks have decided is enough to ask for a requeue, which has its own patience.
+        # The ranks' decision is enough to request a requeue, which waits for the controller itself.
         return ask_slurm(self.job_id, patience_s=0.0 if self.decision else PATIENCE_S)
 
     @cached_property
@@ -79,7 +79,7 @@ class AttemptFacts:
 
     @property
     def damage(self) -> RecordError | None:
-        """What the ranks or their programs have written down and cannot be read; Slurm may say enough without it."""
+        """A record of the ranks or their programs that cannot be read; Slurm may show the cause without it."""
         if isinstance(self._decision_or_damage, RecordError):
             return self._decision_or_damage
         return None if self.program is None else self.program.damage
@@ -127,21 +127,21 @@ class AttemptFacts:
         return has_finished(self.attempt.run)
 
     @property
-    def is_unexplained(self) -> bool:
-        """Whether the tasks were told to end, and Slurm, which may be taking their nodes, does not answer why."""
+    def cause_unavailable(self) -> bool:
+        """Whether tasks received a signal and Slurm does not respond, so the cause is unknown."""
         if self.job_id is None or self.decision is not None or self.first_failure is not None or self.finished:
             return False
-        told = self.signalled if self.program is None else self.program.was_told
-        return told and self.job_fields is None and self.cause is Cause.CRASH
+        signalled = self.signalled if self.program is None else self.program.was_signalled
+        return signalled and self.job_fields is None and self.cause is Cause.CRASH
 
     @property
-    def is_being_taken_away(self) -> bool:
-        """Whether Slurm may be about to requeue the job by itself, as far as anybody can tell."""
+    def may_be_preempted(self) -> bool:
+        """Whether Slurm may be about to preempt and requeue the job, with the information available."""
         return self.cause is Cause.PREEMPTION or (self.cause is Cause.UNKNOWN and self.job_fields is None)
 
     @property
     def counted_cause(self) -> Cause:
-        """The cause that a requeue is counted under: of one that Slurm has requeued it shows no more why."""
+        """The cause that a requeue is counted under; Slurm clears the cause once it has requeued a job."""
         if self.cause is not Cause.REQUEUED or self.requested:
             return self.cause
         if self.decision is not None and self.decision.known_cause is Cause.PREEMPTION:
@@ -150,12 +150,12 @@ class AttemptFacts:
 
     @property
     def by_user(self) -> bool:
-        """Whether the run's user has asked hpcddp for the requeue; no budget counts that."""
+        """Whether the run's user has requested the requeue with hpcddp; no budget counts that."""
         return self.requested or (self.counted_cause is Cause.REQUEUED and self.attempt.requeue_request.exists())
 
     @cached_property
     def _logged(self) -> Cause | None:
-        """Why Slurm has ended the job, as it stands in the batch log."""
+        """Why Slurm has ended the job, according to the batch log."""
         return cause_in_log(self.attempt)
 
     @cached_property
@@ -179,7 +179,7 @@ class AttemptFacts:
 
     @property
     def requested(self) -> bool:
-        """Whether the run's user has asked to have it saved and started again, and nothing else has happened to it."""
+        """Whether the attempt ended because the run's user requested a requeue, and for no other cause."""
         if self.job_id is None or not self.attempt.requeue_request.exists():
             return False
         stopped = self.decision is None or self.decision.reason in _WARNINGS
@@ -187,7 +187,7 @@ class AttemptFacts:
 
     @property
     def _is_certain(self) -> bool:
-        """Whether what Slurm shows is all that there is to know."""
+        """Whether the cause that Slurm shows is final."""
         seen = self._seen_by_slurm
         return seen in _CERTAIN or (seen is Cause.TIME_LIMIT and not self._warned)
 
@@ -195,7 +195,7 @@ class AttemptFacts:
     def _seen_by_slurm(self) -> Cause:
         """Why the job ended, as far as Slurm shows it."""
         program = None if self.decision is not None else self.program
-        # Of the programs of a command, some may only have lost their peers, which were told to end.
+        # Some programs of a command may only have lost their peers, which received a signal.
         errors = self.failures if program is None else [self.first_failure] if self.first_failure else []
         seen = cause_of(
             self.job_fields,
@@ -229,9 +229,9 @@ class AttemptFacts:
         return now if seen in {Cause.UNKNOWN, Cause.CRASH} else seen
 
     def _program_cause(self, program: ProgramEnd) -> Cause:
-        """Return what the programs themselves know of why they ended.
+        """Return the cause that the programs' own records show.
 
-        That they were told to end proves nothing: srun tells the others, too, when one task has failed.
+        SIGTERM alone does not show the cause: srun also sends it when one task fails.
         """
         if self.first_failure is not None:
             return Cause.CRASH
@@ -239,7 +239,7 @@ class AttemptFacts:
             return Cause.NODE_FAILURE if self.lost_nodes else Cause.CRASH
         if program.out_of_time:
             return Cause.TIME_LIMIT
-        return Cause.UNKNOWN if program.wants_to_go_on else Cause.CRASH
+        return Cause.UNKNOWN if program.requeue_requested else Cause.CRASH
 
     @cached_property
     def lost_nodes(self) -> list[str]:
@@ -253,11 +253,11 @@ class AttemptFacts:
 
     @property
     def is_overtaken(self) -> bool:
-        """Whether a newer attempt of the run has begun by now; asked anew each time."""
+        """Whether a newer attempt of the run has begun; read anew each time."""
         return self.attempt.run.newest_attempt() != self.attempt.number
 
     def end_facts(self) -> EndFacts:
-        """Return what the decision is made from."""
+        """Return the input of the decision."""
         finished, fenced = self.finished, self.is_overtaken
         if finished or fenced:
             return EndFacts(cause=Cause.UNKNOWN, finished=finished, fenced=fenced)
@@ -292,8 +292,8 @@ def limits_of(spec: JobSpec) -> Limits:
 _CONNECT_TIMEOUT_S = 3.0
 
 
-def silent_nodes(nodes: list[str], *, tasks_per_node: int, recorded: Iterable[int]) -> list[str]:
-    """Return the nodes of which no rank has left a record; ranks are laid out in blocks.
+def nodes_without_records(nodes: list[str], *, tasks_per_node: int, recorded: Iterable[int]) -> list[str]:
+    """Return the nodes without a record of any rank; ranks are laid out in blocks.
 
     Args:
         nodes: the job's nodes in their order.
@@ -305,7 +305,7 @@ def silent_nodes(nodes: list[str], *, tasks_per_node: int, recorded: Iterable[in
 
 
 def lost_nodes(environment: Mapping[str, str], *, tasks_per_node: int, recorded: Iterable[int]) -> list[str]:
-    """Return the silent nodes whose slurmd does not answer either.
+    """Return the nodes without records whose slurmd does not answer either.
 
     Args:
         environment: the batch script's environment, which names the job's nodes.
@@ -315,13 +315,13 @@ def lost_nodes(environment: Mapping[str, str], *, tasks_per_node: int, recorded:
     nodes = expand(environment.get("SLURM_JOB_NODELIST", ""))
     return [
         node
-        for node in silent_nodes(nodes, tasks_per_node=tasks_per_node, recorded=recorded)
+        for node in nodes_without_records(nodes, tasks_per_node=tasks_per_node, recorded=recorded)
         if not _slurmd_answers(node)
     ]
 
 
 def _slurmd_answers(node: str) -> bool:
-    """Return whether a connection to the node's slurmd opens; a node that cannot be asked about counts as well."""
+    """Return whether a connection to the node's slurmd opens; a node with an unknown address counts as answering."""
     try:
         address = commands.slurmd_address(node)
     except commands.SlurmCommandError:

@@ -1,4 +1,4 @@
-"""Begin an attempt: claim the run directory, check the budgets, write down who starts."""
+"""Begin an attempt: claim the run directory, check the budgets, record the start."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def begin(
     if of_sweep is not None:
         complete_directory(of_sweep, start.job_id or "", environment.get(PICKLE_DIGEST))
     if previous is not None:
-        _settle(run, previous, start, parse_resolved(job_text))
+        _record_requeue_and_check_budgets(run, previous, start, parse_resolved(job_text))
     # A result is written when a run has ended for good; this one is being continued.
     run.result.unlink(missing_ok=True)
     attempt = _create_attempt(run)
@@ -133,7 +133,7 @@ def _observe(
 
 
 def end_time_of(job: Mapping[str, str] | None, environment: Mapping[str, str], *, now: float) -> float | None:
-    """Return when a job's time is over, in seconds since the epoch; None without a limit, or if nobody can tell.
+    """Return when a job's time is over, in seconds since the epoch; None without a limit, or if unknown.
 
     Args:
         job: what Slurm says about the job; None without an answer.
@@ -150,10 +150,10 @@ def end_time_of(job: Mapping[str, str] | None, environment: Mapping[str, str], *
     return now + float(limit_s) if limit_s and int(limit_s) < NO_LIMIT_S else None
 
 
-def _settle(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> None:
-    """Write down what Slurm did by itself, and refuse a start that the budgets do not allow.
+def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> None:
+    """Record a requeue that Slurm made on its own, and refuse a start that the budgets do not allow.
 
-    They are checked here because Slurm's own requeues ask nobody, and before anything heavy is imported.
+    They are checked here because Slurm's own requeues do not check them, and before torch is imported.
     """
     events = read_events(run.events)
     number = run.newest_attempt() or 0
@@ -162,10 +162,10 @@ def _settle(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> 
             cause = _cause_of_requeue(run.attempt(number), events)
             if spec.command is not None:
                 record_progress(run.attempt(number), now=start.time, interrupted=is_interruption(cause))
-            _tell_requeue(run, start, number, cause)
+            _append_requeue_event(run, start, number, cause)
             events = read_events(run.events)
         if not spec.requeue.left_to_slurm:
-            # It was allowed for this one requeue only.
+            # Requeue=1 was set for this one requeue only.
             _forbid_requeue(start)
     why = exceeded(spent_of(events), limits_of(spec))
     if why is None:
@@ -179,24 +179,24 @@ def _settle(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> 
     )
     write_result(run, result)
     append_event(run.events, kind="failure", time=start.time, attempt=number, reason=why, exit_code=93)
-    raise BudgetError(f"run {run.run_id} is not started again: {why}. To go on: {resume_command(run)}")
+    raise BudgetError(f"run {run.run_id} is not started again: {why}. To resume: {resume_command(run)}")
 
 
 def _cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event]) -> Cause:
-    """Return why Slurm has requeued the job by itself, as far as the attempt before shows it."""
+    """Return why Slurm has requeued the job on its own, as the records of the attempt before show it."""
     stops = [event for event in events if event.kind == "stop" and event.attempt == attempt.number]
     cause = stops[-1].known_cause if stops and stops[-1].cause else Cause.REQUEUED
     return cause_in_log(attempt) or cause if cause is Cause.REQUEUED else cause
 
 
-def _tell_requeue(run: RunDirectory, start: Start, number: int, cause: Cause) -> None:
+def _append_requeue_event(run: RunDirectory, start: Start, number: int, cause: Cause) -> None:
     asked = cause is Cause.REQUEUED and run.attempt(number).requeue_request.exists()
     append_event(
         run.events,
         kind="requeue",
         time=start.time,
         attempt=number,
-        reason="Slurm requeued the job by itself",
+        reason="Slurm requeued the job on its own",
         cause=str(cause),
         job_id=start.job_id,
         by="user" if asked else "slurm",
@@ -211,7 +211,7 @@ def _forbid_requeue(start: Start) -> None:
 
 
 def _link_log(run: RunDirectory) -> None:
-    """Let ``batch.log`` be what the script prints, which was submitted by hand; Slurm's notices stand there."""
+    """Link ``batch.log`` to the output of a script that was submitted by hand; Slurm's notices are in it."""
     printed = Path("/proc/self/fd/2").resolve()
     if printed.is_file() and not run.batch_log.exists():
         run.batch_log.symlink_to(printed)

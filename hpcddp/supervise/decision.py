@@ -1,4 +1,4 @@
-"""What happens after an attempt: a table of pure functions, and the budgets, which are counted in the event log."""
+"""Decide what happens after an attempt, by a table of pure functions; budgets are counted in the event log."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ActionKind(StrEnum):
     REQUEUE = "requeue"
     """Have Slurm run the job again."""
     LEAVE_TO_SLURM = "leave_to_slurm"
-    """Slurm runs the job again by itself; only hurry it."""
+    """Slurm has requeued the job already; only set an earlier StartTime."""
     CONTINUE = "continue"
     """Submit another job for the same run."""
     STOP = "stop"
-    """End the run where it can be taken up by hand."""
+    """End the run where it can be resumed manually."""
     CANCEL = "cancel"
     """End the run, as its user asked."""
     FAIL = "fail"
@@ -39,17 +39,17 @@ class ActionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndFacts:
-    """What is known at the end of an attempt.
+    """The input of the decision at the end of an attempt.
 
     Args:
-        cause: why it ended, as far as Slurm, the ranks' decision or this machine tells.
+        cause: why it ended, according to Slurm, the ranks' decision or this machine.
         finished: whether the run has a result that says so.
         fenced: whether a newer attempt of the run exists.
         error_code: the exit code that the first error asks for; None without an error that names a cause of its own.
         on_slurm: whether the job is one of Slurm's.
         requeue_allowed: whether Slurm may requeue the job.
         causes: the causes after which the user wants the job requeued.
-        requested: whether the run's user has asked to have it saved and started again; no budget counts that.
+        requested: whether the run's user has requested a requeue; no budget counts that.
         stuck: why a run without progress must end, or None.
         used_up: which budget is used up, or None.
         allow_continuation: whether another job may continue the run where requeue is forbidden.
@@ -75,7 +75,7 @@ class Action:
     Args:
         kind: what the supervisor does.
         exit_code: what the batch script exits with.
-        why: why the run does not go on by itself, in words that follow "because"; empty when it does.
+        why: why the run is not restarted automatically, in words that follow "because"; empty when it is.
     """
 
     kind: ActionKind
@@ -101,7 +101,7 @@ def _is_over(facts: EndFacts) -> Action | None:
 
 
 def _failed_by_itself(facts: EndFacts) -> Action | None:
-    """A cause of its own comes before what Slurm did: started again, the job would only fail again."""
+    """An error with a cause of its own comes before what Slurm did: started again, the job would fail again."""
     if facts.error_code is None or facts.error_code in _INFRASTRUCTURE:
         return None
     return Action(kind=ActionKind.FAIL, exit_code=facts.error_code)
@@ -111,8 +111,8 @@ def _is_cancelled(facts: EndFacts) -> Action | None:
     return Action(kind=ActionKind.CANCEL, exit_code=ExitCode.INTERRUPTED) if facts.cause is Cause.CANCELLED else None
 
 
-def _goes_on_by_itself(facts: EndFacts) -> Action | None:
-    """What Slurm has requeued starts again whatever is done here; the budgets are checked there."""
+def _requeued_by_slurm(facts: EndFacts) -> Action | None:
+    """A job that Slurm has requeued starts again in any case; the next start checks the budgets."""
     if facts.cause is not Cause.REQUEUED or facts.requested:
         return None
     return Action(kind=ActionKind.LEAVE_TO_SLURM, exit_code=ExitCode.STOPPED)
@@ -131,7 +131,7 @@ def _is_over_budget(facts: EndFacts) -> Action | None:
 
 
 def _is_not_wanted(facts: EndFacts) -> Action | None:
-    """The causes that the user can name lead to a requeue only if they are named."""
+    """The causes that ``requeue.causes`` can name lead to a requeue only if it names them."""
     if facts.cause not in _NAMEABLE or facts.cause in facts.causes:
         return None
     return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=f"requeue.causes does not name {facts.cause}")
@@ -141,7 +141,7 @@ def _is_forbidden(facts: EndFacts) -> Action | None:
     if not facts.on_slurm and facts.cause is Cause.CRASH:
         return Action(kind=ActionKind.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE)
     if not facts.on_slurm:
-        return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why="nothing on this machine starts it again")
+        return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why="runs on this machine are not requeued")
     if facts.requeue_allowed:
         return None
     if facts.allow_continuation:
@@ -151,7 +151,7 @@ def _is_forbidden(facts: EndFacts) -> Action | None:
     )
 
 
-def _goes_on(_: EndFacts) -> Action:
+def _requeue(_: EndFacts) -> Action:
     return Action(kind=ActionKind.REQUEUE, exit_code=ExitCode.STOPPED)
 
 
@@ -159,11 +159,11 @@ _ROWS: tuple[Callable[[EndFacts], Action | None], ...] = (
     _is_over,
     _failed_by_itself,
     _is_cancelled,
-    _goes_on_by_itself,
+    _requeued_by_slurm,
     _is_over_budget,
     _is_not_wanted,
     _is_forbidden,
-    _goes_on,
+    _requeue,
 )
 
 
@@ -190,7 +190,7 @@ class Limits:
         time_limits: requeues after a time limit.
         failures: requeues after an infrastructure failure.
         attempts_without_progress: attempts in a row that made no progress.
-        of_program: whether the work is a program of the user's own, which has a file to say that it came further.
+        of_program: whether the work is a program of the user's own, which has a file as its progress indicator.
     """
 
     preemptions: int | None
@@ -209,7 +209,7 @@ class Spent:
         time_limits: requeues after a time limit.
         failures: requeues after an infrastructure failure.
         attempts_without_progress: attempts in a row, up to the newest, that saved no newer step than all before them,
-            and in which no program of the user's own came further.
+            and in which no program of the user's own made progress.
     """
 
     preemptions: int = 0
@@ -239,7 +239,7 @@ def spent_of(events: Sequence[Event]) -> Spent:
         elif kind == "progress":
             idle = 0
         elif kind == "requeue" and event.by == "user":
-            # Whoever asks for another attempt knows what it may cost.
+            # The user who requests another attempt knows what it may cost.
             idle -= idle > 0
         elif kind == "requeue" and (counted := _COUNTED_AS.get(event.known_cause)) is not None:
             counts[counted] += 1
@@ -249,7 +249,7 @@ def spent_of(events: Sequence[Event]) -> Spent:
 
 
 def is_interruption(cause: Cause) -> bool:
-    """Return whether ``cause`` says nothing of the work itself, and restarts after it have a limit of their own."""
+    """Return whether ``cause`` is not due to the work itself, and requeues after it have a budget of their own."""
     return cause in {Cause.PREEMPTION, Cause.TIME_LIMIT}
 
 
@@ -281,7 +281,7 @@ def used_up(spent: Spent, limits: Limits, cause: Cause) -> str | None:
 
 
 def exceeded(spent: Spent, limits: Limits) -> str | None:
-    """Return why a run must not start once more, or None while it may: Slurm may have requeued it without asking.
+    """Return why a run must not start once more, or None while it may: Slurm may have requeued it on its own.
 
     Args:
         spent: what has been used, the requeue that leads to this start included.
@@ -295,10 +295,10 @@ def exceeded(spent: Spent, limits: Limits) -> str | None:
 
 
 def record_progress(attempt: AttemptDirectory, *, now: float, interrupted: bool) -> None:
-    """Write down that an attempt of a command made progress, unless it is known that it made none.
+    """Record that an attempt of a command made progress, unless it is known that it made none.
 
-    A program that touches ``HPCDDP_PROGRESS_FILE`` is taken at its word from then on. One that never does may well have
-    checkpoints of its own, so that an interruption says nothing against it. Any other restart counts as one without
+    Once a program touches ``HPCDDP_PROGRESS_FILE``, its file is used as the progress indicator. One that never does may
+    have checkpoints of its own, so that an interruption counts as progress. Any other restart counts as one without
     progress.
 
     Args:
@@ -315,9 +315,9 @@ def record_progress(attempt: AttemptDirectory, *, now: float, interrupted: bool)
     except FileNotFoundError:
         counts = not interrupted or any(event.kind == "save" for event in events)
         if not counts:
-            reason = "the program does not say how far it is"
+            reason = "the program does not report its progress"
             append_event(run.events, kind="progress", time=now, attempt=attempt.number, reason=reason)
         return
     if stamp not in stamps:
-        reason = "the program has come further"
+        reason = "the program has made progress"
         append_event(run.events, kind="progress", time=now, attempt=attempt.number, reason=reason, stamp=stamp)

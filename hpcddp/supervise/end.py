@@ -1,4 +1,4 @@
-"""End an attempt: decide by a table whether the run goes on, requeue, and print a summary."""
+"""End an attempt: decide by a table whether to requeue the run, do so, and print a summary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Ending:
     Args:
         exit_code: its exit code.
         text: the paragraph for its log.
-        expedite: the job that is to be started again soon, once all else is done; None for none.
+        expedite: the job that gets an earlier start time, once all else is done; None for none.
     """
 
     exit_code: int
@@ -42,7 +42,7 @@ class Ending:
 
 
 def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str], cancelled: bool = False) -> Ending:
-    """Decide whether the run goes on, and carry the decision out.
+    """Decide whether the run is requeued, and carry the decision out.
 
     Args:
         attempt: the attempt whose tasks have ended.
@@ -58,7 +58,7 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str],
 
 def _decide_and_act(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str], cancelled: bool) -> Ending:
     attempt_facts = AttemptFacts(attempt=attempt, environment=environment, cancelled=cancelled)
-    if attempt_facts.is_unexplained and not attempt_facts.is_overtaken:
+    if attempt_facts.cause_unavailable and not attempt_facts.is_overtaken:
         _wait_for_slurm(attempt_facts)
         attempt_facts = AttemptFacts(attempt=attempt, environment=environment, cancelled=cancelled)
     if attempt_facts.program is not None:
@@ -67,7 +67,7 @@ def _decide_and_act(attempt: AttemptDirectory, *, code: int, environment: Mappin
     if attempt_facts.damage is not None:
         sys.stderr.write(f"hpcddp: {attempt_facts.damage.message}\n")
     if attempt_facts.is_overtaken:
-        # Slurm may have been asked for a minute.
+        # The query to Slurm may have taken a minute.
         action = _OVERTAKEN
     return _HANDLERS[action.kind](attempt_facts, action, code)
 
@@ -90,7 +90,7 @@ def _give_up(attempt: AttemptDirectory, error: RecordError) -> Ending:
                 write_result(run, result)
         with _write_errors_printed(run.events):
             append_event(run.events, kind="stop", time=time.time(), attempt=attempt.number, reason=error.message)
-    text = f"attempt {attempt.number} of run {run.run_id} has ended, and nothing starts it again: {error.message}"
+    text = f"attempt {attempt.number} of run {run.run_id} has ended, and it will not be requeued: {error.message}"
     return Ending(exit_code=ExitCode.INFRASTRUCTURE, text=text)
 
 
@@ -103,15 +103,15 @@ def _saved_step(run: RunDirectory) -> int | None:
 
 
 def _wait_for_slurm(attempt_facts: AttemptFacts) -> None:
-    """Stay until Slurm says why the tasks had to end: a preempted job that ends by itself is never requeued."""
-    # Slurm may kill this shell while it waits: the run must not look as if it went on by itself.
+    """Wait until Slurm shows why the tasks were signalled: a preempted job that exits early is never requeued."""
+    # Slurm may kill this shell while it waits: the run must not be shown as still running.
     _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; Slurm does not answer", ExitCode.STOPPED)
-    requeuing.outlast_silence(attempt_facts.job_id or "")
+    requeuing.wait_for_controller(attempt_facts.job_id or "")
 
 
 def _conclude_program(attempt_facts: AttemptFacts, program: ProgramEnd) -> None:
-    """Write down what the ranks of a training write themselves: that the run has finished, or came further."""
-    # Slurm may be asked for a minute, in which the run may begin anew on other nodes.
+    """Record what the ranks of a training record themselves: that the run has finished, or made progress."""
+    # The query to Slurm may take a minute, in which the run may start again on other nodes.
     interrupted = not program.finished and is_interruption(attempt_facts.counted_cause)
     if attempt_facts.is_overtaken:
         return
@@ -181,22 +181,24 @@ def _stop(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
 
 
 def _leave_to_slurm(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
-    return _goes_on(attempt_facts, action, by="user" if attempt_facts.by_user else "slurm")
+    return _report_requeue(attempt_facts, action, by="user" if attempt_facts.by_user else "slurm")
 
 
 def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     job_id = attempt_facts.job_id or ""
-    done = requeuing.requeue(job_id, restarts=attempt_facts.restarts, lift=not attempt_facts.spec.requeue.left_to_slurm)
+    done = requeuing.requeue(
+        job_id, restarts=attempt_facts.restarts, set_requeue_flag=not attempt_facts.spec.requeue.left_to_slurm
+    )
     in_vain = done.outcome in {RequeueOutcome.REFUSED, RequeueOutcome.UNREACHABLE}
-    if in_vain and attempt_facts.is_being_taken_away and not attempt_facts.is_overtaken:
-        # Slurm may kill this shell while it waits: the run must not look as if it went on by itself.
+    if in_vain and attempt_facts.may_be_preempted and not attempt_facts.is_overtaken:
+        # Slurm may kill this shell while it waits: the run must not be shown as still running.
         _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; {done.why}", action.exit_code)
-        done = requeuing.outlast_grace(job_id, restarts=attempt_facts.restarts, before=done)
+        done = requeuing.wait_for_preemption(job_id, restarts=attempt_facts.restarts, before=done)
     if attempt_facts.is_overtaken:
-        # On a node that was cut off, Slurm does not answer: it has long run the job again elsewhere.
+        # On a node that was cut off, Slurm does not respond: it has started the job again elsewhere.
         return _be_fenced(attempt_facts, _OVERTAKEN, code)
     if done.outcome is RequeueOutcome.REQUEUED:
-        return _goes_on(attempt_facts, action, by="user" if attempt_facts.by_user else "hpcddp")
+        return _report_requeue(attempt_facts, action, by="user" if attempt_facts.by_user else "hpcddp")
     if done.outcome is RequeueOutcome.CANCELLED:
         return _cancel(attempt_facts, Action(kind=ActionKind.CANCEL, exit_code=ExitCode.INTERRUPTED), code)
     if done.outcome is RequeueOutcome.REFUSED and attempt_facts.spec.requeue.allow_continuation:
@@ -204,15 +206,15 @@ def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     return _stop(attempt_facts, Action(kind=ActionKind.STOP, exit_code=action.exit_code, why=done.why), code)
 
 
-def _goes_on(attempt_facts: AttemptFacts, action: Action, *, by: str) -> Ending:
-    """Say that Slurm runs the job again."""
+def _report_requeue(attempt_facts: AttemptFacts, action: Action, *, by: str) -> Ending:
+    """Record the requeue and return the summary."""
     run, job_id = attempt_facts.attempt.run, attempt_facts.job_id
     run.result.unlink(missing_ok=True)
     _append_stop(attempt_facts)
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=str(attempt_facts.counted_cause), job_id=job_id, by=by)
     expedite = attempt_facts.spec.requeue.expedite
     soon = "in a few seconds, if its nodes are free" if expedite else "in about two minutes"
-    next_step = f"Slurm runs {attempt_facts.job} again {soon}, and it goes on from there."
+    next_step = f"Slurm runs {attempt_facts.job} again {soon}, and the run resumes from that step."
     return Ending(
         exit_code=action.exit_code, text=_summary(attempt_facts, next_step), expedite=job_id if expedite else None
     )
@@ -230,7 +232,7 @@ def _continue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     cause = str(attempt_facts.counted_cause)
     _append_stop(attempt_facts)
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=cause, job_id=submission.job_id, by="hpcddp")
-    next_step = f"Job {submission.job_id} was submitted, and it goes on from there."
+    next_step = f"Job {submission.job_id} was submitted, and the run resumes from that step."
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step))
 
 
@@ -253,12 +255,10 @@ def _why(attempt_facts: AttemptFacts) -> str:
     if cause is Cause.NODE_FAILURE:
         return f"node {', '.join(attempt_facts.lost_nodes)} was lost" if attempt_facts.lost_nodes else "a node was lost"
     if attempt_facts.by_user:
-        return f"its user asked to have {attempt_facts.job} run again"
+        return f"its user requested the requeue of {attempt_facts.job}"
     program = attempt_facts.program
-    if program is not None and program.wants_to_go_on and cause is Cause.UNKNOWN:
-        return (
-            f"the command asked to be run again (exit code {int(ExitCode.STOPPED)}, or a file at HPCDDP_REQUEUE_FILE)"
-        )
+    if program is not None and program.requeue_requested and cause is Cause.UNKNOWN:
+        return f"the command requested a requeue (exit code {int(ExitCode.STOPPED)}, or a file at HPCDDP_REQUEUE_FILE)"
     if cause is Cause.CRASH:
         return failure_sentence(attempt_facts.attempt, attempt_facts.failures)
     return why_it_stopped(cause, attempt_facts.decision, job=attempt_facts.job)
@@ -266,7 +266,7 @@ def _why(attempt_facts: AttemptFacts) -> str:
 
 def _by_hand(attempt_facts: AttemptFacts, why: str = "") -> str:
     because = f": {why}" if why else ""
-    return f"It does not go on by itself{because}. To go on: {resume_command(attempt_facts.attempt.run)}"
+    return f"The run is not restarted automatically{because}. To resume: {resume_command(attempt_facts.attempt.run)}"
 
 
 def _summary(attempt_facts: AttemptFacts, next_step: str, *, cause: Cause | None = None) -> str:
@@ -297,7 +297,7 @@ def _conclude(attempt_facts: AttemptFacts, status: str, reason: str, exit_code: 
 
 
 def _append_stop(attempt_facts: AttemptFacts) -> None:
-    """Write down that the attempt has stopped, unless its ranks have."""
+    """Record that the attempt has stopped, unless its ranks have."""
     if attempt_facts.decision is None:
         _append(attempt_facts, "stop", _why(attempt_facts), cause=str(attempt_facts.counted_cause))
 
@@ -322,7 +322,7 @@ def _append(
 
 @contextmanager
 def _write_errors_printed(path: Path) -> Iterator[None]:
-    """Say what could not be written, and go on: a full disk must not keep a job from being requeued."""
+    """Print what could not be written, and continue: a full disk must not prevent a requeue."""
     try:
         yield
     except OSError as error:

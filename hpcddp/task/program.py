@@ -26,7 +26,7 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.run.files import read_tail
-from hpcddp.run.job_records import ProgramExit, Told, read_start, write_exit
+from hpcddp.run.job_records import ProgramExit, StopNotice, read_start, write_exit
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.listener import LISTENER, ReceivedSignal
 from hpcddp.stop.reasons import ExitCode
@@ -40,7 +40,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _OTHER_SIGNALS: Final = (signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED: Final = frozenset({*_STOP_SIGNALS, *_OTHER_SIGNALS, signal.SIGKILL})
-_TOLD_BY: Final[Mapping[int, Told]] = MappingProxyType({signal.SIGTERM: "terminated", signal.SIGUSR2: "warned"})
+_TOLD_BY: Final[Mapping[int, StopNotice]] = MappingProxyType({signal.SIGTERM: "terminated", signal.SIGUSR2: "warned"})
 _POLL_S: Final = 0.5
 # As subprocess reports it, and as a shell does (bash(1), EXIT STATUS).
 _ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, 128 + signal.SIGTERM})
@@ -118,7 +118,7 @@ def run_program(
         )
         _exit_with_failure(record, attempt)
     told = program.told
-    exit_ = ProgramExit(rank=env.rank, host=PROCESS_STATE.host, time=time.time(), code=code, told=told)
+    exit_ = ProgramExit(rank=env.rank, host=PROCESS_STATE.host, time=time.time(), code=code, notice=told)
     # A rank that lost this one as its peer may have written its record first: only a first cause counts here.
     others = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
     log, answers = attempt.rank_log(env.rank), program.answers and others
@@ -250,7 +250,7 @@ class Program:
         notice: _Notice,
         look: Callable[[int], object] = lambda _: None,
     ) -> None:
-        self.told: Told | None = None
+        self.told: StopNotice | None = None
         self.answers = False
         self._notice, self._look = notice, look
         self._handled: frozenset[int] = frozenset()
@@ -305,7 +305,7 @@ class Program:
         ended_as_told = code in _ENDED_BY_TERM or code == 0
         timeout_s = _SIGNAL_TIMEOUT_S if ended_as_told else _SIGNAL_TIMEOUT_AFTER_ERROR_S
 
-        def told() -> Told | None:
+        def told() -> StopNotice | None:
             received = _received_since(ended - _SIGNAL_TIMEOUT_S, possible)
             return self.told or next((_TOLD_BY[known.signum] for known in received), None)
 

@@ -165,7 +165,7 @@ def test_a_run_that_waits_is_explained(project: Project) -> None:
     assert "Slurm expects it to start at" in why["not yet"]
     requeued = project.hpcddp("why", project.runs["requeued"].run.run_id)
     assert "it waits to run again, because" in requeued
-    assert "to go on: preempted" in requeued
+    assert "to be requeued: preempted" in requeued
 
 
 def test_a_run_that_has_ended_is_explained(project: Project) -> None:
@@ -173,7 +173,7 @@ def test_a_run_that_has_ended_is_explained(project: Project) -> None:
     assert "rank 0 on" in why["failed"]
     assert why["failed"].splitlines()[-1] == f"next: hpcddp logs {project.runs['failed'].run.run_id} --first-error"
     assert "ran out of time: the time limit of job" in why["timed out"]
-    assert "Slurm has forgotten its job" in why["forgotten"]
+    assert "is unknown to Slurm" in why["forgotten"]
     for name in ("timed out", "forgotten", "cancelled"):
         assert why[name].splitlines()[-1] == f"next: hpcddp submit --resume {project.runs[name].run.path}"
 

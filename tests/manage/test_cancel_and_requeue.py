@@ -14,7 +14,7 @@ from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
 from hpcddp.manage.control import CancelError, RequeueCommands, RequeueError, cancel, cancel_sweep, requeue
 from hpcddp.manage.overview import SweepStatus, overview, overview_of
-from hpcddp.manage.run_files import read_traces
+from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.run.events import read_events
 from hpcddp.run.find import find_run
@@ -56,7 +56,7 @@ class Slurm:
 
 
 def look(made: FakeRun, *jobs: QueuedJob) -> RunStatus:
-    return statuses([read_traces(made.run)], ask=lambda: jobs, now=NOON + 100).runs[0]
+    return statuses([read_run_files(made.run)], ask=lambda: jobs, now=NOON + 100).runs[0]
 
 
 def running(tmp_path: Path, job: str = TRAINING) -> FakeRun:
@@ -72,9 +72,9 @@ def test_a_run_that_runs_is_told_to_end_and_writes_its_result_itself(tmp_path: P
     said = cancel(look(made, queued()), end=slurm.end)
     assert slurm.calls == ["end ['7']"]
     assert said.startswith(
-        "run run-1 is being cancelled (job 7): its tasks are told to end, and it is saved if that fits"
+        "run run-1 is being cancelled (job 7): its tasks are signalled, and it is saved if that fits"
     )
-    assert said.endswith(f"To go on later: hpcddp submit --resume {made.run.path}")
+    assert said.endswith(f"To resume later: hpcddp submit --resume {made.run.path}")
     assert not made.run.result.exists()
 
 
@@ -85,7 +85,9 @@ def test_a_run_that_waits_is_concluded_here_for_nobody_else_could(tmp_path: Path
         made.started().event("save", step=20).event("requeue", cause="preemption")
     said = cancel(look(made, queued(state="PENDING", restarts=int(started))), end=slurm.end)
     assert slurm.calls == ["end ['7']"]
-    assert ("step 20 is saved. To go on later: " if started else "it had not saved a step. To start it again: ") in said
+    assert (
+        "step 20 is saved. To resume later: " if started else "it had not saved a step. To start it again: "
+    ) in said
     result = json.loads(made.run.result.read_text())
     assert (result["status"], result["exit_code"], result["saved_step"]) == ("cancelled", 130, 20 if started else None)
     assert result["reason"] == f"cancelled by its user before it {'ran again' if started else 'started'}"
@@ -109,19 +111,19 @@ def test_nothing_is_cancelled_blindly(tmp_path: Path) -> None:
         raise SlurmUnavailableError("squeue failed: Unable to contact slurm controller")
 
     made, slurm = make(tmp_path).submitted(), Slurm()
-    (status,) = statuses([read_traces(made.run)], ask=ask, now=NOON).runs
-    with pytest.raises(CancelError, match="nothing was cancelled: nobody can say whether the run run-1 is alive"):
+    (status,) = statuses([read_run_files(made.run)], ask=ask, now=NOON).runs
+    with pytest.raises(CancelError, match="nothing was cancelled: the state of the run run-1 is unknown"):
         cancel(status, end=slurm.end)
     assert slurm.calls == []
 
 
 def test_a_run_on_this_machine_gets_what_ctrl_c_would_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(tmp_path).submitted("77", cluster="local")
-    monkeypatch.setattr("hpcddp.manage.status.is_there", lambda _: True)
+    monkeypatch.setattr("hpcddp.manage.status.is_process_alive", lambda _: True)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     assert cancel(look(made), end=Slurm().end).startswith(
-        "run run-1 is told to save and to end. To go on later: hpcddp submit"
+        "run run-1 was signalled; it saves and exits. To resume later: hpcddp submit"
     )
     assert sent == [(77, signal.SIGTERM)]
 
@@ -195,7 +197,7 @@ def test_a_program_is_requeued_by_slurm_itself(tmp_path: Path) -> None:
     made, slurm = running(tmp_path, PROGRAM), Slurm()
     said = requeue(look(made, queued()), slurm.commands)
     assert slurm.calls == ["requeue 7"]
-    assert said.startswith("job 7 is requeued: the program of run run-1 is told to end (SIGTERM), and started again")
+    assert said.startswith("job 7 is requeued: the program of run run-1 receives SIGTERM and is started again")
     # What no budget counts.
     assert made.run.attempt(0).requeue_request.exists()
 
@@ -238,7 +240,7 @@ def test_a_job_that_hpcddp_itself_keeps_from_being_requeued_may_be(tmp_path: Pat
     [
         ("PENDING", r"the run run-1 waits to start \(requeued\); there is nothing to save or to requeue"),
         ("COMPLETING", r"the run run-1 is stopping, and cannot be requeued now; try again later"),
-        ("CANCELLED", r"the run run-1 has ended \(cancelled\); to go on: hpcddp submit --resume"),
+        ("CANCELLED", r"the run run-1 has ended \(cancelled\); to resume: hpcddp submit --resume"),
     ],
 )
 def test_what_does_not_run_is_not_requeued(tmp_path: Path, word: str, sentence: str) -> None:
@@ -253,8 +255,8 @@ def test_a_finished_run_has_nothing_left_to_run(tmp_path: Path) -> None:
 
 def test_a_run_on_this_machine_is_not_requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(tmp_path).submitted("77", cluster="local")
-    monkeypatch.setattr("hpcddp.manage.status.is_there", lambda _: True)
-    with pytest.raises(RequeueError, match="runs on this machine, where nothing starts it again; end it with hpcddp"):
+    monkeypatch.setattr("hpcddp.manage.status.is_process_alive", lambda _: True)
+    with pytest.raises(RequeueError, match="runs on this machine, where it will not be requeued; end it with hpcddp"):
         requeue(look(made), Slurm().commands)
 
 

@@ -38,7 +38,7 @@ def check(told: Crash, lines: str) -> None:
     assert first.startswith(f"attempt 0: rank {told.rank} on "), lines
     assert f" after step {told.step}" in first, lines
     others = ranks_text([rank for rank in range(RANKS) if rank != told.rank])
-    assert last.startswith(f"ranks {others} followed: "), lines
+    assert last.startswith(f"ranks {others} failed as a consequence: "), lines
     if told.leaves_a_record:
         assert any("hpcddp/stop/faults.py" in line for line in middle), lines
     else:

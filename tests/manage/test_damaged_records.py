@@ -183,7 +183,7 @@ def test_a_command_with_a_damaged_exit_record_is_requeued_where_slurm_says_why_i
     fake = FakeSlurm(monkeypatch)
     command = Command(tmp_path, SLURM)
     fake.become("RUNNING", **PREEMPTED)
-    command.leave(143, 143, told="terminated")
+    command.leave(143, 143, notice="terminated")
     truncate(command.attempt.rank_exit(1))
     assert (end(command.attempt, code=143, environment=SLURM).exit_code, fake.calls) == (75, ["requeue 7"])
 
@@ -235,7 +235,7 @@ def test_a_run_whose_result_is_damaged_has_ended_and_is_not_lost(scenario: Scena
     truncate(scenario.attempt.run.result)
     status = look(scenario, ())
     assert status.state is State.UNKNOWN
-    assert explain(status).why == "it has ended, and nobody can tell how: its result cannot be read"
+    assert explain(status).why == "it has ended, and its outcome is unknown: its result cannot be read"
     append_event(scenario.attempt.run.events, kind="finish", time=1.0, attempt=0)
     answer = explain(look(scenario, ()))
     assert answer.why == "it has ended, and its event log says that it has finished: its result cannot be read"

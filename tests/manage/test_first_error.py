@@ -60,7 +60,7 @@ def test_the_first_rank_is_named_with_its_traceback_and_the_followers_in_one_lin
         '      raise ValueError("no")',
         "  ValueError: no",
     ]
-    assert lines[-1] == "ranks 0-2, 4-7 followed: connection closed by peer"
+    assert lines[-1] == "ranks 0-2, 4-7 failed as a consequence: connection closed by peer"
 
 
 def test_the_document_holds_the_whole_traceback(made: FakeRun) -> None:
@@ -78,7 +78,7 @@ def test_a_rank_that_went_without_a_word_is_named_with_the_end_of_its_log(made: 
         "attempt 0: rank 5 on n2 ended without an error message after step 20: killed, out of memory"
     )
     assert lines[1:-1] == ["the last lines of rank 5:", "  the log of rank 5", "  its last line"]
-    assert lines[-1] == "ranks 0-4, 6-7 followed: connection closed by peer"
+    assert lines[-1] == "ranks 0-4, 6-7 failed as a consequence: connection closed by peer"
 
 
 def test_of_several_silent_ranks_the_one_that_srun_saw_first_is_named(made: FakeRun) -> None:
@@ -90,7 +90,7 @@ def test_of_several_silent_ranks_the_one_that_srun_saw_first_is_named(made: Fake
     assert found.sentence.startswith(
         "rank 6 on n2 ended without an error message after step 20: Killed (by SIGKILL, most often"
     )
-    assert found.followers == "ranks 0-5, 7 followed: connection closed by peer"
+    assert found.secondary == "ranks 0-5, 7 failed as a consequence: connection closed by peer"
 
 
 def test_what_srun_says_of_another_attempt_does_not_count(made: FakeRun) -> None:
@@ -105,7 +105,7 @@ def test_other_errors_of_their_own_are_told_too(made: FakeRun) -> None:
     made.failed(6, at=30).failed(7, at=31, message="another bug")
     assert list(first_error(made.attempt()).lines())[-2:] == [
         "also rank 7 on n2: ValueError: another bug",
-        "ranks 0-5 followed: connection closed by peer",
+        "ranks 0-5 failed as a consequence: connection closed by peer",
     ]
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from hpcddp.manage.run_files import Job, read_traces
-from hpcddp.manage.status import Answers, RunStatus, State, Statuses, is_there, state_of, statuses
+from hpcddp.manage.run_files import Job, read_run_files
+from hpcddp.manage.status import Answers, RunStatus, State, Statuses, is_process_alive, state_of, statuses
 from hpcddp.slurm.commands import QueuedJob, SlurmUnavailableError
 from tests.manage.runs import NOON, FakeRun, make, queued
 
 
 def look(made: FakeRun, *jobs: QueuedJob, job: Job | None = None) -> RunStatus:
-    return statuses([read_traces(made.run, job=job)], ask=lambda: jobs, now=NOON + 100).runs[0]
+    return statuses([read_run_files(made.run, job=job)], ask=lambda: jobs, now=NOON + 100).runs[0]
 
 
 def state(made: FakeRun, *jobs: QueuedJob) -> State:
@@ -100,7 +100,7 @@ def test_a_run_that_was_resumed_waits_under_its_new_id(made: FakeRun) -> None:
 @pytest.mark.parametrize(("status", "expected"), [("finished", State.FINISHED), ("failed", State.FAILED)])
 def test_what_the_files_say_of_an_end_is_final_and_nobody_is_asked(made: FakeRun, status: str, expected: State) -> None:
     made.submitted().started().ended(status)
-    (found,) = statuses([read_traces(made.run)], ask=nobody_may_be_asked, now=NOON).runs
+    (found,) = statuses([read_run_files(made.run)], ask=nobody_may_be_asked, now=NOON).runs
     assert found.state is expected
 
 
@@ -152,7 +152,7 @@ def test_an_element_that_has_not_begun_is_known_by_the_id_it_was_given(tmp_path:
 
 def test_a_run_that_ends_between_the_two_looks_has_ended_by_its_result(made: FakeRun) -> None:
     made.submitted().started().event("train")
-    before = read_traces(made.run)
+    before = read_run_files(made.run)
 
     def ask() -> list[QueuedJob]:
         made.ended("finished", steps=400)
@@ -169,7 +169,7 @@ def test_without_an_answer_only_ends_are_known_and_it_is_said_why(tmp_path: Path
     def ask() -> list[QueuedJob]:
         raise SlurmUnavailableError("squeue failed: Unable to contact slurm controller")
 
-    found = statuses([read_traces(one.run) for one in (lives, ended)], ask=ask, now=NOON)
+    found = statuses([read_run_files(one.run) for one in (lives, ended)], ask=ask, now=NOON)
     assert [one.state for one in found.runs] == [State.UNKNOWN, State.FAILED]
     assert found.unanswered == "squeue failed: Unable to contact slurm controller"
 
@@ -182,23 +182,23 @@ def test_slurm_is_asked_once_for_all(tmp_path: Path) -> None:
         calls.append(None)
         return [queued(str(number), "PENDING") for number in range(200)]
 
-    found = statuses([read_traces(one.run) for one in runs], ask=ask, now=NOON)
+    found = statuses([read_run_files(one.run) for one in runs], ask=ask, now=NOON)
     assert {one.state for one in found.runs} == {State.PENDING}
     assert len(calls) == 1
 
 
 def ask_of(made: FakeRun) -> Statuses:
-    return statuses([read_traces(made.run)], ask=nobody_may_be_asked, now=NOON)
+    return statuses([read_run_files(made.run)], ask=nobody_may_be_asked, now=NOON)
 
 
 def test_a_run_on_this_machine_is_alive_while_its_script_is(made: FakeRun, tmp_path: Path) -> None:
-    traces = read_traces(made.submitted("77", cluster="local").run)
-    assert is_there(traces, proc=tmp_path) is False
+    files = read_run_files(made.submitted("77", cluster="local").run)
+    assert is_process_alive(files, proc=tmp_path) is False
     (tmp_path / "77").mkdir()
     (tmp_path / "77" / "cmdline").write_bytes(b"\0".join([b"/bin/bash", str(made.run.script).encode(), b""]))
-    assert is_there(traces, proc=tmp_path) is True
-    assert state_of(traces, Answers(processes={made.run: True})) is State.STARTING
-    assert state_of(traces, Answers(processes={made.run: False})) is State.LOST
+    assert is_process_alive(files, proc=tmp_path) is True
+    assert state_of(files, Answers(processes={made.run: True})) is State.STARTING
+    assert state_of(files, Answers(processes={made.run: False})) is State.LOST
 
 
 def test_a_process_id_that_came_again_is_not_the_run(made: FakeRun) -> None:

@@ -40,7 +40,7 @@ def test_the_table_lines_up(lines: list[Line]) -> None:
 def test_a_narrow_terminal_goes_without_columns_and_says_which(lines: list[Line], width: int) -> None:
     *rows, note = table(lines, width=width, paint=plain)
     assert all(len(row) <= width for row in rows)
-    assert note.startswith("(no room here for ")
+    assert note.startswith("(columns hidden: ")
     assert "state" in rows[0]
     assert "step" in rows[0]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcddp.manage.overview import SweepStatus, overview
-from hpcddp.manage.run_files import read_traces
+from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.manage.why import Answer, explain, explain_sweep, waiting
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
@@ -29,7 +29,7 @@ DOCUMENTED = (
 
 
 def look(made: FakeRun, *jobs: QueuedJob) -> RunStatus:
-    return statuses([read_traces(made.run)], ask=lambda: jobs, now=NOON + 100).runs[0]
+    return statuses([read_run_files(made.run)], ask=lambda: jobs, now=NOON + 100).runs[0]
 
 
 def why(made: FakeRun, *jobs: QueuedJob, **facts: Any) -> Answer:
@@ -60,7 +60,7 @@ def test_a_reason_of_tomorrow_is_told_as_slurm_says_it() -> None:
         ("DependencyNeverSatisfied", "so it never starts"),
         ("Dependency", "it waits for the end of another job"),
         ("ReservationDeleted", "its reservation is gone"),
-        ("QOSMaxCpuPerUserLimit", "you, or your account, have as much at work as the QOS allows"),
+        ("QOSMaxCpuPerUserLimit", "you, or your account, have reached the QOS limit"),
         ("QOSMaxNodePerJobLimit", "than the QOS allows one job"),
         ("launch_failed_requeued_held", "a node could not launch it"),
     ],
@@ -74,7 +74,7 @@ def test_a_waiting_run_says_why_when_and_what_to_do(made: FakeRun) -> None:
     lines = list(why(made.submitted(), job, priority="JOBID PRIORITY\n7 100").lines())
     assert lines == [
         "run-1 (digits): it waits to start, because as many elements of its array run as may run at once",
-        "  Slurm's word for it is JobArrayTaskLimit, of job 7",
+        "  Slurm reason: JobArrayTaskLimit (job 7)",
         "  Slurm expects it to start at 2026-11-22 08:00:00; other jobs may change that",
         "  its priority, as sprio shows it:",
         "    JOBID PRIORITY",
@@ -128,9 +128,9 @@ def test_the_attempts_of_a_run_are_its_history(made: FakeRun) -> None:
     assert answer.why == "it has finished after 400 steps"
     assert [line.split("  ", 1)[1] for line in answer.history] == [
         "attempt 0 began on n1",
-        "attempt 0 stopped after step 30, to go on: preempted",
+        "attempt 0 stopped after step 30, to be requeued: preempted",
         "attempt 1 began on n1",
-        "attempt 1 stopped after step 40, to go on: its user asked for it",
+        "attempt 1 stopped after step 40, to be requeued: its user requested it",
         "attempt 2 began on n1",
         "attempt 2 finished after step 400",
     ]
@@ -149,18 +149,18 @@ def test_a_forgotten_run_says_what_is_known_and_how_to_go_on(made: FakeRun) -> N
     made.submitted().started().event("train").steps(1, 30).event("save", step=20)
     made.run.batch_log.write_text("slurmstepd: error: out of memory\n")
     answer = why(made)
-    assert answer.why.startswith("Slurm has forgotten its job 7, and it has left no result: it was killed, or its node")
+    assert answer.why.startswith("its job 7 is unknown to Slurm, and it has left no result: it was killed, or its node")
     assert answer.facts == (
         "step 30 of 400",
-        "the last sign of life was 51s ago",
-        "the batch script's last words: slurmstepd: error: out of memory",
+        "the last activity was 51s ago",
+        "the batch script's last line: slurmstepd: error: out of memory",
         "step 20 is saved",
     )
     assert answer.command == f"hpcddp submit --resume {made.run.path}"
 
 
 def test_a_run_that_was_forgotten_before_it_began_says_so(made: FakeRun) -> None:
-    assert why(made.submitted()).why.startswith("it never started, and Slurm has forgotten its job 7")
+    assert why(made.submitted()).why.startswith("it never started, and its job 7 is unknown to Slurm")
 
 
 def test_what_slurm_still_knows_of_a_run_without_a_result_is_told(made: FakeRun) -> None:
@@ -173,9 +173,9 @@ def test_what_slurm_still_knows_of_a_run_without_a_result_is_told(made: FakeRun)
 def test_without_an_answer_nobody_can_tell(made: FakeRun) -> None:
     made.submitted(cluster="local").started(host="elsewhere")
     assert why(made).why == (
-        "nobody can tell: it has left no result, and it was started on another machine, or nothing says where"
+        "its state is unknown: it has left no result, and it was started on another machine, or on an unknown one"
     )
-    assert why(made, unanswered=True).why.endswith("Slurm could not be asked")
+    assert why(made, unanswered=True).why.endswith("Slurm could not be queried")
 
 
 def test_a_sweep_gives_each_answer_once_and_trouble_first(tmp_path: Path) -> None:

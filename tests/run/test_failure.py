@@ -32,7 +32,7 @@ def test_a_follower_never_takes_the_place_of_the_first_cause(tmp_path: Path) -> 
     write_failure(attempt, record(3, time=2.0))
     text = describe_failure(attempt, read_failures(attempt))
     assert text.startswith("rank 3 on n3 failed first: ValueError: boom")
-    assert "rank 0 only followed: Connection closed by peer" in text
+    assert "rank 0 failed as a consequence: Connection closed by peer" in text
 
 
 def test_a_failure_of_all_ranks_is_told_once(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_rank_that_was_killed_is_told_by_its_silence(tmp_path: Path) -> None:
     write_failure(attempt, record(0, time=1.0, secondary=True, message="Connection reset by peer"))
     assert describe_failure(attempt, read_failures(attempt)).splitlines()[:2] == [
         "rank 1 ended without an error message: killed, out of memory, a crash below Python, or os._exit",
-        "rank 0 only followed: Connection reset by peer",
+        "rank 0 failed as a consequence: Connection reset by peer",
     ]
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.job_records import ProgramExit, Told, read_program_end, write_exit
+from hpcddp.run.job_records import ProgramExit, StopNotice, read_program_end, write_exit
 
 
-def attempt_of(path: Path, *ends: tuple[int, Told | None]) -> AttemptDirectory:
+def attempt_of(path: Path, *ends: tuple[int, StopNotice | None]) -> AttemptDirectory:
     attempt = AttemptDirectory(path / "run" / "attempts" / "0")
     attempt.path.mkdir(parents=True)
-    for rank, (code, told) in enumerate(ends):
-        write_exit(attempt, ProgramExit(rank=rank, host="n1", time=0.0, code=code, told=told))
+    for rank, (code, notice) in enumerate(ends):
+        write_exit(attempt, ProgramExit(rank=rank, host="n1", time=0.0, code=code, notice=notice))
     return attempt
 
 
@@ -33,15 +33,15 @@ def attempt_of(path: Path, *ends: tuple[int, Told | None]) -> AttemptDirectory:
     ],
 )
 def test_a_run_has_finished_only_if_every_rank_ended_well_by_itself(
-    tmp_path: Path, ends: list[tuple[int, Told | None]], *, finished: bool, wants: bool, out_of_time: bool
+    tmp_path: Path, ends: list[tuple[int, StopNotice | None]], *, finished: bool, wants: bool, out_of_time: bool
 ) -> None:
     end = read_program_end(attempt_of(tmp_path, *ends), world_size=2)
-    assert (end.finished, end.wants_to_go_on, end.out_of_time) == (finished, wants, out_of_time)
+    assert (end.finished, end.requeue_requested, end.out_of_time) == (finished, wants, out_of_time)
 
 
-def test_a_file_says_that_the_program_wants_to_go_on_whatever_its_exit_code(tmp_path: Path) -> None:
+def test_the_requeue_file_requests_a_requeue_whatever_the_exit_code(tmp_path: Path) -> None:
     attempt = attempt_of(tmp_path, (0, None))
     attempt.requeue_file.touch()
     end = read_program_end(attempt, world_size=1)
-    assert end.wants_to_go_on
+    assert end.requeue_requested
     assert not end.finished

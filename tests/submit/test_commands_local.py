@@ -176,7 +176,7 @@ def test_a_program_that_asked_by_file_goes_on_whatever_its_exit_code(tmp_path: P
     )
     run = ended(submit(tmp_path, "--tasks-per-node", "2", *asks))
     assert result(run)["status"] == "stopped"
-    assert "the command asked to be run again" in result(run)["reason"]
+    assert "the command requested a requeue" in result(run)["reason"]
 
 
 def test_a_program_that_only_the_task_misses_is_named_without_a_traceback(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_reque
     assert main(words, {**environment, "SLURM_RESTART_COUNT": "2"}) == 93
     why = "the last 2 attempts saved no new step, and requeue.max_attempts_without_progress is 2"
     resume = f"hpcddp submit JOB --resume {attempt.run.path}"
-    assert f"hpcddp: run r1 is not started again: {why}. To go on: {resume}\n" in capsys.readouterr().err
+    assert f"hpcddp: run r1 is not started again: {why}. To resume: {resume}\n" in capsys.readouterr().err
     result = read_json(attempt.run.result)
     assert (result["status"], result["reason"], result["exit_code"]) == ("failed", why, 93)
     assert attempt.run.newest_attempt() == 1
@@ -220,7 +220,7 @@ def test_more_preemptions_than_are_allowed_end_the_run_at_its_start(tmp_path: Pa
     append_event(attempt.run.events, kind="save", time=0.0, attempt=0, step=4)
     append_event(attempt.run.events, kind="stop", time=0.0, attempt=0, cause="preemption")
     with pytest.raises(
-        BudgetError, match=r"requeue\.max_preemptions is 0, and this would be one more\. To go on: hpcddp"
+        BudgetError, match=r"requeue\.max_preemptions is 0, and this would be one more\. To resume: hpcddp"
     ):
         begin_in(tmp_path, job=job, environment={**environment, "SLURM_RESTART_COUNT": "1"})
 

@@ -93,7 +93,7 @@ def test_a_finished_run_is_left_alone_whatever_happened(cause: Cause, *, requeue
     [
         ({"cause": Cause.TIME_LIMIT, "causes": frozenset()}, "requeue.causes does not name time_limit"),
         ({"cause": Cause.PREEMPTION, "requeue_allowed": False}, "Slurm is not allowed to requeue it (Requeue=0)"),
-        ({"cause": Cause.TIME_LIMIT, "on_slurm": False}, "nothing on this machine starts it again"),
+        ({"cause": Cause.TIME_LIMIT, "on_slurm": False}, "runs on this machine are not requeued"),
         ({"cause": Cause.PREEMPTION, "stuck": "no progress"}, "no progress"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_preempted_and_saved_attempt_is_requeued_and_hurried(scenario: Scenari
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", ["requeue 7"])
     assert ending.text == (
         "attempt 0 of run r1 has ended: job 7 was preempted; step 12 is saved in 0.4 s. Slurm runs job 7 again in a "
-        "few seconds, if its nodes are free, and it goes on from there."
+        "few seconds, if its nodes are free, and the run resumes from that step."
     )
     assert scenario.events() == [("start", None), ("save", None), ("stop", "preemption"), ("requeue", "preemption")]
     assert scenario.result is None
@@ -139,7 +139,7 @@ def test_without_expedite_slurm_takes_its_own_time(tmp_path: Path, slurm: FakeSl
     scenario.stop()
     ending = scenario.end()
     assert ending.expedite is None
-    assert "Slurm runs job 7 again in about two minutes, and it goes on from there." in ending.text
+    assert "Slurm runs job 7 again in about two minutes, and the run resumes from that step." in ending.text
 
 
 def test_the_warning_before_the_time_limit_is_the_time_limit(scenario: Scenario, slurm: FakeSlurm) -> None:
@@ -157,7 +157,7 @@ def test_a_requeue_that_its_user_asked_for_is_done_whatever_the_budgets_say(tmp_
     ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", ["requeue 7"])
     assert ending.text.startswith(
-        "attempt 0 of run r1 has ended: its user asked to have job 7 run again; step 12 is saved in 0.4 s. Slurm runs"
+        "attempt 0 of run r1 has ended: its user requested the requeue of job 7; step 12 is saved in 0.4 s. Slurm runs"
     )
     (event,) = [event for event in read_events(scenario.attempt.run.events) if event.kind == "requeue"]
     assert (event.cause, event.by) == ("requeued", "user")
@@ -202,8 +202,8 @@ def test_a_cancelled_job_is_never_requeued(scenario: Scenario, slurm: FakeSlurm)
     ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (130, None, [])
     assert ending.text == (
-        "attempt 0 of run r1 has ended: job 7 was cancelled; step 12 is saved in 0.4 s. It does not go on by itself. "
-        f"To go on: {scenario.resume}"
+        "attempt 0 of run r1 has ended: job 7 was cancelled; step 12 is saved in 0.4 s. The run is not "
+        f"restarted automatically. To resume: {scenario.resume}"
     )
     assert scenario.result == {
         "status": "cancelled",
@@ -240,7 +240,9 @@ def test_the_users_error_is_never_requeued_and_comes_with_its_traceback(scenario
 def test_tasks_that_end_with_no_word_at_all_are_never_a_success(scenario: Scenario) -> None:
     ending = scenario.end()
     assert ending.exit_code == 71
-    assert ending.text.endswith(f"It does not go on by itself: requeue.max_failures is 0. To go on: {scenario.resume}")
+    assert ending.text.endswith(
+        f"The run is not restarted automatically: requeue.max_failures is 0. To resume: {scenario.resume}"
+    )
 
 
 def test_an_infrastructure_failure_within_its_budget_is_requeued(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -286,7 +288,7 @@ def test_two_attempts_that_save_nothing_new_end_the_run(scenario: Scenario, slur
         ending = scenario.end()
     assert (ending.exit_code, len(slurm.calls)) == (93, 2)
     why = "the last 2 attempts saved no new step, and requeue.max_attempts_without_progress is 2"
-    assert f"It does not go on by itself: {why}. To go on: {scenario.resume}" in ending.text
+    assert f"The run is not restarted automatically: {why}. To resume: {scenario.resume}" in ending.text
     assert scenario.result is not None
     assert (scenario.result["exit_code"], scenario.result["reason"]) == (93, f"job 7 was preempted; {why}")
 
@@ -298,7 +300,10 @@ def test_a_cause_that_the_user_did_not_name_stops_the_run(tmp_path: Path, slurm:
     assert (ending.exit_code, slurm.calls) == (75, [])
     assert scenario.result is not None
     assert (scenario.result["status"], scenario.result["saved_step"]) == ("stopped", 12)
-    assert "It does not go on by itself: requeue.causes does not name time_limit. To go on: hpcddp" in ending.text
+    assert (
+        "The run is not restarted automatically: requeue.causes does not name time_limit. To resume: hpcddp"
+        in ending.text
+    )
 
 
 def test_slurm_that_was_kept_off_is_let_in_for_a_cause_that_is_named(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -317,7 +322,7 @@ def test_where_requeue_is_forbidden_the_command_that_continues_is_told(scenario:
     scenario.stop()
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (75, [])
-    assert f"Slurm is not allowed to requeue it (Requeue=0). To go on: {scenario.resume}" in ending.text
+    assert f"Slurm is not allowed to requeue it (Requeue=0). To resume: {scenario.resume}" in ending.text
 
 
 def test_where_requeue_is_forbidden_another_job_continues_if_that_is_allowed(
@@ -333,7 +338,7 @@ def test_where_requeue_is_forbidden_another_job_continues_if_that_is_allowed(
     scenario.stop()
     ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, None, [])
-    assert ending.text.endswith("Job 8 was submitted, and it goes on from there.")
+    assert ending.text.endswith("Job 8 was submitted, and the run resumes from that step.")
 
 
 def test_without_scontrol_the_run_is_marked_and_the_command_is_told(scenario: Scenario, slurm: FakeSlurm) -> None:
@@ -344,7 +349,7 @@ def test_without_scontrol_the_run_is_marked_and_the_command_is_told(scenario: Sc
     assert scenario.result is not None
     assert scenario.result["status"] == "stopped"
     assert ending.text.endswith(
-        f"scontrol was not found; Slurm's commands must be on PATH here. To go on: {scenario.resume}"
+        f"scontrol was not found; Slurm's commands must be on PATH here. To resume: {scenario.resume}"
     )
 
 
@@ -464,7 +469,7 @@ def test_the_time_limit_of_a_local_run_stops_it(tmp_path: Path) -> None:
     assert ending.exit_code == 75
     assert ending.text == (
         "attempt 0 of run r1 has ended: the time limit of this run is near; step 12 is saved in 0.4 s. It does not go "
-        f"on by itself: nothing on this machine starts it again. To go on: {scenario.resume}"
+        f"on by itself: runs on this machine are not requeued. To resume: {scenario.resume}"
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from hpcddp.run.events import Event, EventKind, append_event, read_events
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import write_json
-from hpcddp.run.job_records import ProgramExit, Told, write_exit
+from hpcddp.run.job_records import ProgramExit, StopNotice, write_exit
 from hpcddp.supervise.begin import BudgetError
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
 from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Scenario
@@ -35,11 +35,11 @@ class Command(Scenario):
     def __init__(self, directory: Path, environment: dict[str, str], more: str = "") -> None:
         super().__init__(directory, environment, more, job=COMMAND)
 
-    def leave(self, *codes: int, told: Told | None = None) -> None:
+    def leave(self, *codes: int, notice: StopNotice | None = None) -> None:
         """The programs of the first ranks have ended."""
         append_event(self.attempt.run.events, kind="train", time=0.0, attempt=self.attempt.number)
         for rank, code in enumerate(codes):
-            write_exit(self.attempt, ProgramExit(rank=rank, host="n1", time=0.0, code=code, told=told))
+            write_exit(self.attempt, ProgramExit(rank=rank, host="n1", time=0.0, code=code, notice=notice))
 
     def slurm_says(self, why: str) -> None:
         """slurmstepd writes into the batch log."""
@@ -70,21 +70,21 @@ def test_a_preempted_command_is_requeued_whatever_its_exit_code(
     command: Command, slurm: FakeSlurm, codes: tuple[int, ...]
 ) -> None:
     slurm.become("RUNNING", **PREEMPTED)
-    command.leave(*codes, told="terminated")
+    command.leave(*codes, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
     assert ending.text == (
         "attempt 0 of run r1 has ended: job 7 was preempted. Slurm runs job 7 again in a few seconds, if its nodes are "
-        "free, and it goes on from there."
+        "free, and the run resumes from that step."
     )
     assert command.last("requeue").cause == "preemption"
 
 
-@pytest.mark.parametrize(("codes", "told"), [((0, 0), "warned"), ((-15, -15), "deadline")])
+@pytest.mark.parametrize(("codes", "notice"), [((0, 0), "warned"), ((-15, -15), "deadline")])
 def test_a_command_that_is_out_of_time_is_requeued(
-    command: Command, slurm: FakeSlurm, codes: tuple[int, ...], told: Told
+    command: Command, slurm: FakeSlurm, codes: tuple[int, ...], notice: StopNotice
 ) -> None:
-    command.leave(*codes, told=told)
+    command.leave(*codes, notice=notice)
     assert (command.end().exit_code, slurm.calls) == (75, ["requeue 7"])
     assert command.last("requeue").cause == "time_limit"
 
@@ -93,7 +93,7 @@ def test_a_command_that_asks_to_go_on_is_requeued_and_says_so(command: Command, 
     command.leave(75, 0)
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
-    assert "the command asked to be run again (exit code 75, or a file at HPCDDP_REQUEUE_FILE)" in ending.text
+    assert "the command requested a requeue (exit code 75, or a file at HPCDDP_REQUEUE_FILE)" in ending.text
     assert command.last("requeue").cause == "unknown"
 
 
@@ -105,7 +105,7 @@ def test_a_file_asks_as_well_as_an_exit_code(command: Command, slurm: FakeSlurm)
 
 def test_a_cancelled_command_is_never_requeued(command: Command, slurm: FakeSlurm) -> None:
     slurm.become("COMPLETING")
-    command.leave(75, 75, told="terminated")
+    command.leave(75, 75, notice="terminated")
     assert (command.end().exit_code, slurm.calls) == (130, [])
     assert command.result is not None
     assert command.result["status"] == "cancelled"
@@ -113,7 +113,7 @@ def test_a_cancelled_command_is_never_requeued(command: Command, slurm: FakeSlur
 
 def test_a_failure_comes_before_what_the_others_were_told(command: Command, slurm: FakeSlurm) -> None:
     command.fail(1, exit_code=70)
-    command.leave(-15, 1, told="terminated")
+    command.leave(-15, 1, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (70, [])
     assert ending.text.startswith("rank 1 on n2 failed first: ValueError: boom")
@@ -122,7 +122,7 @@ def test_a_failure_comes_before_what_the_others_were_told(command: Command, slur
 def test_ranks_that_only_lost_their_peers_do_not_hide_a_preemption(command: Command, slurm: FakeSlurm) -> None:
     slurm.become("RUNNING", **PREEMPTED)
     command.fail(1, exit_code=71, secondary=True)
-    command.leave(-15, told="terminated")
+    command.leave(-15, notice="terminated")
     assert (command.end().exit_code, slurm.calls) == (75, ["requeue 7"])
 
 
@@ -138,22 +138,22 @@ def test_a_task_that_left_no_record_is_a_failure_whatever_its_peers_were_told(
     command: Command, slurm: FakeSlurm, code: int
 ) -> None:
     """srun tells the others to end when one task has failed (--kill-on-bad-exit)."""
-    command.leave(code, told="terminated")
+    command.leave(code, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (71, [])
     assert ending.text.startswith("rank 1 ended without an error message")
-    assert "It does not go on by itself: requeue.max_failures is 0." in ending.text
+    assert "The run is not restarted automatically: requeue.max_failures is 0." in ending.text
 
 
 def test_tasks_that_are_killed_each_time_are_run_again_as_often_as_max_failures_says(
     tmp_path: Path, slurm: FakeSlurm
 ) -> None:
     command = Command(tmp_path, SLURM, "requeue: {max_failures: 1, max_attempts_without_progress: 9}\n")
-    command.leave(-15, told="terminated")
+    command.leave(-15, notice="terminated")
     assert command.end().exit_code == 75
     assert command.last("requeue").cause == "crash"
     again(command, slurm, 1)
-    command.leave(-15, told="terminated")
+    command.leave(-15, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (71, ["requeue 7"])
     assert "requeue.max_failures is 1, all used up" in ending.text
@@ -162,15 +162,15 @@ def test_tasks_that_are_killed_each_time_are_run_again_as_often_as_max_failures_
 def test_tasks_that_were_told_to_end_while_slurm_shows_no_reason_are_a_failure(
     command: Command, slurm: FakeSlurm
 ) -> None:
-    command.leave(0, -15, told="terminated")
+    command.leave(0, -15, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (71, [])
-    assert ending.text.startswith("the tasks were told to end (SIGTERM), and nothing shows who told them")
+    assert ending.text.startswith("the tasks received SIGTERM, and the sender of SIGTERM is unknown")
 
 
 def test_a_preemption_takes_tasks_that_leave_no_record(command: Command, slurm: FakeSlurm) -> None:
     slurm.become("RUNNING", **PREEMPTED)
-    command.leave(-15, told="terminated")
+    command.leave(-15, notice="terminated")
     assert (command.end().exit_code, slurm.calls) == (75, ["requeue 7"])
 
 
@@ -184,13 +184,13 @@ def test_a_node_that_is_lost_is_no_failure_of_the_command_until_it_makes_no_prog
         return ["n2"]
 
     monkeypatch.setattr("hpcddp.supervise.attempt_facts.lost_nodes", lost_nodes)
-    command.leave(-15, told="terminated")
+    command.leave(-15, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, recorded) == (75, [[0]])
     assert "has ended: node n2 was lost. Slurm runs" in ending.text
     assert command.last("requeue").cause == "node_failure"
     again(command, slurm, 1)
-    command.leave(-15, told="terminated")
+    command.leave(-15, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (93, ["requeue 7"])
     assert "requeue.max_attempts_without_progress is 2" in ending.text
@@ -208,7 +208,7 @@ def test_a_controller_that_comes_back_late_proves_the_preemption(
     monkeypatch.setattr("time.sleep", sleep)
     slurm.become("RUNNING", **PREEMPTED)
     slurm.errors = [AWAY] * 100
-    command.leave(-15, -15, told="terminated")
+    command.leave(-15, -15, notice="terminated")
     assert (command.end().exit_code, slurm.calls) == (75, ["requeue 7"])
     assert command.last("requeue").cause == "preemption"
     # Slurm may end the batch script while it waits.
@@ -220,7 +220,7 @@ def test_a_controller_that_comes_back_late_and_knows_no_reason_leaves_a_failure(
     command: Command, slurm: FakeSlurm
 ) -> None:
     slurm.errors = [AWAY] * 100
-    command.leave(-15, -15, told="terminated")
+    command.leave(-15, -15, notice="terminated")
     assert (command.end().exit_code, slurm.calls) == (71, [])
 
 
@@ -229,7 +229,7 @@ def test_what_slurmstepd_says_of_a_preemption_counts_while_the_controller_is_awa
 ) -> None:
     command.slurm_says("PREEMPTION")
     slurm.errors = [AWAY] * 35
-    command.leave(-15, -15, told="terminated")
+    command.leave(-15, -15, notice="terminated")
     assert (command.end().exit_code, slurm.calls[-1:]) == (75, ["requeue 7"])
     assert command.last("requeue").cause == "preemption"
 
@@ -244,10 +244,10 @@ def test_on_this_machine_nothing_runs_it_again(tmp_path: Path) -> None:
 
 def test_failures_of_a_silent_command_count_as_attempts_without_progress(tmp_path: Path, slurm: FakeSlurm) -> None:
     command = Command(tmp_path, SLURM, "requeue: {max_failures: 9}\n")
-    command.leave(-9, -15, told="terminated")
+    command.leave(-9, -15, notice="terminated")
     assert command.end().exit_code == 75
     again(command, slurm, 1)
-    command.leave(-9, -15, told="terminated")
+    command.leave(-9, -15, notice="terminated")
     assert command.end().exit_code == 93
 
 
@@ -264,7 +264,7 @@ def test_preemptions_say_nothing_against_a_command_that_is_silent_about_its_prog
 ) -> None:
     for restarts in range(1, 6):
         slurm.become("RUNNING", **PREEMPTED)
-        command.leave(0, 0, told="terminated")
+        command.leave(0, 0, notice="terminated")
         assert command.end().exit_code == 75
         again(command, slurm, restarts)
 
@@ -289,7 +289,7 @@ def test_a_command_that_has_told_its_progress_once_is_taken_at_its_word(command:
     command.attempt.run.progress.touch()
     for restarts in range(1, 4):
         slurm.become("RUNNING", **PREEMPTED)
-        command.leave(0, 0, told="terminated")
+        command.leave(0, 0, notice="terminated")
         code = command.end().exit_code
         if code == 93:
             break
@@ -305,7 +305,7 @@ def test_a_preemption_without_a_grace_time_says_nothing_against_a_silent_command
         command.slurm_says("PREEMPTION")
         if restarts % 2:
             slurm.become("COMPLETING", Restarts=str(restarts))
-            command.leave(-15, -15, told="terminated")
+            command.leave(-15, -15, notice="terminated")
             assert command.end().exit_code == 75
         again(command, slurm, restarts)
         assert (command.last("requeue").cause, command.last("requeue").by) == ("preemption", "slurm")
@@ -331,8 +331,8 @@ def test_a_requeue_that_its_user_asked_for_counts_toward_nothing(
         write_json(command.attempt.requeue_request, {})
         if survives:
             slurm.become("COMPLETING", Restarts=str(restarts))
-            command.leave(-15, -15, told="terminated")
-            assert "its user asked to have job 7 run again" in command.end().text
+            command.leave(-15, -15, notice="terminated")
+            assert "its user requested the requeue of job 7" in command.end().text
         again(command, slurm, restarts)
         assert command.last("requeue").by == "user"
 
@@ -340,10 +340,10 @@ def test_a_requeue_that_its_user_asked_for_counts_toward_nothing(
 def test_a_command_that_asks_to_go_on_whenever_it_is_told_to_end_is_ended_by_the_budget(
     command: Command, slurm: FakeSlurm
 ) -> None:
-    command.leave(75, 75, told="terminated")
+    command.leave(75, 75, notice="terminated")
     assert command.end().exit_code == 75
     again(command, slurm, 1)
-    command.leave(75, 75, told="terminated")
+    command.leave(75, 75, notice="terminated")
     assert (command.end().exit_code, slurm.calls) == (93, ["requeue 7"])
 
 

@@ -5,14 +5,14 @@ import socket
 import pytest
 
 from hpcddp.slurm import commands
-from hpcddp.supervise.attempt_facts import lost_nodes, silent_nodes
+from hpcddp.supervise.attempt_facts import lost_nodes, nodes_without_records
 
 
 @pytest.mark.parametrize(
     ("recorded", "silent"), [([0, 1, 2, 3], []), ([0, 1], ["n2"]), ([1, 2], []), ([3], ["n1"]), ([], ["n1", "n2"])]
 )
 def test_a_node_is_silent_if_none_of_its_ranks_left_a_word(recorded: list[int], silent: list[str]) -> None:
-    assert silent_nodes(["n1", "n2"], tasks_per_node=2, recorded=recorded) == silent
+    assert nodes_without_records(["n1", "n2"], tasks_per_node=2, recorded=recorded) == silent
 
 
 def test_a_silent_node_is_lost_if_its_slurmd_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

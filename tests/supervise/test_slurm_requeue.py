@@ -5,7 +5,7 @@ import time
 import pytest
 
 from hpcddp.slurm.commands import SlurmCommandError
-from hpcddp.supervise.slurm_requeue import Requeued, RequeueOutcome, expedite, outlast_grace, requeue
+from hpcddp.supervise.slurm_requeue import Requeued, RequeueOutcome, expedite, requeue, wait_for_preemption
 from tests.supervise.fake_slurm import AWAY, MISSING, REFUSED, FakeSlurm
 
 
@@ -17,19 +17,19 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 
 def test_a_requeue_is_done_when_the_restart_count_is_raised(slurm: FakeSlurm) -> None:
-    assert requeue("7", restarts=0, lift=False) == Requeued(outcome=RequeueOutcome.REQUEUED)
+    assert requeue("7", restarts=0, set_requeue_flag=False) == Requeued(outcome=RequeueOutcome.REQUEUED)
     assert slurm.calls == ["requeue 7"]
 
 
 def test_slurm_says_nothing_either_way_so_it_is_asked_three_times(slurm: FakeSlurm) -> None:
     slurm.ignored_requeues = 2
-    assert requeue("7", restarts=0, lift=False).outcome is RequeueOutcome.REQUEUED
+    assert requeue("7", restarts=0, set_requeue_flag=False).outcome is RequeueOutcome.REQUEUED
     assert slurm.calls == ["requeue 7"] * 3
 
 
 def test_three_requeues_that_do_nothing_are_told(slurm: FakeSlurm) -> None:
     slurm.ignored_requeues = 9
-    done = requeue("7", restarts=0, lift=False)
+    done = requeue("7", restarts=0, set_requeue_flag=False)
     assert done == Requeued(
         outcome=RequeueOutcome.REFUSED, why="scontrol requeue was called 3 times, and nothing happened"
     )
@@ -37,18 +37,18 @@ def test_three_requeues_that_do_nothing_are_told(slurm: FakeSlurm) -> None:
 
 def test_a_job_that_was_cancelled_meanwhile_is_left_alone(slurm: FakeSlurm) -> None:
     slurm.become("COMPLETING")
-    assert requeue("7", restarts=0, lift=False) == Requeued(outcome=RequeueOutcome.CANCELLED)
+    assert requeue("7", restarts=0, set_requeue_flag=False) == Requeued(outcome=RequeueOutcome.CANCELLED)
     assert slurm.calls == ["requeue 7"]
 
 
 def test_a_controller_that_comes_back_is_asked_again(slurm: FakeSlurm) -> None:
     slurm.errors = [AWAY, AWAY, None]
-    assert requeue("7", restarts=0, lift=False).outcome is RequeueOutcome.REQUEUED
+    assert requeue("7", restarts=0, set_requeue_flag=False).outcome is RequeueOutcome.REQUEUED
 
 
 def test_a_controller_that_stays_away_is_waited_for_a_minute(slurm: FakeSlurm) -> None:
     slurm.errors = [AWAY] * 100
-    done = requeue("7", restarts=0, lift=False, patience_s=60.0)
+    done = requeue("7", restarts=0, set_requeue_flag=False, patience_s=60.0)
     assert done == Requeued(
         outcome=RequeueOutcome.UNREACHABLE, why="scontrol failed: Unable to contact slurm controller"
     )
@@ -62,12 +62,12 @@ def test_what_does_not_change_is_not_waited_for(
     slurm: FakeSlurm, error: SlurmCommandError, outcome: RequeueOutcome
 ) -> None:
     slurm.errors = [error]
-    assert requeue("7", restarts=0, lift=False) == Requeued(outcome=outcome, why=error.message)
+    assert requeue("7", restarts=0, set_requeue_flag=False) == Requeued(outcome=outcome, why=error.message)
     assert slurm.waited == 0
 
 
 def test_a_job_that_slurm_was_kept_from_requeueing_is_allowed_this_once(slurm: FakeSlurm) -> None:
-    requeue("7", restarts=0, lift=True)
+    requeue("7", restarts=0, set_requeue_flag=True)
     assert slurm.calls == ["update 7 {'Requeue': '1'}", "requeue 7"]
 
 
@@ -99,7 +99,7 @@ def test_a_preempted_job_stays_until_slurm_takes_it_or_it_would_never_be_requeue
 
     monkeypatch.setattr(time, "sleep", sleep)
     before = Requeued(outcome=RequeueOutcome.REFUSED, why="no")
-    assert outlast_grace("7", restarts=0, before=before) == Requeued(outcome=RequeueOutcome.REQUEUED)
+    assert wait_for_preemption("7", restarts=0, before=before) == Requeued(outcome=RequeueOutcome.REQUEUED)
     assert slurm.calls == []
 
 
@@ -107,10 +107,10 @@ def test_a_controller_that_comes_back_within_the_grace_time_requeues(slurm: Fake
     slurm.become("RUNNING", PreemptTime="2026-01-01T00:00:00")
     slurm.errors = [AWAY, AWAY]
     before = Requeued(outcome=RequeueOutcome.UNREACHABLE, why="away")
-    assert outlast_grace("7", restarts=0, before=before).outcome is RequeueOutcome.REQUEUED
+    assert wait_for_preemption("7", restarts=0, before=before).outcome is RequeueOutcome.REQUEUED
 
 
 def test_nobody_waits_for_a_grace_time_that_is_none(slurm: FakeSlurm) -> None:
     before = Requeued(outcome=RequeueOutcome.REFUSED, why="no")
-    assert outlast_grace("7", restarts=0, before=before) is before
+    assert wait_for_preemption("7", restarts=0, before=before) is before
     assert slurm.waited < 5

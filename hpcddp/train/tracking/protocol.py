@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 from hpcddp.jobfile.sections import Trackers
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.metrics import TrackerMemory, read_memory, write_memory
+from hpcddp.run.metrics import TrackerPosition, read_position, write_position
 from hpcddp.run.record import RecordError
 
 
@@ -67,16 +67,16 @@ class Memory:
     def save(self) -> None:
         """Write it down."""
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        memory = TrackerMemory(run_id=self.run_id, step=self.step, evaluated_step=self.evaluated_step)
-        write_memory(self._path, memory)
+        position = TrackerPosition(run_id=self.run_id, step=self.step, evaluated_step=self.evaluated_step)
+        write_position(self._path, position)
 
 
-def _saved(path: Path) -> TrackerMemory:
+def _saved(path: Path) -> TrackerPosition:
     try:
-        return read_memory(path)
+        return read_position(path)
     except RecordError:
         # A tracker that begins anew is better than a training that does not begin.
-        return TrackerMemory()
+        return TrackerPosition()
 
 
 class AttemptEnding(Enum):
