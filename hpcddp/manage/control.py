@@ -89,7 +89,7 @@ def _conclude(run: RunDirectory, status: RunStatus) -> int | None:
         status="cancelled",
         reason=reason,
         exit_code=int(ExitCode.INTERRUPTED),
-        attempts=(attempt or 0) + 1,
+        attempts=0 if attempt is None else attempt + 1,
         saved_step=saved,
         resume=resume_command(run),
     )

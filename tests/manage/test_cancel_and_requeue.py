@@ -90,6 +90,7 @@ def test_a_run_that_waits_is_concluded_here_for_nobody_else_could(tmp_path: Path
     ) in said
     result = json.loads(made.run.result.read_text())
     assert (result["status"], result["exit_code"], result["saved_step"]) == ("cancelled", 130, 20 if started else None)
+    assert result["attempts"] == int(started)
     assert result["reason"] == f"cancelled by its user before it {'ran again' if started else 'started'}"
     assert look(made).state == "cancelled"
 

@@ -106,7 +106,7 @@ def test_a_failed_run_names_its_error_and_leads_to_it(made: FakeRun) -> None:
     assert answer.why == f"it has failed: {reason}"
     assert answer.facts == ("step 10 is saved",)
     assert answer.command == "hpcddp logs run-1 --first-error"
-    assert answer.advice == "When its cause is removed, go on with: hpcddp submit X"
+    assert answer.advice == "When its cause is removed, resume with: hpcddp submit X"
 
 
 def test_a_run_that_somebody_else_ended_leads_to_its_continuation(made: FakeRun) -> None:

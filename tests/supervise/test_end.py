@@ -468,8 +468,8 @@ def test_the_time_limit_of_a_local_run_stops_it(tmp_path: Path) -> None:
     ending = scenario.end()
     assert ending.exit_code == 75
     assert ending.text == (
-        "attempt 0 of run r1 has ended: the time limit of this run is near; step 12 is saved in 0.4 s. It does not go "
-        f"on by itself: runs on this machine are not requeued. To resume: {scenario.resume}"
+        "attempt 0 of run r1 has ended: the time limit of this run is near; step 12 is saved in 0.4 s. The run is not "
+        f"restarted automatically: runs on this machine are not requeued. To resume: {scenario.resume}"
     )
 
 

@@ -82,8 +82,8 @@ def test_a_start_that_cannot_be_hurried_is_told_and_no_error(
     slurm.errors = [AWAY]
     expedite("7")
     assert capsys.readouterr().err == (
-        "hpcddp: scontrol failed: Unable to contact slurm controller; the job starts when Slurm sees fit, usually in "
-        "two minutes\n"
+        "hpcddp: scontrol failed: Unable to contact slurm controller; the job starts after Slurm's "
+        "default requeue delay, usually in two minutes\n"
     )
 
 
