@@ -141,7 +141,7 @@ def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path)
     assert result(run)["exit_code"] == 70
     assert "rank 1 on " in result(run)["reason"]
     assert result(run)["reason"].endswith("failed first: ValueError: my own mistake")
-    assert "only followed" in run.batch_log.read_text()
+    assert "failed as a consequence" in run.batch_log.read_text()
 
 
 def test_a_program_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
