@@ -53,7 +53,9 @@ def holder_of(run: RunDirectory) -> RunDirectory:
 
 
 def original_of(run: RunDirectory) -> Path | None:
-    """Return the run directory that this one is a copy of; None if it is no copy, as far as anybody can tell.
+    """Return the existing run directory that this one is a copy of; None if it is no copy, or this is unknown.
+
+    If the original does not exist any more, the directory was moved to another file system or restored from a backup.
 
     Args:
         run: a run or a sweep, which may have been moved.
@@ -64,10 +66,7 @@ def original_of(run: RunDirectory) -> Path | None:
     if not holder.path.exists() or inode == holder.path.stat().st_ino:
         return None
     named = _place(holder, record) or _recorded(record)
-    if named is None or _is_same(named, holder.path):
-        return None
-    # Without a record, a directory whose original is gone was moved.
-    return named if inode is not None or is_there(named) else None
+    return None if named is None or _is_same(named, holder.path) or not _exists(named) else named
 
 
 def refuse_copy(run: RunDirectory) -> None:
@@ -166,8 +165,8 @@ def moved_script(script: str, named: Named, run: RunDirectory) -> str:
     return script
 
 
-def is_there(path: Path) -> bool:
-    """Return whether there is something at a path; what may not be looked at is there."""
+def _exists(path: Path) -> bool:
+    """Return whether a path exists; one that must not be read exists."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

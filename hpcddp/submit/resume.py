@@ -17,7 +17,7 @@ from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import newest_start, read_submission
-from hpcddp.run.moved import follow, is_there, original_of
+from hpcddp.run.moved import follow, original_of
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import index_of, read_sweep, sweep_of
@@ -101,7 +101,7 @@ def resume_anew(run: RunDirectory, request: SubmitRequest) -> Submission:
         )
     refuse_another_training(run, job.request.job.spec)
     _record_resumption(run)
-    if original is not None and is_there(original):
+    if original is not None:
         # From now on the copy is a run of its own, also in every tracker.
         shutil.rmtree(run.trackers, ignore_errors=True)
     write_run(run, job)
@@ -201,8 +201,7 @@ def _refuse_whole_sweep(run: RunDirectory) -> None:
 
 
 def _refuse_copy(run: RunDirectory) -> None:
-    original = original_of(run)
-    if original is not None and is_there(original):
+    if (original := original_of(run)) is not None:
         raise SubmissionError(
             f"{run.path} is a copy of the run {original}, and its script continues that run; name that run",
             hint=f"To continue the copy, give a job file with the name {run.path.parent.name}: "

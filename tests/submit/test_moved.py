@@ -16,7 +16,7 @@ import pytest
 from hpcddp.jobfile.read import ResolvedJob, load_job
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import read_json, write_json
-from hpcddp.run.moved import Named, moved_script
+from hpcddp.run.moved import Named, moved_script, refuse_copy
 from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.run.sweep import Sweep
 from hpcddp.slurm import commands
@@ -141,6 +141,18 @@ def test_a_run_that_was_brought_back_to_its_place_from_a_backup_goes_on(tmp_path
     (tmp_path / "other").mkdir()
     shutil.copytree(tmp_path / "backup", run.path)
     assert_goes_on(tmp_path, run.path)
+
+
+def test_a_run_that_was_moved_to_another_file_system_is_no_copy(tmp_path: Path) -> None:
+    run = failed_run(tmp_path)
+    place = RunDirectory(tmp_path / "again" / "r2")
+    # Another file system gives another inode number.
+    shutil.copytree(run.path, place.path)
+    with pytest.raises(RunDirectoryError, match="is a copy of the run"):
+        refuse_copy(place)
+    shutil.rmtree(run.path)
+    refuse_copy(place)
+    assert_goes_on(tmp_path, place.path)
 
 
 def test_a_run_that_is_called_by_another_path_goes_on_as_its_script_calls_it(tmp_path: Path) -> None:
