@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -232,9 +232,15 @@ def check_sweep(spec: JobSpec, own: Sequence[Finding], wrong: Sequence[Path]) ->
     of_all = [finding for finding in own if broken.get(finding, []) == fitting]
     yield from of_all
     wrong_types = dict.fromkeys(finding for fits, findings in checked if not fits for finding in findings)
-    yield from ((("sweep", _key_of(path, table.keys)), sentence) for path, sentence in islice(wrong_types, _SHOWN))
-    of_some = (finding for finding in broken if finding not in of_all)
-    yield from (_explain(finding, broken[finding], table) for finding in islice(of_some, _SHOWN))
+    yield from _first([(("sweep", _key_of(path, table.keys)), sentence) for path, sentence in wrong_types])
+    yield from _first([_explain(finding, broken[finding], table) for finding in broken if finding not in of_all])
+
+
+def _first(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the first errors of one kind, and one that says how many more there are."""
+    yield from findings[:_SHOWN]
+    if (more := len(findings) - _SHOWN) > 0:
+        yield ("sweep",), f"has {more} more error{'s' if more > 1 else ''} of this kind; correct those above first"
 
 
 def _explain(finding: Finding, indices: Sequence[int], table: SweepTable) -> Finding:
