@@ -251,7 +251,7 @@ class Program:
         look: Callable[[int], object] = lambda _: None,
     ) -> None:
         self.told: Told | None = None
-        self.answers = False
+        self.answers = self._killed = False
         self._notice, self._look = notice, look
         self._handled: frozenset[int] = frozenset()
         self._process = _start(command, environment)
@@ -277,10 +277,15 @@ class Program:
     def _check_end_time(self) -> None:
         now = time.time()
         if self._notice.is_over(now):
-            self._print("the time limit is here, and the program still runs: SIGKILL")
-            self._send(signal.SIGKILL)
+            # Once: a process in uninterruptible sleep ends later.
+            if not self._killed:
+                self._killed = True
+                self._print("the time limit is here, and the program still runs: SIGKILL")
+                self._send(signal.SIGKILL)
         elif self.told is None and self._notice.is_due(now):
-            self._print("the time limit is near, and the program does not listen to SIGUSR2: SIGTERM")
+            warned = LISTENER.first(signal.SIGUSR2) is not None
+            why = ", and the program does not listen to SIGUSR2" if warned else ""
+            self._print(f"the time limit is near{why}: SIGTERM")
             self.told = "deadline"
             self._send(signal.SIGTERM)
 
