@@ -109,8 +109,10 @@ class _RankStates:
             "buffers": gather_differing(self._replica.models),
         }
         self._gathered = own if own["buffers"] else {}
-        yield
-        self._gathered = {}
+        try:
+            yield
+        finally:
+            self._gathered = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was gathered; empty if no buffer differs."""
