@@ -66,7 +66,7 @@ def original_of(run: RunDirectory) -> Path | None:
     if not holder.path.exists() or inode == holder.path.stat().st_ino:
         return None
     named = _place(holder, record) or _recorded(record)
-    return None if named is None or _is_same(named, holder.path) or not _exists(named) else named
+    return None if named is None or is_same_directory(named, holder.path) or not _exists(named) else named
 
 
 def refuse_copy(run: RunDirectory) -> None:
@@ -93,7 +93,7 @@ def refuse_other_script(script: str | None, directory: Path) -> None:
         RunDirectoryError: the script was kept for a run elsewhere.
     """
     kept = RunDirectory(Path(script or "").parent)
-    if script == str(kept.script) and kept.submission.exists() and not _is_same(kept.path, directory):
+    if script == str(kept.script) and kept.submission.exists() and not is_same_directory(kept.path, directory):
         raise RunDirectoryError(
             f"{script} acts on the run directory {directory}, because the directory that it lies in was moved or "
             f"copied; continue that one with: {resume_command(kept)}"
@@ -123,14 +123,14 @@ def follow(run: RunDirectory, directory: Path) -> tuple[RunDirectory, Path]:
     named = _named(script)
     if named is None:
         recorded = _recorded(_record(holder))
-        if recorded is not None and not _is_same(recorded, holder.path):
+        if recorded is not None and not is_same_directory(recorded, holder.path):
             raise RunDirectoryError(
                 f"the run {run.path} was moved, and its script, which is of a template of your own, cannot follow it; "
                 f"give the job file too: {_with_job(run)}"
             )
         return run, directory
     place = directory / named.path
-    if _is_same(place, holder.path):
+    if is_same_directory(place, holder.path):
         return RunDirectory(place if holder is run else place.with_name(run.run_id)), directory
     if not directory.is_dir():
         # The whole project was moved: a relative run_root leads to the run from its new place.
@@ -203,7 +203,8 @@ def _named(script: str) -> Named | None:
     return Named(run_root=run_root, name=name, run_id=run_id)
 
 
-def _is_same(one: Path, other: Path) -> bool:
+def is_same_directory(one: Path, other: Path) -> bool:
+    """Return whether two paths lead to the same directory; of paths that do not exist, whether they are equal."""
     with suppress(OSError):
         return one == other or one.samefile(other)
     return False

@@ -24,6 +24,7 @@ from hpcddp.run.checkpoints import Checkpoint, Manifest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import Start, write_start
+from hpcddp.run.moved import is_same_directory
 from hpcddp.train import distributed
 from hpcddp.train.checkpoint.staging import Staging
 from hpcddp.train.checkpoint.start import agree_on_start, load_file, loading, refuse_another_contract
@@ -316,9 +317,9 @@ class Checkpointer:
 
     def _claim(self) -> int:
         """Return the attempt of the surrounding run, or create the next attempt, which fences earlier ones."""
-        ours = os.environ.get(_ATTEMPT)
-        if ours and AttemptDirectory.from_text(ours).run.path == self._run.path:
-            return AttemptDirectory.from_text(ours).number
+        own = os.environ.get(_ATTEMPT)
+        if own and is_same_directory(AttemptDirectory.from_text(own).run.path, self._run.path):
+            return AttemptDirectory.from_text(own).number
         for folder in (self._run.path, self._run.attempts):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
