@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.job_records import newest_start, read_submission
+from hpcddp.run.job_records import SubmissionRecord, newest_start, read_submission
 from hpcddp.run.moved import follow, original_of
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training
 from hpcddp.run.result import has_finished, resume_command
@@ -27,33 +27,6 @@ from hpcddp.submit.checks import check_submittable
 from hpcddp.submit.request import SubmissionError, SubmitRequest
 from hpcddp.submit.submit import Submission, check_path, prepare, submit_script, write_run
 from hpcddp.submit.sweep_element import array_of_one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreviousSubmission:
-    """The newest submission of a run.
-
-    Args:
-        cluster: ``slurm``, or ``local`` for a run on this machine.
-        job_id: Slurm's job id, or the process id of a local run.
-        directory: the directory of submission.
-        python: the interpreter of its tasks.
-    """
-
-    cluster: Cluster
-    job_id: str
-    directory: Path
-    python: str
-
-
-def _previous_submission(run: RunDirectory) -> PreviousSubmission | None:
-    """Return the newest submission of a run; None if its script was submitted by hand."""
-    record = read_submission(run)
-    if record is None:
-        return None
-    return PreviousSubmission(
-        cluster=record.cluster, job_id=record.job_id, directory=Path(record.directory), python=record.python
-    )
 
 
 def resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: str | None = None) -> Submission:
@@ -91,7 +64,7 @@ def resume_anew(run: RunDirectory, request: SubmitRequest) -> Submission:
     """
     check_run_directory(run.path)
     original = original_of(run)
-    _refuse_alive_or_finished(run, _previous_submission(run), original=original)
+    _refuse_alive_or_finished(run, read_submission(run), original=original)
     job = prepare(replace(request, run_id=run.run_id, job=job_of_run(run, request.job)))
     expected = job.request.run.path
     if expected.resolve() != run.path.resolve():
@@ -127,7 +100,7 @@ def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> 
 
 
 def _same_request(
-    run: RunDirectory, previous: PreviousSubmission, environment: Mapping[str, str], dependency: str | None
+    run: RunDirectory, previous: SubmissionRecord, environment: Mapping[str, str], dependency: str | None
 ) -> SubmitRequest:
     """Return the request that submits a run again as it was submitted before."""
     spec = parse_resolved(run.job_file.read_text(encoding="utf-8"))
@@ -137,7 +110,7 @@ def _same_request(
         cluster=previous.cluster,
         python=previous.python,
         template=None,
-        directory=previous.directory,
+        directory=Path(previous.directory),
         environment=environment,
         dependency=dependency,
     )
@@ -179,10 +152,10 @@ def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
     return replace(job, spec=element_spec(job.spec, sweep.elements[index_of(run)]))
 
 
-def _own_submission(run: RunDirectory) -> PreviousSubmission:
+def _own_submission(run: RunDirectory) -> SubmissionRecord:
     """Return the newest submission of a run whose script is kept."""
     _refuse_whole_sweep(run)
-    previous = _previous_submission(run)
+    previous = read_submission(run)
     if previous is None:
         raise SubmissionError(
             f"the script of the run {run.path} was submitted by hand and is not kept there; give the job file too: "
@@ -211,7 +184,7 @@ def _refuse_copy(run: RunDirectory) -> None:
 
 
 def _refuse_alive_or_finished(
-    run: RunDirectory, previous: PreviousSubmission | None, *, original: Path | None = None
+    run: RunDirectory, previous: SubmissionRecord | None, *, original: Path | None = None
 ) -> None:
     if has_finished(run):
         raise SubmissionError(f"the run {run.run_id} has finished, and there is nothing to resume; see {run.result}")
@@ -232,10 +205,11 @@ def _refuse_alive_or_finished(
         )
 
 
-def _has_not_ended(previous: PreviousSubmission) -> bool:
+def _has_not_ended(previous: SubmissionRecord) -> bool:
     """Return whether the submitted job is pending or running."""
     if previous.cluster == "local":
-        return Path(f"/proc/{previous.job_id}").exists()
+        is_here = previous.host in {None, socket.gethostname()}
+        return is_here and Path(f"/proc/{previous.job_id}").exists()
     job = ask_slurm(previous.job_id)
     return job is not None and job.get("JobState") not in ENDED_STATES
 
