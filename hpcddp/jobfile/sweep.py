@@ -108,12 +108,12 @@ def tabulate(sweep: Grid | Listed) -> SweepTable:
     keys = tuple(dict.fromkeys(key for element in sweep for key in element))
     known: dict[str, dict[Hashable, int]] = {key: {} for key in keys}
     values: dict[str, list[Any]] = {key: [] for key in keys}
-    rows = [tuple(_place(element, key, known[key], values[key]) for key in keys) for element in sweep]
+    rows = [tuple(_value_index(element, key, known[key], values[key]) for key in keys) for element in sweep]
     return SweepTable({key: tuple(found) for key, found in values.items()}, rows, is_grid=False)
 
 
-def _place(element: Mapping[str, Any], key: str, known: dict[Hashable, int], values: list[Any]) -> int | None:
-    """Return the index of an element's value among the values of its key."""
+def _value_index(element: Mapping[str, Any], key: str, known: dict[Hashable, int], values: list[Any]) -> int | None:
+    """Return the index of an element's value among the values of its key; a new value is added to them."""
     if key not in element:
         return None
     same = _identity(element[key])
@@ -129,7 +129,7 @@ def _identity(value: object) -> Hashable:
 
 
 def as_text(value: object) -> str:
-    """Return a value as text, which is the same only for equal values."""
+    """Return canonical JSON."""
     return _ENCODER.encode(value)
 
 
@@ -209,8 +209,8 @@ def check_sweep(spec: JobSpec, own: Sequence[Finding], wrong: Sequence[Path]) ->
 
     Args:
         spec: a job whose fields fit their types.
-        own: the errors of rules between its fields, without regard to the sweep. Elements have other values, so that
-            an error counts for the job only if all elements have it.
+        own: the errors of rules between the fields of the job without its sweep. Elements have other values, so such
+            an error is reported for the job only if every element has it.
         wrong: key paths of the job that have a problem already.
     """
     if spec.sweep is None:

@@ -17,7 +17,7 @@ from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import SubmissionRecord, newest_start, read_submission
-from hpcddp.run.moved import follow, original_of
+from hpcddp.run.moved import original_of, update_script_path
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import index_of, read_sweep, sweep_of
@@ -30,7 +30,7 @@ from hpcddp.submit.sweep_element import array_of_one
 
 
 def resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: str | None = None) -> Submission:
-    """Continue a run that ended before its work was done, with the script that it has.
+    """Submit a run that has ended but not finished again, with its own script.
 
     Args:
         run: the run.
@@ -51,8 +51,8 @@ def resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: str
     return _submit_again(run, request, notes)
 
 
-def resume_anew(run: RunDirectory, request: SubmitRequest) -> Submission:
-    """Continue a run that ended before its work was done, with another job; for example one with other resources.
+def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
+    """Submit a run that has ended but not finished again, with another job; for example with other resources.
 
     Args:
         run: the run.
@@ -75,14 +75,14 @@ def resume_anew(run: RunDirectory, request: SubmitRequest) -> Submission:
     refuse_another_training(run, job.request.job.spec)
     _record_resumption(run)
     if original is not None:
-        # From now on the copy is a run of its own, also in every tracker.
+        # The copy becomes an independent run, also in every tracker.
         shutil.rmtree(run.trackers, ignore_errors=True)
     write_run(run, job)
     return _submit_again(run, job.request, job.notes)
 
 
-def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
-    """Submit the run's script again from within its own job, which ends now; the budgets stay as they are.
+def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
+    """Submit the run's script again from within its job, which is about to end; the budgets are not reset.
 
     Args:
         run: the run.
@@ -118,7 +118,7 @@ def _same_request(
 
 def _submit_again(run: RunDirectory, request: SubmitRequest, notes: tuple[str, ...] = ()) -> Submission:
     check_path(run.path, request.cluster)
-    run, directory = follow(run, request.directory)
+    run, directory = update_script_path(run, request.directory)
     # The result of a run that had ended: the run goes on.
     run.result.unlink(missing_ok=True)
     run.submitit.mkdir(mode=0o700, exist_ok=True)
@@ -147,7 +147,8 @@ def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
         return job
     if sweep is None:
         raise SubmissionError(
-            f"the job has a sweep, and the run {run.run_id} is no element of one; leave the sweep out: --set sweep=null"
+            f"the job has a sweep, and the run {run.run_id} is not an element of one; leave the sweep out: "
+            "--set sweep=null"
         )
     return replace(job, spec=element_spec(job.spec, sweep.elements[index_of(run)]))
 

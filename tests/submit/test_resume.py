@@ -152,7 +152,7 @@ def test_a_process_of_another_host_with_the_id_of_a_local_run_is_not_the_run(dir
     run.script.unlink()
     code, _, error = submit(directory, "--resume", "r1")
     assert code == 2
-    assert f"the script of the run {run.path} is not there" in error
+    assert f"the script of the run {run.path} does not exist" in error
 
 
 def test_a_run_whose_script_was_submitted_by_hand_needs_its_job_file(directory: Path) -> None:

@@ -19,9 +19,9 @@ from hpcddp.stop.listener import LISTENER
 LISTENER.install()
 if sys.argv[1] != "never":
     threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGTERM)).start()
-running = program.Program(["sh", "-c", sys.argv[2]], dict(os.environ), notice=program._Notice(None, 0.0))
+running = program.Program(["sh", "-c", sys.argv[2]], dict(os.environ), end_times=program._EndTimes(None, 0.0))
 code = running.wait()
-print(code, running.told)
+print(code, running.notice)
 sys.stdout.flush()
 os._exit(0)
 """
@@ -59,8 +59,8 @@ if sys.argv[1] == "warned":
     os.kill(os.getpid(), signal.SIGUSR2)
     while LISTENER.first(signal.SIGUSR2) is None:
         time.sleep(0.01)
-notice = program._Notice(time.time() + float(sys.argv[2]), 1000.0)
-running = program.Program(["sleep", "60"], dict(os.environ), notice=notice)
+end_times = program._EndTimes(time.time() + float(sys.argv[2]), 1000.0)
+running = program.Program(["sleep", "60"], dict(os.environ), end_times=end_times)
 running._process.send_signal = lambda signum: print(signum.name)
 for _ in range(2):
     running._check_end_time()
@@ -76,7 +76,7 @@ NEAR = "hpcddp: the time limit is near"
     [
         ("no", "100", f"{NEAR}: SIGTERM", "SIGTERM"),
         ("warned", "100", f"{NEAR}, and the program does not listen to SIGUSR2: SIGTERM", "SIGUSR2\nSIGTERM"),
-        ("no", "-1", "hpcddp: the time limit is here, and the program still runs: SIGKILL", "SIGKILL"),
+        ("no", "-1", "hpcddp: the time limit is reached, and the program still runs: SIGKILL", "SIGKILL"),
     ],
 )
 def test_a_program_gets_each_signal_of_the_end_of_the_job_once_and_its_log_says_why(

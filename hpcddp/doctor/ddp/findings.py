@@ -103,7 +103,7 @@ def _unused(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpF
                 kind="unused_on_some_ranks",
                 severity="note" if known else "defect",
                 sentence=f"{_named(only)} gets a gradient on some ranks only: rank {report['rank']} and rank 0 differ"
-                + (" on the same samples." if known else "; DDP waits for the others for ever."),
+                + (" on the same samples." if known else "; DDP waits for the others indefinitely."),
                 way_out="Use every parameter on every rank"
                 + ("." if known else ", or give the model an attribute find_unused_parameters = True."),
             )
