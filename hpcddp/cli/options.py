@@ -82,7 +82,7 @@ Run = Annotated[
         autocompletion=complete_runs,
     ),
 ]
-Axes = Annotated[
+SweepOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--sweep",

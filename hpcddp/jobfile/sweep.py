@@ -291,7 +291,7 @@ _REFUSED: Mapping[Path, str] = {
     ("name",): "all elements of a sweep have the same name; leave it out",
     ("run_root",): "all elements of a sweep have the same run_root; leave it out",
     ("profile",): "a profile is one cluster; submit once for each, with --set profile=NAME",
-    ("sweep",): "a sweep within a sweep is a longer sweep; name the fields themselves",
+    ("sweep",): "a sweep cannot contain a sweep; name the fields themselves",
     ("max_parallel",): "it is about all elements together; leave it out",
     ("resources",): _ONE_ARRAY,
     ("environment",): _ONE_SCRIPT,
