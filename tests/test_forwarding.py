@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.moved import Named, moved_script
+from hpcddp.run.moved import ScriptRunDirectory, moved_script
 from hpcddp.submit.executors import dump_call
 
 GOLDEN = Path(__file__).parent / "golden" / "0.1.0"
@@ -196,7 +196,7 @@ def test_the_script_of_a_moved_run_of_version_0_1_0_acts_on_the_new_place(name: 
     job_name = {"training": "digits", "command": "words"}[name]
     script = script_of(name)
     place = RunDirectory(tmp_path / "a b" / job_name / "moved")
-    moved = moved_script(script, Named(run_root="runs", name=job_name, run_id="r1"), place)
+    moved = moved_script(script, ScriptRunDirectory(run_root="runs", name=job_name, run_id="r1"), place)
     assert f"hpcddp.launch.attempt begin --run-root=runs --name={job_name} --run-id=r1" in script
     assert f"hpcddp.supervise begin --run-root='{tmp_path / 'a b'}' --name={job_name} --run-id=moved" in moved
     assert "hpcddp.launch.attempt begin" not in moved

@@ -14,8 +14,8 @@ _WIDTH = 100
 _MOST_CANDIDATES = 1000
 _MOST_WRITTEN = 6
 _MOST_SHARES = 8
-Last = Literal["keep", "drop"]
-_LOADERS: tuple[Last, Last] = ("keep", "drop")
+Remainder = Literal["keep", "drop"]
+_LOADERS: tuple[Remainder, Remainder] = ("keep", "drop")
 _ROUNDED = {"keep": "ceil", "drop": "floor"}
 _OPTION = {"keep": "", "drop": "(drop_last=True)"}
 
@@ -33,8 +33,8 @@ class Recipe:
         largest: the largest one; None = no limit.
     """
 
-    sampler: Last | None
-    loader: Last
+    sampler: Remainder | None
+    loader: Remainder
     samples: int
     smallest: int
     largest: int | None
@@ -44,14 +44,14 @@ class Recipe:
         return size >= self.smallest and (self.largest is None or size <= self.largest)
 
 
-def explain_steps(*, steps: int, samples: int, world_size: int, asked_for: int | None = None) -> ObservedBatch:
+def explain_steps(*, steps: int, samples: int, world_size: int, intended_batch: int | None = None) -> ObservedBatch:
     """Return the batches that result in the steps per epoch of a run.
 
     Args:
         steps: S >= 1, batches of each rank per epoch, as observed.
         samples: N >= 1, samples of the training data.
         world_size: W >= 1, ranks.
-        asked_for: the intended global batch; None = unknown.
+        intended_batch: the intended global batch; None = unknown.
 
     Returns:
         The batches per device, or, if there are none, global batches in uneven shares.
@@ -59,19 +59,19 @@ def explain_steps(*, steps: int, samples: int, world_size: int, asked_for: int |
     Raises:
         PlanError: no batch results in that number of steps.
     """
-    refuse_below_one(steps=steps, samples=samples, world_size=world_size, global_batch_size=asked_for)
+    refuse_below_one(steps=steps, samples=samples, world_size=world_size, global_batch_size=intended_batch)
     # (sampler, M, smallest batch). If W divides N, both kinds of sampler give the same shares.
-    equal: list[tuple[Last | None, int, int]] = [("keep", ceil_div(samples, world_size), 1)]
+    equal: list[tuple[Remainder | None, int, int]] = [("keep", ceil_div(samples, world_size), 1)]
     if samples > world_size and samples % world_size:
         equal.append(("drop", samples // world_size, 1))
     for table in (equal, [(None, samples, world_size)]):
         found = [_recipe(*row, loader, steps) for row in table for loader in _LOADERS]
         if recipes := tuple(recipe for recipe in found if recipe is not None):
             return ObservedBatch(
-                steps=steps, samples=samples, world_size=world_size, recipes=recipes, asked_for=asked_for
+                steps=steps, samples=samples, world_size=world_size, recipes=recipes, intended_batch=intended_batch
             )
     share = ceil_div(samples, world_size)
-    size, (here, above) = _nearest(share, steps)
+    size, (here, above) = _nearest_size(share, steps)
     makes = f"{count(size, 'sample')} per device {'makes' if size == 1 else 'make'} {here:,} and {size + 1:,} make"
     why = "1 sample per device, the fewest, makes" if steps > share else makes
     made = count(here if steps > share else above, "step")
@@ -85,8 +85,8 @@ def explain_steps(*, steps: int, samples: int, world_size: int, asked_for: int |
     )
 
 
-def _recipe(sampler: Last | None, samples: int, least: int, loader: Last, steps: int) -> Recipe | None:
-    """Return the n >= ``least`` with ``ceil(M/n) = S`` (keep) or ``floor(M/n) = S`` (drop); None if there are none."""
+def _recipe(sampler: Remainder | None, samples: int, least: int, loader: Remainder, steps: int) -> Recipe | None:
+    """Return the sizes n >= ``least`` with ``ceil(M/n) = S`` (keep) or ``floor(M/n) = S`` (drop); None without any."""
     if loader == "keep":
         first, last = ceil_div(samples, steps), None if steps == 1 else (samples - 1) // (steps - 1)
     else:
@@ -95,8 +95,8 @@ def _recipe(sampler: Last | None, samples: int, least: int, loader: Last, steps:
     return recipe if recipe.covers(recipe.smallest) else None
 
 
-def _nearest(share: int, steps: int) -> tuple[int, tuple[int, int]]:
-    """Return n = ``floor(M/S)``, at least 1, and the steps that n and n + 1 samples per device make."""
+def _nearest_size(share: int, steps: int) -> tuple[int, tuple[int, int]]:
+    """Return n = ``floor(M/S)``, at least 1, and the numbers of steps with n and with n + 1 samples per device."""
     size = max(1, share // steps)
     return size, (ceil_div(share, size), ceil_div(share, size + 1))
 
@@ -110,14 +110,14 @@ class ObservedBatch:
         samples: N, samples of the training data.
         world_size: W, ranks.
         recipes: every way of rounding that results in S steps; never empty; all of them with a sampler, or none.
-        asked_for: the intended global batch; None = unknown.
+        intended_batch: the intended global batch; None = unknown.
     """
 
     steps: int
     samples: int
     world_size: int
     recipes: tuple[Recipe, ...]
-    asked_for: int | None = None
+    intended_batch: int | None = None
 
     @property
     def uneven(self) -> bool:
@@ -138,11 +138,11 @@ class ObservedBatch:
         return tuple(sorted({size for first, last in spans for size in range(first, (last or first) + 1)}))
 
     @property
-    def meant(self) -> int | None:
-        """The intended global batch, where the run has another: as given, or else a likely power of two."""
-        if self.asked_for is not None:
-            size, rest = divmod(self.asked_for, self._factor)
-            return None if rest == 0 and any(recipe.covers(size) for recipe in self.recipes) else self.asked_for
+    def missed_batch(self) -> int | None:
+        """The intended global batch if the run has another one: as given, or else a likely power of two."""
+        if self.intended_batch is not None:
+            size, rest = divmod(self.intended_batch, self._factor)
+            return None if rest == 0 and any(recipe.covers(size) for recipe in self.recipes) else self.intended_batch
         if self.uneven or self.candidates is None or len(self.candidates) != 1:
             return None
         first = self.world_size * self.candidates[0]
@@ -179,8 +179,8 @@ class ObservedBatch:
                 }
                 for recipe in equal
             ],
-            "meant_global_batch_size": self.meant,
-            "meant_steps_per_epoch": None if self.meant is None else ceil_div(self.samples, self.meant),
+            "meant_global_batch_size": self.missed_batch,
+            "meant_steps_per_epoch": None if self.missed_batch is None else ceil_div(self.samples, self.missed_batch),
         }
 
     def explain(self) -> str:
@@ -189,7 +189,7 @@ class ObservedBatch:
         per_device = self._sizes(1), " (world size x per device)"
         local, product = ("uneven shares", "") if self.uneven else per_device
         lines = [
-            "Batch that this run really has",
+            "Actual batch of this run",
             f"  seen             {seen} on {count(self.world_size, 'rank')}",
             f"  per device       {local}",
             f"  global batch     {self._sizes(self._factor)}{product}",
@@ -210,17 +210,18 @@ class ObservedBatch:
 
     def _reasons(self) -> Iterator[str]:
         if self.uneven:
-            size, (here, above) = _nearest(ceil_div(self.samples, self.world_size), self.steps)
+            size, (here, above) = _nearest_size(ceil_div(self.samples, self.world_size), self.steps)
             yield (
                 f"No equal batch per device makes them: with DistributedSampler and DataLoader n = {size:,} gives "
                 f"{count(here, 'step')}, and n = {size + 1:,} gives {above:,}."
             )
         yield from map(self._reason, self.recipes)
-        if (meant := self.meant) is not None:
-            cut = f" (int({meant} / {self.world_size}) is {meant // self.world_size})"
+        if (missed := self.missed_batch) is not None:
+            cut = f" (int({missed} / {self.world_size}) is {missed // self.world_size})"
             yield (
-                f"A global batch of {meant:,} is not what it has{cut if meant % self._factor else ''}: with {meant:,} "
-                f"an epoch would be ceil({self.samples:,} / {meant:,}) = {ceil_div(self.samples, meant):,} steps."
+                f"A global batch of {missed:,} is not what it has{cut if missed % self._factor else ''}: with "
+                f"{missed:,} an epoch would be ceil({self.samples:,} / {missed:,}) = "
+                f"{ceil_div(self.samples, missed):,} steps."
             )
         if not self.uneven:
             yield (

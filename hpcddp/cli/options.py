@@ -42,7 +42,7 @@ def default_run_root() -> Path:
     return Path(shared_run_root(defaults_of_process()) or RUN_ROOT)
 
 
-def word_for(run: Path) -> str:
+def run_argument(run: Path) -> str:
     """Return the RUN argument for a run directory: the id if the run is in the default root, else the path."""
     try:
         root = default_run_root().absolute()
@@ -82,7 +82,7 @@ Run = Annotated[
         autocompletion=complete_runs,
     ),
 ]
-Axes = Annotated[
+SweepOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--sweep",

@@ -255,7 +255,7 @@ def _explain_steps(given: Mapping[str, Any], overrides: Sequence[str] | None, sa
     if extra:
         raise UserError(
             f"{', '.join(extra)} cannot be given together with --explain-steps, which finds the batch from the steps, "
-            "--samples and --world-size (and --global-batch, the batch that was asked for); leave it out"
+            "--samples and --world-size (and --global-batch, the intended batch); leave it out"
         )
     if samples is None or "--world-size" not in given:
         missing = [*(["--samples"] if samples is None else []), *({"--world-size"} - set(given))]
@@ -267,7 +267,7 @@ def _explain_steps(given: Mapping[str, Any], overrides: Sequence[str] | None, sa
         steps=given["--explain-steps"],
         samples=samples,
         world_size=given["--world-size"],
-        asked_for=given.get("--global-batch"),
+        intended_batch=given.get("--global-batch"),
     )
     return found.as_json(), found.explain()
 

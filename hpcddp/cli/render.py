@@ -12,11 +12,11 @@ import typer
 from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
 from hpcddp.cli.options import (
     AsJson,
-    Axes,
     JobFileOrNone,
     MaxParallel,
     Overrides,
     SweepFile,
+    SweepOptions,
     read_sweep,
     submit_request,
 )
@@ -41,7 +41,7 @@ def render(
     run_id: Annotated[
         str | None, typer.Option("--run-id", metavar="ID", help="Render the script of this run, as submit would.")
     ] = None,
-    axes: Axes = None,
+    axes: SweepOptions = None,
     sweep_file: SweepFile = None,
     max_parallel: MaxParallel = None,
     template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.")] = None,

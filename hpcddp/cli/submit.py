@@ -23,16 +23,16 @@ from hpcddp.cli.options import (
     After,
     AfterAny,
     AsJson,
-    Axes,
     JobFileOrNone,
     MaxParallel,
     Overrides,
     SweepFile,
+    SweepOptions,
     complete_runs,
     default_run_root,
     read_sweep,
+    run_argument,
     submit_request,
-    word_for,
 )
 from hpcddp.errors import UserError
 
@@ -77,7 +77,7 @@ def submit(  # noqa: PLR0913  each is an option
             autocompletion=complete_runs,
         ),
     ] = None,
-    axes: Axes = None,
+    axes: SweepOptions = None,
     sweep_file: SweepFile = None,
     max_parallel: MaxParallel = None,
     after: After = None,
@@ -101,7 +101,7 @@ def submit(  # noqa: PLR0913  each is an option
     Example: hpcddp submit --resume 20260314-1544
     """
     from hpcddp.submit.resume import resume as resume_run
-    from hpcddp.submit.resume import resume_anew
+    from hpcddp.submit.resume import resume_with_job
     from hpcddp.submit.submit import choose_cluster, new_run_id
     from hpcddp.submit.submit import submit as submit_new
     from hpcddp.submit.sweep_element import find_to_resume
@@ -133,7 +133,7 @@ def submit(  # noqa: PLR0913  each is an option
             _print_preview(request, resume, run_root, as_json=as_json)
             return
         if resume is not None:
-            submission = resume_anew(find_to_resume(resume, run_root), request)
+            submission = resume_with_job(find_to_resume(resume, run_root), request)
         elif job.spec.sweep is not None:
             _submit_sweep(request, follow=follow, as_json=as_json)
             return
@@ -296,4 +296,4 @@ def _print_sweep(submission: SweepSubmission, *, as_json: bool) -> None:
     typer.echo(f"runs             {last + 1}: {sweep.run_id(0)} ... {sweep.run_id(last)}")
     typer.echo(f"job id           {', '.join(chunk.job_id for chunk in sweep.chunks)}  ({arrays} on slurm)")
     typer.echo(f"sweep directory  {sweep.path}")
-    typer.echo(f"next             {shlex.join(['hpcddp', 'status', word_for(sweep.path)])}")
+    typer.echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")

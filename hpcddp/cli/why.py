@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot, word_for
+from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot, run_argument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,10 +42,10 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
     (line,) = found.lines
     unanswered = found.unanswered is not None
     if isinstance(line, RunStatus):
-        called, priority = word_for(line.run.path), _priority(line, environment)
+        called, priority = run_argument(line.run.path), _priority(line, environment)
         answer: Answer | SweepAnswer = explain(line, priority=priority, unanswered=unanswered, called=called)
     else:
-        answer = explain_sweep(line, unanswered=unanswered, called=word_for(line.sweep.path))
+        answer = explain_sweep(line, unanswered=unanswered, called=run_argument(line.sweep.path))
     if found.unanswered is not None:
         typer.echo(f"Slurm could not be asked: {found.unanswered}", err=True)
     typer.echo(json.dumps(answer.as_json(), indent=2) if as_json else "\n".join(answer.lines()))

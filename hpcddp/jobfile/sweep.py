@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -108,12 +108,12 @@ def tabulate(sweep: Grid | Listed) -> SweepTable:
     keys = tuple(dict.fromkeys(key for element in sweep for key in element))
     known: dict[str, dict[Hashable, int]] = {key: {} for key in keys}
     values: dict[str, list[Any]] = {key: [] for key in keys}
-    rows = [tuple(_place(element, key, known[key], values[key]) for key in keys) for element in sweep]
+    rows = [tuple(_value_index(element, key, known[key], values[key]) for key in keys) for element in sweep]
     return SweepTable({key: tuple(found) for key, found in values.items()}, rows, is_grid=False)
 
 
-def _place(element: Mapping[str, Any], key: str, known: dict[Hashable, int], values: list[Any]) -> int | None:
-    """Return the index of an element's value among the values of its key."""
+def _value_index(element: Mapping[str, Any], key: str, known: dict[Hashable, int], values: list[Any]) -> int | None:
+    """Return the index of an element's value among the values of its key; a new value is added to them."""
     if key not in element:
         return None
     same = _identity(element[key])
@@ -129,7 +129,7 @@ def _identity(value: object) -> Hashable:
 
 
 def as_text(value: object) -> str:
-    """Return a value as text, which is the same only for equal values."""
+    """Return canonical JSON."""
     return _ENCODER.encode(value)
 
 
@@ -209,8 +209,8 @@ def check_sweep(spec: JobSpec, own: Sequence[Finding], wrong: Sequence[Path]) ->
 
     Args:
         spec: a job whose fields fit their types.
-        own: the errors of rules between its fields, without regard to the sweep. Elements have other values, so that
-            an error counts for the job only if all elements have it.
+        own: the errors of rules between the fields of the job without its sweep. Elements have other values, so such
+            an error is reported for the job only if every element has it.
         wrong: key paths of the job that have a problem already.
     """
     if spec.sweep is None:
@@ -232,9 +232,15 @@ def check_sweep(spec: JobSpec, own: Sequence[Finding], wrong: Sequence[Path]) ->
     of_all = [finding for finding in own if broken.get(finding, []) == fitting]
     yield from of_all
     wrong_types = dict.fromkeys(finding for fits, findings in checked if not fits for finding in findings)
-    yield from ((("sweep", _key_of(path, table.keys)), sentence) for path, sentence in islice(wrong_types, _SHOWN))
-    of_some = (finding for finding in broken if finding not in of_all)
-    yield from (_explain(finding, broken[finding], table) for finding in islice(of_some, _SHOWN))
+    yield from _first([(("sweep", _key_of(path, table.keys)), sentence) for path, sentence in wrong_types])
+    yield from _first([_explain(finding, broken[finding], table) for finding in broken if finding not in of_all])
+
+
+def _first(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the first errors of one kind, and one that says how many more there are."""
+    yield from findings[:_SHOWN]
+    if (more := len(findings) - _SHOWN) > 0:
+        yield ("sweep",), f"has {more} more error{'s' if more > 1 else ''} of this kind; correct those above first"
 
 
 def _explain(finding: Finding, indices: Sequence[int], table: SweepTable) -> Finding:
@@ -285,7 +291,7 @@ _REFUSED: Mapping[Path, str] = {
     ("name",): "all elements of a sweep have the same name; leave it out",
     ("run_root",): "all elements of a sweep have the same run_root; leave it out",
     ("profile",): "a profile is one cluster; submit once for each, with --set profile=NAME",
-    ("sweep",): "a sweep within a sweep is a longer sweep; name the fields themselves",
+    ("sweep",): "a sweep cannot contain a sweep; name the fields themselves",
     ("max_parallel",): "it is about all elements together; leave it out",
     ("resources",): _ONE_ARRAY,
     ("environment",): _ONE_SCRIPT,

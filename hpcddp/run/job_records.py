@@ -27,6 +27,8 @@ class SubmissionRecord(Record):
         directory: the directory of submission.
         python: the interpreter of its tasks.
         time: when, in seconds since the epoch; None in records of earlier versions.
+        host: the submitting host, on which a local run's process is; None in records of earlier versions, and for an
+            element of a sweep.
         sweep: the id of the sweep that the run is an element of; None for a run of its own.
         index: which element it is.
         run_dir: the run directory.
@@ -43,6 +45,7 @@ class SubmissionRecord(Record):
     directory: str
     python: str
     time: float | None = None
+    host: str | None = None
     sweep: str | None = None
     index: int | None = None
     run_dir: str | None = None

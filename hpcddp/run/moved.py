@@ -1,7 +1,7 @@
 """Runs whose directory was moved or copied since they were submitted.
 
-A run's script names the run directory, and acts on the directory that it names. After a move that is the old place. In
-a copy it is the original, which nothing that is done to the copy may touch.
+A run's script contains the path of its run directory. After a move the path is outdated; in a copy it is that of the
+original, which must not be changed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LOGS = ("/batch.log", "/logs/%A_%a.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """What a script says of its run directory.
+class ScriptRunDirectory:
+    """The run directory in a script.
 
     Args:
-        run_root: where runs live; relative to the directory of submission.
+        run_root: the directory of all runs; relative to the directory of submission.
         name: the folder of the run in it.
         run_id: the run's id.
     """
@@ -42,32 +42,33 @@ class Named:
 
     @property
     def path(self) -> Path:
-        """The run directory, as the script names it."""
+        """Its path in the script."""
         return Path(self.run_root, self.name, self.run_id)
 
 
-def holder_of(run: RunDirectory) -> RunDirectory:
-    """Return the directory that holds the script of a run: an element has that of its sweep, unless it has its own."""
+def script_owner(run: RunDirectory) -> RunDirectory:
+    """Return the directory with the script of a run: for an element that of its sweep, unless it has a script."""
     sweep = None if run.script.exists() else sweep_of(run)
     return run if sweep is None else sweep.directory
 
 
 def original_of(run: RunDirectory) -> Path | None:
-    """Return the run directory that this one is a copy of; None if none is known.
+    """Return the existing run directory that this one is a copy of; None if it is no copy, or this is unknown.
+
+    If the original does not exist any more, the directory was moved to another file system or restored from a backup.
 
     Args:
         run: a run or a sweep, which may have been moved.
     """
-    holder = holder_of(run)
-    record = _record(holder)
+    owner = script_owner(run)
+    record = _record(owner)
     inode = None if record is None else record.inode
-    if not holder.path.exists() or inode == holder.path.stat().st_ino:
+    if not owner.path.exists() or inode == owner.path.stat().st_ino:
         return None
-    named = _place(holder, record) or _recorded(record)
-    if named is None or _is_same(named, holder.path):
+    in_script = _directory_in_script(owner, record) or _recorded_directory(record)
+    if in_script is None or is_same_directory(in_script, owner.path):
         return None
-    # Without a record, a directory whose original is gone was moved.
-    return named if inode is not None or is_there(named) else None
+    return in_script if _exists(in_script) else None
 
 
 def refuse_copy(run: RunDirectory) -> None:
@@ -84,80 +85,81 @@ def refuse_copy(run: RunDirectory) -> None:
 
 
 def refuse_other_script(script: str | None, directory: Path) -> None:
-    """Refuse a script that was kept in one run directory and acts on another.
+    """Refuse the script in one run directory that acts on another.
 
     Args:
-        script: the script that was given to sbatch, as Slurm knows it; None if it does not say.
+        script: the path of the script that was given to sbatch, from Slurm; None if unknown.
         directory: the directory that the script acts on.
 
     Raises:
-        RunDirectoryError: the script was kept for a run elsewhere.
+        RunDirectoryError: the script is in another run directory.
     """
     kept = RunDirectory(Path(script or "").parent)
-    if script == str(kept.script) and kept.submission.exists() and not _is_same(kept.path, directory):
+    if script == str(kept.script) and kept.submission.exists() and not is_same_directory(kept.path, directory):
         raise RunDirectoryError(
-            f"{script} acts on the run directory {directory}, because the directory that it lies in was moved or "
+            f"{script} acts on the run directory {directory}, because the directory that it is in was moved or "
             f"copied; continue that one with: {resume_command(kept)}"
         )
 
 
-def follow(run: RunDirectory, directory: Path) -> tuple[RunDirectory, Path]:
-    """Make the script of a run act on the run's directory, wherever that is now.
+def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory, Path]:
+    """Update the path of the run directory in a run's script after a move.
 
     Args:
-        run: the run, which is no copy of one that is still there.
+        run: the run, which is not a copy of an existing one.
         directory: the directory of submission.
 
     Returns:
-        The run, called as its script calls it, and the directory to submit from.
+        The run with its path as in the script, and the directory to submit from.
 
     Raises:
-        RunDirectoryError: the script or the directory of submission is not there, or the script is not hpcddp's own.
+        RunDirectoryError: the script or the directory of submission does not exist, or the script is of a template of
+            the user's own.
     """
-    holder = holder_of(run)
-    if not holder.script.exists():
+    owner = script_owner(run)
+    if not owner.script.exists():
         raise RunDirectoryError(
-            f"the script of the run {run.path} is not there; if the run is an element of a sweep, put the directory of "
-            f"its sweep beside it, or give the job file too: {_with_job(run)}"
+            f"the script of the run {run.path} does not exist; if the run is an element of a sweep, put the directory "
+            f"of its sweep beside it, or give the job file too: {_with_job(run)}"
         )
-    script = holder.script.read_text(encoding="utf-8")
-    named = _named(script)
-    if named is None:
-        recorded = _recorded(_record(holder))
-        if recorded is not None and not _is_same(recorded, holder.path):
+    script = owner.script.read_text(encoding="utf-8")
+    in_script = _parse_script(script)
+    if in_script is None:
+        recorded = _recorded_directory(_record(owner))
+        if recorded is not None and not is_same_directory(recorded, owner.path):
             raise RunDirectoryError(
-                f"the run {run.path} was moved, and its script, which is of a template of your own, cannot follow it; "
+                f"the run {run.path} was moved, and its script, which is of a template of your own, cannot be updated; "
                 f"give the job file too: {_with_job(run)}"
             )
         return run, directory
-    place = directory / named.path
-    if _is_same(place, holder.path):
-        return RunDirectory(place if holder is run else place.with_name(run.run_id)), directory
+    path = directory / in_script.path
+    if is_same_directory(path, owner.path):
+        return RunDirectory(path if owner is run else path.with_name(run.run_id)), directory
     if not directory.is_dir():
-        # The whole project was moved: a relative run_root leads to the run from its new place.
-        above = next((parent for parent in holder.path.parents if parent / named.path == holder.path), None)
-        if above is None or named.path.is_absolute():
+        # The whole project was moved: a relative run_root leads to the run from its new path.
+        above = next((parent for parent in owner.path.parents if parent / in_script.path == owner.path), None)
+        if above is None or in_script.path.is_absolute():
             raise RunDirectoryError(
-                f"the run {run.path} was submitted from {directory}, which is not there any more; give the job file "
+                f"the run {run.path} was submitted from {directory}, which no longer exists; give the job file "
                 f"too, in the directory that the code is in now: {_with_job(run)}"
             )
         return run, above
-    write_text(holder.script, moved_script(script, named, holder))
+    write_text(owner.script, moved_script(script, in_script, owner))
     return run, directory
 
 
-def moved_script(script: str, named: Named, run: RunDirectory) -> str:
-    """Return a script that acts on another run directory than it did.
+def moved_script(script: str, in_script: ScriptRunDirectory, run: RunDirectory) -> str:
+    """Return a script with the path of another run directory.
 
     Args:
         script: the script.
-        named: what it says of its run directory.
+        in_script: the run directory in it.
         run: the run or the sweep to act on.
     """
     words = {"run-root": run.path.parent.parent, "name": run.path.parent.name, "run-id": run.run_id}
     begin = " ".join(f"--{option}={shlex.quote(str(word))}" for option, word in words.items())
     script = _BEGIN.sub(lambda _: f"hpcddp.supervise begin {begin}", script)
-    before = f"{named.run_root.rstrip('/')}/{named.name}/{named.run_id}".replace("%", "%%")
+    before = f"{in_script.run_root.rstrip('/')}/{in_script.name}/{in_script.run_id}".replace("%", "%%")
     for flag in ("output", "error"):
         for log in _LOGS:
             script = script.replace(
@@ -166,8 +168,8 @@ def moved_script(script: str, named: Named, run: RunDirectory) -> str:
     return script
 
 
-def is_there(path: Path) -> bool:
-    """Return whether there is something at a path; what may not be looked at is there."""
+def _exists(path: Path) -> bool:
+    """Return whether a path exists; one that must not be read exists."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -177,34 +179,35 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def _record(holder: RunDirectory) -> SubmissionRecord | Start | None:
-    """Return what was written down when a run was submitted, or when it began if that was by hand."""
-    return read_submission(holder) or newest_start(holder)
+def _record(owner: RunDirectory) -> SubmissionRecord | Start | None:
+    """Return the record of a run's newest submission, or of its newest start if it was submitted by hand."""
+    return read_submission(owner) or newest_start(owner)
 
 
-def _recorded(record: SubmissionRecord | Start | None) -> Path | None:
-    """Return the run directory that a record was written in; None if it does not say."""
+def _recorded_directory(record: SubmissionRecord | Start | None) -> Path | None:
+    """Return the run directory in a record; None in records of earlier versions."""
     return Path(record.run_dir) if record is not None and record.run_dir else None
 
 
-def _place(holder: RunDirectory, record: SubmissionRecord | Start | None) -> Path | None:
-    """Return the directory that a script acts on; None if nobody can tell."""
-    if not holder.script.exists() or not isinstance(record, SubmissionRecord):
+def _directory_in_script(owner: RunDirectory, record: SubmissionRecord | Start | None) -> Path | None:
+    """Return the directory that a script acts on; None if unknown."""
+    if not owner.script.exists() or not isinstance(record, SubmissionRecord):
         return None
-    named = _named(holder.script.read_text(encoding="utf-8"))
-    return None if named is None else Path(record.directory) / named.path
+    in_script = _parse_script(owner.script.read_text(encoding="utf-8"))
+    return None if in_script is None else Path(record.directory) / in_script.path
 
 
-def _named(script: str) -> Named | None:
-    """Return what a script says of its run directory; None where a template of the user's own says it otherwise."""
+def _parse_script(script: str) -> ScriptRunDirectory | None:
+    """Return the run directory in a script; None if a template of the user's own has it in another form."""
     found = list(_BEGIN.finditer(script))
     if len(found) != 1:
         return None
     (run_root,), (name,), (run_id,) = (shlex.split(word) for word in found[0].groups())
-    return Named(run_root=run_root, name=name, run_id=run_id)
+    return ScriptRunDirectory(run_root=run_root, name=name, run_id=run_id)
 
 
-def _is_same(one: Path, other: Path) -> bool:
+def is_same_directory(one: Path, other: Path) -> bool:
+    """Return whether two paths lead to the same directory; of paths that do not exist, whether they are equal."""
     with suppress(OSError):
         return one == other or one.samefile(other)
     return False

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcddp.errors import HpcddpError
+from hpcddp.polling import wait_until
 from hpcddp.sandbox import processes, programs, state
 from hpcddp.sandbox.programs import Command, Daemon, Instructions
 from hpcddp.sandbox.state import Sandbox
@@ -36,7 +37,7 @@ class _AbandonedError(HpcddpError):
     """``up`` has ended before the sandbox was up."""
 
 
-def environment_of(token: str, environment: Mapping[str, str]) -> dict[str, str]:
+def manager_environment(token: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the daemon manager's environment: a daemon's environment, and the caller's ``PYTHONPATH``."""
     kept = {name: environment[name] for name in ("PYTHONPATH",) if name in environment}
     return {**programs.daemon_environment(token), **kept}
@@ -82,7 +83,7 @@ def main(directory: Path) -> None:
     _register(sandbox)
     try:
         running = _bring_up(sandbox)
-        _wait_until_told_to_stay(running)
+        _wait_for_stay_command(running)
     except HpcddpError as error:
         sys.stderr.write(f"{error.message}\n")
         sys.stderr.flush()
@@ -133,12 +134,12 @@ def _bring_up(sandbox: Sandbox) -> Running:
 
 
 def _wait_until_ready(daemon: Daemon, running: Running) -> None:
-    deadline = time.monotonic() + _READY_TIMEOUT_S
-    while not _is_ready(daemon):
+    def ready() -> bool:
         _check(running)
-        if time.monotonic() > deadline:
-            raise programs.ProcessError(f"{daemon.name} does not serve after {_READY_TIMEOUT_S:.0f} s")
-        time.sleep(_POLL_S)
+        return _is_ready(daemon)
+
+    if not wait_until(ready, timeout_s=_READY_TIMEOUT_S, poll_s=_POLL_S):
+        raise programs.ProcessError(f"{daemon.name} is not ready after {_READY_TIMEOUT_S:.0f} s")
 
 
 def _is_ready(daemon: Daemon) -> bool:
@@ -150,11 +151,11 @@ def _is_ready(daemon: Daemon) -> bool:
         return probe.connect_ex(daemon.ready_address) == 0
 
 
-def _wait_until_told_to_stay(running: Running) -> None:
-    """Return when told to stay.
+def _wait_for_stay_command(running: Running) -> None:
+    """Wait for the line ``stay``.
 
     Raises:
-        _AbandonedError: the other end was closed without it.
+        _AbandonedError: the pipe was closed without it.
         ProcessError: a daemon ended meanwhile.
     """
     while not select.select([sys.stdin], [], [], _CHECK_EVERY_S)[0]:
@@ -166,7 +167,7 @@ def _wait_until_told_to_stay(running: Running) -> None:
 def _check(running: Running) -> None:
     for name, process in running.items():
         if process.poll() is not None:
-            raise programs.ProcessError(f"{name} ended with {process.returncode} as soon as it was started")
+            raise programs.ProcessError(f"{name} exited with code {process.returncode} right after its start")
 
 
 def _unmount(sandbox: Sandbox) -> None:

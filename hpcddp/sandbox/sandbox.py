@@ -315,7 +315,7 @@ def _start(sandbox: Sandbox, cluster: Cluster, environment: Mapping[str, str]) -
         sandbox.directory,
         isolated=sandbox.isolated,
         log=sandbox.directory / "log" / "daemon-manager.log",
-        environment=daemon_manager.environment_of(sandbox.token, environment),
+        environment=daemon_manager.manager_environment(sandbox.token, environment),
     )
     with os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
         manager = _wait_for_manager(sandbox)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.job_records import newest_start, read_submission
-from hpcddp.run.moved import follow, is_there, original_of
+from hpcddp.run.job_records import SubmissionRecord, newest_start, read_submission
+from hpcddp.run.moved import original_of, update_script_path
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import index_of, read_sweep, sweep_of
@@ -29,35 +29,8 @@ from hpcddp.submit.submit import Submission, check_path, prepare, submit_script,
 from hpcddp.submit.sweep_element import array_of_one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreviousSubmission:
-    """The newest submission of a run.
-
-    Args:
-        cluster: ``slurm``, or ``local`` for a run on this machine.
-        job_id: Slurm's job id, or the process id of a local run.
-        directory: the directory of submission.
-        python: the interpreter of its tasks.
-    """
-
-    cluster: Cluster
-    job_id: str
-    directory: Path
-    python: str
-
-
-def _previous_submission(run: RunDirectory) -> PreviousSubmission | None:
-    """Return the newest submission of a run; None if its script was submitted by hand."""
-    record = read_submission(run)
-    if record is None:
-        return None
-    return PreviousSubmission(
-        cluster=record.cluster, job_id=record.job_id, directory=Path(record.directory), python=record.python
-    )
-
-
 def resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: str | None = None) -> Submission:
-    """Continue a run that ended before its work was done, with the script that it has.
+    """Submit a run that has ended but not finished again, with its own script.
 
     Args:
         run: the run.
@@ -78,8 +51,8 @@ def resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: str
     return _submit_again(run, request, notes)
 
 
-def resume_anew(run: RunDirectory, request: SubmitRequest) -> Submission:
-    """Continue a run that ended before its work was done, with another job; for example one with other resources.
+def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
+    """Submit a run that has ended but not finished again, with another job; for example with other resources.
 
     Args:
         run: the run.
@@ -91,7 +64,7 @@ def resume_anew(run: RunDirectory, request: SubmitRequest) -> Submission:
     """
     check_run_directory(run.path)
     original = original_of(run)
-    _refuse_alive_or_finished(run, _previous_submission(run), original=original)
+    _refuse_alive_or_finished(run, read_submission(run), original=original)
     job = prepare(replace(request, run_id=run.run_id, job=job_of_run(run, request.job)))
     expected = job.request.run.path
     if expected.resolve() != run.path.resolve():
@@ -101,15 +74,15 @@ def resume_anew(run: RunDirectory, request: SubmitRequest) -> Submission:
         )
     refuse_another_training(run, job.request.job.spec)
     _record_resumption(run)
-    if original is not None and is_there(original):
-        # From now on the copy is a run of its own, also in every tracker.
+    if original is not None:
+        # The copy becomes an independent run, also in every tracker.
         shutil.rmtree(run.trackers, ignore_errors=True)
     write_run(run, job)
     return _submit_again(run, job.request, job.notes)
 
 
-def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
-    """Submit the run's script again from within its own job, which ends now; the budgets stay as they are.
+def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
+    """Submit the run's script again from within its job, which is about to end; the budgets are not reset.
 
     Args:
         run: the run.
@@ -127,7 +100,7 @@ def continue_by_itself(run: RunDirectory, *, environment: Mapping[str, str]) -> 
 
 
 def _same_request(
-    run: RunDirectory, previous: PreviousSubmission, environment: Mapping[str, str], dependency: str | None
+    run: RunDirectory, previous: SubmissionRecord, environment: Mapping[str, str], dependency: str | None
 ) -> SubmitRequest:
     """Return the request that submits a run again as it was submitted before."""
     spec = parse_resolved(run.job_file.read_text(encoding="utf-8"))
@@ -137,7 +110,7 @@ def _same_request(
         cluster=previous.cluster,
         python=previous.python,
         template=None,
-        directory=previous.directory,
+        directory=Path(previous.directory),
         environment=environment,
         dependency=dependency,
     )
@@ -145,7 +118,7 @@ def _same_request(
 
 def _submit_again(run: RunDirectory, request: SubmitRequest, notes: tuple[str, ...] = ()) -> Submission:
     check_path(run.path, request.cluster)
-    run, directory = follow(run, request.directory)
+    run, directory = update_script_path(run, request.directory)
     # The result of a run that had ended: the run goes on.
     run.result.unlink(missing_ok=True)
     run.submitit.mkdir(mode=0o700, exist_ok=True)
@@ -174,15 +147,16 @@ def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
         return job
     if sweep is None:
         raise SubmissionError(
-            f"the job has a sweep, and the run {run.run_id} is no element of one; leave the sweep out: --set sweep=null"
+            f"the job has a sweep, and the run {run.run_id} is not an element of one; leave the sweep out: "
+            "--set sweep=null"
         )
     return replace(job, spec=element_spec(job.spec, sweep.elements[index_of(run)]))
 
 
-def _own_submission(run: RunDirectory) -> PreviousSubmission:
+def _own_submission(run: RunDirectory) -> SubmissionRecord:
     """Return the newest submission of a run whose script is kept."""
     _refuse_whole_sweep(run)
-    previous = _previous_submission(run)
+    previous = read_submission(run)
     if previous is None:
         raise SubmissionError(
             f"the script of the run {run.path} was submitted by hand and is not kept there; give the job file too: "
@@ -201,8 +175,7 @@ def _refuse_whole_sweep(run: RunDirectory) -> None:
 
 
 def _refuse_copy(run: RunDirectory) -> None:
-    original = original_of(run)
-    if original is not None and is_there(original):
+    if (original := original_of(run)) is not None:
         raise SubmissionError(
             f"{run.path} is a copy of the run {original}, and its script continues that run; name that run",
             hint=f"To continue the copy, give a job file with the name {run.path.parent.name}: "
@@ -212,7 +185,7 @@ def _refuse_copy(run: RunDirectory) -> None:
 
 
 def _refuse_alive_or_finished(
-    run: RunDirectory, previous: PreviousSubmission | None, *, original: Path | None = None
+    run: RunDirectory, previous: SubmissionRecord | None, *, original: Path | None = None
 ) -> None:
     if has_finished(run):
         raise SubmissionError(f"the run {run.run_id} has finished, and there is nothing to resume; see {run.result}")
@@ -233,10 +206,11 @@ def _refuse_alive_or_finished(
         )
 
 
-def _has_not_ended(previous: PreviousSubmission) -> bool:
+def _has_not_ended(previous: SubmissionRecord) -> bool:
     """Return whether the submitted job is pending or running."""
     if previous.cluster == "local":
-        return Path(f"/proc/{previous.job_id}").exists()
+        is_here = previous.host in {None, socket.gethostname()}
+        return is_here and Path(f"/proc/{previous.job_id}").exists()
     job = ask_slurm(previous.job_id)
     return job is not None and job.get("JobState") not in ENDED_STATES
 

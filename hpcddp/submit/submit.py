@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -268,6 +269,7 @@ def submit_script(
         directory=str(directory),
         python=python,
         time=time.time(),
+        host=socket.gethostname(),
         sweep=None if before is None else before.sweep,
         index=None if before is None else before.index,
         **identity(run.path),

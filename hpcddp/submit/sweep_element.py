@@ -18,7 +18,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_bytes, write_text
 from hpcddp.run.find import chosen_run, find_run
 from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
-from hpcddp.run.moved import holder_of, refuse_copy
+from hpcddp.run.moved import refuse_copy, script_owner
 from hpcddp.run.ownership import check_run_directory, identity, make_private_directory
 from hpcddp.run.sweep import Chunk, Sweep, create_sweep, index_of, read_sweep, sweep_of
 from hpcddp.slurm.job_environment import FIRST, ArrayPlace
@@ -199,5 +199,5 @@ def checked_run(run: RunDirectory) -> RunDirectory:
         RunDirectoryError: its directory, or that of its sweep, is not safe.
     """
     check_run_directory(run.path)
-    check_run_directory(holder_of(run).path)
+    check_run_directory(script_owner(run).path)
     return run

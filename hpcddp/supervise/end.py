@@ -222,11 +222,11 @@ def _report_requeue(attempt_facts: AttemptFacts, action: Action, *, by: str) -> 
 
 def _continue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     """Submit another job for the same run."""
-    from hpcddp.submit.resume import continue_by_itself
+    from hpcddp.submit.resume import submit_continuation
 
     run = attempt_facts.attempt.run
     try:
-        submission = continue_by_itself(run, environment=attempt_facts.environment)
+        submission = submit_continuation(run, environment=attempt_facts.environment)
     except HpcddpError as error:
         return _stop(attempt_facts, Action(kind=ActionKind.STOP, exit_code=action.exit_code, why=error.message), code)
     cause = str(attempt_facts.counted_cause)

@@ -50,9 +50,9 @@ def tasks_of(parent: int, attempt: AttemptDirectory, proc: Path = Path("/proc"))
 def _is_task(entry: Path, parent: int, mark: bytes) -> bool:
     with contextlib.suppress(OSError):
         # The second field, the name in parentheses, can contain spaces and parentheses.
-        state, its_parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+        state, parent_pid = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
         # Process ids are reused, so the environment is compared as well.
-        same = int(its_parent) == parent and state not in {b"Z", b"X"}
+        same = int(parent_pid) == parent and state not in {b"Z", b"X"}
         return same and mark in (entry / "environ").read_bytes().split(b"\0")
     return False
 
@@ -83,5 +83,5 @@ def _send(pids: list[int], *signals: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    starter, directory = int(sys.argv[1]), AttemptDirectory.from_text(sys.argv[2])
-    end_tasks(lambda: tasks_of(starter, directory))
+    parent, directory = int(sys.argv[1]), AttemptDirectory.from_text(sys.argv[2])
+    end_tasks(lambda: tasks_of(parent, directory))

@@ -40,23 +40,25 @@ _PR_SET_PDEATHSIG: Final = 1
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _OTHER_SIGNALS: Final = (signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED: Final = frozenset({*_STOP_SIGNALS, *_OTHER_SIGNALS, signal.SIGKILL})
-_TOLD_BY: Final[Mapping[int, StopNotice]] = MappingProxyType({signal.SIGTERM: "terminated", signal.SIGUSR2: "warned"})
+_NOTICE_BY_SIGNAL: Final[Mapping[int, StopNotice]] = MappingProxyType(
+    {signal.SIGTERM: "terminated", signal.SIGUSR2: "warned"}
+)
 _POLL_S: Final = 0.5
-# As subprocess reports it, and as a shell does (bash(1), EXIT STATUS).
-_ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, 128 + signal.SIGTERM})
+# What a shell returns for a program that was killed by signal n, plus n (bash(1), EXIT STATUS).
+_KILLED_IN_A_SHELL: Final = 128
+# From subprocess, and from a shell.
+_ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, _KILLED_IN_A_SHELL + signal.SIGTERM})
 _SIGNAL_TIMEOUT_S: Final = 1.0
 _SIGNAL_TIMEOUT_AFTER_ERROR_S: Final = 0.25
 _SIGNAL_POLL_S: Final = 0.02
-# A program without a handler for the warning gets SIGTERM this long before the end of the job, or half of the signal
-# lead. The last seconds are for the requeue.
+# A program without a handler for the warning gets SIGTERM half of the signal lead before the end of the job, within
+# these limits. The last seconds are for the requeue.
 _LONGEST_NOTICE_S: Final = 60.0
 _SHORTEST_NOTICE_S: Final = 5.0
 _NOTICE_FRACTION: Final = 0.1
 _REQUEUE_S: Final = 8.0
 # torchrun gives its workers 30 s after SIGTERM (torch/distributed/elastic/multiprocessing/api.py).
 _LAUNCHER_END_TIMEOUT_S: Final = 35.0
-# What a shell returns for a program that was killed by signal n (bash(1), EXIT STATUS).
-_KILLED_IN_A_SHELL: Final = 128
 _SENT_FROM_OUTSIDE: Final = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 _TAIL_BYTES: Final = 64 * 1024
 _TAIL_LINES: Final = 20
@@ -89,7 +91,10 @@ def run_program(
     port: int,
     end_time: float | None,
 ) -> None:
-    """Run the job's command as this rank; return when it ended well or was told to end, else end the task.
+    """Run the job's command as this rank.
+
+    Return when the program succeeded, ended after a stop request, or failed and left the requeue file; otherwise end
+    the task.
 
     Args:
         spec: the job.
@@ -107,8 +112,8 @@ def run_program(
         append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
     monitor = LauncherMonitor(command, env, attempt, port=port)
     try:
-        notice = _notice(spec, attempt, end_time)
-        program = Program(command, environment, notice=notice, look=monitor.look)
+        end_times = _end_times(spec, attempt, end_time)
+        program = Program(command, environment, end_times=end_times, on_poll=monitor.look)
         code = program.wait()
         if code == ExitCode.FINISHED:
             monitor.check()
@@ -117,12 +122,17 @@ def run_program(
             kind=error.kind, message=error.message, traceback="", exit_code=ExitCode.USER_CODE
         )
         _exit_with_failure(record, attempt)
-    told = program.told
-    exit_ = ProgramExit(rank=env.rank, host=PROCESS_STATE.host, time=time.time(), code=code, notice=told)
-    # A rank that lost this one as its peer may have written its record first: only a first cause counts here.
-    others = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
-    log, answers = attempt.rank_log(env.rank), program.answers and others
-    failure = program_failure(command, code, log, told=told is not None, answers=answers, others=others)
+    exit_ = ProgramExit(rank=env.rank, host=PROCESS_STATE.host, time=time.time(), code=code, notice=program.notice)
+    # A rank that lost this one as its peer may have written its record first: only a first cause counts.
+    other_first = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
+    failure = program_failure(
+        command,
+        code,
+        attempt.rank_log(env.rank),
+        stop_requested=program.notice is not None,
+        another_rank_failed_first=other_first,
+        sigterm_forwarded=program.sigterm_forwarded,
+    )
     write_exit(attempt, exit_)
     if failure is not None and not attempt.requeue_file.exists():
         _exit_with_failure(failure, attempt)
@@ -196,7 +206,7 @@ def _path(spec: JobSpec, inherited: Mapping[str, str], python: Path) -> str:
     return f"{path}:{python.parent}" if prepared or activated else f"{python.parent}:{path}"
 
 
-class _Notice:
+class _EndTimes:
     """The times at which a program gets SIGTERM and SIGKILL before the job ends.
 
     Args:
@@ -207,14 +217,14 @@ class _Notice:
     def __init__(self, end_time: float | None, notice_s: float) -> None:
         self._end_time, self._notice_s = end_time, notice_s
 
-    def is_due(self, now: float) -> bool:
+    def sigterm_due(self, now: float) -> bool:
         return self._end_time is not None and now >= self._end_time - self._notice_s
 
-    def is_over(self, now: float) -> bool:
+    def sigkill_due(self, now: float) -> bool:
         return self._end_time is not None and now >= self._end_time - min(_REQUEUE_S, self._notice_s / 2)
 
 
-def _notice(spec: JobSpec, attempt: AttemptDirectory, end_time: float | None) -> _Notice:
+def _end_times(spec: JobSpec, attempt: AttemptDirectory, end_time: float | None) -> _EndTimes:
     lead = spec.signal_lead
     if lead is not None:
         notice_s = lead.total_seconds() / 2
@@ -222,7 +232,7 @@ def _notice(spec: JobSpec, attempt: AttemptDirectory, end_time: float | None) ->
         start = read_start(attempt)
         began = 0.0 if start is None else start.time
         notice_s = 0.0 if end_time is None else (end_time - began) * _NOTICE_FRACTION
-    return _Notice(end_time, min(_LONGEST_NOTICE_S, max(_SHORTEST_NOTICE_S, notice_s)))
+    return _EndTimes(end_time, min(_LONGEST_NOTICE_S, max(_SHORTEST_NOTICE_S, notice_s)))
 
 
 class Program:
@@ -231,12 +241,12 @@ class Program:
     Args:
         command: the program and its arguments.
         environment: its whole environment.
-        notice: when it gets SIGTERM and SIGKILL before the job ends.
-        look: called with its process id about twice a second while it runs; an exception of ``look`` ends the wait.
+        end_times: when it gets SIGTERM and SIGKILL before the job ends.
+        on_poll: called with its process id about twice a second while it runs; an exception of it ends the wait.
 
     Attributes:
-        told: why it was told to end; None as long as it was not.
-        answers: whether SIGTERM was passed on to it while it ran.
+        notice: the request to stop that it got; None before that.
+        sigterm_forwarded: whether SIGTERM was passed on to it while it ran.
 
     Raises:
         CommandError: there is no such program.
@@ -247,12 +257,12 @@ class Program:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
-        notice: _Notice,
-        look: Callable[[int], object] = lambda _: None,
+        end_times: _EndTimes,
+        on_poll: Callable[[int], object] = lambda _: None,
     ) -> None:
-        self.told: StopNotice | None = None
-        self.answers = False
-        self._notice, self._look = notice, look
+        self.notice: StopNotice | None = None
+        self.sigterm_forwarded = self._killed = False
+        self._end_times, self._on_poll = end_times, on_poll
         self._handled: frozenset[int] = frozenset()
         self._process = _start(command, environment)
         LISTENER.forward(self._send, more=_OTHER_SIGNALS)
@@ -271,60 +281,65 @@ class Program:
                 self._check_end_time()
                 self._check_processes()
             else:
-                self._wait_for_a_shared_signal(code)
+                self._wait_for_own_signal(code)
                 return code
 
     def _check_end_time(self) -> None:
         now = time.time()
-        if self._notice.is_over(now):
-            self._print("the time limit is here, and the program still runs: SIGKILL")
-            self._send(signal.SIGKILL)
-        elif self.told is None and self._notice.is_due(now):
-            self._print("the time limit is near, and the program does not listen to SIGUSR2: SIGTERM")
-            self.told = "deadline"
+        if self._end_times.sigkill_due(now):
+            # Once: a process in uninterruptible sleep ends later.
+            if not self._killed:
+                self._killed = True
+                self._print("the time limit is reached, and the program still runs: SIGKILL")
+                self._send(signal.SIGKILL)
+        elif self.notice is None and self._end_times.sigterm_due(now):
+            warned = LISTENER.first(signal.SIGUSR2) is not None
+            why = ", and the program does not listen to SIGUSR2" if warned else ""
+            self._print(f"the time limit is near{why}: SIGTERM")
+            self.notice = "deadline"
             self._send(signal.SIGTERM)
 
     def _check_processes(self) -> None:
         try:
-            self._look(self._process.pid)
+            self._on_poll(self._process.pid)
         except SeparateWorldsError:
             # Its launcher got SIGTERM. Workers that are left when this process ends could stay behind.
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LAUNCHER_END_TIMEOUT_S)
             raise
 
-    def _wait_for_a_shared_signal(self, code: int) -> None:
-        """Set ``told`` if Slurm signalled the program directly: it can signal a whole process tree at once.
+    def _wait_for_own_signal(self, code: int) -> None:
+        """Set ``notice`` if Slurm signalled the program directly: it can signal a whole process tree at once.
 
         proctrack/linuxproc does so. A program that ends at once then ends before this process has received its own
         signal. Its handler can exit with any code, 0 included.
         """
         ended = time.monotonic()
-        possible = self._handled & set(_TOLD_BY) | ({signal.SIGTERM} if code in _ENDED_BY_TERM else set())
-        # A program that fails makes Slurm signal the job a moment later: that signal is not the reason of its end.
-        ended_as_told = code in _ENDED_BY_TERM or code == 0
-        timeout_s = _SIGNAL_TIMEOUT_S if ended_as_told else _SIGNAL_TIMEOUT_AFTER_ERROR_S
+        possible = self._handled & set(_NOTICE_BY_SIGNAL) | ({signal.SIGTERM} if code in _ENDED_BY_TERM else set())
+        # After a failure of a program Slurm signals the job a moment later; that signal did not cause the failure.
+        ended_by_request = code in _ENDED_BY_TERM or code == 0
+        timeout_s = _SIGNAL_TIMEOUT_S if ended_by_request else _SIGNAL_TIMEOUT_AFTER_ERROR_S
 
-        def told() -> StopNotice | None:
+        def received_notice() -> StopNotice | None:
             received = _received_since(ended - _SIGNAL_TIMEOUT_S, possible)
-            return self.told or next((_TOLD_BY[known.signum] for known in received), None)
+            return self.notice or next((_NOTICE_BY_SIGNAL[known.signum] for known in received), None)
 
-        if possible and self.told is None:
-            self.told = wait_until(told, timeout_s=timeout_s, poll_s=_SIGNAL_POLL_S)
+        if possible and self.notice is None:
+            self.notice = wait_until(received_notice, timeout_s=timeout_s, poll_s=_SIGNAL_POLL_S)
 
     def _send(self, signum: signal.Signals) -> None:
         process = self._process
         if process.poll() is not None or signum not in _FORWARDED:
-            # A program that has ended by itself was not told to end.
+            # A program that has already ended got no request to stop.
             return
         handled = signum in _handled_signals(process.pid)
         if signum == signal.SIGTERM:
-            self.told, self.answers = self.told or "terminated", True
+            self.notice, self.sigterm_forwarded = self.notice or "terminated", True
         elif signum == signal.SIGUSR2 and (handled or signum in self._handled):
-            self.told = self.told or "warned"
+            self.notice = self.notice or "warned"
         if handled or signum not in self._handled:
             process.send_signal(signum)
-        # Else Slurm has signalled it too and Python is exiting, with its handlers removed: the signal would kill it.
+        # Otherwise Slurm has signalled it too, and Python is exiting without its handlers: the signal would kill it.
 
     @staticmethod
     def _print(text: str) -> None:
@@ -356,8 +371,8 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
 
 
 def _received_since(moment: float, signals: Iterable[int]) -> Iterator[ReceivedSignal]:
-    """Yield those of ``signals`` that arrived since ``moment``; SIGTERM, which means more, comes first."""
-    received = (LISTENER.first(signal.Signals(signum)) for signum in _TOLD_BY if signum in signals)
+    """Yield those of ``signals`` that arrived since ``moment``; SIGTERM, which takes precedence, comes first."""
+    received = (LISTENER.first(signal.Signals(signum)) for signum in _NOTICE_BY_SIGNAL if signum in signals)
     return (known for known in received if known is not None and known.monotonic >= moment)
 
 
@@ -376,38 +391,42 @@ def program_failure(
     code: int,
     log: Path,
     *,
-    told: bool,
-    others: bool,
-    answers: bool = False,
+    stop_requested: bool,
+    another_rank_failed_first: bool,
+    sigterm_forwarded: bool = False,
     process_state: ProcessState = PROCESS_STATE,
 ) -> FailureRecord | None:
-    """Return the record of a program that failed; None if it ended well, wants to go on, or ended as it was told.
+    """Return the record of a program that failed; None if it succeeded, requests a requeue, or ended after a request.
 
     Args:
         command: the program and its arguments.
         code: its exit code; minus the signal that killed it.
         log: the file with its output.
-        told: whether it was told to end before it did.
-        others: whether another rank has failed first: srun then tells the other ranks to end, and that is no stop.
-        answers: whether it got SIGTERM because another rank has failed first: it ended because of that rank, whatever
-            its exit code is.
+        stop_requested: whether it was requested to stop before it ended.
+        another_rank_failed_first: srun then ends the other ranks, which is not a request to stop.
+        sigterm_forwarded: whether it got SIGTERM while it ran. If another rank failed first, it ended because of that
+            rank, whatever its exit code is.
         process_state: the state of this process.
     """
-    if code in {ExitCode.FINISHED, ExitCode.STOPPED} or (told and not others):
+    if code in {ExitCode.FINISHED, ExitCode.STOPPED} or (stop_requested and not another_rank_failed_first):
         return None
     end = read_log_end(log)
     killed = _signal_of(code)
     if killed is signal.SIGABRT and end.message:
         # An exception ended it, and an object that it left behind aborted, such as a process group with pending work.
         killed = None
-    followed = answers or (told and killed in _SENT_FROM_OUTSIDE) or says_peer_loss(end.traceback or end.tail)
-    infrastructure = followed or (killed is signal.SIGKILL and code < 0)
+    secondary = (
+        (sigterm_forwarded and another_rank_failed_first)
+        or (stop_requested and killed in _SENT_FROM_OUTSIDE)
+        or says_peer_loss(end.traceback or end.tail)
+    )
+    infrastructure = secondary or (killed is signal.SIGKILL and code < 0)
     return process_state.record(
         kind="killed" if killed is not None else _exception_type(end) or "exit",
         message=_failure_message(command, code, killed, end),
         traceback=end.traceback or end.tail,
         exit_code=ExitCode.INFRASTRUCTURE if infrastructure else ExitCode.USER_CODE,
-        secondary=followed,
+        secondary=secondary,
     )
 
 

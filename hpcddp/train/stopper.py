@@ -1,7 +1,8 @@
 """Stop a training loop on all ranks after the same step: ``hpcddp.Stopper``, and the stopper of a run of hpcddp.
 
-Both measure the steps and vote in the same way. They differ in what they are told, and in how the ranks agree: the
-public class and an ``entrypoint`` by an all-reduce in a group of its own, the built-in loop in the sum of each step.
+Both measure the steps and vote in the same way. They differ in where a request to stop comes from, and in how the ranks
+agree: the public class and an ``entrypoint`` by an all-reduce in a group of its own, the built-in loop in the sum of
+each step.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Stopper:
                 stopper.exit()
 
     It works with the default process group of any backend, and without one in a single process. If the end of the job
-    is known (``SLURM_JOB_END_TIME``, Slurm 23.02 and later), rank 0 also compares it with its clock.
+    is known (``HPCDDP_END_TIME`` in a command of hpcddp, ``SLURM_JOB_END_TIME`` of Slurm 23.02 and later), rank 0 also
+    compares it with its clock.
 
     Args:
         save_s: how long a save takes, in seconds; None = 2 % of the job's time, a minute at most.
@@ -119,8 +121,8 @@ class Stopper:
         return bool(self._reason)
 
     def vote(self) -> StopReason:
-        """Return why this rank wants to stop: a signal, ``request``, or on rank 0 the clock. The others do not know."""
-        reason = self._told()
+        """Return why this rank alone wants to stop: a signal, ``request``, or on rank 0 the clock."""
+        reason = self._signal_reason()
         if not reason and self._requested:
             reason = StopReason.REQUESTED
         if not reason and distributed.rank() == 0 and self._is_near_the_end():
@@ -159,7 +161,7 @@ class Stopper:
             )
         LISTENER.install()
 
-    def _told(self) -> StopReason:
+    def _signal_reason(self) -> StopReason:
         return LISTENER.reason()
 
     def _measure(self) -> None:
@@ -182,7 +184,7 @@ class Stopper:
         return self._save_s
 
     def _warn(self, step_s: float | None, save_s: float | None) -> None:
-        """Warn if the measured durations do not fit what the job says; only a run of hpcddp knows its job."""
+        """Warn if the signal lead is too short for the measured durations; only ``RunStopper`` knows the job."""
 
     def _agree(self, vote: StopReason) -> StopReason:
         """Return the result of the agreement that the last call started, and start the next one."""
@@ -204,12 +206,12 @@ class Stopper:
 class RunStopper(Stopper):
     """The stopper of a run of hpcddp: the built-in training, or an ``entrypoint``.
 
-    It is told the signals and the end of the job by the context, knows how long saves take, and records where and why
-    the ranks have stopped.
+    The context gives it the signals and the end of the job. It knows how long saves take, and records where and why the
+    ranks have stopped.
 
     Args:
         context: the run and this rank.
-        checkpointer: its past saves tell how long a save takes; None = not known yet.
+        checkpointer: its past saves show how long a save takes; None = unknown.
         metrics: flushed by ``exit``; None on other ranks than 0.
         tracking: stopped by ``exit``.
     """
@@ -232,8 +234,8 @@ class RunStopper(Stopper):
         """Why all ranks stop; ``NONE`` while they do not."""
         return self._reason
 
-    def agree_on(self, reason: StopReason) -> None:
-        """Take the reason on which the ranks have agreed elsewhere; of several reasons the largest counts."""
+    def set_agreed(self, reason: StopReason) -> None:
+        """Set the reason on which the ranks have agreed in the sum of a step; of several reasons the largest counts."""
         self._reason = max(self._reason, reason)
 
     def add_step(self, seconds: float) -> None:
@@ -243,10 +245,7 @@ class RunStopper(Stopper):
         self._first_step_seen = True
 
     def exit(self) -> NoReturn:
-        """End the process on all ranks with exit code 75: the state is saved, and the job asks to be requeued.
-
-        Neither ``finally`` blocks nor ``atexit`` functions run. Save first, and wait until the checkpoint is written.
-        """
+        """Write the decision, flush the metrics and stop the trackers; then exit like ``Stopper.exit``."""
         if self._metrics is not None:
             self._metrics.flush()
             run, attempt = self._context.run, self._context.attempt
@@ -304,7 +303,7 @@ class RunStopper(Stopper):
     def _listen(self) -> None:
         """Do nothing: the task has installed the listener, and the context passes on what it receives."""
 
-    def _told(self) -> StopReason:
+    def _signal_reason(self) -> StopReason:
         return self._context.should_stop()
 
     def _p95_of_saves(self) -> float | None:

@@ -14,7 +14,7 @@ from hpcddp.batch.refusals import PlanError
 IMAGENET = 1_281_167
 
 WHOLE = """\
-Batch that this run really has
+Actual batch of this run
   seen             5,025 steps per epoch, from 1,281,167 samples on 3 ranks
   per device       85 samples
   global batch     255 samples (world size x per device)
@@ -31,8 +31,8 @@ Why
 """
 
 
-def found(steps: int, samples: int, world_size: int, asked_for: int | None = None) -> ObservedBatch:
-    seen = explain_steps(steps=steps, samples=samples, world_size=world_size, asked_for=asked_for)
+def found(steps: int, samples: int, world_size: int, intended_batch: int | None = None) -> ObservedBatch:
+    seen = explain_steps(steps=steps, samples=samples, world_size=world_size, intended_batch=intended_batch)
     assert not seen.uneven
     return seen
 
@@ -79,13 +79,13 @@ def test_one_step_has_no_largest_batch() -> None:
 
 
 def test_a_batch_that_was_asked_for_is_confirmed_or_denied() -> None:
-    assert found(5025, IMAGENET, 3, 255).meant is None
-    assert found(5025, IMAGENET, 3, 300).meant == 300
+    assert found(5025, IMAGENET, 3, 255).missed_batch is None
+    assert found(5025, IMAGENET, 3, 300).missed_batch == 300
     assert (
         "A global batch of 300 is not what it has: with 300 an epoch would be"
         in found(5025, IMAGENET, 3, 300).explain()
     )
-    assert found(1, 10, 2, 64).meant is None
+    assert found(1, 10, 2, 64).missed_batch is None
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_the_batch_of_every_torch_loader_is_among_the_candidates(
 
 
 WHOLE_UNEVEN = """\
-Batch that this run really has
+Actual batch of this run
   seen             5,005 steps per epoch, from 1,281,167 samples on 3 ranks
   per device       uneven shares
   global batch     256 samples
@@ -170,8 +170,8 @@ Why
 """
 
 
-def uneven(steps: int, samples: int, world_size: int, asked_for: int | None = None) -> ObservedBatch:
-    seen = explain_steps(steps=steps, samples=samples, world_size=world_size, asked_for=asked_for)
+def uneven(steps: int, samples: int, world_size: int, intended_batch: int | None = None) -> ObservedBatch:
+    seen = explain_steps(steps=steps, samples=samples, world_size=world_size, intended_batch=intended_batch)
     assert seen.uneven
     return seen
 
@@ -185,7 +185,7 @@ def test_a_run_that_shares_its_batch_unevenly_is_recognised() -> None:
 
 
 def test_a_batch_that_was_asked_for_is_confirmed_or_denied_in_uneven_shares_too() -> None:
-    assert uneven(5005, 1_281_167, 3, 256).meant is None
+    assert uneven(5005, 1_281_167, 3, 256).missed_batch is None
     assert uneven(5005, 1_281_167, 3, 512).as_json()["meant_steps_per_epoch"] == 2503
     assert "A global batch of 512 is not what it has" in uneven(5005, 1_281_167, 3, 512).explain()
 

@@ -161,7 +161,7 @@ def test_observed_steps_need_samples_and_world_size(capsys: pytest.CaptureFixtur
 def test_observed_steps_beside_other_numbers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, "--explain-steps", 7, "--tail", "keep", "--samples", 10, "--world-size", 1) == (
         "hpcddp: --tail cannot be given together with --explain-steps, which finds the batch from the steps, --samples "
-        "and --world-size (and --global-batch, the batch that was asked for); leave it out\n"
+        "and --world-size (and --global-batch, the intended batch); leave it out\n"
     )
 
 

@@ -65,4 +65,4 @@ def test_error_of_the_writing_rank_ends_the_loop_of_every_rank(
     zero, one = run_ranks(tmp_path / "run", faults)
     assert zero[1:-1] == one[1:-1] == waited
     assert zero[-1].startswith(on_rank_0)
-    assert one[-1] == "SaveError: rank 0 cannot save any more, so that this rank ends too; its own error says why"
+    assert one[-1] == "SaveError: rank 0 can no longer save, so this rank ends too; the error of rank 0 has the reason"

@@ -74,8 +74,13 @@ def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(more: str, line: str,
 
 
 def test_the_faults_of_many_elements_are_listed_up_to_ten(refuse: Refuse) -> None:
-    assert len(refuse("sweep: {train.seed: [-1, -2, -3, -4, -5, -6, -7, -8, -9, -10, -11, -12]}\n")) == 10
-    assert len(refuse("learning_rate: {schedule: cosine}\nsweep: {learning_rate.min: 1..20}\n")) == 10
+    seeds = "sweep: {train.seed: [-1, -2, -3, -4, -5, -6, -7, -8, -9, -10, -11, -12]}\n"
+    rates = "learning_rate: {schedule: cosine}\nsweep: {learning_rate.min: 1..20}\n"
+    for more, shown, hidden in ((seeds, "train.seed", 2), (rates, "learning_rate.min", 10)):
+        lines = refuse(more)
+        assert [f"sweep.{shown}: " in line for line in lines] == [True] * 10 + [False]
+        assert lines[-1].endswith(f": sweep: has {hidden} more errors of this kind; correct those above first")
+    assert not any("more errors" in line for line in refuse("sweep: {train.seed: [-1, -2, -3]}\n"))
 
 
 def test_a_field_of_a_section_that_the_job_does_not_have_cannot_be_swept(refuse: Refuse) -> None:

@@ -257,7 +257,7 @@ def test_a_daemon_that_refuses_its_configuration_is_named_with_the_end_of_its_lo
     done = place.call("up", "--conf", "NoSuchSetting=1")
     assert done.returncode == 1
     assert done.stderr.splitlines()[0] == (
-        "hpcddp: the sandbox did not come up: slurmctld ended with 1 as soon as it was started"
+        "hpcddp: the sandbox did not come up: slurmctld exited with code 1 right after its start"
     )
     assert "Parsing error at unrecognized key: NoSuchSetting" in done.stderr
     assert not place.directory.exists()

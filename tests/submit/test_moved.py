@@ -16,7 +16,7 @@ import pytest
 from hpcddp.jobfile.read import ResolvedJob, load_job
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import read_json, write_json
-from hpcddp.run.moved import Named, moved_script
+from hpcddp.run.moved import ScriptRunDirectory, moved_script, refuse_copy
 from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.run.sweep import Sweep
 from hpcddp.slurm import commands
@@ -119,7 +119,7 @@ def test_a_run_is_not_followed_where_the_directory_of_its_code_has_gone(tmp_path
     done = hpcddp(tmp_path, "submit", "--resume", place)
     assert done.returncode == 2
     assert done.stderr == (
-        f"hpcddp: the run {place} was submitted from {project}, which is not there any more; give the job file too, in "
+        f"hpcddp: the run {place} was submitted from {project}, which no longer exists; give the job file too, in "
         f"the directory that the code is in now: hpcddp submit JOB --resume {place}\n"
     )
 
@@ -141,6 +141,18 @@ def test_a_run_that_was_brought_back_to_its_place_from_a_backup_goes_on(tmp_path
     (tmp_path / "other").mkdir()
     shutil.copytree(tmp_path / "backup", run.path)
     assert_goes_on(tmp_path, run.path)
+
+
+def test_a_run_that_was_moved_to_another_file_system_is_no_copy(tmp_path: Path) -> None:
+    run = failed_run(tmp_path)
+    place = RunDirectory(tmp_path / "again" / "r2")
+    # Another file system gives another inode number.
+    shutil.copytree(run.path, place.path)
+    with pytest.raises(RunDirectoryError, match="is a copy of the run"):
+        refuse_copy(place)
+    shutil.rmtree(run.path)
+    refuse_copy(place)
+    assert_goes_on(tmp_path, place.path)
 
 
 def test_a_run_that_is_called_by_another_path_goes_on_as_its_script_calls_it(tmp_path: Path) -> None:
@@ -238,7 +250,9 @@ def test_a_script_that_has_moved_is_the_one_that_is_rendered_for_its_new_place(m
     old = job_of(tmp_path, f"run_root: my runs/50%\n{text}")
     script = render_script(request_of(old, python="/bin/python", run_id="r1")).text
     moved = moved_script(
-        script, Named(run_root="my runs/50%", name="again", run_id="r1"), RunDirectory(Path("/new root/again/r1"))
+        script,
+        ScriptRunDirectory(run_root="my runs/50%", name="again", run_id="r1"),
+        RunDirectory(Path("/new root/again/r1")),
     )
     new = render_script(
         request_of(job_of(tmp_path, f"run_root: /new root\n{text}"), python="/bin/python", run_id="r1")
@@ -309,7 +323,7 @@ def test_a_copied_script_that_is_given_to_sbatch_by_hand_does_not_act_on_the_ori
     with pytest.raises(RunDirectoryError) as caught:
         by_hand()
     assert caught.value.message == (
-        f"{copy}/job.sbatch acts on the run directory {failed.path}, because the directory that it lies in was moved "
+        f"{copy}/job.sbatch acts on the run directory {failed.path}, because the directory that it is in was moved "
         f"or copied; continue that one with: hpcddp submit --resume {copy}"
     )
     assert content_of(failed.path) == before

@@ -147,6 +147,14 @@ def test_a_run_that_is_alive_is_not_resumed(directory: Path) -> None:
     assert read_events(run.events) == []
 
 
+def test_a_process_of_another_host_with_the_id_of_a_local_run_is_not_the_run(directory: Path) -> None:
+    run = ended(directory, job_id=RUNNING, host="elsewhere")
+    run.script.unlink()
+    code, _, error = submit(directory, "--resume", "r1")
+    assert code == 2
+    assert f"the script of the run {run.path} does not exist" in error
+
+
 def test_a_run_whose_script_was_submitted_by_hand_needs_its_job_file(directory: Path) -> None:
     run = ended(directory)
     run.submission.unlink()

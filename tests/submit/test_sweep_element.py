@@ -16,7 +16,7 @@ from hpcddp.run.find import NoRunError
 from hpcddp.run.sweep import Chunk, Sweep, read_sweep, sweep_of, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.submit.request import SubmissionError
-from hpcddp.submit.resume import resume, resume_anew
+from hpcddp.submit.resume import resume, resume_with_job
 from hpcddp.submit.sweep_element import ElementError, array_of_one, find_to_resume
 from hpcddp.supervise.begin import begin
 from tests.submit.fake_sbatch import make_fake_slurm
@@ -139,7 +139,7 @@ def test_an_element_is_resumed_with_another_job_that_has_its_values(tmp_path: Pa
     slurm = make_fake_slurm(tmp_path / "slurm")
     Path("job.yaml").write_text(JOB + "resources: {cpus_per_task: 3}\n")
     job = load_job(Path("job.yaml"))
-    resume_anew(run, request_of(job, environment=slurm.environment()))
+    resume_with_job(run, request_of(job, environment=slurm.environment()))
     spec = parse_resolved(run.job_file.read_text())
     assert (spec.train.seed if spec.train else None, spec.sweep, spec.resources.cpus_per_task) == (7, None, 3)
     assert "--array" not in run.script.read_text()
@@ -151,7 +151,7 @@ def test_an_element_keeps_its_values_where_the_job_file_has_no_sweep(tmp_path: P
     slurm = make_fake_slurm(tmp_path / "slurm")
     Path("job.yaml").write_text(JOB.partition("sweep:")[0])
     job = load_job(Path("job.yaml"))
-    resume_anew(run, request_of(job, environment=slurm.environment()))
+    resume_with_job(run, request_of(job, environment=slurm.environment()))
     assert "\n  seed: 5\n" in run.job_file.read_text()
 
 
@@ -160,9 +160,9 @@ def test_a_job_with_a_sweep_does_not_continue_a_run_of_its_own() -> None:
     run = RunDirectory(Path("runs/demo/r1").absolute())
     run.path.mkdir(parents=True, mode=0o700)
     with pytest.raises(SubmissionError) as caught:
-        resume_anew(run, request_of(load_job(Path("job.yaml"))))
+        resume_with_job(run, request_of(load_job(Path("job.yaml"))))
     assert str(caught.value) == (
-        "the job has a sweep, and the run r1 is no element of one; leave the sweep out: --set sweep=null"
+        "the job has a sweep, and the run r1 is not an element of one; leave the sweep out: --set sweep=null"
     )
 
 

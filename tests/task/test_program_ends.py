@@ -19,9 +19,9 @@ from hpcddp.stop.listener import LISTENER
 LISTENER.install()
 if sys.argv[1] != "never":
     threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGTERM)).start()
-running = program.Program(["sh", "-c", sys.argv[2]], dict(os.environ), notice=program._Notice(None, 0.0))
+running = program.Program(["sh", "-c", sys.argv[2]], dict(os.environ), end_times=program._EndTimes(None, 0.0))
 code = running.wait()
-print(code, running.told)
+print(code, running.notice)
 sys.stdout.flush()
 os._exit(0)
 """
@@ -46,3 +46,46 @@ def test_a_program_that_a_shared_signal_ended_was_told_to_end(heard: str, body: 
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == told, done.stderr
+
+
+# The end times are checked twice; the program does not listen to SIGUSR2, and SIGKILL does not end it at once.
+CHECKS = """
+import os, signal, time, sys
+from hpcddp.task import program
+from hpcddp.stop.listener import LISTENER
+
+LISTENER.install()
+if sys.argv[1] == "warned":
+    os.kill(os.getpid(), signal.SIGUSR2)
+    while LISTENER.first(signal.SIGUSR2) is None:
+        time.sleep(0.01)
+end_times = program._EndTimes(time.time() + float(sys.argv[2]), 1000.0)
+running = program.Program(["sleep", "60"], dict(os.environ), end_times=end_times)
+running._process.send_signal = lambda signum: print(signum.name)
+for _ in range(2):
+    running._check_end_time()
+sys.stdout.flush()
+os.kill(running._process.pid, signal.SIGKILL)
+os._exit(0)
+"""
+NEAR = "hpcddp: the time limit is near"
+
+
+@pytest.mark.parametrize(
+    ("signalled", "left_s", "line", "sent"),
+    [
+        ("no", "100", f"{NEAR}: SIGTERM", "SIGTERM"),
+        ("warned", "100", f"{NEAR}, and the program does not listen to SIGUSR2: SIGTERM", "SIGUSR2\nSIGTERM"),
+        ("no", "-1", "hpcddp: the time limit is reached, and the program still runs: SIGKILL", "SIGKILL"),
+    ],
+)
+def test_a_program_gets_each_signal_of_the_end_of_the_job_once_and_its_log_says_why(
+    signalled: str, left_s: str, line: str, sent: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKS, signalled, left_s],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert [text for text in done.stderr.splitlines() if "time limit" in text] == [line], done.stderr
+    assert done.stdout.strip().removeprefix("SIGUSR2\n") == sent.removeprefix("SIGUSR2\n")

@@ -35,14 +35,17 @@ def log(directory: Path, text: str) -> Path:
 def test_a_program_that_fails_by_itself_is_a_failure_of_the_user(
     tmp_path: Path, code: int, text: str, kind: str, message: str, exit_code: int
 ) -> None:
-    record = program_failure(COMMAND, code, log(tmp_path, text), told=False, others=False)
+    record = program_failure(COMMAND, code, log(tmp_path, text), stop_requested=False, another_rank_failed_first=False)
     assert record is not None
     assert (record.kind, record.message, record.exit_code, record.secondary) == (kind, message, exit_code, False)
 
 
 @pytest.mark.parametrize(("code", "told"), [(0, False), (75, False), (0, True), (1, True), (-15, True), (143, True)])
 def test_an_end_as_it_was_told_is_no_failure(tmp_path: Path, code: int, *, told: bool) -> None:
-    assert program_failure(COMMAND, code, log(tmp_path, BOOM), told=told, others=False) is None
+    assert (
+        program_failure(COMMAND, code, log(tmp_path, BOOM), stop_requested=told, another_rank_failed_first=False)
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,19 +55,21 @@ def test_an_end_as_it_was_told_is_no_failure(tmp_path: Path, code: int, *, told:
 def test_a_program_that_lost_a_peer_or_was_ended_with_the_others_is_secondary(
     tmp_path: Path, code: int, text: str, *, told: bool
 ) -> None:
-    record = program_failure(COMMAND, code, log(tmp_path, text), told=told, others=True)
+    record = program_failure(COMMAND, code, log(tmp_path, text), stop_requested=told, another_rank_failed_first=True)
     assert record is not None
     assert (record.secondary, record.exit_code) == (True, 71)
 
 
 def test_an_exception_of_a_handler_after_another_rank_failed_is_secondary(tmp_path: Path) -> None:
-    record = program_failure(COMMAND, 1, log(tmp_path, BOOM), told=True, answers=True, others=True)
+    record = program_failure(
+        COMMAND, 1, log(tmp_path, BOOM), stop_requested=True, sigterm_forwarded=True, another_rank_failed_first=True
+    )
     assert record is not None
     assert (record.secondary, record.exit_code) == (True, 71)
 
 
 def test_a_first_failure_is_not_secondary_although_the_others_were_told_to_end(tmp_path: Path) -> None:
     """A peer may notice a crash before the task of the crashed program does, and be the first to say so."""
-    record = program_failure(COMMAND, 1, log(tmp_path, BOOM), told=True, others=True)
+    record = program_failure(COMMAND, 1, log(tmp_path, BOOM), stop_requested=True, another_rank_failed_first=True)
     assert record is not None
     assert not record.secondary

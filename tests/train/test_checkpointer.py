@@ -136,6 +136,21 @@ def test_all_damaged_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
         Loop(tmp_path / "run").checkpointer.restore()
 
 
+@pytest.mark.parametrize("path", ["run", "link", "other/../run"])
+def test_the_jobs_own_run_directory_is_not_claimed_again_by_another_spelling_of_its_path(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.attempt(0).path.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(run.path)
+    (tmp_path / "other").mkdir()
+    monkeypatch.setenv("HPCDDP_ATTEMPT_DIR", str(run.attempt(0).path))
+    Loop(tmp_path / path).checkpointer.restore()
+    assert run.newest_attempt() == 0
+    Loop(tmp_path / "mine").checkpointer.restore()
+    assert RunDirectory(tmp_path / "mine").newest_attempt() == 0
+
+
 def test_whoever_restores_last_owns_the_directory(tmp_path: Path) -> None:
     old = Loop(tmp_path / "run")
     old.checkpointer.restore()

@@ -150,9 +150,7 @@ def test_loss_that_is_no_number_stops_the_run_and_is_never_saved(training: Train
 
 def test_parameters_that_are_no_numbers_are_never_saved(training: Training) -> None:
     # The loss of the last step is finite, its update is not.
-    with pytest.raises(
-        NonFiniteError, match=r"after step 1 .*weight is not finite, so that there is nothing worth saving"
-    ):
+    with pytest.raises(NonFiniteError, match=r"after step 1 .*weight is not finite, so the state is not saved"):
         training.train(
             learning_rate__base=1e308,
             train__epochs=1,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from hpcddp.stop import faults
 from hpcddp.stop.faults import InjectedError
 from hpcddp.train.checkpoint.staging import Staging
 from hpcddp.train.errors import StoppedError
+from hpcddp.train.loop import state
 from tests.distributed.training import result
 from tests.train.conftest import Training
 from tests.train.test_resume import without_times
@@ -183,3 +186,15 @@ def test_attempt_that_is_overtaken_while_it_writes_publishes_nothing_and_ends(tr
         training.train(should_stop=overtaken, **{**SAVES, "train__epochs": 30})
     assert [path.name for path in list_checkpoints(training.run.checkpoints)] == ["step-000004", "step-000003"]
     assert saves(training) == [3, 4]
+
+
+def test_the_states_of_all_ranks_are_freed_after_a_save_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(state, "gather_samples", lambda *_: [1, 1])
+    monkeypatch.setattr(state, "gather_differing", lambda _: {"bn": torch.zeros(2)})
+    replica: Any = SimpleNamespace(samples=1, placeholder=torch.zeros(1), models=[])
+    ranks = state._RankStates(replica)
+    with suppress(OSError), ranks.gathered():
+        assert set(ranks.state_dict()) == {"world_size", "samples", "buffers"}
+        raise OSError("disk")
+    assert ranks.state_dict() == {}

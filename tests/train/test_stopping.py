@@ -182,6 +182,6 @@ def test_the_durations_of_past_saves_decide_how_early_the_clock_stops(
 def test_the_largest_reason_of_several_agreements_counts(training: Training) -> None:
     stopper = RunStopper(training.context())
     for reason in (StopReason.NONE, StopReason.DEADLINE, StopReason.REQUESTED, StopReason.NONE):
-        stopper.agree_on(reason)
+        stopper.set_agreed(reason)
     assert stopper.agreed is StopReason.DEADLINE
     assert stopper.reason == "deadline"

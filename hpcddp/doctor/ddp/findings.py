@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from hpcddp.doctor.ddp.job import Comparison, Report
 from hpcddp.doctor.errors import percent
 
 Severity = Literal["defect", "hidden", "note"]
+_SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 
 # Relative errors by precision: sums in another order differ by less than the first, and one single-precision layer in a
 # double-precision model by less than the second.
@@ -48,12 +49,12 @@ def _note(kind: str, sentence: str, way_out: str = "") -> DdpFinding:
 
 
 def judge(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> list[DdpFinding]:
-    """Return all findings, defects first."""
+    """Return all findings in the order of ``Severity``."""
     judges = (_initialisation, _unused, _noise, _samples, _gradients, _drift, _buffers, _batch_norm)
     found = [finding for find in judges for finding in find(alone, ranks, comparison)]
     if any(finding.kind in _CAUSES_OF_GRADIENTS for finding in found):
         found = [finding for finding in found if finding.kind != "gradient"]
-    return sorted(found, key=lambda finding: finding.severity)
+    return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
 
 
 def failure(errors: Sequence[Mapping[str, Any]], comparison: Comparison) -> DdpFinding:
@@ -102,7 +103,7 @@ def _unused(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpF
                 kind="unused_on_some_ranks",
                 severity="note" if known else "defect",
                 sentence=f"{_named(only)} gets a gradient on some ranks only: rank {report['rank']} and rank 0 differ"
-                + (" on the same samples." if known else "; DDP waits for the others for ever."),
+                + (" on the same samples." if known else "; DDP waits for the others indefinitely."),
                 way_out="Use every parameter on every rank"
                 + ("." if known else ", or give the model an attribute find_unused_parameters = True."),
             )

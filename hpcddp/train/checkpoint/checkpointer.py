@@ -24,6 +24,7 @@ from hpcddp.run.checkpoints import Checkpoint, Manifest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import Start, write_start
+from hpcddp.run.moved import is_same_directory
 from hpcddp.train import distributed
 from hpcddp.train.checkpoint.staging import Staging
 from hpcddp.train.checkpoint.start import agree_on_start, load_file, loading, refuse_another_contract
@@ -61,7 +62,7 @@ def _tell(text: str) -> None:
     sys.stderr.flush()
 
 
-def _nothing_gathered(_: int) -> AbstractContextManager[None]:
+def _no_context(_: int) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -71,26 +72,27 @@ def _versions() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSettings:
-    """What differs between the checkpoints of a user's own loop, which has the defaults, and of the built-in training.
+    """Settings that differ between the checkpointer of a user's own loop (the defaults) and of the built-in training.
 
     Args:
         information: facts for the manifest, which may differ in later attempts.
-        owner: what sets the objects, for the message about a checkpoint of other objects.
+        described_as: the objects, in the message about a checkpoint of other objects.
         optional: names of the objects that have no file while their state is empty.
-        gathered: returns a context in which all ranks are while rank 0 reads the states, for collectives that the
+        save_context: returns a context that all ranks enter while rank 0 reads the states, for the collectives that the
             states need; takes the optimizer steps done.
-        all_ranks_learn: whether a collective tells all ranks about the last write, so that each raises its error. The
-            built-in training has none: its steps must not wait for the disk, and the end of rank 0 ends the others.
+        broadcast_save_errors: whether rank 0 broadcasts the result of the last write, so that every rank raises its
+            error. False in the built-in training: its steps must not wait for the disk, and srun ends the other ranks
+            after rank 0.
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
         tell: writes a line to the log; called on rank 0.
     """
 
     information: Mapping[str, Any] = field(default_factory=_versions)
-    owner: str = "the objects of the Checkpointer"
+    described_as: str = "the objects of the Checkpointer"
     optional: Container[str] = ()
-    gathered: Callable[[int], AbstractContextManager[None]] = _nothing_gathered
-    all_ranks_learn: bool = True
+    save_context: Callable[[int], AbstractContextManager[None]] = _no_context
+    broadcast_save_errors: bool = True
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     tell: Callable[[str], None] = _tell
@@ -215,7 +217,7 @@ class Checkpointer:
         if checkpoint is None:
             return Restored()
         refuse_another_contract(checkpoint, self._contract)
-        with loading(checkpoint, settings.owner):
+        with loading(checkpoint, settings.described_as):
             for name, item in self._objects.items():
                 file = f"{name}.pt"
                 if file in checkpoint.manifest.files or name not in settings.optional:
@@ -236,14 +238,15 @@ class Checkpointer:
         Raises:
             CheckpointerError: ``restore`` has not been called.
             TypeError: the facts cannot be written as JSON.
-            SaveError: three writes in a row failed, or the last one raised another error; on every rank.
+            SaveError: three writes in a row failed, or the last one raised another error; on every rank, or on rank 0
+                only without ``broadcast_save_errors``.
             FencedError: another process owns the directory; on rank 0.
         """
         self._refuse_unrestored()
         # Before any collective: facts that are not JSON raise on all ranks alike.
         document = json.loads(json.dumps(dict(facts)))
         began = self._settings.monotonic()
-        with self._settings.gathered(step):
+        with self._settings.save_context(step):
             # The staging buffers belong to the last write until it has ended.
             self._await_last_write()
             if self._writer is not None:
@@ -266,11 +269,13 @@ class Checkpointer:
         """Wait for the last write. Called by all ranks, before a stop and at the end.
 
         Returns:
-            Whether the last write has published its checkpoint; the same on every rank.
+            Whether the last write has published its checkpoint: the same on every rank, or always true on other ranks
+            than 0 without ``broadcast_save_errors``.
 
         Raises:
             CheckpointerError: ``restore`` has not been called.
-            SaveError: the last write raised an error other than a disk error; on every rank.
+            SaveError: the last write raised an error other than a disk error; on every rank, or on rank 0 only without
+                ``broadcast_save_errors``.
             FencedError: another process owns the directory; on rank 0.
         """
         self._refuse_unrestored()
@@ -282,20 +287,20 @@ class Checkpointer:
             self._writer.join(_ABANDON_TIMEOUT_S)
 
     def _await_last_write(self, *, even_if_failing: bool = False) -> bool:
-        """Wait for rank 0's last write, and raise on all ranks if it failed fatally; return whether it succeeded."""
-        if not self._settings.all_ranks_learn:
+        """Wait for rank 0's last write; return whether it succeeded. Errors are raised on all ranks if so set."""
+        if not self._settings.broadcast_save_errors:
             return self._await_own_write(even_if_failing=even_if_failing)
         error: Exception | None = None
         saved = True
         try:
             saved = self._await_own_write(even_if_failing=even_if_failing)
-        except Exception as caught:  # noqa: BLE001  raised below, when the other ranks know
+        except Exception as caught:  # noqa: BLE001  raised below, after the broadcast
             error = caught
-        grave, all_saved = distributed.broadcast_numbers([error is not None, saved])
+        failed, all_saved = distributed.broadcast_numbers([error is not None, saved])
         if error is not None:
             raise error
-        if grave:
-            raise SaveError("rank 0 cannot save any more, so that this rank ends too; its own error says why")
+        if failed:
+            raise SaveError("rank 0 can no longer save, so this rank ends too; the error of rank 0 has the reason")
         return bool(all_saved)
 
     def _await_own_write(self, *, even_if_failing: bool) -> bool:
@@ -309,16 +314,16 @@ class Checkpointer:
 
     def _touch_progress_file(self, published: int) -> None:
         """Touch the progress file, if there is one, after a new checkpoint."""
-        told = os.environ.get(_PROGRESS)
-        if told and published > self._published:
-            Path(told).touch(mode=0o600)
+        path = os.environ.get(_PROGRESS)
+        if path and published > self._published:
+            Path(path).touch(mode=0o600)
         self._published = published
 
     def _claim(self) -> int:
         """Return the attempt of the surrounding run, or create the next attempt, which fences earlier ones."""
-        ours = os.environ.get(_ATTEMPT)
-        if ours and AttemptDirectory.from_text(ours).run.path == self._run.path:
-            return AttemptDirectory.from_text(ours).number
+        own = os.environ.get(_ATTEMPT)
+        if own and is_same_directory(AttemptDirectory.from_text(own).run.path, self._run.path):
+            return AttemptDirectory.from_text(own).number
         for folder in (self._run.path, self._run.attempts):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:

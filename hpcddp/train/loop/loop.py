@@ -147,7 +147,7 @@ class Loop:
         (outcome, seconds), self._pending = self._pending, None
         agreed = outcome.agreement.read()
         self._save_requested |= agreed.save
-        self._stopper.agree_on(agreed.stop)
+        self._stopper.set_agreed(agreed.stop)
         self._last_step_s, self._step_s = seconds, agreed.seconds / self._context.world_size
         loss = agreed.loss_sum / outcome.position.samples
         step = outcome.position.step + 1
@@ -201,7 +201,7 @@ class Loop:
                 self._replica, vote=self._stopper.vote, beat=self._context.heartbeat.beat
             )
         except EvaluationStoppedError as stop:
-            self._stopper.agree_on(stop.reason)
+            self._stopper.set_agreed(stop.reason)
             raise self._stopped() from None
         self._progress = replace(self._progress, evaluation=evaluation, evaluated_step=self._progress.step)
         epoch = self._progress.epoch - 1

@@ -52,7 +52,7 @@ class TrainingProgress:
     noise: NoiseScale | None = None
 
     def as_document(self) -> dict[str, Any]:
-        """Return the progress as a JSON document; numbers that are not finite become null."""
+        """Return the progress as a JSON document; non-finite numbers become null."""
         document = asdict(self)
         if self.evaluation is not None:
             document["evaluation"] = {
@@ -90,10 +90,10 @@ class _OptimizerState:
 
 
 class _RankStates:
-    """What differs between the ranks, as one object of a checkpoint: buffers, and numbers of samples that weight them.
+    """State that differs between ranks, as one object of a checkpoint: buffers, and the samples that weight them.
 
-    A run that continues with as many ranks gives each rank its own back. Otherwise all ranks have the merged buffers of
-    the model, with equal numbers of samples.
+    A run that is resumed with the same number of ranks restores the state of each rank. Otherwise all ranks have the
+    merged buffers of the model, with equal numbers of samples.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -109,8 +109,10 @@ class _RankStates:
             "buffers": gather_differing(self._replica.models),
         }
         self._gathered = own if own["buffers"] else {}
-        yield
-        self._gathered = {}
+        try:
+            yield
+        finally:
+            self._gathered = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was gathered; empty if no buffer differs."""
@@ -142,17 +144,17 @@ def make_checkpointer(
         objects[_EMA] = replica.ema.model
 
     @contextmanager
-    def gathered(step: int) -> Iterator[None]:
+    def save_context(step: int) -> Iterator[None]:
         _refuse_nonfinite(replica, step)
         with ranks.gathered(), replica.merged():
             yield
 
     settings = SaveSettings(
         information=information,
-        owner="train.model and train.optimizer",
+        described_as="train.model and train.optimizer",
         optional=(_RANKS,),
-        gathered=gathered,
-        all_ranks_learn=False,
+        save_context=save_context,
+        broadcast_save_errors=False,
         now=context.now,
         monotonic=context.monotonic,
         tell=context.tell,
@@ -181,7 +183,7 @@ def restore(
     """
     progress = TrainingProgress()
     if checkpoint is not None:
-        _refuse_other_average(checkpoint, replica)
+        _refuse_changed_ema(checkpoint, replica)
         progress = progress_of(checkpoint)
         replica.samples = progress.samples_seen // dist.get_world_size()
     checkpointer.restore_from(checkpoint, attempt)
@@ -209,14 +211,14 @@ def progress_of(checkpoint: Checkpoint) -> TrainingProgress:
     return progress
 
 
-def _refuse_other_average(checkpoint: Checkpoint, replica: Replica) -> None:
+def _refuse_changed_ema(checkpoint: Checkpoint, replica: Replica) -> None:
     saved = f"{_EMA}.pt" in checkpoint.manifest.files
     if saved == (replica.ema is not None):
         return
     raise ResumeError(
         f"{checkpoint.path.name} was saved {'with' if saved else 'without'} averaged weights, and now train.ema_decay "
-        f"is {'null' if saved else 'given'}, so that the average cannot go on; bring the old value back, or submit a "
-        "new run"
+        f"is {'null' if saved else 'given'}, so that the average cannot be continued; restore the old value, or submit "
+        "a new run"
     )
 
 
@@ -228,7 +230,7 @@ def _refuse_nonfinite(replica: Replica, step: int) -> None:
     for name, is_finite in zip(names, finite, strict=True):
         if not is_finite:
             raise NonFiniteError(
-                f"after step {step} {name} is not finite, so that there is nothing worth saving; lower the learning "
+                f"after step {step} {name} is not finite, so the state is not saved; lower the learning "
                 "rate, clip the gradient with train.clip_grad_norm, or use a wider precision",
                 step=step,
             )

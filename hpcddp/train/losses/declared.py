@@ -16,9 +16,9 @@ class Reduction(StrEnum):
     """The reduction of a loss over samples."""
 
     MEAN = "mean"
-    """A scalar: their mean over the samples that it is given."""
+    """A scalar: the mean over the samples that the function receives."""
     SUM = "sum"
-    """A scalar: their sum."""
+    """A scalar: the sum over them."""
     PER_SAMPLE = "per_sample"
     """The vector ``[n]`` itself; its mean over the global batch is what is trained."""
     GLOBAL = "global"
@@ -91,8 +91,8 @@ class DeclaredLoss:
         """Return the loss of one share.
 
         Args:
-            outputs: outputs of the model for the share. For an empty share, outputs for placeholder inputs; if the
-                reduction is global, cut to no rows, since every rank joins the collectives of the helper.
+            outputs: outputs of the model for the share. For an empty share the outputs for placeholder inputs; if
+                the reduction is global, without rows, because every rank takes part in the collectives of the helper.
             targets: the targets of the share; for an empty share used only if the reduction is global.
             share: the part of the global batch.
 
