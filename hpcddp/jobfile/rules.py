@@ -13,7 +13,7 @@ from hpcddp.jobfile.batch_rules import (
     groups_are_named,
     rule_fits_optimizer,
 )
-from hpcddp.jobfile.document import Path
+from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.problems import nearest
@@ -36,18 +36,20 @@ class Rule:
     reads: tuple[str, ...]
     find: Callable[[JobSpec], Iterator[Finding]]
 
+    def depends_on(self, keys: Iterable[str]) -> bool:
+        """Return whether the rule reads one of these key paths, or a part of one."""
+        return any(_touches(read, key) for key in keys for read in self.reads)
 
-def broken_rules(spec: JobSpec, wrong: Iterable[Path] = ()) -> Iterator[Finding]:
-    """Yield the errors of all rules.
 
-    Args:
-        spec: a job whose fields fit their types.
-        wrong: key paths whose values were replaced because they are wrong already.
-    """
-    faulty = [".".join(path) for path in wrong]
-    for rule in RULES:
-        if not any(_touches(read, fault) for read in rule.reads for fault in faulty):
-            yield from rule.find(spec)
+def rules_without(wrong: Iterable[Path]) -> list[Rule]:
+    """Return the rules that read none of the key paths ``wrong``, whose values are wrong already."""
+    faulty = [dotted(path) for path in wrong]
+    return [rule for rule in RULES if not rule.depends_on(faulty)]
+
+
+def broken_rules(spec: JobSpec, rules: Iterable[Rule]) -> list[tuple[Path, str]]:
+    """Return the errors of a job whose fields fit their types: key paths and messages."""
+    return [(tuple(key.split(".")), sentence) for rule in rules for key, sentence in rule.find(spec)]
 
 
 def _touches(one: str, other: str) -> bool:

@@ -17,7 +17,7 @@ from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, unexpand
 from hpcddp.jobfile.job import JobSpec, find_place
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of, unknown_key
 from hpcddp.jobfile.problems import JobFileError, Problem
-from hpcddp.jobfile.rules import broken_rules
+from hpcddp.jobfile.rules import RULES, Rule, broken_rules
 
 Finding = tuple[Path, str]
 """The key path of an error, and the message."""
@@ -148,7 +148,7 @@ def element_spec(spec: JobSpec, values: Mapping[str, Any]) -> JobSpec:
     Raises:
         JobFileError: the job with these values is not valid.
     """
-    elements = _Elements(spec, values)
+    elements = _Elements(spec, values, RULES)
     _, findings = elements.check(values)
     if findings:
         place = f"the job with {_without_secrets(values)}"
@@ -162,15 +162,17 @@ class _Elements:
     Sections without a swept field are validated already, so that only the others are validated again.
 
     Args:
+        spec: the job.
         keys: the key paths that the sweep sets.
-        wrong: key paths of the job that have a problem already.
+        rules: the rules to check; those that read none of ``keys`` are left out.
     """
 
-    def __init__(self, spec: JobSpec, keys: Iterable[str], wrong: Iterable[Path] = ()) -> None:
-        swept = {path_of(key)[0] for key in keys}
+    def __init__(self, spec: JobSpec, keys: Iterable[str], rules: Iterable[Rule]) -> None:
+        swept = tuple(keys)
         unswept = {"sweep": None, "max_parallel": None}
-        self._job = {**dict(spec), **spec.model_dump(mode="json", include=swept), **unswept}
-        self._wrong = tuple(wrong)
+        sections = {path_of(key)[0] for key in swept}
+        self._job = {**dict(spec), **spec.model_dump(mode="json", include=sections), **unswept}
+        self.rules = [rule for rule in rules if rule.depends_on(swept)]
 
     def job(self, values: Mapping[str, Any]) -> JobSpec:
         """Return the job of an element.
@@ -193,7 +195,7 @@ class _Elements:
                 path = error_path(details)
                 found.setdefault(path, sentence_of(details, path, None))
             return False, list(found.items())
-        return True, [(path_of(key), sentence) for key, sentence in broken_rules(spec, self._wrong)]
+        return True, broken_rules(spec, self.rules)
 
 
 def _assigned(mapping: Mapping[str, Any], path: Path, value: object) -> dict[str, Any]:
@@ -204,25 +206,29 @@ def _assigned(mapping: Mapping[str, Any], path: Path, value: object) -> dict[str
     return {**mapping, name: _assigned(inner, tuple(rest), value) if rest else value}
 
 
-def check_sweep(spec: JobSpec, own: Sequence[Finding], wrong: Sequence[Path]) -> Iterator[Finding]:
+def check_sweep(spec: JobSpec, rules: Sequence[Rule]) -> Iterator[Finding]:
     """Yield the errors of a job and of the elements of its sweep.
+
+    An error of the job itself is reported at its own key only if every element has it, because elements have other
+    values.
 
     Args:
         spec: a job whose fields fit their types.
-        own: the errors of rules between the fields of the job without its sweep. Elements have other values, so such
-            an error is reported for the job only if every element has it.
-        wrong: key paths of the job that have a problem already.
+        rules: the rules to check.
     """
     if spec.sweep is None:
-        yield from own
+        yield from broken_rules(spec, rules)
         if spec.max_parallel is not None:
             yield ("max_parallel",), f"is {spec.max_parallel}, and there is no sweep; write one, or remove it"
         return
     if faults := list(_form_findings(spec.sweep)) or list(_key_findings(spec)):
-        yield from (*own, *faults)
+        yield from (*broken_rules(spec, rules), *faults)
         return
     table = tabulate(spec.sweep)
-    elements = _Elements(spec, table.keys, wrong)
+    elements = _Elements(spec, table.keys, rules)
+    # The other rules have the same result for the job and for every element.
+    yield from broken_rules(spec, [rule for rule in rules if rule not in elements.rules])
+    own = broken_rules(spec, elements.rules)
     checked = [elements.check(table.element(index)) for index in range(len(table))]
     fitting = [index for index, (fits, _) in enumerate(checked) if fits]
     broken: dict[Finding, list[int]] = {}

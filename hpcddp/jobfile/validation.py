@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hpcddp.jobfile.document import Path, dotted, path_of
+from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.job import JobSpec, Kind, find_place
 from hpcddp.jobfile.merge import SWEEP_OPTION, MergedValues, Source
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of
 from hpcddp.jobfile.problems import Problem
-from hpcddp.jobfile.rules import broken_rules
+from hpcddp.jobfile.rules import broken_rules, rules_without
 from hpcddp.jobfile.sweep import Finding, check_sweep
 
 # Values for required fields that are missing or wrong, so that the rules between all other fields can be checked.
@@ -67,9 +67,8 @@ def _problems_of_types(
 
 
 def _rule_findings(spec: JobSpec, wrong: Iterable[Path], *, elements: bool) -> Iterator[Finding]:
-    known = tuple(wrong)
-    own = [(path_of(key), sentence) for key, sentence in broken_rules(spec, known)]
-    return check_sweep(spec, own, known) if elements else iter(own)
+    rules = rules_without(wrong)
+    return check_sweep(spec, rules) if elements else iter(broken_rules(spec, rules))
 
 
 def _with_placeholders(merged: MergedValues, wrong: set[Path]) -> JobSpec | None:
