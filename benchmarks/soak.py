@@ -126,6 +126,9 @@ class Soak:
             pause = self.dice.uniform(0.5, 1.5) * self.every
             if self._stopping.wait(min(pause, self.seconds - passed)) or time.monotonic() - began >= self.seconds:
                 break
+            if not self._living:
+                # A busy machine has started no run yet.
+                continue
             fault = self.dice.choice(FAULTS)
             tracked = self.dice.choice(list(self._living.values()))
             name = fault.__name__.removeprefix("_").replace("_", " ")

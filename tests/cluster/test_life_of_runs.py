@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -114,7 +115,9 @@ def _kill(project: Project, tracked: TrackedRun) -> None:
     found = processes_with(f"SLURM_SUBMIT_DIR={project.directory}")
     mine = [process for process in found if process.environment["SLURM_JOB_ID"] == tracked.job_id]
     for process in sorted(mine, key=lambda process: "slurm_script" not in " ".join(process.argv)):
-        os.kill(process.pid, signal.SIGKILL)
+        # The death of one process may have ended another.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 _WAITING: dict[str, dict[str, Any]] = {
