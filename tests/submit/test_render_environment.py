@@ -96,7 +96,7 @@ def test_modules_come_before_the_environment_and_setup_lines_behind_it(runner: S
             {"container": {"image": "x"}},
             (
                 f"environment.container.runtime is pyxis, which srun does not have on {HOST}; write runtime: "
-                "apptainer, or ask for pyxis where the cluster has it"
+                "apptainer, or select a partition where pyxis is installed"
             ),
         ),
     ],

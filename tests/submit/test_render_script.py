@@ -188,7 +188,7 @@ def test_a_secret_reaches_the_tasks_and_stands_nowhere_in_the_script(runner: Scr
 def test_a_module_that_does_not_load_ends_the_job(runner: ScriptRunner) -> None:
     script = script_of(runner, environment={"modules": ("cuda",)})
     sentence = f"environment.modules names cuda, which cannot be loaded on {socket.gethostname()}"
-    advice = "correct it (module avail shows all)"
+    advice = "correct the name (module avail lists the modules)"
     assert runner.run(script, MODULE_CODE="3") == (2, f"hpcddp: {sentence}; {advice}\n")
     assert runner.words("begin") == []
 
