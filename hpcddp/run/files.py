@@ -126,7 +126,8 @@ def read_tail(path: Path, size: int) -> str:
 def append_line(path: Path, line: str) -> None:
     """Append one line in one write, so that lines of several processes do not mix.
 
-    A line that a process or a power failure cut off stays alone: the new one begins after it.
+    A line that a process or a power failure cut off stays alone: the new one begins after it. A line that is still
+    being written looks cut off too, and is followed by an empty line, which every reader leaves out.
 
     Args:
         path: the file, created with mode 0600 if missing.

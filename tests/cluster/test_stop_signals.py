@@ -55,9 +55,9 @@ def requeued_by_the_user(context: ScenarioContext) -> ScenarioResult:
 
 
 def out_of_time(context: ScenarioContext) -> ScenarioResult:
-    """A run of more than a minute under a limit of one, with no signal but its own clock."""
-    sections: Sections = {"resources": {"time_limit": 1}, "requeue": {"signal_lead": None}}
-    tracked = context.start("unwarned", on=OTHER_HOSTS, seconds=0.13, sections=sections)
+    """A run of two minutes under a limit of two, with no signal but its own clock."""
+    sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
+    tracked = context.start("unwarned", on=OTHER_HOSTS, seconds=0.22, sections=sections)
     return tracked, context.compare("time limit, without Slurm's signal", tracked)
 
 
