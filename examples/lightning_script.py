@@ -2,7 +2,7 @@
 
     hpcddp submit --nodes 2 --tasks-per-node 2 --time 10min -- python examples/lightning_script.py --nodes 2 --devices 2
 
-Lightning requeues a job by itself when it gets SIGUSR1. hpcddp never sends SIGUSR1, so only hpcddp requeues.
+hpcddp sends Lightning SIGUSR1 before the job ends. Lightning then saves, requeues the job, and resumes by itself.
 """
 
 from __future__ import annotations

@@ -248,6 +248,9 @@ class Checkpoint(Section):
     keep: int = Field(3, ge=2, description="Checkpoints that stay on disk.", json_schema_extra={"unit": "checkpoints"})
 
 
+CommandSignal = Literal["USR1", "USR2", "INT", "HUP"]
+
+
 class Requeue(Section):
     """When a job is requeued, and how often."""
 
@@ -258,6 +261,11 @@ class Requeue(Section):
         timedelta(seconds=120),
         description="How long before the time limit Slurm warns the job (`--signal=USR2@N`). null writes no directive; "
         "the default is half of a time limit that is shorter than it.",
+    )
+    command_signal: CommandSignal | None = Field(
+        None,
+        description="Signal after which the program of a `command` saves: it gets it when the time limit is near, and "
+        "before SIGTERM. null is SIGUSR2, or SIGUSR1 for a program that listens only to that, as Lightning does.",
     )
     max_preemptions: int | None = Field(
         None, ge=0, description="Largest number of requeues after a preemption; null has no limit."

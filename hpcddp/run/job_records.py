@@ -374,6 +374,7 @@ class ProgramExit(Record):
         time: seconds since the epoch.
         code: its exit code; a negative one is the signal that killed it, as ``subprocess`` has it.
         notice: how it was told to stop before it ended, ``told`` in the file; None if it ended by itself.
+        cause: the ``Cause``'s word, None if it was not asked or not known in time.
     """
 
     ADVICE: ClassVar[str] = "how the program of that rank ended is not known; the logs of the ranks may tell"
@@ -383,6 +384,7 @@ class ProgramExit(Record):
     time: float
     code: int
     notice: StopNotice | None = field(default=None, metadata={"key": "told"})
+    cause: str | None = None
 
 
 def write_exit(attempt: AttemptDirectory, record: ProgramExit) -> None:
@@ -420,6 +422,11 @@ class ProgramEnd:
     def out_of_time(self) -> bool:
         """Whether the time limit was the reason."""
         return any(exit_.notice in {"warned", "deadline"} for exit_ in self.exits)
+
+    @property
+    def preempted(self) -> bool:
+        """Whether Slurm showed a preemption while the programs ran."""
+        return any(exit_.cause == Cause.PREEMPTION for exit_ in self.exits)
 
     @property
     def is_complete(self) -> bool:

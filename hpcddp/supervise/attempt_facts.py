@@ -146,7 +146,11 @@ class AttemptFacts:
             return self.cause
         if self.decision is not None and self.decision.known_cause is Cause.PREEMPTION:
             return Cause.PREEMPTION
-        return self._logged or Cause.REQUEUED
+        # A program may requeue its job itself before Slurm does, as Lightning does.
+        if self.program is not None and self.program.preempted:
+            return Cause.PREEMPTION
+        out_of_time = self.program is not None and self.program.out_of_time
+        return self._logged or (Cause.TIME_LIMIT if out_of_time else Cause.REQUEUED)
 
     @property
     def by_user(self) -> bool:

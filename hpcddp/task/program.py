@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from typing import Final, NoReturn
 from hpcddp.batch.job import batch_variables, plan_job
 from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.sections import CommandSignal
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
@@ -112,8 +114,14 @@ def run_program(
         append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
     monitor = LauncherMonitor(command, env, attempt, port=port)
     try:
-        end_times = _end_times(spec, attempt, end_time)
-        program = Program(command, environment, end_times=end_times, on_poll=monitor.look)
+        program = Program(
+            command,
+            environment,
+            end_times=_end_times(spec, attempt, end_time),
+            save_signal=spec.requeue.command_signal,
+            before_saving=PROCESS_STATE.cause if env.rank == 0 else lambda: None,
+            on_poll=monitor.look,
+        )
         code = program.wait()
         if code == ExitCode.FINISHED:
             monitor.check()
@@ -122,7 +130,14 @@ def run_program(
             kind=error.kind, message=error.message, traceback="", exit_code=ExitCode.USER_CODE
         )
         _exit_with_failure(record, attempt)
-    exit_ = ProgramExit(rank=env.rank, host=PROCESS_STATE.host, time=time.time(), code=code, notice=program.notice)
+    exit_ = ProgramExit(
+        rank=env.rank,
+        host=PROCESS_STATE.host,
+        time=time.time(),
+        code=code,
+        notice=program.notice,
+        cause=PROCESS_STATE.cause() if env.rank == 0 and program.notice is not None else None,
+    )
     # A rank that lost this one as its peer may have written its record first: only a first cause counts.
     other_first = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
     failure = program_failure(
@@ -242,6 +257,9 @@ class Program:
         command: the program and its arguments.
         environment: its whole environment.
         end_times: when it gets SIGTERM and SIGKILL before the job ends.
+        save_signal: the signal after which it saves; None = SIGUSR2, or SIGUSR1 if it listens only to that.
+        before_saving: called before the program gets the signal after which it saves because of SIGTERM: a program that
+            then requeues its job, as Lightning does, makes Slurm forget a preemption.
         on_poll: called with its process id about twice a second while it runs; an exception of it ends the wait.
 
     Attributes:
@@ -258,11 +276,14 @@ class Program:
         environment: Mapping[str, str],
         *,
         end_times: _EndTimes,
+        save_signal: CommandSignal | None = None,
+        before_saving: Callable[[], object] = lambda: None,
         on_poll: Callable[[int], object] = lambda _: None,
     ) -> None:
         self.notice: StopNotice | None = None
-        self.sigterm_forwarded = self._killed = False
-        self._end_times, self._on_poll = end_times, on_poll
+        self.sigterm_forwarded = self._killed = self._ends_by_itself = False
+        self._end_times, self._before_saving, self._on_poll = end_times, before_saving, on_poll
+        self._save_signal = None if save_signal is None else signal.Signals[f"SIG{save_signal}"]
         self._handled: frozenset[int] = frozenset()
         self._process = _start(command, environment)
         LISTENER.forward(self._send, more=_OTHER_SIGNALS)
@@ -292,11 +313,11 @@ class Program:
                 self._killed = True
                 self._print("the time limit is reached, and the program still runs: SIGKILL")
                 self._send(signal.SIGKILL)
-        elif self.notice is None and self._end_times.sigterm_due(now):
-            warned = LISTENER.first(signal.SIGUSR2) is not None
-            why = ", and the program does not listen to SIGUSR2" if warned else ""
+        elif not self._ends_by_itself and self._end_times.sigterm_due(now):
+            warned = LISTENER.first(signal.SIGUSR2) is not None and self.notice is None
+            why = f", and the program does not listen to {self._warning.name}" if warned else ""
             self._print(f"the time limit is near{why}: SIGTERM")
-            self.notice = "deadline"
+            self.notice = self.notice or "deadline"
             self._send(signal.SIGTERM)
 
     def _check_processes(self) -> None:
@@ -332,14 +353,44 @@ class Program:
         if process.poll() is not None or signum not in _FORWARDED:
             # A program that has already ended got no request to stop.
             return
-        handled = signum in _handled_signals(process.pid)
+        handled_now = _handled_signals(process.pid)
+        self._handled |= handled_now
         if signum == signal.SIGTERM:
+            # Once: Slurm sends SIGTERM again while the program saves.
+            saves_first = self._saves_before_sigterm and self._warning in handled_now and not self.sigterm_forwarded
             self.notice, self.sigterm_forwarded = self.notice or "terminated", True
-        elif signum == signal.SIGUSR2 and (handled or signum in self._handled):
+            self._ends_by_itself = True
+            if saves_first:
+                threading.Thread(target=self._save_and_terminate, args=(self._warning,), daemon=True).start()
+                return
+        elif signum == signal.SIGUSR2 and self._warning in self._handled:
             self.notice = self.notice or "warned"
-        if handled or signum not in self._handled:
+            # A program that saves after another signal may go on.
+            self._ends_by_itself = self._warning == signal.SIGUSR2
+            signum = self._warning
+        # Of a signal that it handled before, Slurm has sent it one too, and Python is exiting without its handlers: the
+        # signal would kill it.
+        if signum in handled_now or signum not in self._handled:
             process.send_signal(signum)
-        # Otherwise Slurm has signalled it too, and Python is exiting without its handlers: the signal would kill it.
+
+    def _save_and_terminate(self, save_signal: signal.Signals) -> None:
+        self._before_saving()
+        self._print(f"{save_signal.name} before SIGTERM, for the program to save")
+        for signum in (save_signal, signal.SIGTERM):
+            self._process.send_signal(signum)
+
+    @property
+    def _warning(self) -> signal.Signals:
+        """The signal that tells the program to save."""
+        if self._save_signal is not None:
+            return self._save_signal
+        only_usr1 = signal.SIGUSR1 in self._handled and signal.SIGUSR2 not in self._handled
+        return signal.SIGUSR1 if only_usr1 else signal.SIGUSR2
+
+    @property
+    def _saves_before_sigterm(self) -> bool:
+        """Whether SIGTERM alone does not make the program save."""
+        return self._save_signal is not None or self._warning == signal.SIGUSR1
 
     @staticmethod
     def _print(text: str) -> None:

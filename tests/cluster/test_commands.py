@@ -389,6 +389,52 @@ def test_a_command_that_runs_out_of_time_is_run_again(sandbox: Sandbox, tmp_path
     assert tracked.attempts == 2
 
 
+LIGHTNING = """
+import time
+import lightning, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Slow(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+    def on_train_start(self):
+        print(f"begins at {self.global_step}", flush=True)
+    def training_step(self, batch, _):
+        time.sleep(0.1)
+        print(f"step {self.global_step}", flush=True)
+        return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+trainer = lightning.Trainer(
+    max_steps=STEPS, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
+)
+trainer.fit(Slow(), DataLoader(TensorDataset(torch.ones(4000, 4)), batch_size=4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "limit", "cause"),
+    [(150, "10", "preemption"), pytest.param(600, "1", "time_limit", marks=pytest.mark.long)],
+)
+def test_lightning_resumes_without_a_change(
+    sandbox: Sandbox, tmp_path: Path, steps: int, limit: str, cause: str
+) -> None:
+    program = script(tmp_path, LIGHTNING.replace("STEPS", str(steps)))
+    words = ("--nodelist", "n1", "--partition", "low", "--time", limit, "--", sys.executable, program)
+    tracked = start(sandbox, tmp_path, *words)
+    logs = [tracked.run.attempts / str(attempt) / "rank-0.log" for attempt in range(2)]
+    wait_for_text(logs[0], "step 20\n")
+    if cause == "preemption":
+        sandbox.submit("--partition=high", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=sleep 2")
+    tracked.wait_until_finished(timeout_s=300)
+    assert {event.cause for event in tracked.events("requeue")} == {cause}
+    (again,) = re.findall(r"begins at (\d+)", logs[1].read_text())
+    assert int(again) >= 20
+
+
 def test_files_of_a_command_have_the_umask_of_its_submitter_in_every_job_of_its_run(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:

@@ -89,3 +89,61 @@ def test_a_program_gets_each_signal_of_the_end_of_the_job_once_and_its_log_says_
     )  # fmt: skip
     assert [text for text in done.stderr.splitlines() if "time limit" in text] == [line], done.stderr
     assert done.stdout.strip().removeprefix("SIGUSR2\n") == sent.removeprefix("SIGUSR2\n")
+
+
+# The program says which signals it got, in their order; the task gets those of argv[1], one after the other.
+LISTENS = """
+import os, signal, sys, time
+from hpcddp.task import program
+from hpcddp.stop.listener import LISTENER
+
+LISTENER.install()
+body = '''
+import signal, sys, time
+for name in sys.argv[1:]:
+    signal.signal(signal.Signals["SIG" + name], lambda number, _: print(signal.Signals(number).name, flush=True))
+print("ready", flush=True)
+time.sleep(%s)
+'''
+signals, handled, saves = (words.split() for words in sys.argv[1:])
+end_times = program._EndTimes(time.time() + 3.0, 0.5)
+environment = dict(os.environ)
+read_end, write_end = os.pipe()
+os.dup2(write_end, 1)
+running = program.Program(
+    [sys.executable, "-c", body % 2, *handled], environment, end_times=end_times,
+    save_signal=saves[0] if saves else None,
+)
+with open(read_end) as said:
+    assert said.readline() == "ready\\n"
+    for name in signals:
+        os.kill(os.getpid(), signal.Signals["SIG" + name])
+        time.sleep(0.3)
+    code = running.wait()
+    os.close(write_end)
+    os.close(1)
+    print(code, running.notice, *said.read().split(), file=sys.stderr)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "handled", "saves", "got"),
+    [
+        ("USR2", "USR1 TERM", "", "0 warned SIGUSR1"),
+        ("TERM", "USR1 TERM", "", "0 terminated SIGUSR1 SIGTERM"),
+        ("TERM TERM", "USR1 TERM", "", "0 terminated SIGUSR1 SIGTERM SIGTERM"),
+        ("USR2 TERM", "USR1 USR2 TERM", "", "0 warned SIGUSR2 SIGTERM"),
+        ("USR2 TERM", "USR1 USR2 TERM", "USR1", "0 warned SIGUSR1 SIGUSR1 SIGTERM"),
+        ("USR2", "INT", "INT", "0 warned SIGINT"),
+        ("USR2", "TERM", "USR1", "0 None"),
+        ("TERM", "TERM", "USR1", "0 terminated SIGTERM"),
+    ],
+)
+def test_a_program_gets_the_signal_after_which_it_saves(signals: str, handled: str, saves: str, got: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENS, signals, handled, saves],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stderr.splitlines()[-1] == got, done.stderr
