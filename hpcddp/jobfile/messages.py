@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -160,7 +162,26 @@ def _mapping(_: _WrongValue) -> Reason:
 
 def _list(wrong: _WrongValue) -> Reason:
     short = isinstance(wrong.value, str | int | float) and len(str(wrong.value)) <= LONGEST_EXAMPLE
-    return "expected a list", f"write {f'[{wrong.written or wrong.value}]' if short else '[...]'}"
+    if not short:
+        return "expected a list", "write [...]"
+    if wrong.written is None and isinstance(wrong.value, str):
+        return "expected a list", f"write [{', '.join(map(_item, _words(wrong.value)))}]"
+    return "expected a list", f"write [{wrong.written or wrong.value}]"
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text as a shell divides it."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        # An unclosed quote.
+        return [text]
+
+
+def _item(word: str) -> str:
+    """Return a word as an item of a list in YAML: a text also where it looks like a number."""
+    plain = re.fullmatch(r"(?!(?:true|false|null)$)[A-Za-z/_][\w./=+-]*", word, re.ASCII | re.IGNORECASE)
+    return word if plain else json.dumps(word)
 
 
 def _finite(_: _WrongValue) -> Reason:

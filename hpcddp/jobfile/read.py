@@ -169,16 +169,25 @@ def _name_after_command(merged: MergedValues, sets: Sequence[Override]) -> None:
 
 
 _SCRIPT = re.compile(r".+\.(?:py|sh|bash|pl|R|jl)", re.ASCII)
+# The option of a shell whose argument is a command line: -c, -lc, -euc.
+_SHELL_COMMAND = re.compile("-[a-z]*c", re.ASCII)
 _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
 _LONGEST = 64
 
 
 def name_of_command(command: Sequence[str]) -> str:
     """Return a name for a job: that of its script, of its module after ``-m``, or else of its program."""
-    module = next((word.rpartition(".")[2] for flag, word in pairwise(command) if flag == "-m"), None)
-    script = next((PurePath(word).stem for word in command if _SCRIPT.fullmatch(word)), None)
+    words = [word for given in _with_shell_text(command) for word in given]
+    module = next((word for flag, word in pairwise(words) if flag == "-m"), None)
+    script = next((PurePath(word).stem for word in words if _SCRIPT.fullmatch(word)), None)
     name = _FOREIGN.sub("-", script or module or PurePath(command[0]).name).lstrip("._-")
     return name[:_LONGEST] or "command"
+
+
+def _with_shell_text(command: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the words of a command; of the text after ``bash -c``, the words in it."""
+    for before, word in zip(("", *command), command, strict=False):
+        yield word.split() if _SHELL_COMMAND.fullmatch(before) and any(char.isspace() for char in word) else [word]
 
 
 def _origins(spec: JobSpec, merged: MergedValues) -> Iterator[tuple[str, str]]:

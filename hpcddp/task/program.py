@@ -493,7 +493,10 @@ def _failure_message(command: Sequence[str], code: int, killed: signal.Signals |
     if killed is not None:
         return f"{program} was killed by {killed.name}"
     if end.message:
-        return end.message.partition(": ")[2] or end.message
+        message = end.message.partition(": ")[2] or end.message
+        # submitit/helpers.py: its variables are those of torchrun, which the task has set.
+        exported = message.startswith("Cannot export environment variables as ")
+        return f"{message}; write TorchDistributedEnvironment().export(overwrite=True)" if exported else message
     return f"{program} ended with exit code {code}"
 
 

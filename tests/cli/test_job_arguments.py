@@ -95,7 +95,10 @@ def test_one_job_runs_one_thing(capsys: pytest.CaptureFixture[str], here: Path) 
     [
         (["python", "train.py", "--lr", "0.1"], "train"),
         (["python", "-u", "my dir/my train.py"], "my-train"),
-        (["python", "-m", "pkg.training"], "training"),
+        (["python", "-m", "pkg.training"], "pkg.training"),
+        (["bash", "-lc", "cd src && exec torchrun --nnodes=2 train.py --lr 1"], "train"),
+        (["bash", "-c", "python -m pkg.mod"], "pkg.mod"),
+        (["bash", "-c", "nvidia-smi -L"], "bash"),
         (["./run.sh"], "run"),
         (["/usr/bin/true"], "true"),
         (["é"], "command"),

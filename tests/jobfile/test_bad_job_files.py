@@ -91,6 +91,13 @@ BAD = {
         f"{GOOD}environment: {{modules: gcc}}\n",
         "job.yaml:4: environment.modules: is 'gcc', expected a list; write [gcc]",
     ),
+    "a command line where its words belong": (
+        f"name: a\n{BATCH}command: python 'my train.py' --lr 0.1 true\n",
+        (
+            "job.yaml:3: command: is \"python 'my train.py' --lr 0.1 true\", expected a list; "
+            'write [python, "my train.py", "--lr", "0.1", "true"]'
+        ),
+    ),
     "a name with a space": (
         f"name: my job\n{BATCH}{TRAIN}",
         (

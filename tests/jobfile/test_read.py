@@ -84,6 +84,7 @@ checkpoint:
 requeue:
   causes: [preemption, time_limit, node_failure]
   signal_lead: 120s
+  command_signal: null
   max_preemptions: null
   max_time_limits: 50
   max_failures: 0
@@ -204,6 +205,7 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
         "requeue": {
             "causes": ["preemption", "time_limit", "node_failure"],
             "signal_lead": "2min",
+            "command_signal": None,
             "max_preemptions": None,
             "max_time_limits": 50,
             "max_failures": 0,

@@ -10,6 +10,8 @@ from hpcddp.task.program import program_failure
 
 COMMAND = ("python", "train.py", "--lr", "0.1")
 BOOM = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: boom\n'
+EXPORTED = "Cannot export environment variables as MASTER_ADDR is already set"
+EXPORT = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nRuntimeError: {EXPORTED}\n'
 LOST = 'Traceback (most recent call last):\n  File "train.py"\nRuntimeError: [gloo] Connection closed by peer [::1]:7\n'
 
 
@@ -25,6 +27,7 @@ def log(directory: Path, text: str) -> Path:
         (1, BOOM, "ValueError", "boom", 70),
         (3, "just this\n", "exit", "python train.py ended with exit code 3", 70),
         (-6, BOOM, "ValueError", "boom", 70),
+        (1, EXPORT, "RuntimeError", f"{EXPORTED}; write TorchDistributedEnvironment().export(overwrite=True)", 70),
         (-6, "", "killed", "python train.py was killed by SIGABRT", 70),
         (-11, "", "killed", "python train.py was killed by SIGSEGV", 70),
         # As bash says it of what it ran.
