@@ -147,6 +147,7 @@ def run_program(
         stop_requested=program.notice is not None,
         another_rank_failed_first=other_first,
         sigterm_forwarded=program.sigterm_forwarded,
+        master_port=port,
     )
     write_exit(attempt, exit_)
     if failure is not None and not attempt.requeue_file.exists():
@@ -445,6 +446,7 @@ def program_failure(
     stop_requested: bool,
     another_rank_failed_first: bool,
     sigterm_forwarded: bool = False,
+    master_port: int | None = None,
     process_state: ProcessState = PROCESS_STATE,
 ) -> FailureRecord | None:
     """Return the record of a program that failed; None if it succeeded, requests a requeue, or ended after a request.
@@ -457,6 +459,7 @@ def program_failure(
         another_rank_failed_first: srun then ends the other ranks, which is not a request to stop.
         sigterm_forwarded: whether it got SIGTERM while it ran. If another rank failed first, it ended because of that
             rank, whatever its exit code is.
+        master_port: the port that the task of rank 0 has released for its program.
         process_state: the state of this process.
     """
     if code in {ExitCode.FINISHED, ExitCode.STOPPED} or (stop_requested and not another_rank_failed_first):
@@ -471,7 +474,8 @@ def program_failure(
         or (stop_requested and killed in _SENT_FROM_OUTSIDE)
         or says_peer_loss(end.traceback or end.tail)
     )
-    infrastructure = secondary or (killed is signal.SIGKILL and code < 0)
+    port_taken = master_port is not None and _says_port_taken(end, master_port)
+    infrastructure = secondary or port_taken or (killed is signal.SIGKILL and code < 0)
     return process_state.record(
         kind="killed" if killed is not None else _exception_type(end) or "exit",
         message=_failure_message(command, code, killed, end),
@@ -479,6 +483,11 @@ def program_failure(
         exit_code=ExitCode.INFRASTRUCTURE if infrastructure else ExitCode.USER_CODE,
         secondary=secondary,
     )
+
+
+def _says_port_taken(end: LogEnd, port: int) -> bool:
+    """Return whether another process took the port before the program listened on it, by torch's own message."""
+    return "EADDRINUSE" in end.message and re.search(rf"\bport: {port}\b", end.message) is not None
 
 
 def _signal_of(code: int) -> signal.Signals | None:

@@ -197,11 +197,12 @@ def raise_if_a_rank_failed(attempt: AttemptDirectory) -> None:
             )
 
 
-def bind_port(token: str) -> socket.socket:
+def bind_port(token: str, *, single_host: bool = False) -> socket.socket:
     """Return a socket that listens on a free port of ``PORTS``.
 
     Args:
         token: determines the first port that is tried, so that two jobs rarely try the same one.
+        single_host: whether only this host needs it; other hosts then cannot connect to it.
 
     Raises:
         RendezvousError: no port of the range is free.
@@ -210,13 +211,15 @@ def bind_port(token: str) -> socket.socket:
     for attempt in range(len(PORTS)):
         port = PORTS[(first + attempt) % len(PORTS)]
         try:
-            return _listen(port)
+            return _listen(port, loopback=single_host)
         except OSError:
             continue
     raise RendezvousError(f"no port of {PORTS.start}-{PORTS.stop - 1} is free on {socket.gethostname()}")
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(port: int, *, loopback: bool) -> socket.socket:
+    if loopback:
+        return socket.create_server(("127.0.0.1", port), backlog=4096)
     dual_stack = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual_stack else socket.AF_INET
     return socket.create_server(("", port), family=family, backlog=4096, dualstack_ipv6=dual_stack)
@@ -229,7 +232,7 @@ def _publish(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, token: s
         raise RendezvousError(
             f"{own_host} has no address that another host could reach: only loopback and link-local ones were found"
         )
-    listener = bind_port(token)
+    listener = bind_port(token, single_host=env.nodes == 1)
     port = int(listener.getsockname()[1])
     published = PublishedAddress(host=own_host, addresses=tuple(addresses), port=port, token=token)
     publish_address(attempt, published)

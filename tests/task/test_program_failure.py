@@ -15,6 +15,12 @@ EXPORT = f'Traceback (most recent call last):\n  File "train.py", line 3, in <mo
 LOST = 'Traceback (most recent call last):\n  File "train.py"\nRuntimeError: [gloo] Connection closed by peer [::1]:7\n'
 
 
+TAKEN = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+    "port: 20123, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+)
+
+
 def log(directory: Path, text: str) -> Path:
     path = directory / "rank-0.log"
     path.write_text(text)
@@ -76,3 +82,15 @@ def test_a_first_failure_is_not_secondary_although_the_others_were_told_to_end(t
     record = program_failure(COMMAND, 1, log(tmp_path, BOOM), stop_requested=True, another_rank_failed_first=True)
     assert record is not None
     assert not record.secondary
+
+
+@pytest.mark.parametrize(("port", "exit_code"), [(20123, 71), (2012, 70)])
+def test_a_port_of_the_run_that_another_process_took_is_no_failure_of_the_user(
+    tmp_path: Path, port: int, exit_code: int
+) -> None:
+    text = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{TAKEN}\n'
+    record = program_failure(
+        COMMAND, 1, log(tmp_path, text), stop_requested=False, another_rank_failed_first=False, master_port=port
+    )
+    assert record is not None
+    assert (record.kind, record.exit_code, record.secondary) == ("DistNetworkError", exit_code, False)

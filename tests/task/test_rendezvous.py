@@ -60,6 +60,11 @@ def test_a_port_in_use_is_skipped() -> None:
         assert second.getsockname()[1] == (first.getsockname()[1] - PORTS.start + 1) % len(PORTS) + PORTS.start
 
 
+def test_no_other_host_can_connect_to_a_job_on_one_host() -> None:
+    with bind_port("same token", single_host=True) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
 def test_a_port_range_without_a_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
         port = taken.getsockname()[1]
