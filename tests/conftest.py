@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ SLOW = {
     "task/test_task_stops.py",
     "test_questions.py",
 }
+
+
+def pytest_configure() -> None:
+    # A shell starts its background jobs with SIGINT ignored, and so would every program of a test be.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

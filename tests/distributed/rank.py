@@ -1,10 +1,9 @@
-"""One rank of a test's training: ``python rank.py PLAN.json RANK``; the plan lists jobs to run one after the other."""
+"""One rank of a test's training; its plan lists jobs to run one after the other."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +28,6 @@ from hpcddp.train.loop.job import run_training
 def main(plan_path: Path, rank: int) -> int:
     plan = json.loads(plan_path.read_text())
     torch.set_num_threads(1)
-    sys.path.append(str(Path.cwd()))
     dist.init_process_group(
         "gloo",
         init_method=f"file://{plan['store']}",
@@ -90,10 +88,3 @@ def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
         threads=1,
         should_stop=should_stop,
     )
-
-
-if __name__ == "__main__":
-    code = main(Path(sys.argv[1]), int(sys.argv[2]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

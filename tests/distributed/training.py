@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +11,8 @@ from typing import Any
 import torch
 
 from hpcddp.train.buffers import as_real
-
-_TIMEOUT_S = 300
+from tests.distributed import rank
+from tests.ranks import run_forked
 
 
 @dataclass
@@ -57,29 +55,13 @@ def run_ranks(folder: Path, world_size: int, jobs: Sequence[Mapping[str, Any]]) 
     plan = folder / "plan.json"
     store = folder / f"store-{len(list(folder.iterdir()))}"
     plan.write_text(json.dumps({"world_size": world_size, "store": str(store), "jobs": jobs}, default=str))
-    script = Path(__file__).with_name("rank.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(plan), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    ended = run_forked(rank.main, [plan], world_size=world_size, logs=folder)
     errors = {
-        rank: json.loads(path.read_text())
-        for rank in range(world_size)
-        if (path := folder / f"error-{rank}.json").exists()
+        number: json.loads(path.read_text())
+        for number in range(world_size)
+        if (path := folder / f"error-{number}.json").exists()
     }
-    return Outcome([process.returncode for process in processes], outputs, errors)
+    return Outcome(ended.codes, ended.outputs, errors)
 
 
 def records(run: Path) -> list[dict[str, Any]]:

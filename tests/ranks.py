@@ -1,0 +1,66 @@
+"""Starts real ranks for a test: processes forked from one that has imported torch and the training once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TIMEOUT_S = 300
+_RANKS = multiprocessing.get_context("forkserver")
+# A rank of its own interpreter spends five seconds of CPU on these.
+_RANKS.set_forkserver_preload(["torch", "hpcddp.train.loop.job"])
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Exit codes and outputs of the ranks, by rank."""
+
+    codes: list[int]
+    outputs: list[str]
+
+
+def run_forked(main: Callable[..., int], arguments: Sequence[Any], *, world_size: int, logs: Path) -> Ended:
+    """Run ``main(*arguments, rank)`` in ``world_size`` processes at once, and wait for their ends.
+
+    Args:
+        main: a function of a module; what it returns is the exit code.
+        arguments: what every rank gets before its number.
+        world_size: how many ranks.
+        logs: an existing directory for the ranks' outputs.
+    """
+    files = [logs / f"output-{rank}" for rank in range(world_size)]
+    processes = [
+        _RANKS.Process(target=_run, args=(main, arguments, rank, file, dict(os.environ)))
+        for rank, file in enumerate(files)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.join(_TIMEOUT_S)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return Ended([process.exitcode or 0 for process in processes], [file.read_text() for file in files])
+
+
+def _run(
+    main: Callable[..., int], arguments: Sequence[Any], rank: int, output: Path, environment: dict[str, str]
+) -> None:
+    # The parent of all ranks was started long before: the environment and the directory are those of the test.
+    os.environ.clear()
+    os.environ.update(environment)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    code = main(*arguments, rank)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of gloo may still run.
+    os._exit(code)
