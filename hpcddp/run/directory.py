@@ -144,6 +144,11 @@ class AttemptDirectory:
         return self.path / "decision.json"
 
     @property
+    def end_time(self) -> Path:
+        """The end of the job as rank 0 of a command has asked Slurm for it."""
+        return self.path / "end-time.json"
+
+    @property
     def ranks(self) -> Path:
         """Where each rank of this attempt runs, once all have met."""
         return self.path / "ranks.json"

@@ -68,6 +68,26 @@ def warned_of_the_limit(context: ScenarioContext) -> ScenarioResult:
     return tracked, context.compare("time limit, with Slurm's signal", tracked)
 
 
+def limit_raised(context: ScenarioContext) -> ScenarioResult:
+    """A run of a minute and a half under a limit of one minute, which is raised."""
+    sections: Sections = {"resources": {"time_limit": 1}, "requeue": {"signal_lead": None}}
+    tracked = context.start("raised", on=OTHER_HOSTS, seconds=0.16, sections=sections)
+    tracked.wait_for_steps(20)
+    context.sandbox.run("scontrol", "update", f"JobId={tracked.job_id}", "TimeLimit=+5")
+    return tracked, context.compare("time limit raised by scontrol update", tracked)
+
+
+def suspended(context: ScenarioContext) -> ScenarioResult:
+    """A run under a limit of one minute that is suspended for longer than that."""
+    sections: Sections = {"resources": {"time_limit": 1}, "requeue": {"signal_lead": None}}
+    tracked = context.start("suspended", on=OTHER_HOSTS, sections=sections)
+    tracked.wait_for_steps(20)
+    context.sandbox.run("scontrol", "suspend", tracked.job_id)
+    time.sleep(75)
+    context.sandbox.run("scontrol", "resume", tracked.job_id)
+    return tracked, context.compare("suspended for longer than the time limit", tracked)
+
+
 @after_scenario(storm)
 def test_a_storm_of_signals_is_one_save_and_one_requeue(scenario_result: ScenarioResult) -> None:
     tracked, comparison = scenario_result
@@ -118,3 +138,18 @@ def test_a_time_limit_loses_nothing(scenario_result: ScenarioResult, reason: str
     assert comparison.attempts >= 2
     assert {event.cause for event in tracked.events("requeue")} == {"time_limit"}
     assert len(tracked.events("requeue")) == comparison.attempts - 1
+
+
+@pytest.mark.parametrize(
+    "_",
+    [
+        pytest.param(None, marks=after_scenario(limit_raised, long=True), id="raised"),
+        pytest.param(None, marks=after_scenario(suspended, long=True), id="suspended"),
+    ],
+)
+def test_an_end_of_the_job_that_moves_back_stops_nothing(scenario_result: ScenarioResult, _: None) -> None:
+    tracked, comparison = scenario_result
+    assert tracked.events("stop") == []
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts == 1
+    assert "Slurm has moved the end of the job to" in tracked.log()
