@@ -204,6 +204,8 @@ def _gone(status: RunStatus) -> Answer:
         why = f"its process {known} has ended, and it has left no result: it was killed, or this machine was restarted"
     elif files.attempt is None and status.state is State.CANCELLED:
         why = "it was cancelled before it started"
+    elif files.attempt is None and list(_last_line(status)):
+        why = "its script ended before an attempt began"
     elif files.attempt is None:
         why = f"it never started, and its job {known} is unknown to Slurm: it was cancelled while it waited, or refused"
     else:
@@ -284,7 +286,10 @@ _TABLE: Final[tuple[tuple[str, str, str], ...]] = (
     ("JobHeldAdmin", "an administrator holds it", _ASK),
     ("launch failed requeued held", "a node could not launch it, and Slurm holds it since",
      "Look at hpcddp logs {run} --batch, then release it: scontrol release {job}"),
-    ("JobHoldMaxRequeue|job requeued in held state", "it was requeued too often for this cluster, and Slurm holds it",
+    ("JobHoldMaxRequeue", "it was requeued too often for this cluster, and Slurm holds it",
+     "Release it: scontrol release {job}"),
+    ("job requeued in held state",
+     "it was requeued to be held (scontrol requeuehold, or RequeueExitHold in slurm.conf)",
      "Release it: scontrol release {job}"),
     ("JobArrayTaskLimit", "as many elements of its array run as may run at once",
      "Wait, or allow more at once: scontrol update JobId={array} ArrayTaskThrottle=N"),

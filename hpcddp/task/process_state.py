@@ -111,14 +111,19 @@ class ProcessState:
             host=self.host,
             time=time.time(),
             kind=kind,
-            message=message,
-            traceback=traceback,
+            message=_utf_8(message),
+            traceback=_utf_8(traceback),
             exit_code=int(exit_code),
             secondary=secondary,
             waiting=waiting,
             device=self.device,
             step=self.heartbeat.step,
         )
+
+
+def _utf_8(text: str) -> str:
+    """Return a text that can be written: the name of a file need not be UTF-8, and an exception may quote it."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 PROCESS_STATE: Final = ProcessState()

@@ -33,7 +33,7 @@ from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import ASK_EVERY_S, Deadline, EndTime, KnownEnd, moved_sentence
 from hpcddp.stop.listener import LISTENER, ReceivedSignal
 from hpcddp.stop.reasons import ExitCode
-from hpcddp.task.attribution import save_failure, says_peer_loss
+from hpcddp.task.attribution import log_says_peer_loss, save_failure
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE, ProcessState
 from hpcddp.task.world_check import LauncherMonitor, SeparateWorldsError
@@ -437,7 +437,7 @@ def program_failure(
     secondary = (
         (sigterm_forwarded and another_rank_failed_first)
         or (stop_requested and killed in _SENT_FROM_OUTSIDE)
-        or says_peer_loss(end.traceback or end.tail)
+        or log_says_peer_loss(end.traceback, end.tail)
     )
     infrastructure = secondary or (killed is signal.SIGKILL and code < 0)
     return process_state.record(

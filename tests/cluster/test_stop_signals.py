@@ -88,6 +88,33 @@ def suspended(context: ScenarioContext) -> ScenarioResult:
     return tracked, context.compare("suspended for longer than the time limit", tracked)
 
 
+def batch_script_signalled(context: ScenarioContext) -> ScenarioResult:
+    """Signals to the batch script alone, each of which would end a shell without a trap."""
+    tracked = context.start("batch", on=OTHER_HOSTS)
+    tracked.wait_for_steps(40)
+    for name in ("HUP", "INT", "TERM", "USR1", "USR2"):
+        context.sandbox.run("scancel", "--batch", f"--signal={name}", tracked.job_id)
+    return tracked, context.compare("signals to the batch script alone", tracked)
+
+
+def interrupted_as_a_whole(context: ScenarioContext) -> TrackedRun:
+    tracked = context.start("interrupted", on=OTHER_HOSTS)
+    tracked.wait_for_steps(40)
+    context.sandbox.run("scancel", "--full", "--signal=INT", tracked.job_id)
+    tracked.wait_until(tracked.run.result.exists, "a result")
+    tracked.wait_for_end("FAILED")
+    return tracked
+
+
+def terminated_as_a_whole(context: ScenarioContext) -> TrackedRun:
+    """SIGTERM to every process of a job: srun kills the tasks at once when it gets it."""
+    tracked = context.start("terminated", on=OTHER_HOSTS)
+    tracked.wait_for_steps(40)
+    context.sandbox.run("scancel", "--full", "--signal=TERM", tracked.job_id)
+    tracked.wait_for_end("FAILED")
+    return tracked
+
+
 @after_scenario(storm)
 def test_a_storm_of_signals_is_one_save_and_one_requeue(scenario_result: ScenarioResult) -> None:
     tracked, comparison = scenario_result
@@ -153,3 +180,26 @@ def test_an_end_of_the_job_that_moves_back_stops_nothing(scenario_result: Scenar
     assert comparison.lost_nothing, comparison
     assert comparison.attempts == 1
     assert "Slurm has moved the end of the job to" in tracked.log()
+
+
+@after_scenario(batch_script_signalled)
+def test_signals_to_the_batch_script_alone_change_nothing(scenario_result: ScenarioResult) -> None:
+    _, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts == 1
+
+
+@after_scenario(interrupted_as_a_whole)
+def test_an_interrupt_of_the_whole_job_saves_and_cancels_the_run(scenario_result: TrackedRun) -> None:
+    result = scenario_result.result
+    assert (result["status"], result["exit_code"]) == ("cancelled", 130)
+    assert result["reason"] == "cancelled by SIGINT to its tasks"
+    assert result["saved_step"] >= 40
+
+
+@after_scenario(terminated_as_a_whole)
+def test_tasks_that_srun_killed_did_not_run_out_of_memory(scenario_result: TrackedRun) -> None:
+    result = scenario_result.result
+    assert result["exit_code"] == 71
+    assert "which a signal to the whole job has ended, as scancel --full sends it" in result["reason"]
+    assert "memory" not in result["reason"]

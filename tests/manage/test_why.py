@@ -63,6 +63,8 @@ def test_a_reason_of_tomorrow_is_told_as_slurm_says_it() -> None:
         ("QOSMaxCpuPerUserLimit", "you, or your account, have reached the QOS limit"),
         ("QOSMaxNodePerJobLimit", "than the QOS allows one job"),
         ("launch_failed_requeued_held", "a node could not launch it"),
+        ("job_requeued_in_held_state", "it was requeued to be held (scontrol requeuehold"),
+        ("JobHoldMaxRequeue", "it was requeued too often for this cluster"),
     ],
 )
 def test_reasons_that_look_alike_are_told_apart(reason: str, words: str) -> None:
@@ -196,3 +198,13 @@ def test_a_sweep_gives_each_answer_once_and_trouble_first(tmp_path: Path) -> Non
     assert lines[3] == "  elements 2, 4-5 pending: it waits to start, because jobs of higher priority come first"
     assert lines[5] == "  element 0 finished"
     assert lines[-1] == "next: hpcddp why sweep_1"
+
+
+def test_a_script_that_ended_before_its_first_attempt_is_not_said_to_have_waited(made: FakeRun) -> None:
+    made.submitted()
+    made.run.batch_log.write_text("hpcddp: /no/python cannot run hpcddp on n1; install hpcddp for it\n")
+    answer = why(made)
+    assert answer.why == "its script ended before an attempt began"
+    assert answer.facts[0] == (
+        "the batch script's last line: hpcddp: /no/python cannot run hpcddp on n1; install hpcddp for it"
+    )

@@ -73,3 +73,16 @@ def test_a_first_failure_is_not_secondary_although_the_others_were_told_to_end(t
     record = program_failure(COMMAND, 1, log(tmp_path, BOOM), stop_requested=True, another_rank_failed_first=True)
     assert record is not None
     assert not record.secondary
+
+
+def test_a_server_that_the_program_itself_could_not_reach_is_no_lost_peer(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3, in <module>\n'
+        "ConnectionRefusedError: [Errno 111] Connection refused\n"
+    )
+    failure = program_failure(
+        ["python", "train.py"], 1, tmp_path / "log", stop_requested=False, another_rank_failed_first=False
+    )
+    assert failure is not None
+    assert (failure.secondary, failure.exit_code) == (False, 70)
