@@ -182,3 +182,12 @@ class AttemptDirectory:
     def rank_error(self, rank: int) -> Path:
         """Return the error record of one rank."""
         return self.path / f"error-rank-{rank}.json"
+
+    def rank_collectives(self, rank: int) -> Path:
+        """Return the trace of the collectives of one rank, as torch's flight recorder had it when the rank hung."""
+        return self.path / f"collectives-rank-{rank}.json"
+
+    @property
+    def torch_traces(self) -> str:
+        """The beginning of the names of the traces that torch itself writes at a timeout of NCCL."""
+        return str(self.path / "torch-trace-rank-")

@@ -36,6 +36,7 @@ from hpcddp.stop.reasons import ExitCode
 from hpcddp.task.attribution import log_says_peer_loss, save_failure
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE, ProcessState
+from hpcddp.task.watchdog import trace_variables
 from hpcddp.task.world_check import LauncherMonitor, SeparateWorldsError
 
 # linux/prctl.h
@@ -189,6 +190,7 @@ def program_environment(
         # The output of a program that is killed is complete, and a program that crashes below Python prints its stacks.
         "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
         "PYTHONFAULTHANDLER": inherited.get("PYTHONFAULTHANDLER", "1"),
+        **trace_variables(attempt, inherited),
         "PATH": _path(spec, inherited, python),
     }
     if end_time is not None:

@@ -31,7 +31,7 @@ from hpcddp.stop.reasons import ExitCode, StopReason
 from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
 from hpcddp.task.program import program_environment, run_program
 from hpcddp.task.rendezvous import Rendezvous, announce_rank, meet, raise_if_a_rank_failed, wait_for_ranks
-from hpcddp.task.watchdog import start_watchdog
+from hpcddp.task.watchdog import start_watchdog, trace_variables
 
 
 class NotATaskError(HpcddpError):
@@ -136,6 +136,8 @@ def _train(inputs: TaskInputs, meeting: Rendezvous, *, rendezvous_timeout: timed
         attempt=attempt.number,
         gpu=distributed.gpu_uuid(device),
     )
+    PROCESS_STATE.collective_trace = distributed.collective_trace
+    inputs.environment.update(trace_variables(attempt, inputs.environment))
     with distributed.process_group(
         env,
         address=meeting.address,

@@ -69,21 +69,21 @@ def warned_of_the_limit(context: ScenarioContext) -> ScenarioResult:
 
 
 def limit_raised(context: ScenarioContext) -> ScenarioResult:
-    """A run of a minute and a half under a limit of one minute, which is raised."""
-    sections: Sections = {"resources": {"time_limit": 1}, "requeue": {"signal_lead": None}}
-    tracked = context.start("raised", on=OTHER_HOSTS, seconds=0.16, sections=sections)
+    """A run of more than two minutes under a limit of two, which is raised."""
+    sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
+    tracked = context.start("raised", on=OTHER_HOSTS, seconds=0.25, sections=sections)
     tracked.wait_for_steps(20)
     context.sandbox.run("scontrol", "update", f"JobId={tracked.job_id}", "TimeLimit=+5")
     return tracked, context.compare("time limit raised by scontrol update", tracked)
 
 
 def suspended(context: ScenarioContext) -> ScenarioResult:
-    """A run under a limit of one minute that is suspended for longer than that."""
-    sections: Sections = {"resources": {"time_limit": 1}, "requeue": {"signal_lead": None}}
+    """A run under a limit of two minutes that is suspended for longer than that."""
+    sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
     tracked = context.start("suspended", on=OTHER_HOSTS, sections=sections)
     tracked.wait_for_steps(20)
     context.sandbox.run("scontrol", "suspend", tracked.job_id)
-    time.sleep(75)
+    time.sleep(130)
     context.sandbox.run("scontrol", "resume", tracked.job_id)
     return tracked, context.compare("suspended for longer than the time limit", tracked)
 
