@@ -27,7 +27,7 @@ class Collective:
     """One call of a collective on one rank.
 
     Args:
-        group: the description of its process group, or its name.
+        group: its process group: the name, which is the same on all of its ranks, and the description.
         number: which collective of the group it is, counted from 1.
         call: its name and what it was called with: ``all_reduce Float[3]``.
         is_finished: whether it has ended.
@@ -108,7 +108,7 @@ def _collective(entry: object) -> Collective | None:
             "profiling_name": str(call),
         }:
             return Collective(
-                group=description or name,
+                group=f"{name} ({description})",
                 number=number,
                 call=f"{call.rpartition(':')[2]}{_tensors(entry)}",
                 is_finished=_is_finished(entry),

@@ -211,4 +211,7 @@ def ask_end(job_id: str) -> KnownEnd | None:
         return None
     if job is None or job.get("JobState") != "RUNNING" or job.get("PreemptTime", "None") != "None":
         return None
-    return KnownEnd(end_time=end_time_of(job, {}, now=now), time=now)
+    end_time = end_time_of(job, {}, now=now)
+    if end_time is None and job.get("TimeLimit") != "UNLIMITED":
+        return None
+    return KnownEnd(end_time=end_time, time=now)

@@ -225,7 +225,7 @@ def test_a_hang_names_the_collective_and_the_ranks(made: FakeRun) -> None:
     traced(made, 1, entry(6))
     made.attempt().rank_log(4).touch()
     assert why(made).facts[0] == (
-        "collective 7 of the process group default_pg did not end: ranks 0, 2-3 in all_reduce Float[3], rank 1 not "
+        "collective 7 of the process group 0 (default_pg) did not end: ranks 0, 2-3 in all_reduce Float[3], rank 1 not "
         "there yet (last: 6), rank 4 without a trace"
     )
 
@@ -235,7 +235,7 @@ def test_a_hang_of_ranks_that_call_different_collectives_says_so(made: FakeRun) 
     traced(made, 0, entry(1, retired=False))
     traced(made, 1, entry(1, retired=False, profiling_name="gloo:broadcast"))
     assert why(made).facts[0] == (
-        "collective 1 of the process group default_pg did not end: rank 0 in all_reduce Float[3], rank 1 in broadcast "
+        "collective 1 of the process group 0 (default_pg) did not end: rank 0 in all_reduce Float[3], rank 1 in broadcast "
         "Float[3]; the ranks call different collectives"
     )
 

@@ -40,8 +40,8 @@ def test_a_trace_is_read_as_it_was_written(attempt: AttemptDirectory) -> None:
     write_trace(attempt, 3, trace(entry(1), entry(2, retired=False, input_dtypes=[], input_sizes=[])))
     assert read_collectives(attempt) == {
         3: (
-            Collective(group="default_pg", number=1, call="all_reduce Float[3]", is_finished=True),
-            Collective(group="default_pg", number=2, call="all_reduce", is_finished=False),
+            Collective(group="0 (default_pg)", number=1, call="all_reduce Float[3]", is_finished=True),
+            Collective(group="0 (default_pg)", number=2, call="all_reduce", is_finished=False),
         )
     }
     assert attempt.rank_collectives(3).stat().st_mode & 0o777 == 0o600
@@ -60,8 +60,8 @@ def test_the_newest_finished_and_the_oldest_unfinished_collectives_of_each_group
     entries += [entry(number, retired=False) for number in range(1001, 1501)]
     write_trace(attempt, 0, trace(entry(1, **own), *entries))
     numbers = [(one.group, one.number) for one in read_collectives(attempt)[0]]
-    assert numbers[0][0] == "own" or ("own", 1) in numbers
-    assert [number for group, number in numbers if group == "default_pg"] == list(range(981, 1101))
+    assert ("1 (own)", 1) in numbers
+    assert [number for group, number in numbers if group == "0 (default_pg)"] == list(range(981, 1101))
 
 
 def test_a_message_between_two_ranks_is_no_collective(attempt: AttemptDirectory) -> None:

@@ -109,10 +109,11 @@ def test_slurm_says_when_a_job_ends(
     [
         "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1",
         "kill -TERM $$",
+        "echo 'JobState=RUNNING PreemptTime=None TimeLimit=00:01:00 EndTime=Unknown'",
         "echo 'JobState=COMPLETING PreemptTime=None TimeLimit=00:01:00 EndTime=1970-01-01T00:01:00'",
         "echo 'JobState=RUNNING PreemptTime=2026-11-21T12:00:00 TimeLimit=00:01:00 EndTime=1970-01-01T00:01:00'",
     ],
-    ids=["no controller", "killed", "it is ending", "it is in its grace time"],
+    ids=["no controller", "killed", "unknown", "it is ending", "it is in its grace time"],
 )
 def test_an_end_that_slurm_does_not_say_is_not_known(
     body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
