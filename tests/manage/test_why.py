@@ -235,8 +235,8 @@ def test_a_hang_of_ranks_that_call_different_collectives_says_so(made: FakeRun) 
     traced(made, 0, entry(1, retired=False))
     traced(made, 1, entry(1, retired=False, profiling_name="gloo:broadcast"))
     assert why(made).facts[0] == (
-        "collective 1 of the process group 0 (default_pg) did not end: rank 0 in all_reduce Float[3], rank 1 in broadcast "
-        "Float[3]; the ranks call different collectives"
+        "collective 1 of the process group 0 (default_pg) did not end: rank 0 in all_reduce Float[3], rank 1 in "
+        "broadcast Float[3]; the ranks call different collectives"
     )
 
 
