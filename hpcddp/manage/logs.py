@@ -7,18 +7,19 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, read_failures
-from hpcddp.run.files import GrowingFile
+from hpcddp.run.files import GrowingFile, read_tail
 from hpcddp.run.job_records import known_hosts, read_start
 from hpcddp.run.log_timestamps import Times, read_times
 from hpcddp.run.record import RecordError
 
 BATCH = "batch"
 """What stands for the batch script where a rank's number stands else."""
+_LAST_LINE_BYTES: Final = 4096
 
 
 class NoLogError(UserError):
@@ -79,6 +80,12 @@ def chosen_attempt(run: RunDirectory, number: int | None) -> AttemptDirectory:
     """
     newest = run.newest_attempt()
     if newest is None:
+        printed = read_tail(run.batch_log, _LAST_LINE_BYTES).rstrip().splitlines()
+        if printed:
+            raise NoLogError(
+                f"the script of run {run.run_id} has begun no attempt, so no rank has a log; the last line of "
+                f"{run.batch_log} is: {printed[-1]}"
+            )
         raise NoLogError(
             f"the run {run.run_id} has not started yet, so it has no logs; see why: hpcddp why {run.run_id}"
         )

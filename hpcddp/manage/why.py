@@ -14,9 +14,10 @@ from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, ranks_text
 from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.status import RunStatus, State
+from hpcddp.run.collectives import Collective, read_collectives
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, newest_saved_step, read_events
-from hpcddp.run.failure import failure_sentence, read_failures
+from hpcddp.run.failure import failure_sentence, ranks_without_record, read_failures
 from hpcddp.run.files import read_tail
 from hpcddp.run.result import Result, resume_command
 from hpcddp.run.sweep import element_id
@@ -26,6 +27,7 @@ from hpcddp.stop.reasons import ExitCode
 _WAITS: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})
 _HISTORY_LINES: Final = 6
 _TAIL_BYTES: Final = 4096
+_GROUPS_SHOWN: Final = 4
 # After these the same run would fail in the same way again.
 _LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.NO_PROGRESS, ExitCode.HANG})
 _CAUSES: Final[Mapping[str, str]] = MappingProxyType(
@@ -174,7 +176,7 @@ def _ended(status: RunStatus, result: Result, called: str) -> Answer:
         steps = "" if result.steps is None else f" after {result.steps} steps{scored}"
         result_file = f"its result is {run.result}"
         return Answer(status=status, why=f"it has finished{steps}", facts=(result_file,), history=_history(status))
-    facts = tuple(_saved(run, result.saved_step))
+    facts = (*_collectives(status), *_saved(run, result.saved_step))
     resume = result.resume or resume_command(run)
     look = result.exit_code in _LOOK_FIRST
     command = shlex.join(["hpcddp", "logs", called, "--first-error"]) if look else resume
@@ -204,11 +206,13 @@ def _gone(status: RunStatus) -> Answer:
         why = f"its process {known} has ended, and it has left no result: it was killed, or this machine was restarted"
     elif files.attempt is None and status.state is State.CANCELLED:
         why = "it was cancelled before it started"
+    elif files.attempt is None and list(_last_line(status)):
+        why = "its script ended before an attempt began"
     elif files.attempt is None:
         why = f"it never started, and its job {known} is unknown to Slurm: it was cancelled while it waited, or refused"
     else:
         why = f"its job {known} is unknown to Slurm, and it has left no result: it was killed, or its node was lost"
-    facts = [*_signs(status), *_failure(status), *_last_line(status)]
+    facts = [*_signs(status), *_failure(status), *_collectives(status), *_last_line(status)]
     facts += _saved(run, newest_saved_step(read_events(run.events)))
     command = resume_command(run) if run.path.is_dir() else None
     return Answer(status=status, why=why, facts=tuple(facts), history=_history(status), command=command)
@@ -218,6 +222,46 @@ def _failure(status: RunStatus) -> Iterator[str]:
     attempt = failed_attempt(status.run)
     if attempt is not None and attempt.number == status.files.attempt:
         yield failure_sentence(attempt, read_failures(attempt))
+
+
+def _collectives(status: RunStatus) -> Iterator[str]:
+    """Yield, for each process group, in which collective its ranks hung, and which ranks had not reached it."""
+    if status.files.attempt is None:
+        return
+    attempt = status.run.attempt(status.files.attempt)
+    by_rank = read_collectives(attempt)
+    groups = dict.fromkeys(collective.group for found in by_rank.values() for collective in found)
+    for group in list(groups)[:_GROUPS_SHOWN]:
+        found = {
+            rank: [collective for collective in collectives if collective.group == group]
+            for rank, collectives in by_rank.items()
+        }
+        yield from _collective_sentence(group, found, silent=ranks_without_record(attempt))
+
+
+def _collective_sentence(group: str, found: Mapping[int, Sequence[Collective]], *, silent: list[int]) -> Iterator[str]:
+    open_numbers = [one.number for collectives in found.values() for one in collectives if not one.is_finished]
+    if not open_numbers:
+        return
+    number = min(open_numbers)
+    waiting: dict[str, list[int]] = {}
+    behind: dict[int, list[int]] = {}
+    for rank, collectives in found.items():
+        same = next((one for one in collectives if one.number == number), None)
+        last = max((one.number for one in collectives), default=0)
+        if same is not None and not same.is_finished:
+            waiting.setdefault(same.call, []).append(rank)
+        elif last < number:
+            behind.setdefault(last, []).append(rank)
+    parts = [f"{_ranks(ranks)} in {call}" for call, ranks in waiting.items()]
+    parts += [f"{_ranks(ranks)} not there yet (last: {last or 'none'})" for last, ranks in behind.items()]
+    parts += [f"{_ranks(silent)} without a trace"] if silent else []
+    different = "; the ranks call different collectives" if len(waiting) > 1 else ""
+    yield f"collective {number} of the process group {group} did not end: {', '.join(parts)}{different}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
 
 
 def _last_line(status: RunStatus) -> Iterator[str]:
@@ -284,7 +328,10 @@ _TABLE: Final[tuple[tuple[str, str, str], ...]] = (
     ("JobHeldAdmin", "an administrator holds it", _ASK),
     ("launch failed requeued held", "a node could not launch it, and Slurm holds it since",
      "Look at hpcddp logs {run} --batch, then release it: scontrol release {job}"),
-    ("JobHoldMaxRequeue|job requeued in held state", "it was requeued too often for this cluster, and Slurm holds it",
+    ("JobHoldMaxRequeue", "it was requeued too often for this cluster, and Slurm holds it",
+     "Release it: scontrol release {job}"),
+    ("job requeued in held state",
+     "it was requeued to be held (scontrol requeuehold, or RequeueExitHold in slurm.conf)",
      "Release it: scontrol release {job}"),
     ("JobArrayTaskLimit", "as many elements of its array run as may run at once",
      "Wait, or allow more at once: scontrol update JobId={array} ArrayTaskThrottle=N"),

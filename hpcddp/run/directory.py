@@ -144,6 +144,11 @@ class AttemptDirectory:
         return self.path / "decision.json"
 
     @property
+    def end_time(self) -> Path:
+        """The end of the job as rank 0 of a command has asked Slurm for it."""
+        return self.path / "end-time.json"
+
+    @property
     def ranks(self) -> Path:
         """Where each rank of this attempt runs, once all have met."""
         return self.path / "ranks.json"
@@ -177,3 +182,12 @@ class AttemptDirectory:
     def rank_error(self, rank: int) -> Path:
         """Return the error record of one rank."""
         return self.path / f"error-rank-{rank}.json"
+
+    def rank_collectives(self, rank: int) -> Path:
+        """Return the trace of the collectives of one rank, as torch's flight recorder had it when the rank hung."""
+        return self.path / f"collectives-rank-{rank}.json"
+
+    @property
+    def torch_traces(self) -> str:
+        """The beginning of the names of the traces that torch itself writes at a timeout of NCCL."""
+        return str(self.path / "torch-trace-rank-")

@@ -1,8 +1,8 @@
 """Records that the processes of a job write for each other: of a run's newest submission, and of each attempt.
 
 ``submission.json`` is the submission. In the directory of an attempt: ``start.json``, ``rendezvous.json``,
-``ranks.json`` and ``here-rank-N.json``, ``world-rank-N.json``, ``requeue-requested.json``, ``decision.json`` and
-``exit-rank-N.json``. Failures have a module of their own.
+``ranks.json`` and ``here-rank-N.json``, ``world-rank-N.json``, ``end-time.json``, ``requeue-requested.json``,
+``decision.json`` and ``exit-rank-N.json``. Failures have a module of their own.
 """
 
 from __future__ import annotations
@@ -239,6 +239,35 @@ class SeparateWorld(Record):
 def report_separate_world(attempt: AttemptDirectory, world: SeparateWorld) -> None:
     """Write that the program of a rank has started a world of its own."""
     write_record(attempt.rank_world(world.rank), world)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedEnd(Record):
+    """The end of the job as rank 0 of a command has asked Slurm for it; the other ranks read it here.
+
+    Args:
+        end_time: seconds since the epoch; None without a limit.
+        time: when it was asked for, in seconds since the epoch.
+    """
+
+    ADVICE: ClassVar[str] = "the ranks end at the time that was known when the attempt began"
+
+    end_time: float | None
+    time: float
+
+
+def write_asked_end(attempt: AttemptDirectory, end: AskedEnd) -> None:
+    """Write the end of the job for the other ranks."""
+    write_record(attempt.end_time, end)
+
+
+def read_asked_end(attempt: AttemptDirectory) -> AskedEnd | None:
+    """Return the end of the job by rank 0's newest question, or None before it has asked.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    return read_record(attempt.end_time, AskedEnd)
 
 
 _RANKS_ADVICE: Final = "without it the hosts of the ranks are not known; everything else works"

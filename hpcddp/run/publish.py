@@ -142,7 +142,7 @@ def _remove(path: Path) -> None:
 
 
 def sweep(directory: Path, *, attempt: int) -> None:
-    """Remove what earlier attempts left half written, or are still writing.
+    """Remove what earlier attempts left half written, or are still writing. Call it while this one writes nothing.
 
     A new attempt does so before it looks for a checkpoint. An old one that is still alive between its last look at the
     lease and its rename then has nothing left to rename: what it publishes is there before the look, or never.
@@ -151,6 +151,8 @@ def sweep(directory: Path, *, attempt: int) -> None:
         OSError: the directory cannot be read, or something in it cannot be renamed.
     """
     for path in directory.iterdir() if directory.is_dir() else ():
+        if path.name.startswith(f".{LATEST}."):
+            path.unlink(missing_ok=True)
         by = left_by(path)
         if by is not None and by < attempt:
             # The rename is what counts, and cannot be half done. The other one may be faster at removing it.

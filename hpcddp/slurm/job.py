@@ -10,9 +10,12 @@ from types import MappingProxyType
 from typing import Final
 
 from hpcddp.slurm import commands
+from hpcddp.slurm.job_environment import NO_LIMIT_S
+from hpcddp.stop.deadline import KnownEnd
 from hpcddp.stop.reasons import Cause
 
 _PAUSE_S: Final = 2.0
+_UNKNOWN_TIMES: Final = frozenset({"", "Unknown", "None", "N/A"})
 
 
 class JobState(StrEnum):
@@ -176,3 +179,39 @@ def cause_of(
     if error_seen:
         return Cause.CRASH
     return Cause.TIME_LIMIT if warned else Cause.UNKNOWN
+
+
+def end_time_of(job: Mapping[str, str] | None, environment: Mapping[str, str], *, now: float) -> float | None:
+    """Return when a job's time is over, in seconds since the epoch; None without a limit, or if unknown.
+
+    Args:
+        job: what Slurm says about the job; None without an answer.
+        environment: the batch script's environment.
+        now: seconds since the epoch.
+    """
+    if job is not None:
+        text = job.get("EndTime", "")
+        limited = job.get("TimeLimit") != "UNLIMITED" and text not in _UNKNOWN_TIMES
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if limited else None
+    if environment.get("SLURM_JOB_END_TIME"):
+        return float(environment["SLURM_JOB_END_TIME"])
+    limit_s = environment.get("SUBMITIT_LOCAL_TIMEOUT_S")
+    return now + float(limit_s) if limit_s and int(limit_s) < NO_LIMIT_S else None
+
+
+def ask_end(job_id: str) -> KnownEnd | None:
+    """Ask Slurm once for the end of a job that runs; None without an answer, and if the job is being ended.
+
+    A preempted job in its grace time is being ended too: Slurm shows the end of the grace time, and its signal says so.
+    """
+    now = time.time()
+    try:
+        job = commands.show_job(job_id)
+    except commands.SlurmCommandError:
+        return None
+    if job is None or job.get("JobState") != "RUNNING" or job.get("PreemptTime", "None") != "None":
+        return None
+    end_time = end_time_of(job, {}, now=now)
+    if end_time is None and job.get("TimeLimit") != "UNLIMITED":
+        return None
+    return KnownEnd(end_time=end_time, time=now)

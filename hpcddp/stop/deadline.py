@@ -1,9 +1,12 @@
-"""The time at which a training stops so that a save fits before the job's end, from measured steps and saves."""
+"""The end of the job, which Slurm can move, and the time that a stop needs before it, from measured steps and saves."""
 
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +17,15 @@ _MARGIN_S: Final = 10.0
 _STEPS_AHEAD: Final = 2
 _UNKNOWN_SAVE_FRACTION: Final = 0.02
 _LONGEST_UNKNOWN_SAVE_S: Final = 60.0
+ASK_EVERY_S: Final = 180.0
+"""How often Slurm is asked for the end of the job."""
+
+# Early enough for an answer before the end is acted on.
+_ASK_AHEAD_S: Final = 20.0
+# Nothing is done at an end that was asked for longer ago, unless the answer takes too long.
+_RECENT_S: Final = 30.0
+_ANSWER_TIMEOUT_S: Final = 5.0
+_RETRY_S: Final = 1.0
 
 
 class Durations:
@@ -38,8 +50,98 @@ class Durations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownEnd:
+    """The end of the job as it was known at some time.
+
+    Args:
+        end_time: seconds since the epoch; None = no limit.
+        time: when it was asked for, in seconds since the epoch.
+    """
+
+    end_time: float | None
+    time: float
+
+
+class EndTime:
+    """The end of the job: ``scontrol update TimeLimit`` moves it, and so does a job that was suspended and resumed.
+
+    It is asked for in a thread, every three minutes and before it is acted on, so that no step waits for the answer.
+
+    Args:
+        known: the end as it is known at first.
+        ask: asks for the end, and returns None without an answer; None = the end does not move.
+        every_s: how often it is asked for while it is far away, in seconds.
+        on_move: called with the new end after it has moved, in the thread.
+    """
+
+    def __init__(
+        self,
+        known: KnownEnd,
+        ask: Callable[[], KnownEnd | None] | None = None,
+        *,
+        every_s: float = ASK_EVERY_S,
+        on_move: Callable[[float | None], object] = lambda _: None,
+    ) -> None:
+        self._known, self._ask, self._every_s, self._on_move = known, ask, every_s, on_move
+        self._asked_at = known.time
+        self._waits_since: float | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def end_time(self) -> float | None:
+        """The end by the newest answer, in seconds since the epoch; None = no limit."""
+        return self._known.end_time
+
+    def left_s(self, now: float, *, lead_s: float, pause_s: float = 0.0) -> float:
+        """Return how long the job still has, in seconds; infinity without a limit, and while the answer is awaited.
+
+        Without an answer for some seconds the end that was known before counts.
+
+        Args:
+            now: seconds since the epoch.
+            lead_s: how long before the end the caller acts on it, in seconds.
+            pause_s: how long the caller waits between two calls, in seconds.
+        """
+        known = self._known
+        left_s = math.inf if known.end_time is None else known.end_time - now
+        is_far = left_s > lead_s + pause_s + _ASK_AHEAD_S
+        if is_far or self._ask is None or now - known.time <= _RECENT_S + pause_s:
+            self._waits_since = None
+            self._ask_again(now, self._every_s)
+            return left_s
+        if self._waits_since is None:
+            self._waits_since = now
+        self._ask_again(now, _RETRY_S)
+        return left_s if now - self._waits_since >= _ANSWER_TIMEOUT_S else math.inf
+
+    def _ask_again(self, now: float, after_s: float) -> None:
+        """Ask in a thread if the last question is older than ``after_s``, and is no longer open."""
+        is_open = self._thread is not None and self._thread.is_alive()
+        if self._ask is None or is_open or now - self._asked_at < after_s:
+            return
+        self._asked_at = now
+        self._thread = threading.Thread(target=self._update, args=(self._ask,), name="hpcddp-end-time", daemon=True)
+        self._thread.start()
+
+    def _update(self, ask: Callable[[], KnownEnd | None]) -> None:
+        before, answer = self._known, ask()
+        if answer is None:
+            return
+        self._known = answer
+        if answer.end_time != before.end_time:
+            self._on_move(answer.end_time)
+
+
+def moved_sentence(end_time: float | None) -> str:
+    """Return the line of a log about a job whose end has moved."""
+    if end_time is None:
+        return "Slurm has removed the job's time limit"
+    return f"Slurm has moved the end of the job to {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(end_time))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """The end of the job by a rank's clock.
+    """The end of the job as the attempt began.
 
     Args:
         end_time: seconds since the epoch; None = no limit.
@@ -60,16 +162,6 @@ class Deadline:
             length_s = 0.0 if self.end_time is None else self.end_time - self.start_time
             save_s = min(_LONGEST_UNKNOWN_SAVE_S, max(0.0, _UNKNOWN_SAVE_FRACTION * length_s))
         return _STEPS_AHEAD * (step_s or 0.0) + save_s + _MARGIN_S
-
-    def is_near(self, now: float, *, step_s: float | None, save_s: float | None) -> bool:
-        """Return whether it is time to stop.
-
-        Args:
-            now: seconds since the epoch.
-            step_s: the 95th percentile of steps; None before the first.
-            save_s: the 95th percentile of saves; None before the first.
-        """
-        return self.end_time is not None and now >= self.end_time - self.need_s(step_s, save_s)
 
 
 def short_lead_sentence(lead_s: float | None, step_s: float | None, save_s: float | None) -> str | None:

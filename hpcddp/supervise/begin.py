@@ -31,14 +31,12 @@ from hpcddp.run.ownership import (
 )
 from hpcddp.run.result import Result, has_finished, resume_command, write_result
 from hpcddp.slurm import commands
-from hpcddp.slurm.job import ask_slurm, slurm_job_id
-from hpcddp.slurm.job_environment import NO_LIMIT_S, PICKLE_DIGEST
+from hpcddp.slurm.job import ask_slurm, end_time_of, slurm_job_id
+from hpcddp.slurm.job_environment import PICKLE_DIGEST
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submit.sweep_element import complete_directory, element_of
 from hpcddp.supervise.attempt_facts import limits_of
 from hpcddp.supervise.decision import exceeded, is_interruption, record_progress, spent_of
-
-_UNKNOWN_TIMES = frozenset({"", "Unknown", "None", "N/A"})
 
 
 class BudgetError(HpcddpError):
@@ -130,24 +128,6 @@ def _observe(
         is_local=job_id is None,
         **identity(run.path),
     )
-
-
-def end_time_of(job: Mapping[str, str] | None, environment: Mapping[str, str], *, now: float) -> float | None:
-    """Return when a job's time is over, in seconds since the epoch; None without a limit, or if unknown.
-
-    Args:
-        job: what Slurm says about the job; None without an answer.
-        environment: the batch script's environment.
-        now: seconds since the epoch.
-    """
-    if job is not None:
-        text = job.get("EndTime", "")
-        limited = job.get("TimeLimit") != "UNLIMITED" and text not in _UNKNOWN_TIMES
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if limited else None
-    if environment.get("SLURM_JOB_END_TIME"):
-        return float(environment["SLURM_JOB_END_TIME"])
-    limit_s = environment.get("SUBMITIT_LOCAL_TIMEOUT_S")
-    return now + float(limit_s) if limit_s and int(limit_s) < NO_LIMIT_S else None
 
 
 def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> None:

@@ -17,7 +17,7 @@ from hpcddp.run.failure import describe_failure, failure_sentence
 from hpcddp.run.job_records import ProgramEnd, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import FINISHED, Result, resume_command, what_is_saved, why_it_stopped, write_result
-from hpcddp.stop.reasons import Cause, ExitCode
+from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise import slurm_requeue as requeuing
 from hpcddp.supervise.attempt_facts import AttemptFacts
 from hpcddp.supervise.decision import Action, ActionKind, decide, is_interruption, record_progress
@@ -168,10 +168,20 @@ def _fail(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
 
 
 def _cancel(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
-    _conclude(attempt_facts, "cancelled", "cancelled by a signal to the job", action.exit_code)
-    _append(attempt_facts, "stop", "cancelled by a signal to the job", cause=str(Cause.CANCELLED))
+    reason = _how_cancelled(attempt_facts)
+    _conclude(attempt_facts, "cancelled", reason, action.exit_code)
+    _append(attempt_facts, "stop", reason, cause=str(Cause.CANCELLED))
     text = _summary(attempt_facts, _by_hand(attempt_facts), cause=Cause.CANCELLED)
     return Ending(exit_code=action.exit_code, text=text)
+
+
+def _how_cancelled(attempt_facts: AttemptFacts) -> str:
+    if attempt_facts.job_id is None:
+        return "cancelled by Ctrl-C, hpcddp cancel or kill"
+    decision = attempt_facts.decision
+    if decision is not None and decision.reason is StopReason.INTERRUPTED:
+        return "cancelled by SIGINT to its tasks"
+    return "cancelled by a signal to the job"
 
 
 def _stop(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import traceback
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,11 @@ PEER_LOSS: Final = (
     "communicator was aborted",
 )
 
+# Raises some of these errors in Python.
+_DISTRIBUTED: Final = "/torch/distributed/"
+# How a traceback names them: ``RuntimeError: ...``, ``torch.distributed.DistBackendError: ...``.
+_RAISED_BY_TORCH: Final = ("RuntimeError: ", "torch.distributed.")
+
 _ADVICE: Final[Mapping[int, str]] = MappingProxyType(
     {
         ExitCode.USER_CODE: "an error of the job's own code or data would come again, so the job is not requeued",
@@ -48,12 +54,36 @@ def is_peer_loss(error: BaseException) -> bool:
 
 def _says_peer_loss(error: BaseException) -> bool:
     # An OSError comes from a socket that Python itself opened, and only the user's code opens those.
-    return isinstance(error, RuntimeError) and says_peer_loss(str(error))
+    return isinstance(error, RuntimeError) and says_peer_loss(str(error)) and not _is_raised_by_other_code(error)
+
+
+def _is_raised_by_other_code(error: BaseException) -> bool:
+    """Return whether Python code outside torch.distributed has raised an error; a collective raises it below Python."""
+    link = error.__traceback__
+    if link is None:
+        return False
+    while link.tb_next is not None:
+        link = link.tb_next
+    code = link.tb_frame.f_code
+    raises = dis.opname[code.co_code[link.tb_lasti]] == "RAISE_VARARGS"
+    return raises and _DISTRIBUTED not in code.co_filename
 
 
 def says_peer_loss(text: str) -> bool:
     """Return whether a text has a message of gloo, NCCL or the store about a lost connection."""
     return any(phrase in text.lower() for phrase in PEER_LOSS)
+
+
+def log_says_peer_loss(traceback_text: str, tail: str) -> bool:
+    """Return whether the end of a program's log shows that it has lost another rank.
+
+    Args:
+        traceback_text: its last traceback; empty without one.
+        tail: its last lines, which count without a traceback.
+    """
+    if not traceback_text:
+        return says_peer_loss(tail)
+    return any(says_peer_loss(line) for line in traceback_text.splitlines() if line.startswith(_RAISED_BY_TORCH))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

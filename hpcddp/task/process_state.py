@@ -66,6 +66,8 @@ class ProcessState:
         device: its device; None until it is chosen.
         heartbeat: the progress of the training.
         cause: returns why the job ends; None if that is not known.
+        collective_trace: returns the trace of the newest collectives as JSON, None without one; None before the process
+            group is open.
         saves_alone: whether this rank can save after other ranks have gone; true for a ``command``.
     """
 
@@ -76,6 +78,7 @@ class ProcessState:
         self.device: str | None = None
         self.heartbeat = Heartbeat()
         self.cause: Callable[[], Cause | None] = _unknown_cause
+        self.collective_trace: Callable[[], str | None] | None = None
         self.saves_alone = False
         self._first_step = threading.Lock()
         self._training = False
@@ -111,14 +114,19 @@ class ProcessState:
             host=self.host,
             time=time.time(),
             kind=kind,
-            message=message,
-            traceback=traceback,
+            message=_utf_8(message),
+            traceback=_utf_8(traceback),
             exit_code=int(exit_code),
             secondary=secondary,
             waiting=waiting,
             device=self.device,
             step=self.heartbeat.step,
         )
+
+
+def _utf_8(text: str) -> str:
+    """Return a text that can be written: the name of a file need not be UTF-8, and an exception may quote it."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 PROCESS_STATE: Final = ProcessState()

@@ -28,13 +28,17 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.run.files import read_tail
-from hpcddp.run.job_records import ProgramExit, StopNotice, read_start, write_exit
+from hpcddp.run.job_records import AskedEnd, ProgramExit, StopNotice, read_asked_end, write_asked_end, write_exit
+from hpcddp.run.record import RecordError
+from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.stop.deadline import ASK_EVERY_S, Deadline, EndTime, KnownEnd, moved_sentence
 from hpcddp.stop.listener import LISTENER, ReceivedSignal
 from hpcddp.stop.reasons import ExitCode
-from hpcddp.task.attribution import save_failure, says_peer_loss
+from hpcddp.task.attribution import log_says_peer_loss, save_failure
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE, ProcessState
+from hpcddp.task.watchdog import trace_variables
 from hpcddp.task.world_check import LauncherMonitor, SeparateWorldsError
 
 # linux/prctl.h
@@ -59,6 +63,8 @@ _LONGEST_NOTICE_S: Final = 60.0
 _SHORTEST_NOTICE_S: Final = 5.0
 _NOTICE_FRACTION: Final = 0.1
 _REQUEUE_S: Final = 8.0
+# How often the other ranks read what Slurm has answered to rank 0.
+_READ_END_EVERY_S: Final = 30.0
 # torchrun gives its workers 30 s after SIGTERM (torch/distributed/elastic/multiprocessing/api.py).
 _LAUNCHER_END_TIMEOUT_S: Final = 35.0
 _SENT_FROM_OUTSIDE: Final = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
@@ -91,7 +97,7 @@ def run_program(
     *,
     environment: Mapping[str, str],
     port: int,
-    end_time: float | None,
+    deadline: Deadline,
 ) -> None:
     """Run the job's command as this rank.
 
@@ -104,7 +110,7 @@ def run_program(
         attempt: its attempt.
         environment: the whole environment of the program.
         port: MASTER_PORT of the run.
-        end_time: the end of the job in seconds since the epoch; None without a limit.
+        deadline: the end of the job as the attempt began.
     """
     command = spec.command or ()
     # Does not return in a process that is about to exit.
@@ -114,10 +120,12 @@ def run_program(
         append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
     monitor = LauncherMonitor(command, env, attempt, port=port)
     try:
+        end = _end_time(env, attempt, environment, deadline)
         program = Program(
             command,
             environment,
-            end_times=_end_times(spec, attempt, end_time),
+            end=end,
+            notice_s=_notice_s(spec, deadline),
             save_signal=spec.requeue.command_signal,
             before_saving=PROCESS_STATE.cause if env.rank == 0 else lambda: None,
             on_poll=monitor.look,
@@ -199,6 +207,7 @@ def program_environment(
         # The output of a program that is killed is complete, and a program that crashes below Python prints its stacks.
         "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
         "PYTHONFAULTHANDLER": inherited.get("PYTHONFAULTHANDLER", "1"),
+        **trace_variables(attempt, inherited),
         "PATH": _path(spec, inherited, python),
     }
     if end_time is not None:
@@ -222,33 +231,48 @@ def _path(spec: JobSpec, inherited: Mapping[str, str], python: Path) -> str:
     return f"{path}:{python.parent}" if prepared or activated else f"{python.parent}:{path}"
 
 
-class _EndTimes:
-    """The times at which a program gets SIGTERM and SIGKILL before the job ends.
-
-    Args:
-        end_time: the end of the job in seconds since the epoch; None without a limit.
-        notice_s: how long before the end the program gets SIGTERM, in seconds.
-    """
-
-    def __init__(self, end_time: float | None, notice_s: float) -> None:
-        self._end_time, self._notice_s = end_time, notice_s
-
-    def sigterm_due(self, now: float) -> bool:
-        return self._end_time is not None and now >= self._end_time - self._notice_s
-
-    def sigkill_due(self, now: float) -> bool:
-        return self._end_time is not None and now >= self._end_time - min(_REQUEUE_S, self._notice_s / 2)
-
-
-def _end_times(spec: JobSpec, attempt: AttemptDirectory, end_time: float | None) -> _EndTimes:
+def _notice_s(spec: JobSpec, deadline: Deadline) -> float:
+    """Return how long before the end of the job a program gets SIGTERM, in seconds."""
     lead = spec.signal_lead
     if lead is not None:
         notice_s = lead.total_seconds() / 2
     else:
-        start = read_start(attempt)
-        began = 0.0 if start is None else start.time
-        notice_s = 0.0 if end_time is None else (end_time - began) * _NOTICE_FRACTION
-    return _EndTimes(end_time, min(_LONGEST_NOTICE_S, max(_SHORTEST_NOTICE_S, notice_s)))
+        length_s = 0.0 if deadline.end_time is None else deadline.end_time - deadline.start_time
+        notice_s = length_s * _NOTICE_FRACTION
+    return min(_LONGEST_NOTICE_S, max(_SHORTEST_NOTICE_S, notice_s))
+
+
+def _end_time(env: RankEnv, attempt: AttemptDirectory, environment: Mapping[str, str], deadline: Deadline) -> EndTime:
+    """Return the end of the job, for which rank 0 asks Slurm, and the other ranks rank 0's record."""
+    job_id = slurm_job_id(environment)
+
+    def ask() -> KnownEnd | None:
+        if env.rank or job_id is None:
+            return _recorded_end(attempt)
+        if (known := ask_end(job_id)) is not None and env.world_size > 1:
+            with suppress(OSError):
+                write_asked_end(attempt, AskedEnd(end_time=known.end_time, time=known.time))
+        return known
+
+    known = KnownEnd(end_time=deadline.end_time, time=deadline.start_time)
+    return EndTime(
+        known,
+        None if job_id is None else ask,
+        every_s=_READ_END_EVERY_S if env.rank else ASK_EVERY_S,
+        on_move=lambda end: _print(moved_sentence(end)),
+    )
+
+
+def _recorded_end(attempt: AttemptDirectory) -> KnownEnd | None:
+    try:
+        asked = read_asked_end(attempt)
+    except RecordError:
+        return None
+    return None if asked is None else KnownEnd(end_time=asked.end_time, time=asked.time)
+
+
+def _print(text: str) -> None:
+    os.write(2, f"hpcddp: {text}\n".encode())
 
 
 class Program:
@@ -257,7 +281,8 @@ class Program:
     Args:
         command: the program and its arguments.
         environment: its whole environment.
-        end_times: when it gets SIGTERM and SIGKILL before the job ends.
+        end: the end of the job.
+        notice_s: how long before the end it gets SIGTERM, in seconds; SIGKILL comes after half of it, or later.
         save_signal: the signal after which it saves; None = SIGUSR2, or SIGUSR1 if it listens only to that.
         before_saving: called before the program gets the signal after which it saves because of SIGTERM: a program that
             then requeues its job, as Lightning does, makes Slurm forget a preemption.
@@ -276,14 +301,16 @@ class Program:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
-        end_times: _EndTimes,
+        end: EndTime,
+        notice_s: float,
         save_signal: CommandSignal | None = None,
         before_saving: Callable[[], object] = lambda: None,
         on_poll: Callable[[int], object] = lambda _: None,
     ) -> None:
         self.notice: StopNotice | None = None
         self.sigterm_forwarded = self._killed = self._ends_by_itself = False
-        self._end_times, self._before_saving, self._on_poll = end_times, before_saving, on_poll
+        self._end, self._notice_s = end, notice_s
+        self._before_saving, self._on_poll = before_saving, on_poll
         self._save_signal = None if save_signal is None else signal.Signals[f"SIG{save_signal}"]
         self._handled: frozenset[int] = frozenset()
         self._process = _start(command, environment)
@@ -307,17 +334,17 @@ class Program:
                 return code
 
     def _check_end_time(self) -> None:
-        now = time.time()
-        if self._end_times.sigkill_due(now):
+        left_s = self._end.left_s(time.time(), lead_s=self._notice_s)
+        if left_s <= min(_REQUEUE_S, self._notice_s / 2):
             # Once: a process in uninterruptible sleep ends later.
             if not self._killed:
                 self._killed = True
-                self._print("the time limit is reached, and the program still runs: SIGKILL")
+                _print("the time limit is reached, and the program still runs: SIGKILL")
                 self._send(signal.SIGKILL)
-        elif not self._ends_by_itself and self._end_times.sigterm_due(now):
+        elif not self._ends_by_itself and left_s <= self._notice_s:
             warned = LISTENER.first(signal.SIGUSR2) is not None and self.notice is None
             why = f", and the program does not listen to {self._warning.name}" if warned else ""
-            self._print(f"the time limit is near{why}: SIGTERM")
+            _print(f"the time limit is near{why}: SIGTERM")
             self.notice = self.notice or "deadline"
             self._send(signal.SIGTERM)
 
@@ -376,7 +403,7 @@ class Program:
 
     def _save_and_terminate(self, save_signal: signal.Signals) -> None:
         self._before_saving()
-        self._print(f"{save_signal.name} before SIGTERM, for the program to save")
+        _print(f"{save_signal.name} before SIGTERM, for the program to save")
         for signum in (save_signal, signal.SIGTERM):
             self._process.send_signal(signum)
 
@@ -392,10 +419,6 @@ class Program:
     def _saves_before_sigterm(self) -> bool:
         """Whether SIGTERM alone does not make the program save."""
         return self._save_signal is not None or self._warning == signal.SIGUSR1
-
-    @staticmethod
-    def _print(text: str) -> None:
-        os.write(2, f"hpcddp: {text}\n".encode())
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -472,7 +495,7 @@ def program_failure(
     secondary = (
         (sigterm_forwarded and another_rank_failed_first)
         or (stop_requested and killed in _SENT_FROM_OUTSIDE)
-        or says_peer_loss(end.traceback or end.tail)
+        or log_says_peer_loss(end.traceback, end.tail)
     )
     port_taken = master_port is not None and _says_port_taken(end, master_port)
     infrastructure = secondary or port_taken or (killed is signal.SIGKILL and code < 0)

@@ -1,4 +1,4 @@
-"""Watchdog of a rank: when the training makes no progress, dump all stacks, write a failure record and exit."""
+"""Watchdog of a rank: when the training makes no progress, keep all stacks and its collectives, and end the process."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import PurePath
 from types import FrameType
 from typing import Final
 
 from hpcddp.polling import wait_until
+from hpcddp.run.collectives import write_trace
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord
 from hpcddp.stop.heartbeat import Heartbeat, Silence
@@ -28,6 +29,9 @@ HANG: Final = "hang"
 # How long the first rank that exits waits for the records of its peers, whose watchdogs act at about the same time.
 _PEER_RECORDS_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.2
+_TRACE_TIMEOUT_S: Final = 15.0
+# torch 2.10 and later, and before (torch/csrc/distributed/c10d/FlightRecorder.cpp).
+_TRACE_FILE_NAMES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 # The files of a thread that waits for its peers: in a collective, in a backward that reduces, or reading a sum.
 _WAITING_IN: Final = (
@@ -66,7 +70,7 @@ def end_hung_rank(
     process_state: ProcessState = PROCESS_STATE,
     end: Callable[[int, AttemptDirectory], object] = exit_after_failure,
 ) -> None:
-    """Dump all stacks, write the failure record, wait for the records of the other ranks, and end this process.
+    """Dump all stacks, write the failure record and the collectives, wait for the other records, and end this process.
 
     Args:
         attempt: the attempt that this process belongs to.
@@ -80,8 +84,11 @@ def end_hung_rank(
     os.write(2, f"hpcddp: {record.place} hangs: {record.message}; the stacks of all threads:\n".encode())
     faulthandler.dump_traceback(file=2, all_threads=True)
     save_failure(attempt, record)
-    _wait_for_peer_records(attempt, world_size)
-    end(ExitCode.HANG, attempt)
+    try:
+        _keep_collectives(attempt, process_state)
+    finally:
+        _wait_for_peer_records(attempt, world_size)
+        end(ExitCode.HANG, attempt)
 
 
 def hang_record(silence: Silence, frame: FrameType, process_state: ProcessState) -> FailureRecord:
@@ -110,6 +117,34 @@ def waits_for_others(frame: FrameType) -> bool:
     """Return whether a thread whose innermost frame is ``frame`` waits for other ranks."""
     path = PurePath(frame.f_code.co_filename).as_posix()
     return any(part in path for part in _WAITING_IN)
+
+
+def trace_variables(attempt: AttemptDirectory, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that let torch write its own trace, when a collective of NCCL times out, beside the logs.
+
+    Args:
+        attempt: the attempt.
+        environment: the environment so far; a name that the user chose stays.
+    """
+    chosen = any(name in environment for name in _TRACE_FILE_NAMES)
+    return {} if chosen else {_TRACE_FILE_NAMES[0]: attempt.torch_traces}
+
+
+def _keep_collectives(attempt: AttemptDirectory, process_state: ProcessState) -> None:
+    """Write what this rank's collectives were doing."""
+    if process_state.collective_trace is None:
+        return
+    # The recorder asks CUDA, which may never answer, and it holds the interpreter lock, which this timer does not need.
+    faulthandler.dump_traceback_later(_TRACE_TIMEOUT_S, exit=True, file=2)
+    try:
+        trace = process_state.collective_trace()
+        if trace is not None:
+            write_trace(attempt, process_state.rank, trace)
+    except OSError as error:
+        path = attempt.rank_collectives(process_state.rank)
+        os.write(2, f"hpcddp: {path} cannot be written ({error})\n".encode())
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _wait_for_peer_records(attempt: AttemptDirectory, world_size: int) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import platform
 import sys
 import time
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,16 @@ from hpcddp.run.job_records import Rank, read_start, write_ranks
 from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.run.result import read_result
 from hpcddp.run.sweep import is_element
+from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.job_environment import submitters_umask
-from hpcddp.stop.deadline import Deadline
+from hpcddp.stop.deadline import Deadline, KnownEnd
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.listener import LISTENER
 from hpcddp.stop.reasons import ExitCode, StopReason
 from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
 from hpcddp.task.program import program_environment, run_program
 from hpcddp.task.rendezvous import Rendezvous, announce_rank, meet, raise_if_a_rank_failed, wait_for_ranks
-from hpcddp.task.watchdog import start_watchdog
+from hpcddp.task.watchdog import start_watchdog, trace_variables
 
 
 class NotATaskError(HpcddpError):
@@ -82,20 +84,19 @@ def _run_command(inputs: TaskInputs, meeting: Rendezvous, *, timeout: timedelta)
         wait_for_ranks(env, attempt, timeout=timeout)
         # The program of rank 0 binds the port again; its peers retry until it does.
         meeting.listener.close()
-    end_time = _deadline(attempt).end_time
+    deadline = _deadline(attempt)
     variables = program_environment(
         spec,
         env,
         attempt,
         address=meeting.address,
         port=meeting.port,
-        end_time=end_time,
+        end_time=deadline.end_time,
         inherited=inputs.environment,
         python=Path(sys.executable),
     )
-    run_program(
-        spec, env, attempt, environment={**inputs.environment, **variables}, port=meeting.port, end_time=end_time
-    )
+    environment = {**inputs.environment, **variables}
+    run_program(spec, env, attempt, environment=environment, port=meeting.port, deadline=deadline)
 
 
 def _choose_interfaces(inputs: TaskInputs, meeting: Rendezvous) -> None:
@@ -135,6 +136,8 @@ def _train(inputs: TaskInputs, meeting: Rendezvous, *, rendezvous_timeout: timed
         attempt=attempt.number,
         gpu=distributed.gpu_uuid(device),
     )
+    PROCESS_STATE.collective_trace = distributed.collective_trace
+    inputs.environment.update(trace_variables(attempt, inputs.environment))
     with distributed.process_group(
         env,
         address=meeting.address,
@@ -159,6 +162,7 @@ def _train(inputs: TaskInputs, meeting: Rendezvous, *, rendezvous_timeout: timed
             should_stop=_stop_reason,
             cause=PROCESS_STATE.cause,
             deadline=_deadline(attempt),
+            ask_end=_ask_end(inputs.environment),
             heartbeat=_heartbeat(spec, attempt, world_size=env.world_size),
         )
         if spec.entrypoint is not None:
@@ -182,6 +186,11 @@ def _stop_reason() -> StopReason:
     """Return why this rank is to stop; asked before each step, so it also records that training has begun."""
     PROCESS_STATE.start_training()
     return LISTENER.reason()
+
+
+def _ask_end(environment: Mapping[str, str]) -> Callable[[], KnownEnd | None] | None:
+    job_id = slurm_job_id(environment)
+    return None if job_id is None else lambda: ask_end(job_id)
 
 
 def _deadline(attempt: AttemptDirectory) -> Deadline:

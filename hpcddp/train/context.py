@@ -14,7 +14,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import Train
 from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.stop.deadline import Deadline
+from hpcddp.stop.deadline import Deadline, KnownEnd
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import TrainingError
@@ -54,7 +54,8 @@ class TrainContext:
         should_stop: called once per optimizer step on every rank; returns why this rank wants to stop. All ranks stop
             after the same step if any of them wants to.
         cause: called on rank 0 at a stop; a ``Cause``'s word, or None if it is not known.
-        deadline: the end of the job.
+        deadline: the end of the job as the attempt began.
+        ask_end: asks Slurm for the end of the job, in a thread of rank 0; None = it does not move.
         heartbeat: takes this rank's signs of life.
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
@@ -71,6 +72,7 @@ class TrainContext:
     should_stop: Callable[[], StopReason] = never_stop
     cause: Callable[[], str | None] = unknown_cause
     deadline: Deadline = field(default_factory=Deadline)
+    ask_end: Callable[[], KnownEnd | None] | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic

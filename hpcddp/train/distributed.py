@@ -285,6 +285,20 @@ def shared_gpu_sentence(identities: list[dict[str, Any]]) -> str | None:
     return None
 
 
+def collective_trace() -> str | None:
+    """Return the trace of the newest collectives of this process as JSON, from torch's flight recorder.
+
+    Returns:
+        None without a process group, and if this torch has no recorder for its backend.
+    """
+    if not dist.is_initialized():
+        return None
+    name = "_dump_nccl_trace_json" if dist.get_backend() == "nccl" else "_dump_fr_trace_json"
+    # Some builds of torch have only one of the two.
+    dump: Callable[[], bytes] | None = getattr(torch._C._distributed_c10d, name, None)  # noqa: SLF001
+    return None if dump is None else dump().decode()
+
+
 # Set by torchrun and by srun. The variables of sbatch do not count: the batch script itself has them.
 _COUNTS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 

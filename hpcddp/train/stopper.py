@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn, cast
 
@@ -24,7 +25,8 @@ from hpcddp.errors import UserError
 from hpcddp.run.events import append_event, newest_saved_step, read_events
 from hpcddp.run.job_records import Decision, write_decision
 from hpcddp.run.ownership import raise_if_fenced
-from hpcddp.stop.deadline import Deadline, Durations, short_lead_sentence
+from hpcddp.slurm.job import ask_end, slurm_job_id
+from hpcddp.stop.deadline import Deadline, Durations, EndTime, KnownEnd, moved_sentence, short_lead_sentence
 from hpcddp.stop.listener import LISTENER
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.train import distributed
@@ -69,9 +71,9 @@ class Stopper:
                 checkpointer.wait()
                 stopper.exit()
 
-    It works with the default process group of any backend, and without one in a single process. If the end of the job
-    is known (``HPCDDP_END_TIME`` in a command of hpcddp, ``SLURM_JOB_END_TIME`` of Slurm 23.02 and later), rank 0 also
-    compares it with its clock.
+    It works with the default process group of any backend, and without one in a single process. Rank 0 also compares
+    the end of the job with its clock. It asks Slurm for it, every three minutes and before it stops; until the first
+    answer the end is ``HPCDDP_END_TIME`` (in a command of hpcddp) or ``SLURM_JOB_END_TIME`` (Slurm 23.02 and later).
 
     Args:
         save_s: how long a save takes, in seconds; None = 2 % of the job's time, a minute at most.
@@ -84,8 +86,9 @@ class Stopper:
 
     def __init__(self, *, save_s: float | None = None, environment: Mapping[str, str] = os.environ) -> None:
         self._environment, self._save_s = environment, save_s
-        self._deadline = _deadline_in(environment)
         self._now, self._monotonic = time.time, time.monotonic
+        self._deadline = _deadline_in(environment)
+        self._end = _end_in(environment, self._deadline)
         self._group: dist.ProcessGroup | None = None
         self._pending: tuple[Tensor, dist.Work] | None = None
         self._requested = False
@@ -173,10 +176,11 @@ class Stopper:
 
     def _is_near_the_end(self) -> bool:
         now = self._monotonic()
-        if self._deadline.end_time is not None and now - self._checked_at >= _CHECK_EVERY_S:
+        if now - self._checked_at >= _CHECK_EVERY_S:
             self._checked_at = now
             step_s, save_s = self._steps.p95(), self._p95_of_saves()
-            self._near_end = self._deadline.is_near(self._now(), step_s=step_s, save_s=save_s)
+            need_s = replace(self._deadline, end_time=self._end.end_time).need_s(step_s, save_s)
+            self._near_end = self._end.left_s(self._now(), lead_s=need_s, pause_s=step_s or 0.0) <= need_s
             self._warn(step_s, save_s)
         return self._near_end
 
@@ -227,6 +231,8 @@ class RunStopper(Stopper):
         super().__init__(environment={})
         self._context, self.checkpointer, self._metrics, self._tracking = context, checkpointer, metrics, tracking
         self._deadline, self._now, self._monotonic = context.deadline, context.now, context.monotonic
+        known = KnownEnd(end_time=context.deadline.end_time, time=context.deadline.start_time)
+        self._end = EndTime(known, context.ask_end, on_move=lambda end: context.tell(moved_sentence(end)))
         self._first_step_seen = self._warned = False
 
     @property
@@ -342,3 +348,9 @@ def _deadline_in(environment: Mapping[str, str]) -> Deadline:
     return Deadline(
         end_time=float(end) if end.isdecimal() else None, start_time=float(start) if start.isdecimal() else time.time()
     )
+
+
+def _end_in(environment: Mapping[str, str], deadline: Deadline) -> EndTime:
+    # Slurm wrote the variable when the job began, which may be long ago.
+    known, job_id = KnownEnd(end_time=deadline.end_time, time=0.0), slurm_job_id(environment)
+    return EndTime(known, None if job_id is None else lambda: ask_end(job_id))

@@ -52,6 +52,26 @@ def _warned(context: ScenarioContext, name: str, dice: random.Random) -> RunComp
     return context.compare("signals at random moments", tracked)
 
 
+def ends_moved_at_any_moment(context: ScenarioContext) -> list[RunComparison]:
+    return again(context, 10, _end_moved)
+
+
+def _end_moved(context: ScenarioContext, name: str, dice: random.Random) -> RunComparison:
+    """A limit of two minutes that is raised for a longer run, or a run that is suspended, at any moment."""
+    is_raised = dice.random() < 0.5
+    sections: dict[str, dict[str, Any]] = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
+    seconds = 0.25 if is_raised else 0.1
+    tracked = context.start(name, on=OTHER_HOSTS, seconds=seconds, sections=sections)
+    tracked.wait_for_steps(dice.randrange(10, 200))
+    if is_raised:
+        context.sandbox.run("scontrol", "update", f"JobId={tracked.job_id}", "TimeLimit=+5")
+    else:
+        context.sandbox.run("scontrol", "suspend", tracked.job_id)
+        time.sleep(dice.uniform(5, 180))
+        context.sandbox.run("scontrol", "resume", tracked.job_id)
+    return context.compare("time limit raised, or suspended, at random moments", tracked)
+
+
 def cancelled_at_any_moment(context: ScenarioContext) -> list[TrackedRun]:
     return again(context, 20, _cancelled)
 
@@ -128,6 +148,14 @@ def test_a_warning_at_any_moment_loses_nothing(scenario_result: list[RunComparis
         comparison for comparison in scenario_result if not comparison.lost_nothing or comparison.attempts > 2
     ] == []
     assert len(scenario_result) == 50
+
+
+@after_scenario(ends_moved_at_any_moment, own_slurm=True)
+def test_an_end_that_moves_at_any_moment_stops_nothing(scenario_result: list[RunComparison]) -> None:
+    assert [
+        comparison for comparison in scenario_result if not comparison.lost_nothing or comparison.attempts != 1
+    ] == []
+    assert len(scenario_result) == 10
 
 
 @after_scenario(cancelled_at_any_moment)

@@ -68,6 +68,53 @@ def warned_of_the_limit(context: ScenarioContext) -> ScenarioResult:
     return tracked, context.compare("time limit, with Slurm's signal", tracked)
 
 
+def limit_raised(context: ScenarioContext) -> ScenarioResult:
+    """A run of more than two minutes under a limit of two, which is raised."""
+    sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
+    tracked = context.start("raised", on=OTHER_HOSTS, seconds=0.25, sections=sections)
+    tracked.wait_for_steps(20)
+    context.sandbox.run("scontrol", "update", f"JobId={tracked.job_id}", "TimeLimit=+5")
+    return tracked, context.compare("time limit raised by scontrol update", tracked)
+
+
+def suspended(context: ScenarioContext) -> ScenarioResult:
+    """A run under a limit of two minutes that is suspended for longer than that."""
+    sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
+    tracked = context.start("suspended", on=OTHER_HOSTS, sections=sections)
+    tracked.wait_for_steps(20)
+    context.sandbox.run("scontrol", "suspend", tracked.job_id)
+    time.sleep(130)
+    context.sandbox.run("scontrol", "resume", tracked.job_id)
+    return tracked, context.compare("suspended for longer than the time limit", tracked)
+
+
+def batch_script_signalled(context: ScenarioContext) -> ScenarioResult:
+    """Signals to the batch script alone, each of which would end a shell without a trap."""
+    tracked = context.start("batch", on=OTHER_HOSTS)
+    tracked.wait_for_steps(40)
+    for name in ("HUP", "INT", "TERM", "USR1", "USR2"):
+        context.sandbox.run("scancel", "--batch", f"--signal={name}", tracked.job_id)
+    return tracked, context.compare("signals to the batch script alone", tracked)
+
+
+def interrupted_as_a_whole(context: ScenarioContext) -> TrackedRun:
+    tracked = context.start("interrupted", on=OTHER_HOSTS)
+    tracked.wait_for_steps(40)
+    context.sandbox.run("scancel", "--full", "--signal=INT", tracked.job_id)
+    tracked.wait_until(tracked.run.result.exists, "a result")
+    tracked.wait_for_end("FAILED")
+    return tracked
+
+
+def terminated_as_a_whole(context: ScenarioContext) -> TrackedRun:
+    """SIGTERM to every process of a job: srun kills the tasks at once when it gets it."""
+    tracked = context.start("terminated", on=OTHER_HOSTS)
+    tracked.wait_for_steps(40)
+    context.sandbox.run("scancel", "--full", "--signal=TERM", tracked.job_id)
+    tracked.wait_for_end("FAILED")
+    return tracked
+
+
 @after_scenario(storm)
 def test_a_storm_of_signals_is_one_save_and_one_requeue(scenario_result: ScenarioResult) -> None:
     tracked, comparison = scenario_result
@@ -118,3 +165,41 @@ def test_a_time_limit_loses_nothing(scenario_result: ScenarioResult, reason: str
     assert comparison.attempts >= 2
     assert {event.cause for event in tracked.events("requeue")} == {"time_limit"}
     assert len(tracked.events("requeue")) == comparison.attempts - 1
+
+
+@pytest.mark.parametrize(
+    "_",
+    [
+        pytest.param(None, marks=after_scenario(limit_raised, long=True), id="raised"),
+        pytest.param(None, marks=after_scenario(suspended, long=True), id="suspended"),
+    ],
+)
+def test_an_end_of_the_job_that_moves_back_stops_nothing(scenario_result: ScenarioResult, _: None) -> None:
+    tracked, comparison = scenario_result
+    assert tracked.events("stop") == []
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts == 1
+    assert "Slurm has moved the end of the job to" in tracked.log()
+
+
+@after_scenario(batch_script_signalled)
+def test_signals_to_the_batch_script_alone_change_nothing(scenario_result: ScenarioResult) -> None:
+    _, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts == 1
+
+
+@after_scenario(interrupted_as_a_whole)
+def test_an_interrupt_of_the_whole_job_saves_and_cancels_the_run(scenario_result: TrackedRun) -> None:
+    result = scenario_result.result
+    assert (result["status"], result["exit_code"]) == ("cancelled", 130)
+    assert result["reason"] == "cancelled by SIGINT to its tasks"
+    assert result["saved_step"] >= 40
+
+
+@after_scenario(terminated_as_a_whole)
+def test_tasks_that_srun_killed_did_not_run_out_of_memory(scenario_result: TrackedRun) -> None:
+    result = scenario_result.result
+    assert result["exit_code"] == 71
+    assert "which a signal to the whole job has ended, as scancel --full sends it" in result["reason"]
+    assert "memory" not in result["reason"]

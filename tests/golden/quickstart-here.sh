@@ -48,7 +48,7 @@ hpcddp_python=/opt/hpcddp/bin/python
 # Claims the run directory, writes the resolved job there and prints the directory of this attempt. Prints nothing if the
 # run has already finished.
 HPCDDP_ATTEMPT_DIR=$(
-  trap '' INT TERM USR2
+  trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=quickstart --run-id=r1 <<'HPCDDP_JOB'
 name: quickstart
 run_root: runs
@@ -196,5 +196,5 @@ fi
 
 # Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
 # because Slurm signals the whole job at a requeue.
-trap '' INT TERM USR2
+trap '' HUP INT TERM USR1 USR2
 "$hpcddp_python" -P -m hpcddp.supervise end --code "$code" "${cancelled[@]}"

@@ -20,9 +20,9 @@
 export HPCDDP_SWEEP_INDEX=$((${HPCDDP_SWEEP_FIRST:-0} + ${SLURM_ARRAY_TASK_ID:?a sweep runs as a job array}))
 
 # Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
-# shell stays and runs the last section.
+# shell stays and runs the last section. It survives the signals of scancel --full and --batch too.
 interrupted=
-trap interrupted=yes TERM USR2
+trap interrupted=yes HUP INT TERM USR1 USR2
 
 # --- Environment ------------------------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ hpcddp_python=/opt/hpcddp/bin/python
 # Claims the run directory, writes the resolved job there and prints the directory of this attempt. Prints nothing if the
 # run has already finished.
 HPCDDP_ATTEMPT_DIR=$(
-  trap '' INT TERM USR2
+  trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=digits-rates --run-id=20260401-120000-ab12 \
     --element="$HPCDDP_SWEEP_INDEX" <<'HPCDDP_JOB'
 name: digits-rates
@@ -198,5 +198,5 @@ fi
 
 # Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
 # because Slurm signals the whole job at a requeue.
-trap '' INT TERM USR2
+trap '' HUP INT TERM USR1 USR2
 "$hpcddp_python" -P -m hpcddp.supervise end --code "$code"

@@ -15,9 +15,9 @@
 # shellcheck disable=SC2016,SC2043
 
 # Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
-# shell stays and runs the last section.
+# shell stays and runs the last section. It survives the signals of scancel --full and --batch too.
 interrupted=
-trap interrupted=yes TERM USR2
+trap interrupted=yes HUP INT TERM USR1 USR2
 
 # --- Environment ------------------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ umask 077
 # Claims the run directory, writes the resolved job there and prints the directory of this attempt. Prints nothing if the
 # run has already finished.
 HPCDDP_ATTEMPT_DIR=$(
-  trap '' INT TERM USR2
+  trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=example --run-id=r1 <<'HPCDDP_JOB'
 name: example
 run_root: runs
@@ -208,5 +208,5 @@ fi
 
 # Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
 # because Slurm signals the whole job at a requeue.
-trap '' INT TERM USR2
+trap '' HUP INT TERM USR1 USR2
 "$hpcddp_python" -P -m hpcddp.supervise end --code "$code"

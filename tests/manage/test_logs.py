@@ -110,3 +110,14 @@ def test_of_a_run_that_has_ended_half_a_line_is_a_line(made: FakeRun) -> None:
 def test_a_progress_bar_is_shown_as_it_last_was() -> None:
     assert line_text(b"10%\r20%\r30%\n") == "30%"
     assert line_text(b"\xff torn\r\n") == "\N{REPLACEMENT CHARACTER} torn"
+
+
+def test_a_script_that_ended_before_its_first_attempt_is_told(tmp_path: Path) -> None:
+    run = make(tmp_path).submitted().run
+    run.batch_log.write_text("slurm prolog\nhpcddp: /no/python cannot run hpcddp on n1\n")
+    with pytest.raises(NoLogError) as raised:
+        chosen_attempt(run, None)
+    assert raised.value.message == (
+        f"the script of run {run.run_id} has begun no attempt, so no rank has a log; the last line of {run.batch_log} "
+        "is: hpcddp: /no/python cannot run hpcddp on n1"
+    )

@@ -11,9 +11,11 @@ from hpcddp.manage.overview import SweepStatus, overview
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.manage.why import Answer, explain, explain_sweep, waiting
+from hpcddp.run.collectives import write_trace
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import NOON, FakeRun, make, queued
+from tests.run.test_collectives import entry, trace
 
 # squeue(1) of 22.05, JOB REASON CODES, without those of jobs that have ended.
 DOCUMENTED = (
@@ -63,6 +65,8 @@ def test_a_reason_of_tomorrow_is_told_as_slurm_says_it() -> None:
         ("QOSMaxCpuPerUserLimit", "you, or your account, have reached the QOS limit"),
         ("QOSMaxNodePerJobLimit", "than the QOS allows one job"),
         ("launch_failed_requeued_held", "a node could not launch it"),
+        ("job_requeued_in_held_state", "it was requeued to be held (scontrol requeuehold"),
+        ("JobHoldMaxRequeue", "it was requeued too often for this cluster"),
     ],
 )
 def test_reasons_that_look_alike_are_told_apart(reason: str, words: str) -> None:
@@ -196,3 +200,47 @@ def test_a_sweep_gives_each_answer_once_and_trouble_first(tmp_path: Path) -> Non
     assert lines[3] == "  elements 2, 4-5 pending: it waits to start, because jobs of higher priority come first"
     assert lines[5] == "  element 0 finished"
     assert lines[-1] == "next: hpcddp why sweep_1"
+
+
+def test_a_script_that_ended_before_its_first_attempt_is_not_said_to_have_waited(made: FakeRun) -> None:
+    made.submitted()
+    made.run.batch_log.write_text("hpcddp: /no/python cannot run hpcddp on n1; install hpcddp for it\n")
+    answer = why(made)
+    assert answer.why == "its script ended before an attempt began"
+    assert answer.facts[0] == (
+        "the batch script's last line: hpcddp: /no/python cannot run hpcddp on n1; install hpcddp for it"
+    )
+
+
+def traced(made: FakeRun, rank: int, *entries: dict[str, Any]) -> None:
+    write_trace(made.attempt(), rank, trace(*entries))
+    made.attempt().rank_log(rank).touch()
+    made.failed(rank, kind="hang", exit_code=124)
+
+
+def test_a_hang_names_the_collective_and_the_ranks(made: FakeRun) -> None:
+    made.submitted().started().ended("failed", reason="a hang", exit_code=124, attempts=1)
+    for rank in (0, 2, 3):
+        traced(made, rank, entry(6), entry(7, retired=False), entry(8, retired=False))
+    traced(made, 1, entry(6))
+    made.attempt().rank_log(4).touch()
+    assert why(made).facts[0] == (
+        "collective 7 of the process group 0 (default_pg) did not end: ranks 0, 2-3 in all_reduce Float[3], rank 1 not "
+        "there yet (last: 6), rank 4 without a trace"
+    )
+
+
+def test_a_hang_of_ranks_that_call_different_collectives_says_so(made: FakeRun) -> None:
+    made.submitted().started().ended("failed", reason="a hang", exit_code=124, attempts=1)
+    traced(made, 0, entry(1, retired=False))
+    traced(made, 1, entry(1, retired=False, profiling_name="gloo:broadcast"))
+    assert why(made).facts[0] == (
+        "collective 1 of the process group 0 (default_pg) did not end: rank 0 in all_reduce Float[3], rank 1 in "
+        "broadcast Float[3]; the ranks call different collectives"
+    )
+
+
+def test_a_hang_outside_of_collectives_names_none(made: FakeRun) -> None:
+    made.submitted().started().ended("failed", reason="a hang", exit_code=124, attempts=1)
+    traced(made, 0, entry(1))
+    assert why(made).facts == ("no step is saved",)

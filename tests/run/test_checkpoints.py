@@ -474,6 +474,8 @@ def test_prune_removes_what_earlier_attempts_left_half_written(tmp_path: Path) -
     newest = save(tmp_path, 10)
     for name in (".step-000020.0.abcd", ".step-000020.1.abcd", ".step-000020.2.abcd"):
         (tmp_path / name).mkdir()
+    # A process that was killed while it wrote the file left this one.
+    (tmp_path / ".latest.4711.0a1b2c3d").touch()
     prune(tmp_path, keep=2, newest=newest.path, attempt=1)
     assert names(tmp_path) == [".step-000020.1.abcd", ".step-000020.2.abcd", "latest", "step-000010"]
 

@@ -98,3 +98,15 @@ def test_what_pyxis_says_is_why_no_task_has_a_log(tmp_path: Path) -> None:
 
 def test_without_any_log_nothing_is_said(tmp_path: Path) -> None:
     assert exit_of(attempt_in(tmp_path), 0) is None
+
+
+@pytest.mark.parametrize(
+    "said", ["srun: forcing job termination\n", "srun: Force Terminated StepId=3.0\n", "srun: Force Terminated job 3\n"]
+)
+def test_tasks_that_a_signal_to_srun_has_killed_did_not_run_out_of_memory(tmp_path: Path, said: str) -> None:
+    attempt = attempt_in(tmp_path)
+    log = attempt.run.batch_log
+    log.write_text(f"{beginning(attempt)}{said}srun: error: n1: task 1: Killed\n")
+    assert (
+        exit_of(attempt, 1) == "Killed (by srun, which a signal to the whole job has ended, as scancel --full sends it)"
+    )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcddp.slurm.job import ENDED_STATES, JOB_STATES, JobState, cause_of
+from hpcddp.slurm.job import ENDED_STATES, JOB_STATES, JobState, ask_end, cause_of, end_time_of
+from hpcddp.slurm.job_environment import NO_LIMIT_S
 from hpcddp.stop.reasons import Cause
+from tests.slurm.programs import program
 
 
 def shown(state: str, restarts: int = 2, reason: str = "None", *, preempted: bool = False) -> dict[str, str]:
@@ -63,3 +67,56 @@ def test_each_state_waits_runs_or_has_ended() -> None:
         "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
         "TIMEOUT",
     } == ENDED_STATES  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("job", "environment", "end"),
+    [
+        ({"EndTime": "1970-01-01T00:01:00", "TimeLimit": "00:01:00"}, {}, 60.0 + time.timezone),
+        ({"EndTime": "2026-01-01T00:00:00", "TimeLimit": "UNLIMITED"}, {}, None),
+        ({"EndTime": "Unknown", "TimeLimit": "00:01:00"}, {}, None),
+        (None, {"SLURM_JOB_END_TIME": "77"}, 77.0),
+        (None, {"SUBMITIT_LOCAL_TIMEOUT_S": "60"}, 65.0),
+        (None, {"SUBMITIT_LOCAL_TIMEOUT_S": str(NO_LIMIT_S)}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_end_of_the_jobs_time_is_known_at_the_start(
+    job: dict[str, str] | None, environment: dict[str, str], end: float | None
+) -> None:
+    assert end_time_of(job, environment, now=5.0) == end
+
+
+@pytest.mark.parametrize(
+    ("answer", "end"),
+    [
+        ("JobState=RUNNING TimeLimit=00:01:00 EndTime=1970-01-01T00:01:00", 60.0 + time.timezone),
+        ("JobState=RUNNING TimeLimit=UNLIMITED EndTime=Unknown", None),
+    ],
+)
+def test_slurm_says_when_a_job_ends(
+    answer: str, end: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", program(tmp_path, "scontrol", f"echo '{answer}'")["PATH"])
+    known = ask_end("7")
+    assert known is not None
+    assert known.end_time == end
+    assert abs(known.time - time.time()) < 60
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1",
+        "kill -TERM $$",
+        "echo 'JobState=RUNNING PreemptTime=None TimeLimit=00:01:00 EndTime=Unknown'",
+        "echo 'JobState=COMPLETING PreemptTime=None TimeLimit=00:01:00 EndTime=1970-01-01T00:01:00'",
+        "echo 'JobState=RUNNING PreemptTime=2026-11-21T12:00:00 TimeLimit=00:01:00 EndTime=1970-01-01T00:01:00'",
+    ],
+    ids=["no controller", "killed", "unknown", "it is ending", "it is in its grace time"],
+)
+def test_an_end_that_slurm_does_not_say_is_not_known(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", program(tmp_path, "scontrol", body)["PATH"])
+    assert ask_end("7") is None

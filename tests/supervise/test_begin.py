@@ -4,7 +4,6 @@ import io
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from hpcddp.run.files import read_json, write_json
 from hpcddp.run.job_records import Start
 from hpcddp.run.ownership import RunDirectoryError, is_alive
 from hpcddp.slurm import commands
-from hpcddp.slurm.job_environment import NO_LIMIT_S
 from hpcddp.supervise.__main__ import main
-from hpcddp.supervise.begin import BudgetError, begin, end_time_of
+from hpcddp.supervise.begin import BudgetError, begin
 
 LOCAL = {"HPCDDP_LOCAL_JOB_ID": str(os.getpid())}
 JOB = """name: demo
@@ -223,24 +221,6 @@ def test_more_preemptions_than_are_allowed_end_the_run_at_its_start(tmp_path: Pa
         BudgetError, match=r"requeue\.max_preemptions is 0, and this would be one more\. To resume: hpcddp"
     ):
         begin_in(tmp_path, job=job, environment={**environment, "SLURM_RESTART_COUNT": "1"})
-
-
-@pytest.mark.parametrize(
-    ("job", "environment", "end"),
-    [
-        ({"EndTime": "1970-01-01T00:01:00", "TimeLimit": "00:01:00"}, {}, 60.0 + time.timezone),
-        ({"EndTime": "2026-01-01T00:00:00", "TimeLimit": "UNLIMITED"}, {}, None),
-        ({"EndTime": "Unknown", "TimeLimit": "00:01:00"}, {}, None),
-        (None, {"SLURM_JOB_END_TIME": "77"}, 77.0),
-        (None, {"SUBMITIT_LOCAL_TIMEOUT_S": "60"}, 65.0),
-        (None, {"SUBMITIT_LOCAL_TIMEOUT_S": str(NO_LIMIT_S)}, None),
-        (None, {}, None),
-    ],
-)
-def test_the_end_of_the_jobs_time_is_known_at_the_start(
-    job: dict[str, str] | None, environment: dict[str, str], end: float | None
-) -> None:
-    assert end_time_of(job, environment, now=5.0) == end
 
 
 def test_a_job_that_waits_to_run_again_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -459,7 +459,16 @@ def test_a_local_run_that_its_user_ended_is_cancelled_and_resumable(tmp_path: Pa
     assert ending.exit_code == 130
     assert scenario.result is not None
     assert (scenario.result["status"], scenario.result["saved_step"]) == ("cancelled", 12)
+    assert scenario.result["reason"] == "cancelled by Ctrl-C, hpcddp cancel or kill"
     assert scenario.resume in ending.text
+
+
+def test_a_job_whose_tasks_were_interrupted_is_cancelled_and_says_so(scenario: Scenario, slurm: FakeSlurm) -> None:
+    slurm.become("RUNNING")
+    scenario.stop(reason=StopReason.INTERRUPTED, cause=None)
+    assert scenario.end().exit_code == 130
+    assert scenario.result is not None
+    assert scenario.result["reason"] == "cancelled by SIGINT to its tasks"
 
 
 def test_the_time_limit_of_a_local_run_stops_it(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.failure import read_failures
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, peer_failure_record, save_failure
 from hpcddp.task.process_state import ProcessState, own_host, own_rank
@@ -144,3 +145,35 @@ def caused(error: Exception, cause: Exception) -> Exception:
 )
 def test_only_a_lost_connection_to_a_rank_is_a_peer_loss(error: Exception, *, expected: bool) -> None:
     assert is_peer_loss(error) is expected
+
+
+def raised(error: Exception) -> Exception:
+    """Return an error that Python code has raised, unlike those of torch's collectives."""
+    try:
+        raise error  # noqa: TRY301
+    except Exception as caught:  # noqa: BLE001
+        return caught
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("label server: connection refused"),
+        # torch/_utils.py raises this in the main process.
+        RuntimeError("Caught ApiError in DataLoader worker process 0.\nApiError: Connection reset by peer"),
+    ],
+)
+def test_an_error_that_code_has_raised_itself_is_no_peer_loss(error: Exception) -> None:
+    assert not is_peer_loss(raised(error))
+    wrapped = raised(caused(RuntimeError("the step failed"), PEER_LOSS))
+    assert is_peer_loss(wrapped)
+
+
+def test_a_text_that_is_not_utf_8_does_not_lose_the_record(tmp_path: Path, process_state: ProcessState) -> None:
+    attempt = RunDirectory(tmp_path).attempt(0)
+    attempt.path.mkdir(parents=True)
+    record = failure_record(FileNotFoundError("no file 'caf\udce9.jpg'"), process_state=process_state)
+    save_failure(attempt, record)
+    (found,) = read_failures(attempt)
+    assert (found.exit_code, found.message) == (70, "no file 'caf\\udce9.jpg'")
+    assert "FileNotFoundError: no file 'caf\\udce9.jpg'" in found.traceback

@@ -6,20 +6,26 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.slurm.programs import program
+from tests.waiting import wait_until
+
 # The program kills itself by SIGTERM, like a signal to the whole tree; the task gets SIGTERM a moment later, or never.
 TASK = """
 import os, signal, threading, sys
-from hpcddp.task import program
+from hpcddp.stop.deadline import EndTime, KnownEnd
 from hpcddp.stop.listener import LISTENER
+from hpcddp.task import program
 
 LISTENER.install()
 if sys.argv[1] != "never":
     threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGTERM)).start()
-running = program.Program(["sh", "-c", sys.argv[2]], dict(os.environ), end_times=program._EndTimes(None, 0.0))
+end = EndTime(KnownEnd(end_time=None, time=0.0))
+running = program.Program(["sh", "-c", sys.argv[2]], dict(os.environ), end=end, notice_s=0.0)
 code = running.wait()
 print(code, running.notice)
 sys.stdout.flush()
@@ -51,16 +57,17 @@ def test_a_program_that_a_shared_signal_ended_was_told_to_end(heard: str, body: 
 # The end times are checked twice; the program does not listen to SIGUSR2, and SIGKILL does not end it at once.
 CHECKS = """
 import os, signal, time, sys
-from hpcddp.task import program
+from hpcddp.stop.deadline import EndTime, KnownEnd
 from hpcddp.stop.listener import LISTENER
+from hpcddp.task import program
 
 LISTENER.install()
 if sys.argv[1] == "warned":
     os.kill(os.getpid(), signal.SIGUSR2)
     while LISTENER.first(signal.SIGUSR2) is None:
         time.sleep(0.01)
-end_times = program._EndTimes(time.time() + float(sys.argv[2]), 1000.0)
-running = program.Program(["sleep", "60"], dict(os.environ), end_times=end_times)
+end = EndTime(KnownEnd(end_time=time.time() + float(sys.argv[2]), time=0.0))
+running = program.Program(["sleep", "60"], dict(os.environ), end=end, notice_s=1000.0)
 running._process.send_signal = lambda signum: print(signum.name)
 for _ in range(2):
     running._check_end_time()
@@ -94,6 +101,7 @@ def test_a_program_gets_each_signal_of_the_end_of_the_job_once_and_its_log_says_
 # The program says which signals it got, in their order; the task gets those of argv[1], one after the other.
 LISTENS = """
 import os, signal, sys, time
+from hpcddp.stop.deadline import EndTime, KnownEnd
 from hpcddp.task import program
 from hpcddp.stop.listener import LISTENER
 
@@ -106,12 +114,12 @@ print("ready", flush=True)
 time.sleep(%s)
 '''
 signals, handled, saves = (words.split() for words in sys.argv[1:])
-end_times = program._EndTimes(time.time() + 3.0, 0.5)
+end = EndTime(KnownEnd(end_time=time.time() + 3.0, time=0.0))
 environment = dict(os.environ)
 read_end, write_end = os.pipe()
 os.dup2(write_end, 1)
 running = program.Program(
-    [sys.executable, "-c", body % 2, *handled], environment, end_times=end_times,
+    [sys.executable, "-c", body % 2, *handled], environment, end=end, notice_s=0.5,
     save_signal=saves[0] if saves else None,
 )
 with open(read_end) as said:
@@ -147,3 +155,54 @@ def test_a_program_gets_the_signal_after_which_it_saves(signals: str, handled: s
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.stderr.splitlines()[-1] == got, done.stderr
+
+
+# Rank 0 asks Slurm and writes its answer for the other ranks.
+MOVED = """
+import os, sys, time
+from pathlib import Path
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.stop.deadline import Deadline
+from hpcddp.stop.listener import LISTENER
+from hpcddp.task import program
+
+LISTENER.install()
+env = RankEnv(rank=int(sys.argv[1]), local_rank=0, world_size=2, local_world_size=1, node_rank=0, nodes=2,
+              source="srun")
+now = time.time()
+deadline = Deadline(end_time=now + float(sys.argv[3]), start_time=now - 1000)
+end = program._end_time(env, AttemptDirectory(Path(sys.argv[2])), os.environ, deadline)
+running = program.Program(["sleep", "18"], dict(os.environ), end=end, notice_s=10)
+print(running.wait(), running.notice)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "known_s", "moved_s", "told"), [(2, 2, 1200, "0 None"), (1, 1200, 25, f"{-signal.SIGTERM} deadline")]
+)
+def test_an_end_of_the_job_that_slurm_has_moved_counts(
+    ranks: int, known_s: float, moved_s: float, told: str, tmp_path: Path
+) -> None:
+    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + moved_s))
+    answer = f"JobState=RUNNING PreemptTime=None TimeLimit=00:20:00 EndTime={text}"
+    path = program(tmp_path, "scontrol", f"echo asked >>{tmp_path}/asked; echo '{answer}'")["PATH"]
+    attempt = tmp_path / "attempts" / "0"
+    attempt.mkdir(parents=True)
+    environment = {**os.environ, "PATH": path, "SLURM_JOB_ID": "5"}
+    environment["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    running = []
+    for rank in range(ranks):
+        words = [sys.executable, "-c", MOVED, str(rank), str(attempt), str(known_s)]
+        running.append(
+            subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+        if ranks > 1:
+            wait_until((attempt / "end-time.json").exists, "the answer to rank 0")
+    said = [rank.communicate(timeout=60) for rank in running]
+    assert [out.strip() for out, _ in said] == [told] * ranks, said
+    assert all("Slurm has moved the end of the job to" in errors for _, errors in said), said
+    assert (tmp_path / "asked").read_text().count("asked") == 1

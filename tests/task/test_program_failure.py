@@ -94,3 +94,16 @@ def test_a_port_of_the_run_that_another_process_took_is_no_failure_of_the_user(
     )
     assert record is not None
     assert (record.kind, record.exit_code, record.secondary) == ("DistNetworkError", exit_code, False)
+
+
+def test_a_server_that_the_program_itself_could_not_reach_is_no_lost_peer(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3, in <module>\n'
+        "ConnectionRefusedError: [Errno 111] Connection refused\n"
+    )
+    failure = program_failure(
+        ["python", "train.py"], 1, tmp_path / "log", stop_requested=False, another_rank_failed_first=False
+    )
+    assert failure is not None
+    assert (failure.secondary, failure.exit_code) == (False, 70)

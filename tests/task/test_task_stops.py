@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.run.collectives import read_collectives
 from hpcddp.stop.reasons import StopReason
 from tests.submit.local_run import start
 from tests.waiting import wait_until
@@ -108,4 +109,8 @@ def test_a_rank_that_is_stuck_is_named_with_the_place_and_all_stacks_are_dumped(
     assert "in trigger" in stuck.message
     assert run.result["exit_code"] == 124
     assert all("most recent call first" in run.log(rank) for rank in (0, 1))
+    # The real recorder of gloo: rank 0 is in a collective that rank 1 has not reached.
+    found = read_collectives(run.attempt)
+    (waits,) = {one.number for one in found[0] if not one.is_finished} - {one.number for one in found[1]}
+    assert waits == max(one.number for one in found[1]) + 1
     wait_until(lambda: not run.tasks(), "the end of all tasks", 120)

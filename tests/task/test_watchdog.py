@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from hpcddp.run.failure import read_failures
 from hpcddp.stop.heartbeat import Silence
 from hpcddp.task.local_peers import end_tasks, tasks_of
 from hpcddp.task.process_state import ProcessState
-from hpcddp.task.watchdog import end_hung_rank, hang_record, start_watchdog, waits_for_others
+from hpcddp.task.watchdog import end_hung_rank, hang_record, start_watchdog, trace_variables, waits_for_others
 from tests.waiting import wait_until
 
 
@@ -83,6 +84,65 @@ def test_a_hung_rank_dumps_all_stacks_writes_a_record_and_exits_with_124(
     assert "hangs: nothing happened for 5 s after step 3" in said
     assert "the stacks of all threads:\n" in said
     assert "test_a_hung_rank_dumps" in said
+
+
+def test_a_hung_rank_keeps_its_collectives(attempt: AttemptDirectory) -> None:
+    process_state = ProcessState(rank=1)
+    process_state.collective_trace = lambda: json.dumps({"entries": []})
+    end_hung_rank(attempt, Silence(seconds=5.0, step=3), process_state=process_state, end=lambda *_: None)
+    assert json.loads(attempt.rank_collectives(1).read_text()) == {"entries": []}
+
+
+def test_a_hung_rank_ends_although_its_collectives_cannot_be_had(attempt: AttemptDirectory) -> None:
+    def fail() -> str:
+        raise RuntimeError("CUDA error")
+
+    ended: list[int] = []
+    process_state = ProcessState()
+    process_state.collective_trace = fail
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        end_hung_rank(
+            attempt, Silence(seconds=5.0, step=3), process_state=process_state, end=lambda code, _: ended.append(code)
+        )
+    assert ended == [124]
+
+
+BLOCKED = """
+import sys, time
+from pathlib import Path
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.stop.heartbeat import Silence
+from hpcddp.task import watchdog
+from hpcddp.task.process_state import ProcessState
+
+watchdog._TRACE_TIMEOUT_S = 0.5
+process_state = ProcessState()
+process_state.collective_trace = lambda: time.sleep(600)
+watchdog.end_hung_rank(AttemptDirectory(Path(sys.argv[1])), Silence(seconds=5.0, step=3), process_state=process_state)
+"""
+
+
+def test_a_recorder_that_never_answers_does_not_keep_a_hung_rank_alive(attempt: AttemptDirectory) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, str(attempt.path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert [record.kind for record in read_failures(attempt)] == ["hang"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "added"),
+    [
+        ({}, True),
+        ({"TORCH_FR_DUMP_TEMP_FILE": "/mine"}, False),
+        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}, False),
+    ],
+)
+def test_torchs_own_trace_goes_to_the_attempt_unless_the_user_chose(
+    chosen: dict[str, str], attempt: AttemptDirectory, *, added: bool
+) -> None:
+    expected = {"TORCH_FR_DUMP_TEMP_FILE": f"{attempt.path}/torch-trace-rank-"} if added else {}
+    assert trace_variables(attempt, chosen) == expected
 
 
 def test_the_watchdog_watches_the_heartbeat_of_the_process_state(attempt: AttemptDirectory) -> None:

@@ -14,6 +14,7 @@ import pytest
 import hpcddp
 from hpcddp.train.distributed import NoGroupError
 from hpcddp.train.stopper import Stopper, StopperError
+from tests.slurm.programs import program
 
 ROOT = Path(__file__).parents[2]
 BEGIN = """
@@ -66,6 +67,33 @@ def test_the_jobs_end_stops_the_loop_by_the_clock() -> None:
     assert run(program, SLURM_JOB_END_TIME=soon, SLURM_JOB_START_TIME=now)[:2] == (75, ["True", "deadline"])
     later = str(int(time.time()) + 86400)
     assert run(program, SLURM_JOB_END_TIME=later, SLURM_JOB_START_TIME=now)[:2] == (75, ["False", "none"])
+
+
+def scontrol(folder: Path, end: float) -> dict[str, str]:
+    """Return the environment of job 5, which ends at ``end`` by what scontrol says after a second."""
+    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(end))
+    answer = f"JobState=RUNNING PreemptTime=None TimeLimit=00:20:00 EndTime={text}"
+    path = program(folder, "scontrol", f"sleep 1; echo '{answer}'")["PATH"]
+    return {"PATH": path, "SLURM_JOB_ID": "5", "SLURM_JOB_START_TIME": str(int(time.time()))}
+
+
+WATCHED = """
+began = time.monotonic()
+while not stopper.should_stop() and time.monotonic() - began < 8:
+    time.sleep(0.01)
+print(stopper.reason)
+stopper.exit()
+"""
+
+
+def test_an_end_that_slurm_has_moved_does_not_stop_the_loop(tmp_path: Path) -> None:
+    job = scontrol(tmp_path, time.time() + 1200)
+    assert run(WATCHED, SLURM_JOB_END_TIME=str(int(time.time())), **job)[:2] == (75, ["none"])
+
+
+def test_an_end_that_slurm_has_brought_forward_stops_the_loop(tmp_path: Path) -> None:
+    job = scontrol(tmp_path, time.time() + 5)
+    assert run(WATCHED, SLURM_JOB_END_TIME=str(int(time.time()) + 1200), **job)[:2] == (75, ["deadline"])
 
 
 def test_it_is_part_of_the_public_api() -> None:
