@@ -86,6 +86,32 @@ def controller_ended(context: ScenarioContext) -> ScenarioResult:
     return tracked, context.compare("slurmctld away at requeue time, back after 15 s", tracked)
 
 
+def controller_away_and_killed(context: ScenarioContext) -> ScenarioResult:
+    """slurmctld is away when the run starts; later it is killed just after it has requeued the run."""
+    tracked = context.start("killed")
+    tracked.wait_until(lambda: tracked.sandbox.job(tracked.job_id)["JobState"] == "RUNNING", "the start")
+    with without_controller(context.sandbox):
+        time.sleep(_AWAY_S)
+    tracked.wait_for_steps(60)
+    tracked.signal(1, signal.SIGUSR2)
+    kill_after_requeue(tracked)
+    return tracked, context.compare("slurmctld away at the start, killed after the requeue", tracked)
+
+
+def kill_after_requeue(*tracked_runs: TrackedRun, after_s: float = 0, away_s: float = 2) -> None:
+    """Kill slurmctld when it has requeued runs that stop, before it has saved that, and start it again."""
+    for tracked in tracked_runs:
+        tracked.wait_until((tracked.attempt.path / "decision.json").exists, "the decision to stop")
+    sandbox = tracked_runs[0].sandbox
+    # After a change it saves its state at once, but not again within the next six seconds.
+    sandbox.submit("--hold", "--output=/dev/null", "--wrap=true")
+    for tracked in tracked_runs:
+        tracked.wait_until(lambda job_id=tracked.job_id: sandbox.job(job_id)["Restarts"] == "1", "the requeue")
+    time.sleep(after_s)
+    with without_controller(sandbox, signal="KILL"):
+        time.sleep(away_s)
+
+
 def controller_hangs(context: ScenarioContext) -> ScenarioResult:
     """slurmctld takes connections and does not answer, when the run wants to be requeued."""
     tracked = context.start("hangs")
@@ -125,6 +151,16 @@ def test_a_run_whose_node_lost_its_slurmd_is_requeued_and_comes_out_the_same(
     _, comparison = scenario_result[-1]
     assert comparison.has_same_result, comparison
     assert comparison.attempts == 2
+
+
+@after_scenario(controller_away_and_killed, own_slurm=True)
+def test_a_controller_that_is_away_at_the_start_or_killed_after_the_requeue_costs_nothing(
+    scenario_result: ScenarioResult,
+) -> None:
+    tracked, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert (comparison.attempts, tracked.sandbox.job(tracked.job_id)["Restarts"]) == (2, "1")
+    assert len(tracked.events("requeue")) == 1
 
 
 @pytest.mark.parametrize(
