@@ -221,9 +221,11 @@ _NOTICES: Final[Mapping[str, Cause]] = MappingProxyType(
 _NOTICE: Final = re.compile(
     rf"^slurmstepd\S*: error: \*{{3}} .+ CANCELLED AT \S+ DUE TO (?P<why>{'|'.join(_NOTICES)})", re.MULTILINE
 )
-# slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-22T05:17:38 ***   The notice of a step has the same words
-# after any SIGTERM.
-_CANCELLED: Final = re.compile(r"^slurmstepd\S*: error: \*{3} JOB .+ CANCELLED AT \S+ \*{3}$", re.MULTILINE)
+# slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-22T05:17:38 ***   (22.05.8; newer ones add DUE to SIGNAL
+# Terminated). The notice about a step has the same words after any SIGTERM. A slurmstepd writes its first notice only.
+_CANCELLED: Final = re.compile(
+    r"^slurmstepd\S*: error: \*{3} JOB .+ CANCELLED AT \S+( DUE to SIGNAL \w+)? \*{3}$", re.MULTILINE
+)
 _FATAL: Final = "Fatal Python error: "
 # What the shell in a container says (the sbatch template), and what apptainer says before it starts a container.
 _STARTUP_ERROR_PREFIXES: Final = ("hpcddp: this task cannot start: ", "FATAL: ")

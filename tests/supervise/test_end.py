@@ -227,7 +227,6 @@ def test_a_job_cancelled_between_the_save_and_the_requeue_is_cancelled(
 
 
 NOTICE = "slurmstepd-n1: error: *** {what} ON n1 CANCELLED AT 2026-11-22T05:17:38{why} ***\n"
-CANCEL_NOTICE = NOTICE.format(what="JOB 7", why="")
 
 
 def write_log(scenario: Scenario, *notices: str) -> None:
@@ -236,15 +235,15 @@ def write_log(scenario: Scenario, *notices: str) -> None:
 
 
 @pytest.mark.parametrize("more", ["", "requeue: {allow_continuation: true}\n"])
-@pytest.mark.parametrize("requeue", ["1", "0"])
+@pytest.mark.parametrize(("requeue", "why"), [("1", ""), ("0", " DUE to SIGNAL Terminated")])
 def test_a_job_cancelled_in_the_grace_time_of_a_preemption_is_cancelled(
-    tmp_path: Path, slurm: FakeSlurm, more: str, requeue: str
+    tmp_path: Path, slurm: FakeSlurm, more: str, requeue: str, why: str
 ) -> None:
     scenario = Scenario(tmp_path, SLURM, more)
     scenario.stop()
     slurm.become("COMPLETING", Requeue=requeue, **PREEMPTED)
     # The preemption told the step, the cancel the whole job.
-    write_log(scenario, NOTICE.format(what="STEP 7.0", why=""), CANCEL_NOTICE)
+    write_log(scenario, NOTICE.format(what="STEP 7.0", why=why), NOTICE.format(what="JOB 7", why=why))
     assert (scenario.end().exit_code, slurm.calls) == (130, [])
     assert scenario.result is not None
     assert scenario.result["status"] == "cancelled"
@@ -255,7 +254,8 @@ def test_a_notice_that_comes_late_shows_the_cancel_after_a_requeue_without_effec
 ) -> None:
     scenario.stop()
     slurm.become("COMPLETING", **PREEMPTED)
-    monkeypatch.setattr("hpcddp.slurm.commands.requeue", lambda _: write_log(scenario, CANCEL_NOTICE))
+    cancelled = NOTICE.format(what="JOB 7", why="")
+    monkeypatch.setattr("hpcddp.slurm.commands.requeue", lambda _: write_log(scenario, cancelled))
     assert scenario.end().exit_code == 130
     assert scenario.events()[-1] == ("stop", "cancelled")
 
