@@ -25,6 +25,7 @@ def cancel(tracked: TrackedRun) -> TrackedRun:
     tracked.sandbox.run("scancel", tracked.job_id)
     tracked.wait_for_end("CANCELLED", timeout_s=60)
     time.sleep(_SECOND_LIFE_S)
+    assert tracked.sandbox.job(tracked.job_id)["JobState"] == "CANCELLED"
     return tracked
 
 
@@ -154,8 +155,6 @@ def digest_of(directory: Path) -> str:
 
 
 def assert_cancelled_for_good(tracked: TrackedRun) -> None:
-    fields = tracked.sandbox.job(tracked.job_id)
-    assert fields["JobState"] == "CANCELLED"
     assert tracked.attempts == 1
     newest = checkpoints.newest_valid(tracked.run.checkpoints, expected=True, warn=lambda _: None)
     assert newest is not None
