@@ -107,11 +107,11 @@ def kill_after_requeue(*tracked_runs: TrackedRun, after_s: float = 0, away_s: fl
     """Kill slurmctld when it has requeued runs that stop, before it has saved that, and start it again."""
     for tracked in tracked_runs:
         tracked.wait_until((tracked.attempt.path / "decision.json").exists, "the decision to stop")
-    sandbox = tracked_runs[0].sandbox
+    first = tracked_runs[0]
+    sandbox = first.sandbox
     # After a change it saves its state at once, but not again within the next six seconds.
     sandbox.submit("--hold", "--output=/dev/null", "--wrap=true")
-    for tracked in tracked_runs:
-        tracked.wait_until(lambda job_id=tracked.job_id: sandbox.job(job_id)["Restarts"] == "1", "the requeue")
+    first.wait_until(lambda: all(sandbox.job(one.job_id)["Restarts"] == "1" for one in tracked_runs), "the requeue")
     time.sleep(after_s)
     with without_controller(sandbox, signal="KILL"):
         time.sleep(away_s)
