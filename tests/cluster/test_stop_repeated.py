@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcddp import polling
 from hpcddp.run import checkpoints
+from hpcddp.run.job_records import read_decision
+from hpcddp.sandbox.processes import find
 from hpcddp.stop.faults import SAVE_POINTS
 from tests.cluster.comparison import RunComparison, report
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.scenarios import OTHER_HOSTS, PREEMPTED_HOSTS, References, ScenarioContext, after_scenario
+from tests.cluster.test_stop_cancel import assert_cancelled_and_told, cancelled_and_preempted
 from tests.cluster.test_stop_checkpoints import killed_in_saves
+from tests.cluster.test_stop_nodes import ScenarioResult, kill_after_requeue
 from tests.cluster.tracked_run import TrackedRun
 
 pytestmark = pytest.mark.long
@@ -120,6 +128,68 @@ def _preempted(context: ScenarioContext, name: str, dice: random.Random) -> RunC
     return context.compare(f"preemption at random moments, partition {partition}", tracked)
 
 
+def cancelled_and_preempted_again(context: ScenarioContext) -> list[TrackedRun]:
+    return cancelled_and_preempted(context, times=4)
+
+
+def controller_killed_after_requeues(context: ScenarioContext) -> list[ScenarioResult]:
+    return [result for number in range(5) for result in _controller_killed(context, number, random.Random(number))]
+
+
+def _controller_killed(context: ScenarioContext, number: int, dice: random.Random) -> list[ScenarioResult]:
+    """Two runs stop at once, and slurmctld is killed at most five seconds after it has requeued both."""
+    tracked_runs = [context.start(f"trial{number}-{hosts}", on=hosts) for hosts in (PREEMPTED_HOSTS, OTHER_HOSTS)]
+    for tracked in tracked_runs:
+        tracked.wait_for_steps(40)
+    for tracked in tracked_runs:
+        tracked.signal(1, signal.SIGUSR2)
+    kill_after_requeue(*tracked_runs, after_s=dice.choice([0, dice.uniform(0, 5)]), away_s=dice.uniform(0, 4))
+    fault = "slurmctld killed after the requeue"
+    return [(tracked, context.compare(fault, tracked)) for tracked in tracked_runs]
+
+
+def questions_ended_by_a_signal(context: ScenarioContext) -> list[TrackedRun]:
+    with ThreadPoolExecutor(2) as executor:
+        lanes = executor.map(lambda hosts: _questions_ended(context, hosts), (PREEMPTED_HOSTS, OTHER_HOSTS))
+        return [tracked for lane in lanes for tracked in lane]
+
+
+def _questions_ended(context: ScenarioContext, hosts: str) -> list[TrackedRun]:
+    return [_question_ended(context, f"{hosts}-{number}", hosts) for number in range(5)]
+
+
+def _question_ended(context: ScenarioContext, name: str, hosts: str) -> TrackedRun:
+    """Preempted; SIGTERM ends the first two commands with which rank 0 asks Slurm why."""
+    tracked = context.start(name, on=hosts)
+    tracked.wait_for_steps(40)
+    rank, ended = tracked.ranks()[0], set[int]()
+    context.preempt(hosts)
+
+    def ended_two() -> bool:
+        for pid in set(questions_of(rank)) - ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+                ended.add(pid)
+        return len(ended) > 1
+
+    assert polling.wait_until(ended_two, timeout_s=60, poll_s=0.001), tracked.log()
+    tracked.wait_until((tracked.run.attempt(0).path / "decision.json").exists, "the decision to stop")
+    tracked.sandbox.run("scancel", tracked.job_id)
+    tracked.wait_for_end("CANCELLED", timeout_s=60)
+    return tracked
+
+
+def questions_of(rank: int) -> Iterator[int]:
+    """Yield the process ids of the commands with which a rank asks Slurm about its job."""
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal() and int(path.name) > rank:
+            with contextlib.suppress(OSError):
+                asks = (path / "cmdline").read_bytes().startswith(b"scontrol\0show\0job\0")
+                process = find(int(path.name)) if asks else None
+                if process is not None and process.parent == rank:
+                    yield process.pid
+
+
 def killed_in_saves_again(context: ScenarioContext) -> list[tuple[TrackedRun, RunComparison]]:
     """Three times at every point of a save."""
     return [killed_in_saves(context, points) for points in ((*SAVE_POINTS, *SAVE_POINTS), tuple(reversed(SAVE_POINTS)))]
@@ -182,6 +252,28 @@ def test_preemption_at_any_moment_loses_nothing(scenario_result: list[RunCompari
     ] == []
     # A run that is taken away before it has a handler is not asked to save; then there is nothing to lose either.
     assert [comparison.steps_lost for comparison in scenario_result] == [0] * len(scenario_result)
+
+
+@after_scenario(cancelled_and_preempted_again, own_slurm=True)
+def test_a_cancel_wins_before_in_and_after_a_preemption_each_time(scenario_result: list[TrackedRun]) -> None:
+    for tracked in scenario_result:
+        assert_cancelled_and_told(tracked)
+    assert len(scenario_result) == 12
+
+
+@after_scenario(controller_killed_after_requeues, own_slurm=True)
+def test_a_controller_that_is_killed_after_the_requeue_costs_nothing_each_time(
+    scenario_result: list[ScenarioResult],
+) -> None:
+    assert [comparison for _, comparison in scenario_result if not comparison.lost_nothing] == []
+    assert [comparison.attempts for _, comparison in scenario_result] == [2] * 10
+    assert [len(tracked.events("requeue")) for tracked, _ in scenario_result] == [1] * 10
+
+
+@after_scenario(questions_ended_by_a_signal, own_slurm=True)
+def test_a_rank_learns_the_cause_although_a_signal_ends_its_question(scenario_result: list[TrackedRun]) -> None:
+    decisions = [read_decision(tracked.run.attempt(0)) for tracked in scenario_result]
+    assert [decision and decision.cause for decision in decisions] == ["preemption"] * 10
 
 
 @after_scenario(killed_in_saves_again)
