@@ -26,9 +26,9 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.run.files import read_tail
-from hpcddp.run.job_records import ProgramExit, StopNotice, read_start, write_exit
+from hpcddp.run.job_records import ProgramExit, StopNotice, read_start, reserve_exit, write_exit
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.stop.listener import LISTENER, ReceivedSignal
+from hpcddp.stop.listener import LISTENER, ReceivedSignal, write_to_stderr
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.task.attribution import save_failure, says_peer_loss
 from hpcddp.task.local_peers import exit_after_failure
@@ -109,7 +109,10 @@ def run_program(
     PROCESS_STATE.start_training()
     if env.rank == 0:
         reason = shlex.join(command[:2])
-        append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
+        with suppress(OSError):
+            append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
+    with suppress(OSError):
+        reserve_exit(attempt, env.rank)
     monitor = LauncherMonitor(command, env, attempt, port=port)
     try:
         end_times = _end_times(spec, attempt, end_time)
@@ -133,7 +136,10 @@ def run_program(
         another_rank_failed_first=other_first,
         sigterm_forwarded=program.sigterm_forwarded,
     )
-    write_exit(attempt, exit_)
+    try:
+        write_exit(attempt, exit_)
+    except OSError as error:
+        write_to_stderr(f"hpcddp: {attempt.rank_exit(env.rank)} cannot be written ({error})\n")
     if failure is not None and not attempt.requeue_file.exists():
         _exit_with_failure(failure, attempt)
 
@@ -343,7 +349,7 @@ class Program:
 
     @staticmethod
     def _print(text: str) -> None:
-        os.write(2, f"hpcddp: {text}\n".encode())
+        write_to_stderr(f"hpcddp: {text}\n")
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

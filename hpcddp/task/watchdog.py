@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import sys
 import threading
 import traceback
@@ -17,6 +16,7 @@ from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord
 from hpcddp.stop.heartbeat import Heartbeat, Silence
+from hpcddp.stop.listener import write_to_stderr
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.task.attribution import save_failure
 from hpcddp.task.local_peers import exit_after_failure
@@ -77,7 +77,7 @@ def end_hung_rank(
     """
     frame = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001  documented, and the only way
     record = hang_record(silence, frame, process_state)
-    os.write(2, f"hpcddp: {record.place} hangs: {record.message}; the stacks of all threads:\n".encode())
+    write_to_stderr(f"hpcddp: {record.place} hangs: {record.message}; the stacks of all threads:\n")
     faulthandler.dump_traceback(file=2, all_threads=True)
     save_failure(attempt, record)
     _wait_for_peer_records(attempt, world_size)

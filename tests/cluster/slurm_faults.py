@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 from hpcddp.sandbox import state
+from hpcddp.sandbox.processes import find
 from hpcddp.sandbox.programs import daemon_environment
 from tests.cluster.sandbox import Sandbox
 from tests.waiting import wait_until
@@ -39,15 +43,15 @@ def without_controller(sandbox: Sandbox) -> Iterator[None]:
     It is told to end, and so keeps its state: killed, it forgets jobs that were submitted in its last seconds and hands
     out their ids again.
     """
-    with _without(sandbox, "slurmctld", on=None, signal="TERM"):
+    with _without(sandbox, "slurmctld", on=None, ending="TERM"):
         yield
 
 
 @contextlib.contextmanager
-def _without(sandbox: Sandbox, daemon: str, *, on: str | None, signal: str = "KILL") -> Iterator[None]:
+def _without(sandbox: Sandbox, daemon: str, *, on: str | None, ending: str = "KILL") -> Iterator[None]:
     pid = daemon_pid(sandbox, daemon)
     words = sandbox.inside("cat", f"/proc/{pid}/cmdline").stdout.rstrip("\0").split("\0")
-    sandbox.inside("kill", f"-{signal}", str(pid))
+    sandbox.inside("kill", f"-{ending}", str(pid))
     ended = ("kill", "-0", str(pid))
     wait_until(lambda: sandbox.inside(*ended, check=False).returncode != 0, f"the end of {daemon}", _LONGEST_END_S)
     try:
@@ -57,6 +61,15 @@ def _without(sandbox: Sandbox, daemon: str, *, on: str | None, signal: str = "KI
         start = [word for word in words if word != "-D"]
         enter = sandbox.enter_controller() if on is None else sandbox.enter(on)
         subprocess.run((*enter, *start), env=daemon_environment(sandbox.token), check=True, timeout=30, cwd="/")
+
+
+def kill_step_daemon(rank_pid: int) -> None:
+    """Kill the slurmstepd that a rank is a child of."""
+    rank = find(rank_pid)
+    assert rank is not None
+    name = Path(f"/proc/{rank.parent}/comm").read_text()
+    assert name.startswith("slurmstepd"), name
+    os.kill(rank.parent, signal.SIGKILL)
 
 
 def daemon_pid(sandbox: Sandbox, daemon: str) -> int:
