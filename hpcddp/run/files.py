@@ -118,9 +118,9 @@ def full_disk_sentence(path: Path, error: OSError) -> str:
 class _LossyFile(io.FileIO):
     """A file that loses what cannot be written to it."""
 
-    def write(self, content: ReadableBuffer, /) -> int | None:
+    def write(self, content: ReadableBuffer, /) -> int:
         try:
-            return super().write(content)
+            return super().write(content) or 0
         except OSError:
             return memoryview(content).nbytes
 

@@ -40,12 +40,17 @@ def error_of(rank: int) -> FailureRecord:
     )
 
 
+def end_each_rank(scenario: Scenario) -> None:
+    write_exit(scenario.attempt, exit_of(0))
+    write_failure(scenario.attempt, error_of(1))
+
+
 @pytest.mark.parametrize(
     "record",
     [
         lambda scenario: write_result(scenario.attempt.run, Result(status=FINISHED, attempts=1)),
         lambda scenario: scenario.decide(),
-        lambda scenario: (write_exit(scenario.attempt, exit_of(0)), write_failure(scenario.attempt, error_of(1))),
+        end_each_rank,
     ],
     ids=["result", "decision", "records of all ranks"],
 )
