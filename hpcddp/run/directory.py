@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
+
+ReservedRecord = Literal["decision", "error", "result"]
+"""The records that are written into reserve files on a full disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,10 @@ class RunDirectory:
     def result(self) -> Path:
         """The result of the run; written when it ends and is not requeued."""
         return self.path / "result.json"
+
+    def reserves(self, record: ReservedRecord) -> tuple[Path, ...]:
+        """Return the reserve files of a kind of record: two, because a result may follow a provisional one."""
+        return tuple(self.path / "reserve" / f"{record}-{number}" for number in range(2))
 
     @property
     def progress(self) -> Path:
@@ -174,6 +181,10 @@ class AttemptDirectory:
     def rank_exit(self, rank: int) -> Path:
         """Return the record of how one rank's program ended."""
         return self.path / f"exit-rank-{rank}.json"
+
+    def rank_exit_reserve(self, rank: int) -> Path:
+        """Return the reserve file for that record."""
+        return self.path / f".exit-rank-{rank}.reserve"
 
     def rank_log(self, rank: int) -> Path:
         """Return the log of one rank."""

@@ -69,7 +69,9 @@ class FailureRecord(Record):
 
 def write_failure(attempt: AttemptDirectory, record: FailureRecord) -> None:
     """Write the record of a rank; a rank's first record stays."""
-    create_record(attempt.rank_error(record.rank), record)
+    # The reserves are for the first cause: the ranks that lost a peer would use them up.
+    reserves = () if record.secondary else attempt.run.reserves("error")
+    create_record(attempt.rank_error(record.rank), record, reserves=reserves)
 
 
 def read_failures(attempt: AttemptDirectory) -> list[FailureRecord]:

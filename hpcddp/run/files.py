@@ -1,40 +1,140 @@
-"""Files that another process reads: written whole, then renamed."""
+"""Files that another process reads: written whole, then renamed.
+
+On a full disk the few records that decide how a run goes on are written into reserve files: an attempt makes them when
+it begins, and a writer takes one by a rename, overwrites it, and gives it the name of its record. No new block and no
+new inode is needed, and a reader still sees the old content or the new one. A file system that never overwrites a block
+in place (ZFS, Btrfs) may refuse that too.
+"""
 
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_RESERVE_BYTES: Final = 16 * 1024
+_PROBE_BYTES: Final = 128 * 1024
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, reserves: Iterable[Path] = ()) -> None:
     """Replace ``path`` by ``text`` in one step, so that a reader sees the old content or the new one.
 
     Args:
         path: the file; its directory exists. A symbolic link is replaced, not followed.
         text: the whole content, written as UTF-8 without newline translation.
+        reserves: reserve files on the same file system; one of them is used up if the disk is full.
     """
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), reserves=reserves)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, reserves: Iterable[Path] = ()) -> None:
     """Replace ``path`` by ``content`` in one step, as ``write_text`` does."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = _temporary_name(path)
     try:
-        with _create(temporary) as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        try:
+            with _create(temporary) as stream:
+                _write_synced(stream, content)
+        except OSError as error:
+            if not is_full(error) or not _take_reserve(reserves, temporary):
+                raise
+            with temporary.open("r+b") as stream:
+                _write_synced(stream, content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+
+
+def _write_synced(stream: IO[bytes], content: bytes) -> None:
+    stream.write(content)
+    stream.truncate()
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _take_reserve(reserves: Iterable[Path], temporary: Path) -> bool:
+    """Rename the first reserve file that is left to ``temporary``; return whether there was one."""
+    for reserve in reserves:
+        # Another process may be faster.
+        with suppress(FileNotFoundError):
+            reserve.rename(temporary)
+            return True
+    return False
+
+
+def make_reserves(reserves: Iterable[Path]) -> None:
+    """Make the reserve files that are missing, and their folder.
+
+    Raises:
+        OSError: the disk is full, read-only or gone.
+    """
+    for reserve in reserves:
+        reserve.parent.mkdir(mode=0o700, exist_ok=True)
+        if not reserve.exists():
+            # A file system that compresses needs no less space for this.
+            write_bytes(reserve, os.urandom(_RESERVE_BYTES))
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether a file system has no block or no inode left, or the user's quota is used up."""
+    return error.errno in _FULL
+
+
+def full_disk(directory: Path) -> str | None:
+    """Return a sentence if the disk of a directory has no space for another small file, else None."""
+    probe = _temporary_name(directory / "probe")
+    try:
+        with _create(probe) as stream:
+            _write_synced(stream, bytes(_PROBE_BYTES))
+    except OSError as error:
+        return full_disk_sentence(directory, error) if is_full(error) else None
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
+
+
+def full_disk_sentence(path: Path, error: OSError) -> str:
+    """Return a sentence about the disk of ``path``, without a full stop."""
+    return f"the disk of {path} is full ({error.strerror})"
+
+
+class _LossyFile(io.FileIO):
+    """A file that loses what cannot be written to it."""
+
+    def write(self, content: ReadableBuffer, /) -> int:
+        try:
+            return super().write(content) or 0
+        except OSError:
+            return memoryview(content).nbytes
+
+
+def ignore_output_errors() -> None:
+    """Let what this process prints get lost where its log cannot be written, such as on a full disk.
+
+    Otherwise a line in the log would end a process whose work does not need the log.
+    """
+    for name in ("stdout", "stderr"):
+        before = getattr(sys, name)
+        before.flush()
+        stream = _LossyFile(before.fileno(), "wb", closefd=False)
+        setattr(sys, name, io.TextIOWrapper(stream, before.encoding, before.errors, write_through=True))
 
 
 def _create(path: Path) -> BinaryIO:
@@ -43,33 +143,43 @@ def _create(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "wb")
 
 
-def write_json(path: Path, document: Any) -> None:  # noqa: ANN401
-    """Replace ``path`` by ``document`` as indented JSON, in one step."""
-    write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+def write_json(path: Path, document: Any, *, reserves: Iterable[Path] = ()) -> None:  # noqa: ANN401
+    """Replace ``path`` by ``document`` as indented JSON, in one step; ``reserves`` as for ``write_text``."""
+    write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", reserves=reserves)
 
 
-def create_json(path: Path, document: Any) -> bool:  # noqa: ANN401
+def create_json(path: Path, document: Any, *, reserves: Iterable[Path] = ()) -> bool:  # noqa: ANN401
     """Write ``document`` to ``path`` unless the file exists: the first writer wins, whole or not at all.
 
     Returns:
         Whether this call created the file.
     """
-    return create_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    return create_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", reserves=reserves)
 
 
-def create_text(path: Path, text: str) -> bool:
+def create_text(path: Path, text: str, *, reserves: Iterable[Path] = ()) -> bool:
     """Write ``text`` to ``path`` unless the file exists: the first writer wins, whole or not at all.
+
+    Args:
+        path: the file; its directory exists.
+        text: the whole content.
+        reserves: as for ``write_text``.
 
     Returns:
         Whether this call created the file.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = _temporary_name(path)
     try:
-        write_text(temporary, text)
+        write_text(temporary, text, reserves=reserves)
         # A hard link fails if the name exists, which rename does not.
         os.link(temporary, path)
     except FileExistsError:
         return False
+    except OSError as error:
+        # Some file systems (tmpfs) count a link as an inode.
+        if not is_full(error) or not temporary.exists() or path.exists():
+            raise
+        temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
     return True

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.files import make_reserves
 from hpcddp.run.record import Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 
@@ -377,7 +378,7 @@ class Decision(Record):
 
 def write_decision(attempt: AttemptDirectory, decision: Decision) -> None:
     """Write the decision into the attempt's directory."""
-    write_record(attempt.decision, decision)
+    write_record(attempt.decision, decision, reserves=attempt.run.reserves("decision"))
 
 
 def read_decision(attempt: AttemptDirectory) -> Decision | None:
@@ -416,9 +417,20 @@ class ProgramExit(Record):
     cause: str | None = None
 
 
+def reserve_exit(attempt: AttemptDirectory, rank: int) -> None:
+    """Make the reserve file for the record of a rank.
+
+    Raises:
+        OSError: the disk is full, read-only or gone.
+    """
+    make_reserves([attempt.rank_exit_reserve(rank)])
+
+
 def write_exit(attempt: AttemptDirectory, record: ProgramExit) -> None:
-    """Write the record of a rank."""
-    write_record(attempt.rank_exit(record.rank), record)
+    """Write the record of a rank; its reserve file is used or removed."""
+    reserve = attempt.rank_exit_reserve(record.rank)
+    write_record(attempt.rank_exit(record.rank), record, reserves=[reserve])
+    reserve.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

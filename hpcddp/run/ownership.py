@@ -15,6 +15,7 @@ from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import is_full
 from hpcddp.run.job_records import Start
 from hpcddp.slurm.job import ENDED_STATES, ask_slurm
 from hpcddp.stop.reasons import ExitCode
@@ -101,6 +102,8 @@ def make_private_directory(path: Path) -> None:
             if not parent.exists():
                 parent.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
+        if is_full(error):
+            raise
         raise RunDirectoryError(
             f"the run directory {path} cannot be created: {error.strerror}; choose another run_root"
         ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
@@ -113,18 +113,24 @@ def _content(path: Path) -> bytes:
         return stream.read()
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Replace a file by a record, in one step."""
-    write_json(path, record.as_document())
+def write_record(path: Path, record: Record, *, reserves: Iterable[Path] = ()) -> None:
+    """Replace a file by a record, in one step.
+
+    Args:
+        path: the file.
+        record: its content.
+        reserves: reserve files; one of them is used up if the disk is full.
+    """
+    write_json(path, record.as_document(), reserves=reserves)
 
 
-def create_record(path: Path, record: Record) -> bool:
-    """Write a record unless its file exists: the first writer wins, whole or not at all.
+def create_record(path: Path, record: Record, *, reserves: Iterable[Path] = ()) -> bool:
+    """Write a record, as ``write_record`` does, unless its file exists: the first writer wins, whole or not at all.
 
     Returns:
         Whether this call created the file.
     """
-    return create_json(path, record.as_document())
+    return create_json(path, record.as_document(), reserves=reserves)
 
 
 def parse_json(content: bytes) -> object:

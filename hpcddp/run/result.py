@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import append_event
 from hpcddp.run.job_records import Decision
 from hpcddp.run.record import Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
+
+# The other ranks wait for rank 0 meanwhile.
+_RESULT_PATIENCE_S: Final = 120.0
+_POLL_S: Final = 1.0
 
 FINISHED: Final = "finished"
 """The status of a run that has come to its own end."""
@@ -90,7 +97,36 @@ def read_result(run: RunDirectory) -> Result | None:
 
 def write_result(run: RunDirectory, result: Result) -> None:
     """Write the result of a run."""
-    write_record(run.result, result)
+    write_record(run.result, result, reserves=run.reserves("result"))
+
+
+def finish_run(
+    run: RunDirectory, result: Result, *, attempt: int, step: int | None = None, reason: str | None = None
+) -> None:
+    """Write the result and the event of a run that has finished; wait for a disk that is full or away.
+
+    Args:
+        run: the run.
+        result: its result.
+        attempt: the attempt that has finished it.
+        step: optimizer steps done, where they are known.
+        reason: why, in a few words.
+
+    Raises:
+        OSError: the result cannot be written, not within two minutes either.
+    """
+    deadline = time.monotonic() + _RESULT_PATIENCE_S
+    while True:
+        try:
+            write_result(run, result)
+            break
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_POLL_S)
+    # Nothing depends on the event.
+    with suppress(OSError):
+        append_event(run.events, kind="finish", time=time.time(), attempt=attempt, step=step, reason=reason)
 
 
 def has_finished(run: RunDirectory) -> bool:

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType, MappingProxyType
 from typing import Any, Final
@@ -57,9 +58,13 @@ def do_nothing(signum: int, frame: FrameType | None) -> None:
     """Do nothing: a signal needs a handler so that Python writes its number to the wake-up descriptor."""
 
 
-def _write_to_stderr(text: str) -> None:
-    # Not through Python's buffers: the main thread may hold their locks.
-    os.write(2, text.encode())
+def write_to_stderr(text: str) -> None:
+    """Write a text to standard error; it is lost where that cannot be written, such as on a full disk.
+
+    Not through Python's buffers: the main thread may hold their locks.
+    """
+    with suppress(OSError):
+        os.write(2, text.encode())
 
 
 class SignalListener:
@@ -72,7 +77,7 @@ class SignalListener:
         meaning: the effect of a signal, for the line that is written when one arrives.
     """
 
-    def __init__(self, write: Callable[[str], object] = _write_to_stderr) -> None:
+    def __init__(self, write: Callable[[str], object] = write_to_stderr) -> None:
         self._write = write
         self.meaning = "the training will be saved and stop at the end of a step"
         self._received: dict[signal.Signals, ReceivedSignal] = {}

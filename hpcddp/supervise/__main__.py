@@ -1,4 +1,4 @@
-"""The command line of the batch script: ``python -m hpcddp.supervise begin`` and ``end``."""
+"""The command line of the batch script: ``python -m hpcddp.supervise begin``, ``watch`` and ``end``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import beginning
+from hpcddp.run.files import ignore_output_errors
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.supervise.begin import begin
 from hpcddp.supervise.end import end
 from hpcddp.supervise.slurm_requeue import expedite
+from hpcddp.supervise.watch import watch
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -25,6 +27,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     begin_parser.add_argument("--name", required=True)
     begin_parser.add_argument("--run-id")
     begin_parser.add_argument("--element", type=int)
+    watch_parser = commands_of.add_parser("watch")
+    watch_parser.add_argument("--pid", type=int, required=True)
     end_parser = commands_of.add_parser("end")
     end_parser.add_argument("--code", type=int, required=True)
     end_parser.add_argument("--cancelled", action="store_true")
@@ -32,11 +36,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run ``begin`` or ``end`` and return the exit code of this process."""
+    """Run one of the commands and return the exit code of this process."""
     options = _parse(arguments)
     try:
         if options.command == "end":
             return _end(options, environment)
+        if options.command == "watch":
+            watch(AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"]), options.pid)
+            return ExitCode.FINISHED
         directory = begin(
             run_root=options.run_root,
             name=options.name,
@@ -48,6 +55,9 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     except HpcddpError as error:
         sys.stderr.write(f"hpcddp: {error.message}\n")
         return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"hpcddp: {error}\n")
+        return ExitCode.INFRASTRUCTURE
     if directory:
         sys.stderr.write(beginning(AttemptDirectory.from_text(directory)))
         sys.stdout.write(f"{directory}\n")
@@ -69,4 +79,5 @@ def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
+    ignore_output_errors()
     sys.exit(main(sys.argv[1:], os.environ))

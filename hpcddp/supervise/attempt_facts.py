@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
+from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import Event, read_events
+from hpcddp.run.events import Event, newest_saved_step, read_events
 from hpcddp.run.failure import FailureRecord, cancelled_in_log, cause_in_log, read_failures
+from hpcddp.run.files import full_disk
 from hpcddp.run.job_records import Decision, ProgramEnd, read_decision, read_program_end, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import ask_slurm, cause_of, slurm_job_id
-from hpcddp.stop.reasons import Cause, StopReason
+from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise.decision import EndFacts, Limits, spent_of, stuck, used_up
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
 
@@ -34,12 +39,22 @@ class AttemptFacts:
     Args:
         attempt: the attempt.
         environment: the batch script's environment.
+        code: what srun (or the local controller) exited with: the highest exit code of the tasks.
         cancelled: whether the user ended the job on this machine.
     """
 
     attempt: AttemptDirectory
     environment: Mapping[str, str]
+    code: int
     cancelled: bool = False
+
+    def read_records(self) -> bool:
+        """Read and keep what the ranks have written; return whether the directory of the attempt was there."""
+        for name in ("restarts", "decision", "failures", "program"):
+            # What is wrong with a record is raised where it is needed.
+            with suppress(OSError, HpcddpError):
+                getattr(self, name)
+        return _is_there(self.attempt.path)
 
     @cached_property
     def job_id(self) -> str | None:
@@ -67,8 +82,48 @@ class AttemptFacts:
 
     @cached_property
     def decision(self) -> Decision | None:
-        """What the ranks decided; None also where it cannot be read."""
-        return self._decision_or_damage if isinstance(self._decision_or_damage, Decision) else None
+        """What the ranks decided; where the record cannot be read, what is known of it, or None."""
+        if isinstance(self._decision_or_damage, Decision):
+            return self._decision_or_damage
+        return self._decision_without_record()
+
+    def _decision_without_record(self) -> Decision | None:
+        """Return the decision of ranks that could not write it: the event of the stop, or the exit code, shows one."""
+        stop = self._stop_event
+        if self.first_failure is not None or (stop is None and self.code != ExitCode.STOPPED):
+            return None
+        events = [event for event in self.events if event.attempt == self.attempt.number]
+        if stop is None:
+            saved = newest_saved_step(events)
+            words = [event.reason for event in events if event.kind == "signal"]
+            stop = Event(kind="stop", time=time.time(), attempt=self.attempt.number, step=saved, saved=saved > 0)
+        else:
+            words = [stop.reason]
+        return Decision(
+            attempt=stop.attempt,
+            step=stop.step or 0,
+            reason=max((reason for reason in StopReason if reason.word in words), default=StopReason.NONE),
+            cause=stop.cause,
+            saved=bool(stop.saved),
+            save_s=0.0,
+            time=stop.time,
+        )
+
+    @property
+    def stop_is_recorded(self) -> bool:
+        """Whether the ranks themselves have recorded that they stopped."""
+        return isinstance(self._decision_or_damage, Decision) or self._stop_event is not None
+
+    @property
+    def _stop_event(self) -> Event | None:
+        """The event that the ranks write when they have stopped; None if there is none."""
+        stops = (event for event in self.events if event.kind == "stop" and event.attempt == self.attempt.number)
+        return next((event for event in stops if event.saved is not None), None)
+
+    @cached_property
+    def full_disk(self) -> str | None:
+        """A sentence about the disk of the run if it is full, else None."""
+        return full_disk(self.attempt.run.path)
 
     @cached_property
     def _decision_or_damage(self) -> Decision | RecordError | None:
@@ -86,7 +141,7 @@ class AttemptFacts:
 
     def _raise_if_damaged(self) -> None:
         """Raise where only the ranks' own records say why they ended, and one of them cannot be read."""
-        if self.damage is not None and self.first_failure is None:
+        if self.damage is not None and self.first_failure is None and self.decision is None:
             raise self.damage
 
     @cached_property
@@ -259,7 +314,7 @@ class AttemptFacts:
     @property
     def is_overtaken(self) -> bool:
         """Whether a newer attempt of the run has begun; read anew each time."""
-        return self.attempt.run.newest_attempt() != self.attempt.number
+        return self.attempt.run.newest_attempt() not in {None, self.attempt.number}
 
     def end_facts(self) -> EndFacts:
         """Return the input of the decision."""
@@ -280,6 +335,15 @@ class AttemptFacts:
             used_up=used_up(spent, limits, self.cause),
             allow_continuation=requeue.allow_continuation,
         )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError:
+        # Missing, or on a file system that does not answer.
+        return False
+    return True
 
 
 def limits_of(spec: JobSpec) -> Limits:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 import secrets
+import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final, get_args
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
-from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import Event, append_event, read_events
+from hpcddp.run.directory import AttemptDirectory, ReservedRecord, RunDirectory
+from hpcddp.run.events import Event, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import cause_in_log
-from hpcddp.run.files import write_text
+from hpcddp.run.files import full_disk_sentence, is_full, make_reserves, write_text
 from hpcddp.run.job_records import Start, newest_start, read_refusal, write_refusal, write_start
 from hpcddp.run.moved import refuse_other_script
 from hpcddp.run.ownership import (
@@ -38,12 +40,24 @@ from hpcddp.submit.sweep_element import complete_directory, element_of
 from hpcddp.supervise.attempt_facts import limits_of
 from hpcddp.supervise.decision import exceeded, is_interruption, record_progress, spent_of
 
+# Quotas are raised, and old files removed, by a person; nodes are not held for longer than that.
+SPACE_PATIENCE_S: Final = 600.0
+"""How long a start waits for space on a full disk, in seconds."""
+_POLL_S: Final = 5.0
+
 
 class BudgetError(HpcddpError):
     """The run has been started as often as it may."""
 
     kind = "budget"
     exit_code: ClassVar[int] = ExitCode.NO_PROGRESS
+
+
+class DiskFullError(HpcddpError):
+    """An attempt cannot begin, because the disk of the run is full."""
+
+    kind = "disk_full"
+    exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
 
 
 def begin(
@@ -55,7 +69,7 @@ def begin(
     environment: Mapping[str, str],
     element: int | None = None,
 ) -> str:
-    """Claim the run directory for one more attempt.
+    """Claim the run directory for one more attempt; wait for space if the disk is full.
 
     Args:
         run_root: where runs live; relative to the working directory.
@@ -71,6 +85,7 @@ def begin(
     Raises:
         RunDirectoryError: the directory belongs to another job, or is not safe.
         BudgetError: the run was started often enough.
+        DiskFullError: the disk is still full after ten minutes.
     """
     job_id = slurm_job_id(environment)
     job = ask_slurm(job_id) if job_id else None
@@ -82,34 +97,82 @@ def begin(
         of_sweep = element_of(directory, sweep_id, element, job_text, environment)
         run, job_text = of_sweep.run, of_sweep.job_text
     refuse_other_script((job or {}).get("Command"), run.path if of_sweep is None else of_sweep.sweep.path)
-    make_private_directory(run.path)
-    check_run_directory(run.path)
-    start = _observe(job_id, job, run, environment)
+
+    def claim() -> str:
+        make_private_directory(run.path)
+        check_run_directory(run.path)
+        start = _observe(job_id, job, run, environment)
+        _refuse_second_job(run, start)
+        if has_finished(run):
+            return ""
+        previous = newest_start(run)
+        _keep_job_file(run, job_text)
+        if run_id is None:
+            _link_log(run)
+        if of_sweep is not None:
+            complete_directory(of_sweep, start.job_id or "", environment.get(PICKLE_DIGEST))
+        if previous is not None:
+            _record_requeue_and_check_budgets(run, previous, start, parse_resolved(job_text))
+        # A result is written when a run has ended for good; this one is being continued.
+        run.result.unlink(missing_ok=True)
+        return str(_create_attempt(run, start).path)
+
+    return _when_there_is_space(run, claim)
+
+
+def _when_there_is_space(run: RunDirectory, claim: Callable[[], str]) -> str:
+    """Call ``claim``, and again while the disk is full; others may use the run meanwhile, so it checks all anew."""
+    deadline = time.monotonic() + SPACE_PATIENCE_S
+    is_first = True
+    while True:
+        try:
+            return claim()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            full = full_disk_sentence(run.path, error)
+            if time.monotonic() >= deadline:
+                raise _given_up(run, full) from error
+        if is_first:
+            sys.stderr.write(f"hpcddp: {full}; waiting up to {SPACE_PATIENCE_S / 60:g} minutes for space\n")
+        is_first = False
+        time.sleep(_POLL_S)
+
+
+def _given_up(run: RunDirectory, full: str) -> DiskFullError:
+    """Return the error about a disk that stays full, and write it as the result of the run."""
+    why = f"{full}, and no space came in {SPACE_PATIENCE_S / 60:g} minutes"
+    number = run.newest_attempt()
+    result = Result(
+        status="stopped",
+        reason=f"it was not started again: {why}",
+        exit_code=int(ExitCode.INFRASTRUCTURE),
+        attempts=0 if number is None else number + 1,
+        saved_step=newest_saved_step(read_events(run.events)) or None,
+        resume=resume_command(run),
+    )
+    with suppress(OSError):
+        write_result(run, result)
+    return DiskFullError(f"run {run.run_id} is not started: {why}; make room, and resume: {resume_command(run)}")
+
+
+def _refuse_second_job(run: RunDirectory, start: Start) -> None:
+    """Refuse a job whose run directory belongs to another job.
+
+    Raises:
+        RunDirectoryError: names the other job.
+    """
     previous = newest_start(run)
     alive = previous is not None and previous.job_id != start.job_id and is_alive(previous)
     # A job that was refused once stays refused: after a requeue it would look like a requeue of the run's own job.
     why = read_refusal(run, start.job_id) or conflict(previous, start, previous_alive=alive)
-    if why is not None:
-        if previous is not None and previous.job_id == start.job_id:
+    if why is None:
+        return
+    if previous is not None and previous.job_id == start.job_id:
+        # A full disk must not keep this job waiting beside the other one.
+        with suppress(OSError):
             write_refusal(run, start.job_id, why)
-        raise RunDirectoryError(f"the run directory {run.path} is taken: {why}; use another run id or run_root")
-    if has_finished(run):
-        return ""
-    _keep_job_file(run, job_text)
-    if run_id is None:
-        _link_log(run)
-    if of_sweep is not None:
-        complete_directory(of_sweep, start.job_id or "", environment.get(PICKLE_DIGEST))
-    if previous is not None:
-        _record_requeue_and_check_budgets(run, previous, start, parse_resolved(job_text))
-    # A result is written when a run has ended for good; this one is being continued.
-    run.result.unlink(missing_ok=True)
-    attempt = _create_attempt(run)
-    write_start(attempt, start)
-    append_event(
-        run.events, kind="start", time=start.time, attempt=attempt.number, job_id=start.job_id, host=start.host
-    )
-    return str(attempt.path)
+    raise RunDirectoryError(f"the run directory {run.path} is taken: {why}; use another run id or run_root")
 
 
 def _observe(
@@ -211,10 +274,21 @@ def _keep_job_file(run: RunDirectory, text: str) -> None:
     write_text(run.job_file, text)
 
 
-def _create_attempt(run: RunDirectory) -> AttemptDirectory:
-    """Create the next attempt's directory; two scripts at once get two numbers."""
+def _create_attempt(run: RunDirectory, start: Start) -> AttemptDirectory:
+    """Create the next attempt as a whole or not at all; two scripts at once get two numbers."""
+    for record in get_args(ReservedRecord):
+        make_reserves(run.reserves(record))
     run.attempts.mkdir(mode=0o700, exist_ok=True)
     number = run.newest_attempt()
     attempt = run.attempt(0 if number is None else number + 1)
     attempt.path.mkdir(mode=0o700)
+    try:
+        write_start(attempt, start)
+        append_event(
+            run.events, kind="start", time=start.time, attempt=attempt.number, job_id=start.job_id, host=start.host
+        )
+    except OSError:
+        # An attempt without a start would hide whose run it is.
+        shutil.rmtree(attempt.path, ignore_errors=True)
+        raise
     return attempt

@@ -6,9 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
@@ -16,13 +18,17 @@ from hpcddp.run.events import EventKind, append_event, newest_saved_step, read_e
 from hpcddp.run.failure import describe_failure, failure_sentence
 from hpcddp.run.job_records import ProgramEnd, read_start
 from hpcddp.run.record import RecordError
-from hpcddp.run.result import FINISHED, Result, resume_command, what_is_saved, why_it_stopped, write_result
+from hpcddp.run.result import FINISHED, Result, finish_run, resume_command, what_is_saved, why_it_stopped, write_result
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise import slurm_requeue as requeuing
 from hpcddp.supervise.attempt_facts import AttemptFacts
 from hpcddp.supervise.decision import Action, ActionKind, decide, is_interruption, record_progress
 from hpcddp.supervise.slurm_requeue import Requeued, RequeueOutcome
 
+# A file server that restarts is back after some minutes.
+_DIRECTORY_PATIENCE_S: Final = 600.0
+_POLL_S: Final = 1.0
+_WRITES_NOTHING = frozenset({ActionKind.FINISH, ActionKind.FENCED})
 _OVERTAKEN = Action(kind=ActionKind.FENCED, exit_code=ExitCode.FENCED)
 
 
@@ -46,21 +52,48 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str],
 
     Args:
         attempt: the attempt whose tasks have ended.
-        code: what srun (or the local controller) exited with; it hides the cause.
+        code: what srun (or the local controller) exited with; it hides the cause, but for 75: all ranks have stopped.
         environment: the batch script's environment.
         cancelled: whether the user ended the job on this machine.
     """
+    read_facts = partial(AttemptFacts, attempt=attempt, environment=environment, code=code, cancelled=cancelled)
     try:
-        return _decide_and_act(attempt, code=code, environment=environment, cancelled=cancelled)
+        attempt_facts = _wait_for_records(read_facts)
+        if attempt_facts is None:
+            return _directory_is_missing(attempt)
+        if attempt_facts.cause_unavailable and not attempt_facts.is_overtaken:
+            _wait_for_slurm(attempt_facts)
+            attempt_facts = _wait_for_records(read_facts) or attempt_facts
+        return _decide_and_act(attempt_facts, code)
     except RecordError as error:
         return _give_up(attempt, error)
 
 
-def _decide_and_act(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str], cancelled: bool) -> Ending:
-    attempt_facts = AttemptFacts(attempt=attempt, environment=environment, cancelled=cancelled)
-    if attempt_facts.cause_unavailable and not attempt_facts.is_overtaken:
-        _wait_for_slurm(attempt_facts)
-        attempt_facts = AttemptFacts(attempt=attempt, environment=environment, cancelled=cancelled)
+def _wait_for_records(read_facts: Callable[[], AttemptFacts]) -> AttemptFacts | None:
+    """Return the facts with all records of the ranks; None if the run directory stays away."""
+    deadline = time.monotonic() + _DIRECTORY_PATIENCE_S
+    is_first = True
+    while not (attempt_facts := read_facts()).read_records():
+        if time.monotonic() >= deadline:
+            return None
+        if is_first:
+            path = attempt_facts.attempt.path
+            sys.stderr.write(f"hpcddp: {path} is missing; waiting up to {_DIRECTORY_PATIENCE_S / 60:g} minutes\n")
+        is_first = False
+        time.sleep(_POLL_S)
+    return attempt_facts
+
+
+def _directory_is_missing(attempt: AttemptDirectory) -> Ending:
+    text = (
+        f"attempt {attempt.number} of run {attempt.run.run_id} has ended, and it will not be requeued: {attempt.path} "
+        f"has been missing for {_DIRECTORY_PATIENCE_S / 60:g} minutes; when it is back, resume: "
+        f"{resume_command(attempt.run)}"
+    )
+    return Ending(exit_code=ExitCode.INFRASTRUCTURE, text=text)
+
+
+def _decide_and_act(attempt_facts: AttemptFacts, code: int) -> Ending:
     if attempt_facts.program is not None:
         _conclude_program(attempt_facts, attempt_facts.program)
     action = decide(attempt_facts.end_facts())
@@ -69,7 +102,10 @@ def _decide_and_act(attempt: AttemptDirectory, *, code: int, environment: Mappin
     if attempt_facts.is_overtaken:
         # The query to Slurm may have taken a minute.
         action = _OVERTAKEN
-    return _HANDLERS[action.kind](attempt_facts, action, code)
+    ending = _HANDLERS[action.kind](attempt_facts, action, code)
+    if action.kind in _WRITES_NOTHING or attempt_facts.full_disk is None:
+        return ending
+    return replace(ending, text=f"{ending.text}\n{attempt_facts.full_disk}")
 
 
 def _give_up(attempt: AttemptDirectory, error: RecordError) -> Ending:
@@ -125,8 +161,7 @@ def _conclude_program(attempt_facts: AttemptFacts, program: ProgramEnd) -> None:
                 world_size=program.world_size,
                 wall_s=_wall_s(attempt),
             )
-            write_result(attempt.run, result)
-            append_event(attempt.run.events, kind="finish", time=time.time(), attempt=attempt.number)
+            finish_run(attempt.run, result, attempt=attempt.number)
         else:
             record_progress(attempt, now=time.time(), interrupted=interrupted)
 
@@ -238,7 +273,8 @@ def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done:
 def _report_requeue(attempt_facts: AttemptFacts, action: Action, *, by: str) -> Ending:
     """Record the requeue and return the summary."""
     run, job_id = attempt_facts.attempt.run, attempt_facts.job_id
-    run.result.unlink(missing_ok=True)
+    with _write_errors_printed(run.result):
+        run.result.unlink(missing_ok=True)
     _append_stop(attempt_facts)
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=str(attempt_facts.counted_cause), job_id=job_id, by=by)
     expedite = attempt_facts.spec.requeue.expedite
@@ -313,9 +349,10 @@ def _conclude(attempt_facts: AttemptFacts, status: str, reason: str, exit_code: 
     """Write the run's result."""
     attempt, decision = attempt_facts.attempt, attempt_facts.decision
     saved = decision.step if decision is not None and decision.saved else newest_saved_step(attempt_facts.events)
+    full = attempt_facts.full_disk
     result = Result(
         status=status,
-        reason=reason,
+        reason=reason if full is None else f"{reason}; {full}",
         exit_code=int(exit_code),
         attempts=attempt.number + 1,
         saved_step=saved or None,
@@ -327,7 +364,7 @@ def _conclude(attempt_facts: AttemptFacts, status: str, reason: str, exit_code: 
 
 def _append_stop(attempt_facts: AttemptFacts) -> None:
     """Record that the attempt has stopped, unless its ranks have."""
-    if attempt_facts.decision is None:
+    if not attempt_facts.stop_is_recorded:
         _append(attempt_facts, "stop", _why(attempt_facts), cause=str(attempt_facts.counted_cause))
 
 

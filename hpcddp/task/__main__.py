@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.files import open_to_append
+from hpcddp.run.files import ignore_output_errors, open_to_append
 from hpcddp.run.log_timestamps import record_timestamps
 from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
@@ -138,4 +138,5 @@ def _exit_with_record(attempt: AttemptDirectory, error: BaseException, *, exit_c
 
 
 if __name__ == "__main__":
+    ignore_output_errors()
     exit_process(main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import os
 import traceback
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -12,6 +11,8 @@ from typing import Final
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.files import is_full
+from hpcddp.stop.listener import write_to_stderr
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.task.process_state import PROCESS_STATE, ProcessState
 from hpcddp.task.rendezvous import PeerFailedError
@@ -107,7 +108,8 @@ def failure_record(
     if secondary and (still_s := process_state.heartbeat.stood_still_s()):
         return standstill_record(still_s, text, process_state)
     if exit_code is None:
-        declared = getattr(error, "exit_code", ExitCode.INFRASTRUCTURE if secondary else ExitCode.USER_CODE)
+        is_outside = secondary or (isinstance(error, OSError) and is_full(error))
+        declared = getattr(error, "exit_code", ExitCode.INFRASTRUCTURE if is_outside else ExitCode.USER_CODE)
         # The exit codes 1 and 2 of the command line have no meaning for a requeue decision.
         exit_code = declared if declared in tuple(ExitCode) else ExitCode.USER_CODE
     return process_state.record(
@@ -154,7 +156,7 @@ def save_failure(attempt: AttemptDirectory, record: FailureRecord) -> None:
     try:
         write_failure(attempt, record)
     except OSError as error:
-        os.write(2, f"hpcddp: {attempt.rank_error(record.rank)} cannot be written ({error})\n".encode())
+        write_to_stderr(f"hpcddp: {attempt.rank_error(record.rank)} cannot be written ({error})\n")
 
 
 def failure_text(record: FailureRecord) -> str:

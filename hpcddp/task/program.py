@@ -28,12 +28,20 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.run.files import read_tail
-from hpcddp.run.job_records import AskedEnd, ProgramExit, StopNotice, read_asked_end, write_asked_end, write_exit
+from hpcddp.run.job_records import (
+    AskedEnd,
+    ProgramExit,
+    StopNotice,
+    read_asked_end,
+    reserve_exit,
+    write_asked_end,
+    write_exit,
+)
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import ASK_EVERY_S, Deadline, EndTime, KnownEnd, moved_sentence
-from hpcddp.stop.listener import LISTENER, ReceivedSignal
+from hpcddp.stop.listener import LISTENER, ReceivedSignal, write_to_stderr
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.task.attribution import log_says_peer_loss, save_failure
 from hpcddp.task.local_peers import exit_after_failure
@@ -117,7 +125,10 @@ def run_program(
     PROCESS_STATE.start_training()
     if env.rank == 0:
         reason = shlex.join(command[:2])
-        append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
+        with suppress(OSError):
+            append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
+    with suppress(OSError):
+        reserve_exit(attempt, env.rank)
     monitor = LauncherMonitor(command, env, attempt, port=port)
     try:
         end = _end_time(env, attempt, environment, deadline)
@@ -157,7 +168,10 @@ def run_program(
         sigterm_forwarded=program.sigterm_forwarded,
         master_port=port,
     )
-    write_exit(attempt, exit_)
+    try:
+        write_exit(attempt, exit_)
+    except OSError as error:
+        write_to_stderr(f"hpcddp: {attempt.rank_exit(env.rank)} cannot be written ({error})\n")
     if failure is not None and not attempt.requeue_file.exists():
         _exit_with_failure(failure, attempt)
 
@@ -272,7 +286,7 @@ def _recorded_end(attempt: AttemptDirectory) -> KnownEnd | None:
 
 
 def _print(text: str) -> None:
-    os.write(2, f"hpcddp: {text}\n".encode())
+    write_to_stderr(f"hpcddp: {text}\n")
 
 
 class Program:

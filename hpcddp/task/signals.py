@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -15,7 +14,7 @@ from hpcddp.run.events import append_event, newest_saved_step, read_events
 from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.run.job_records import Decision, read_decision, read_start, write_decision
 from hpcddp.slurm.job import ask_slurm, cause_of, slurm_job_id
-from hpcddp.stop.listener import LISTENER, ReceivedSignal
+from hpcddp.stop.listener import LISTENER, ReceivedSignal, write_to_stderr
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.task.attribution import peer_failure_record, save_failure
 from hpcddp.task.process_state import PROCESS_STATE, ProcessState, exit_process
@@ -117,7 +116,7 @@ def _end_after_peer_failure(
         end_hung_rank(attempt, process_state.heartbeat.silence(), process_state=process_state)
     record = peer_failure_record(first, process_state)
     save_failure(attempt, record)
-    os.write(2, f"hpcddp: {record.place} ends here: {record.message}\n".encode())
+    write_to_stderr(f"hpcddp: {record.place} ends here: {record.message}\n")
     exit_process(record.exit_code)
 
 
@@ -131,19 +130,21 @@ def _must_exit_before_training(attempt: AttemptDirectory, process_state: Process
 def _exit_before_training(attempt: AttemptDirectory, process_state: ProcessState, query: CauseQuery) -> NoReturn:
     if process_state.rank == 0:
         step = newest_saved_step(read_events(attempt.run.events))
-        write_decision(
-            attempt,
-            Decision(
-                attempt=attempt.number,
-                step=step,
-                reason=StopReason.TERMINATED,
-                cause=query.answer(),
-                saved=step > 0,
-                save_s=0.0,
-                time=time.time(),
-            ),
+        decision = Decision(
+            attempt=attempt.number,
+            step=step,
+            reason=StopReason.TERMINATED,
+            cause=query.answer(),
+            saved=step > 0,
+            save_s=0.0,
+            time=time.time(),
         )
-    os.write(2, b"hpcddp: no step was made yet, so there is nothing to save\n")
+        try:
+            write_decision(attempt, decision)
+        except OSError as error:
+            # The exit code shows the supervisor that this rank has stopped.
+            write_to_stderr(f"hpcddp: {attempt.decision} cannot be written ({error})\n")
+    write_to_stderr("hpcddp: no step was made yet, so there is nothing to save\n")
     exit_process(ExitCode.STOPPED)
 
 

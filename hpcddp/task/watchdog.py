@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import sys
 import threading
 import traceback
@@ -18,6 +17,7 @@ from hpcddp.run.collectives import write_trace
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord
 from hpcddp.stop.heartbeat import Heartbeat, Silence
+from hpcddp.stop.listener import write_to_stderr
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.task.attribution import save_failure
 from hpcddp.task.local_peers import exit_after_failure
@@ -81,7 +81,7 @@ def end_hung_rank(
     """
     frame = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001  documented, and the only way
     record = hang_record(silence, frame, process_state)
-    os.write(2, f"hpcddp: {record.place} hangs: {record.message}; the stacks of all threads:\n".encode())
+    write_to_stderr(f"hpcddp: {record.place} hangs: {record.message}; the stacks of all threads:\n")
     faulthandler.dump_traceback(file=2, all_threads=True)
     save_failure(attempt, record)
     try:
@@ -142,7 +142,7 @@ def _keep_collectives(attempt: AttemptDirectory, process_state: ProcessState) ->
             write_trace(attempt, process_state.rank, trace)
     except OSError as error:
         path = attempt.rank_collectives(process_state.rank)
-        os.write(2, f"hpcddp: {path} cannot be written ({error})\n".encode())
+        write_to_stderr(f"hpcddp: {path} cannot be written ({error})\n")
     finally:
         faulthandler.cancel_dump_traceback_later()
 

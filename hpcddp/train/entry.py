@@ -20,7 +20,7 @@ from hpcddp.batch.job import JobPlan, plan_job
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.events import append_event
 from hpcddp.run.ownership import raise_if_fenced
-from hpcddp.run.result import FINISHED, Result, write_result
+from hpcddp.run.result import FINISHED, Result, finish_run
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.train.checkpoint.checkpointer import Checkpointer, Stateful
 from hpcddp.train.context import TrainContext
@@ -173,8 +173,7 @@ def _finish(context: TrainContext, returned: object, *, wall_s: float) -> None:
         wall_s=round(wall_s, 3),
         facts={"returned": _as_json(returned, context)},
     )
-    write_result(context.run, result)
-    append_event(context.run.events, kind="finish", time=context.now(), attempt=context.attempt)
+    finish_run(context.run, result, attempt=context.attempt)
 
 
 def _as_json(returned: object, context: TrainContext) -> object:

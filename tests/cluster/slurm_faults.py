@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 from hpcddp.sandbox import state
+from hpcddp.sandbox.processes import find
 from hpcddp.sandbox.programs import daemon_environment
 from tests.cluster.sandbox import Sandbox
 from tests.waiting import wait_until
@@ -41,15 +45,15 @@ def without_controller(sandbox: Sandbox, *, signal: str = "TERM") -> Iterator[No
         signal: ``TERM`` lets it save its state. With ``KILL`` it forgets what happened in its last seconds: requeues,
             and jobs, whose ids it uses again.
     """
-    with _without(sandbox, "slurmctld", on=None, signal=signal):
+    with _without(sandbox, "slurmctld", on=None, ending=signal):
         yield
 
 
 @contextlib.contextmanager
-def _without(sandbox: Sandbox, daemon: str, *, on: str | None, signal: str = "KILL") -> Iterator[None]:
+def _without(sandbox: Sandbox, daemon: str, *, on: str | None, ending: str = "KILL") -> Iterator[None]:
     pid = daemon_pid(sandbox, daemon)
     words = sandbox.inside("cat", f"/proc/{pid}/cmdline").stdout.rstrip("\0").split("\0")
-    sandbox.inside("kill", f"-{signal}", str(pid))
+    sandbox.inside("kill", f"-{ending}", str(pid))
     ended = ("kill", "-0", str(pid))
     wait_until(lambda: sandbox.inside(*ended, check=False).returncode != 0, f"the end of {daemon}", _LONGEST_END_S)
     try:
@@ -59,6 +63,15 @@ def _without(sandbox: Sandbox, daemon: str, *, on: str | None, signal: str = "KI
         start = [word for word in words if word != "-D"]
         enter = sandbox.enter_controller() if on is None else sandbox.enter(on)
         subprocess.run((*enter, *start), env=daemon_environment(sandbox.token), check=True, timeout=30, cwd="/")
+
+
+def kill_step_daemon(rank_pid: int) -> None:
+    """Kill the slurmstepd that a rank is a child of."""
+    rank = find(rank_pid)
+    assert rank is not None
+    name = Path(f"/proc/{rank.parent}/comm").read_text()
+    assert name.startswith("slurmstepd"), name
+    os.kill(rank.parent, signal.SIGKILL)
 
 
 def daemon_pid(sandbox: Sandbox, daemon: str) -> int:

@@ -14,8 +14,8 @@ from hpcddp.run import checkpoints
 from hpcddp.run.checkpoints import LATEST
 from hpcddp.run.events import read_events
 from tests.cluster.comparison import RunComparison
-from tests.cluster.scenarios import STEPS_PER_EPOCH, ScenarioContext, after_scenario
-from tests.cluster.slurm_faults import daemon_pid, link_cut, without_controller, without_slurmd
+from tests.cluster.scenarios import OTHER_HOSTS, STEPS_PER_EPOCH, ScenarioContext, after_scenario
+from tests.cluster.slurm_faults import daemon_pid, kill_step_daemon, link_cut, without_controller, without_slurmd
 from tests.cluster.tracked_run import TrackedRun
 
 ScenarioResult = tuple[TrackedRun, RunComparison]
@@ -63,6 +63,14 @@ def nodes_lost(context: ScenarioContext) -> tuple[TrackedRun, RunComparison, lis
     cut.wait_until(lambda: not cut.processes(), "the end of the old generation")
     comparison = context.compare("link of the first node cut", cut)
     return cut, comparison, latest.wait_for_end(), (killed, context.compare("slurmd killed", killed))
+
+
+def step_daemon_killed(context: ScenarioContext) -> ScenarioResult:
+    """One of the two slurmstepd of the step is killed; the tasks live on, and srun never hears of their end."""
+    tracked = context.start("run", on=OTHER_HOSTS)
+    tracked.wait_for_steps(40)
+    kill_step_daemon(tracked.ranks()[1])
+    return tracked, context.compare("slurmstepd killed", tracked)
 
 
 def start_on(context: ScenarioContext, name: str, hosts: str) -> TrackedRun:
@@ -189,3 +197,11 @@ def test_a_controller_that_is_away_at_requeue_time_delays_the_run_and_costs_noth
     assert comparison.attempts == 2
     decision = json.loads((tracked.run.attempt(0).path / "decision.json").read_text())
     assert decision["saved"] is True
+
+
+@after_scenario(step_daemon_killed, own_slurm=True)
+def test_srun_that_waits_for_a_killed_slurmstepd_does_not_hold_the_nodes(scenario_result: ScenarioResult) -> None:
+    tracked, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts == 1
+    assert "srun still waits; it is ended" in tracked.log()

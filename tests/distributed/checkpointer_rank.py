@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 
 from hpcddp import Checkpointer
 from hpcddp.stop import faults
+from hpcddp.train.checkpoint.checkpointer import SaveSettings
 
 
 def main(run: Path, text: str) -> None:
@@ -19,7 +21,10 @@ def main(run: Path, text: str) -> None:
     rank = dist.get_rank()
     torch.manual_seed(rank)
     model = nn.Linear(2, 2)
-    checkpointer = Checkpointer(run, {"model": model})
+    # Minutes pass between two saves, so that the third failure ends the loop.
+    clock = itertools.count(0.0, 150.0)
+    settings = SaveSettings(monotonic=lambda: next(clock))
+    checkpointer = Checkpointer(run, {"model": model}, settings=settings)
     first = checkpointer.restore().step
     print(f"begins after step {first} with {model.weight.flatten().tolist()}", flush=True)
     faults.arm(text, rank=rank, attempt=0)

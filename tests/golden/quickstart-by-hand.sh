@@ -166,6 +166,8 @@ if [[ -z $interrupted ]]; then
     sh -c 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
     "$hpcddp_python" -P -u -m hpcddp.task &
   tasks=$!
+  # Ends srun if it still waits when all tasks have ended, which it does if a slurmstepd was killed.
+  (trap '' TERM USR2; exec "$hpcddp_python" -P -m hpcddp.supervise watch --pid "$tasks") &
 
   # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
   # signal there.

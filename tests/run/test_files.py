@@ -3,12 +3,16 @@
 import errno
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hpcddp.run import files
+from tests.small_disk import FILLS, make_room, small_disk
 
 
 def test_a_replaced_file_leaves_no_temporary_one(tmp_path: Path) -> None:
@@ -91,3 +95,62 @@ def test_a_torn_line_never_swallows_the_next_one(tmp_path: Path) -> None:
     files.append_line(path, "second")
     files.append_line(path, "third")
     assert path.read_text() == "first\nto\nsecond\nthird\n"
+
+
+@pytest.mark.parametrize("fill", FILLS.values(), ids=FILLS)
+@pytest.mark.parametrize("write", [files.write_json, files.create_json])
+def test_a_full_disk_takes_as_many_records_as_there_are_reserves(
+    tmp_path: Path, fill: Callable[[Path], None], write: Callable[..., object]
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        reserves = [disk / "reserve" / name for name in ("a", "b")]
+        files.make_reserves(reserves)
+        (disk / "records").mkdir()
+        fill(disk)
+        for name in ("1.json", "2.json"):
+            write(disk / "records" / name, {"x": "y" * 15000}, reserves=reserves)
+            assert files.read_json(disk / "records" / name) == {"x": "y" * 15000}
+        with pytest.raises(OSError, match="No space left"):
+            write(disk / "records" / "3.json", {"x": 1}, reserves=reserves)
+        assert sorted(path.name for path in (disk / "records").iterdir()) == ["1.json", "2.json"]
+        make_room(disk)
+        files.make_reserves(reserves)
+        assert all(reserve.exists() for reserve in reserves)
+
+
+@pytest.mark.parametrize("fill", FILLS.values(), ids=FILLS)
+def test_a_full_disk_is_named(tmp_path: Path, fill: Callable[[Path], None]) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        assert files.full_disk(disk) is None
+        fill(disk)
+        assert files.full_disk(disk) == f"the disk of {disk} is full (No space left on device)"
+        make_room(disk)
+        assert list(disk.iterdir()) == []
+
+
+def test_an_attempt_without_reserves_meets_a_full_disk_as_before(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size="64k") as disk:
+        files.write_text(disk / "a", "old")
+        FILLS["bytes"](disk)
+        with pytest.raises(OSError, match="No space left"):
+            files.write_text(disk / "a", "new", reserves=[disk / "reserve" / "a"])
+        assert (disk / "a").read_text() == "old"
+
+
+def test_output_that_cannot_be_written_is_lost() -> None:
+    program = """
+import os, sys
+from hpcddp.run.files import ignore_output_errors
+ignore_output_errors()
+print("out")
+sys.stderr.write("error\\n")
+os.write(3, b"done")
+"""
+    read_end, write_end = os.pipe()
+    with Path("/dev/full").open("w") as full, os.fdopen(read_end) as answer:
+        code = f"import os; os.dup2({write_end}, 3)\n{program}"
+        done = subprocess.run(
+            [sys.executable, "-u", "-c", code], stdout=full, stderr=full, pass_fds=[write_end], check=False
+        )
+        os.close(write_end)
+        assert (done.returncode, answer.read()) == (0, "done")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.job_records import ProgramExit, StopNotice, read_program_end, write_exit
+from hpcddp.run.job_records import ProgramExit, StopNotice, read_program_end, reserve_exit, write_exit
+from tests.small_disk import FILLS, small_disk
 
 
 def attempt_of(path: Path, *ends: tuple[int, StopNotice | None]) -> AttemptDirectory:
@@ -45,3 +47,15 @@ def test_the_requeue_file_requests_a_requeue_whatever_the_exit_code(tmp_path: Pa
     end = read_program_end(attempt, world_size=1)
     assert end.requeue_requested
     assert not end.finished
+
+
+@pytest.mark.parametrize("fill", FILLS.values(), ids=FILLS)
+def test_a_program_that_ends_on_a_full_disk_leaves_its_record(tmp_path: Path, fill: Callable[[Path], None]) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        attempt = AttemptDirectory(disk / "attempts" / "0")
+        attempt.path.mkdir(parents=True)
+        reserve_exit(attempt, 0)
+        fill(disk)
+        write_exit(attempt, ProgramExit(rank=0, host="n1", time=0.0, code=0))
+        assert read_program_end(attempt, world_size=1).finished
+        assert [path.name for path in attempt.path.iterdir()] == ["exit-rank-0.json"]

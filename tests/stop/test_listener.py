@@ -220,3 +220,19 @@ wait_for(LISTENER.reason)
 print(json.dumps(LISTENER.first(signal.SIGTERM).time))
 """)
     assert before <= answer <= time.time()
+
+
+def test_a_log_on_a_full_disk_keeps_no_signal_from_its_callbacks() -> None:
+    answer, _ = run("""
+import sys
+sys.stderr.flush()
+os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+called = []
+LISTENER.add_callback(lambda received: called.append(received.signum.name))
+for number in (signal.SIGUSR2, signal.SIGTERM):
+    kill_oneself(number)
+    wait_for(lambda: LISTENER.first(number))
+wait_for(lambda: len(called) == 2)
+print(json.dumps(sorted(called)))
+""")
+    assert answer == ["SIGTERM", "SIGUSR2"]

@@ -17,6 +17,7 @@ case " $* " in
     printf '%s' "$ATTEMPT"; exit "${BEGIN_CODE:-0}" ;;
   *" hpcddp.supervise end "*) printf '%s\0' "$@" > "$RECORD/end"
     cat /proc/self/status > "$RECORD/end-status"; exit "${END_CODE:-0}" ;;
+  *" hpcddp.supervise watch "*) printf '%s\0' "$@" > "$RECORD/watch" ;;
   *) printf '%s\0' "$@" > "$RECORD/task"; printf '%s\0' "$0" > "$RECORD/program"; env -0 > "$RECORD/environment"
     echo "this is the task"
     trap 'echo TERM >> "$RECORD/signals"' TERM

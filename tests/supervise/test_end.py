@@ -77,6 +77,17 @@ class Scenario:
         append_event(
             self.attempt.run.events, kind="stop", time=0.0, attempt=self.attempt.number, step=step, cause=cause
         )
+        self.decide(step=step, reason=reason, cause=cause, saved=saved)
+
+    def decide(
+        self,
+        *,
+        step: int = 12,
+        reason: StopReason = StopReason.TERMINATED,
+        cause: str | None = "preemption",
+        saved: bool = True,
+    ) -> None:
+        """Rank 0 has written the decision."""
         write_decision(
             self.attempt,
             Decision(
@@ -98,8 +109,8 @@ class Scenario:
         )
         write_failure(self.attempt, record)
 
-    def end(self, *, cancelled: bool = False) -> Ending:
-        return supervisor.end(self.attempt, code=137, environment=self.environment, cancelled=cancelled)
+    def end(self, *, code: int = 137, cancelled: bool = False) -> Ending:
+        return supervisor.end(self.attempt, code=code, environment=self.environment, cancelled=cancelled)
 
     @property
     def result(self) -> dict[str, Any] | None:

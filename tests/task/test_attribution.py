@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,11 @@ def test_a_record_says_who_where_and_how_far(process_state: ProcessState) -> Non
 def test_an_error_of_ours_keeps_its_kind_and_code(process_state: ProcessState) -> None:
     record = failure_record(DataError("no data"), process_state=process_state)
     assert (record.kind, record.exit_code) == ("data", 70)
+
+
+def test_a_full_disk_is_no_error_of_the_users_code(process_state: ProcessState) -> None:
+    error = OSError(errno.ENOSPC, "No space left on device")
+    assert failure_record(error, process_state=process_state).exit_code == 71
 
 
 def test_a_rank_whose_peer_has_gone_is_secondary(process_state: ProcessState) -> None:

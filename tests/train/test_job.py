@@ -12,6 +12,7 @@ import pytest
 from hpcddp.batch.refusals import PlanError
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.events import read_events
+from hpcddp.train.checkpoint import writer
 from hpcddp.train.errors import NonFiniteError, SaveError, TrainingError
 from tests.distributed.training import evaluations, result, steps
 from tests.train.conftest import Training
@@ -179,10 +180,13 @@ def test_leaving_out_changes_nothing_where_all_losses_are_numbers(new_training: 
     assert digests[0] == digests[1]
 
 
-def test_failed_save_warns_and_the_third_in_a_row_ends_the_run(training: Training) -> None:
+def test_failed_save_warns_and_the_third_after_a_long_time_ends_the_run(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_OUTAGE_ALLOWED_S", 0.0)
     training.run.checkpoints.write_text("a file where the folder should be")
     with pytest.raises(
-        SaveError, match=r"saving after step 12 failed .*, for the 3rd time in a row; make room"
+        SaveError, match=r"saving after step 12 failed .*, as all 3 saves of the last \d s did; make room"
     ) as caught:
         training.train(train__epochs=5)
     assert caught.value.exit_code == 71

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,10 @@ import pytest
 
 from hpcddp.run.checkpoints import newest_valid
 from hpcddp.run.events import read_events
+from hpcddp.train.checkpoint import writer
 from hpcddp.train.errors import SaveError
 from tests.distributed.training import result
+from tests.small_disk import FILLS, fill_blocks, make_room, small_disk
 from tests.train.conftest import Training
 
 # 12 steps, a save after each second one; the loop asks once before each step.
@@ -25,23 +25,8 @@ SAVES: dict[str, Any] = {"checkpoint": {"every": {"steps": 2}}, "train__epochs":
 @pytest.fixture
 def disk(training: Training) -> Iterator[Path]:
     """Let the checkpoints lie on a file system of their own, with room for a few of them."""
-    folder = training.run.checkpoints
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root mounts a file system")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(disk: Path) -> None:
-    with (disk / "ballast").open("wb", buffering=0) as stream, suppress(OSError):
-        while True:
-            stream.write(bytes(4096))
-
-
-def empty(disk: Path) -> None:
-    (disk / "ballast").unlink()
+    with small_disk(training.run.checkpoints, size="256k") as folder:
+        yield folder
 
 
 def remount(disk: Path, option: str) -> None:
@@ -81,10 +66,11 @@ def newest_step(training: Training) -> int:
 @pytest.mark.parametrize(
     ("break_it", "mend_it", "words"),
     [
-        (fill, empty, "[Errno 28] No space left on device"),
+        (FILLS["bytes"], make_room, "[Errno 28] No space left on device"),
+        (FILLS["inodes"], make_room, "[Errno 28] No space left on device"),
         (lambda disk: remount(disk, "ro"), lambda disk: remount(disk, "rw"), "[Errno 30] Read-only file system"),
     ],
-    ids=["full", "read-only"],
+    ids=["bytes", "inodes", "read-only"],
 )
 def test_training_goes_on_and_saves_again_when_it_can(
     new_training: Callable[[str], Training],
@@ -107,15 +93,22 @@ def test_training_goes_on_and_saves_again_when_it_can(
     assert result(training.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
 
 
-def test_three_failures_in_a_row_end_the_training_and_the_old_checkpoint_is_whole(
-    training: Training, disk: Path
+def test_failures_for_a_long_time_end_the_training_and_the_old_checkpoint_is_whole(
+    training: Training, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SaveError, match=r"saving after step 10 failed .*No space left.*, for the 3rd time in a row"):
-        training.train(should_stop=at_steps({5: lambda: fill(disk)}), **SAVES)
+    monkeypatch.setattr(writer, "_OUTAGE_ALLOWED_S", 0.0)
+    with pytest.raises(SaveError, match=r"saving after step 10 failed .*No space left.*, as all 3 saves of the last "):
+        training.train(should_stop=at_steps({5: lambda: fill_blocks(disk)}), **SAVES)
     assert newest_step(training) == 4
-    empty(disk)
+    make_room(disk)
     training.train(attempt=1, **SAVES)
     assert any("going on after step 4" in line for line in training.said)
+
+
+def test_many_failures_in_a_short_time_do_not_end_the_training(training: Training, disk: Path) -> None:
+    training.train(should_stop=at_steps({3: lambda: fill_blocks(disk), 11: lambda: make_room(disk)}), **SAVES)
+    assert saves(training) == [2, 12]
+    assert len(warnings(training)) == 4
 
 
 def test_folder_of_checkpoints_that_is_gone_is_made_again(training: Training) -> None:
@@ -127,7 +120,10 @@ def test_folder_of_checkpoints_that_is_gone_is_made_again(training: Training) ->
     assert warnings(training) == []
 
 
-def test_something_else_in_the_place_of_the_folder_costs_a_warning_each(training: Training) -> None:
+def test_something_else_in_the_place_of_the_folder_costs_a_warning_each(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_OUTAGE_ALLOWED_S", 0.0)
     folder = training.run.checkpoints
 
     def replace() -> None:

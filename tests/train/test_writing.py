@@ -209,20 +209,27 @@ def test_failed_save_is_told_when_the_caller_settles_and_keeps_what_was_there(
     assert len(read_events(run.events)) == 1
 
 
-def test_third_failure_in_a_row_ends_the_training(run: RunDirectory, writer: CheckpointWriter) -> None:
+@pytest.mark.parametrize(("seconds", "saves"), [(10, 31), (400, 3)])
+def test_failures_end_the_training_after_three_of_them_and_five_minutes(
+    run: RunDirectory, said: list[str], seconds: float, saves: int
+) -> None:
+    clock = [0.0]
+    writer = CheckpointWriter(run, attempt=0, keep=2, now=time.time, monotonic=lambda: clock[0], tell=said.append)
     faults.arm("oserror=EROFS@save.manifest", rank=0, attempt=0)
-    for step in (10, 20):
-        start(writer, step)
-        writer.wait()
-    start(writer, 30)
-    assert writer.join(60)
+    for number in range(1, saves + 1):
+        start(writer, number * 10)
+        assert writer.join(60)
+        if number < saves:
+            writer.settle()
+            clock[0] += seconds
     with pytest.raises(SaveError) as caught:
         writer.settle()
     assert caught.value.message == (
-        "saving after step 30 failed ([Errno 30] Read-only file system), for the 3rd time in a row; make room or make "
-        f"{run.checkpoints} writable"
+        f"saving after step {saves * 10} failed ([Errno 30] Read-only file system), as all {saves} saves of the last "
+        f"{clock[0]:.0f} s did; make room or make {run.checkpoints} writable"
     )
     assert caught.value.exit_code == 71
+    assert len(said) == saves - 1
 
 
 def test_save_that_works_forgives_those_before_it(writer: CheckpointWriter) -> None:

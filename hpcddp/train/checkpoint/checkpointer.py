@@ -238,8 +238,8 @@ class Checkpointer:
         Raises:
             CheckpointerError: ``restore`` has not been called.
             TypeError: the facts cannot be written as JSON.
-            SaveError: three writes in a row failed, or the last one raised another error; on every rank, or on rank 0
-                only without ``broadcast_save_errors``.
+            SaveError: three writes in a row failed, over five minutes or longer, or the last one raised another error;
+                on every rank, or on rank 0 only without ``broadcast_save_errors``.
             FencedError: another process owns the directory; on rank 0.
         """
         self._refuse_unrestored()
@@ -259,7 +259,7 @@ class Checkpointer:
         """Report the result of the last write if it has ended, without waiting and without a collective.
 
         Raises:
-            SaveError: three writes in a row failed; on rank 0.
+            SaveError: three writes in a row failed over five minutes or longer; on rank 0.
             FencedError: another process owns the directory; on rank 0.
         """
         if self._writer is not None:

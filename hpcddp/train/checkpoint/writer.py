@@ -20,6 +20,8 @@ from hpcddp.run.publish import advance_latest, prune, publish
 from hpcddp.train.errors import SaveError
 
 _FAILURES_ALLOWED: Final = 2
+# A file server that restarts is back after some minutes; a loop may save many times in that time.
+_OUTAGE_ALLOWED_S: Final = 300.0
 _LOOK_EVERY_S: Final = 1.0
 
 
@@ -85,7 +87,7 @@ class CheckpointWriter:
         self._outcome: SaveOutcome | None = None
         self._fatal: BaseException | None = None
         self._warnings: list[str] = []
-        self._failures = 0
+        self._failed_at: list[float] = []
         self._last_failure: SaveOutcome | None = None
         self.seconds: list[float] = []
         """Durations of the successful saves, in order, from which the deadline is derived."""
@@ -93,12 +95,20 @@ class CheckpointWriter:
     @property
     def saved(self) -> bool:
         """Whether the last completed write has succeeded; True if there was none."""
-        return not self._failures
+        return not self._failed_at
 
     @property
     def busy(self) -> bool:
         """Whether a write is running."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def _failing_s(self) -> float:
+        return self._failed_at[-1] - self._failed_at[0] if self._failed_at else 0.0
+
+    @property
+    def _must_end(self) -> bool:
+        return len(self._failed_at) > _FAILURES_ALLOWED and self._failing_s >= _OUTAGE_ALLOWED_S
 
     def start(self, manifest: Manifest, writers: Mapping[str, Writer], *, reason: str, began: float) -> None:
         """Start to write a checkpoint, after the last write has ended.
@@ -110,7 +120,7 @@ class CheckpointWriter:
             began: when the save began, on the clock ``monotonic``.
 
         Raises:
-            SaveError: the last three saves failed.
+            SaveError: saving has failed too often, and for too long.
             FencedError: another attempt owns the run.
         """
         self.wait()
@@ -123,7 +133,7 @@ class CheckpointWriter:
         """Report the result of the last write if it has ended, without waiting, and return it as ``wait`` does.
 
         Raises:
-            SaveError: the third save in a row failed.
+            SaveError: saving has failed too often, and for too long.
             FencedError: another attempt owns the run.
         """
         if self.busy:
@@ -171,12 +181,12 @@ class CheckpointWriter:
         if outcome is None:
             return None
         if outcome.error is None:
-            self._failures = 0
+            self._failed_at.clear()
             self.seconds.append(outcome.seconds)
             return outcome
-        self._failures += 1
+        self._failed_at.append(self._monotonic())
         self._last_failure = outcome
-        if self._failures <= _FAILURES_ALLOWED:
+        if not self._must_end:
             self._tell(
                 f"warning: saving after step {outcome.step} failed ({outcome.error}); the training goes on, the "
                 "checkpoints before it are kept"
@@ -184,16 +194,16 @@ class CheckpointWriter:
         return outcome
 
     def raise_if_failing(self) -> None:
-        """Raise if the last three saves have failed.
+        """Raise if three saves in a row or more have failed, over five minutes or longer.
 
         Raises:
             SaveError: names the last failure.
         """
         last = self._last_failure
-        if last is not None and self._failures > _FAILURES_ALLOWED:
+        if last is not None and self._must_end:
             raise SaveError(
-                f"saving after step {last.step} failed ({last.error}), for the {self._failures}rd time in a row; make "
-                f"room or make {self._run.checkpoints} writable"
+                f"saving after step {last.step} failed ({last.error}), as all {len(self._failed_at)} saves of the last "
+                f"{self._failing_s:.0f} s did; make room or make {self._run.checkpoints} writable"
             ) from last.error
 
     def _work(self, write: _Write) -> None:

@@ -22,7 +22,7 @@ from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import EventKind, append_event
 from hpcddp.run.metrics import write_plan_record
 from hpcddp.run.ownership import raise_if_fenced
-from hpcddp.run.result import FINISHED, Result, write_result
+from hpcddp.run.result import FINISHED, Result, finish_run
 from hpcddp.train.checkpoint.start import agree_on_start, refuse_another_contract
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.identity import tensor_bytes
@@ -142,7 +142,6 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
 def _finish(context: TrainContext, replica: Replica, progress: TrainingProgress) -> None:
     raise_if_fenced(context.run, context.attempt)
     result = write_training_result(context, replica.models, progress)
-    _event(context, "finish", progress.step, "all steps are done")
     if progress.noise is not None:
         context.tell(progress.noise.advice(context.spec.global_batch_size))
     context.tell(f"finished: {progress.step} steps in {progress.wall_s:.1f} s, val_accuracy {result['val_accuracy']}")
@@ -282,7 +281,7 @@ def write_training_result(
         wall_s=round(progress.wall_s, 3),
         facts=facts,
     )
-    write_result(context.run, result)
+    finish_run(context.run, result, attempt=context.attempt, step=progress.step, reason="all steps are done")
     return result.as_json()
 
 

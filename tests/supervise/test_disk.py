@@ -1,0 +1,257 @@
+"""The start and the end of an attempt when the disk is full, or the run directory is away for a time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import append_event, read_events
+from hpcddp.run.failure import read_failures
+from hpcddp.run.job_records import read_decision, read_start
+from hpcddp.run.result import FINISHED, Result, finish_run, read_result
+from hpcddp.stop.reasons import StopReason
+from hpcddp.supervise.__main__ import main
+from tests.small_disk import FILLS, make_room, small_disk
+from tests.supervise.fake_slurm import FakeSlurm
+from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Scenario
+
+Fill = Callable[[Path], None]
+STOPPED = 75
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(monkeypatch)
+    monkeypatch.setattr("time.monotonic", lambda: fake.waited)
+    return fake
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk") as mounted:
+        yield mounted
+
+
+@pytest.fixture(params=FILLS)
+def fill(request: pytest.FixtureRequest) -> Fill:
+    return FILLS[request.param]
+
+
+@pytest.fixture
+def scenario(disk: Path, slurm: FakeSlurm) -> Scenario:
+    del slurm
+    return Scenario(disk, SLURM)
+
+
+def after(seconds: float, slurm: FakeSlurm, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let something happen when so much has been slept."""
+    done: list[object] = []
+
+    def sleep(duration: float) -> None:
+        slurm.sleep(duration)
+        if slurm.waited >= seconds and not done:
+            done.append(action())
+
+    monkeypatch.setattr("time.sleep", sleep)
+
+
+def test_a_stop_on_a_full_disk_is_requeued(scenario: Scenario, disk: Path, slurm: FakeSlurm, fill: Fill) -> None:
+    append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=0, step=12)
+    fill(disk)
+    slurm.become("RUNNING", **PREEMPTED)
+    # The events cannot be relied on: the last block of their file may have room or not.
+    scenario.decide()
+    decision = read_decision(scenario.attempt)
+    assert decision is not None
+    assert (decision.step, decision.cause) == (12, "preemption")
+    ending = scenario.end(code=STOPPED)
+    assert (ending.exit_code, ending.expedite, slurm.calls) == (STOPPED, "7", ["requeue 7"])
+    full = f"the disk of {scenario.attempt.run.path} is full (No space left on device)"
+    assert ending.text.endswith(f"the run resumes from that step.\n{full}")
+    assert scenario.result is None
+
+
+def test_ranks_that_exit_with_75_have_stopped_even_without_a_record(scenario: Scenario, slurm: FakeSlurm) -> None:
+    append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=0, step=12)
+    append_event(scenario.attempt.run.events, kind="signal", time=0.0, attempt=0, reason="warned")
+    ending = scenario.end(code=STOPPED)
+    assert (ending.exit_code, slurm.calls) == (STOPPED, ["requeue 7"])
+    assert ending.text.startswith("attempt 0 of run r1 has ended: the time limit of job 7 is near; step 12 is saved.")
+    assert scenario.events()[-2:] == [("stop", "time_limit"), ("requeue", "time_limit")]
+
+
+def test_the_event_of_a_stop_stands_for_a_record_that_could_not_be_written(
+    scenario: Scenario, slurm: FakeSlurm
+) -> None:
+    word = StopReason.TERMINATED.word
+    append_event(
+        scenario.attempt.run.events,
+        kind="stop", time=0.0, attempt=0, step=12, reason=word, cause="preemption", saved=True, save_s=0.4,
+    )  # fmt: skip
+    ending = scenario.end(code=137)
+    assert (ending.exit_code, slurm.calls) == (STOPPED, ["requeue 7"])
+    assert scenario.events()[-2:] == [("stop", "preemption"), ("requeue", "preemption")]
+
+
+def test_an_error_comes_before_the_exit_code_of_the_other_ranks(scenario: Scenario, slurm: FakeSlurm) -> None:
+    scenario.fail(0, exit_code=70)
+    ending = scenario.end(code=STOPPED)
+    assert (ending.exit_code, slurm.calls) == (70, [])
+
+
+def test_the_result_names_the_full_disk(scenario: Scenario, disk: Path, fill: Fill) -> None:
+    fill(disk)
+    scenario.fail(1, exit_code=71)
+    (record,) = read_failures(scenario.attempt)
+    assert record.rank == 1
+    ending = scenario.end()
+    full = f"the disk of {scenario.attempt.run.path} is full (No space left on device)"
+    assert ending.exit_code == 71
+    assert ending.text.endswith(full)
+    result = read_result(scenario.attempt.run)
+    assert result is not None
+    assert result.reason == f"rank 1 on n2 failed first: ValueError: boom; {full}"
+
+
+def test_a_run_that_finishes_on_a_full_disk_has_its_result(scenario: Scenario, disk: Path, fill: Fill) -> None:
+    fill(disk)
+    finish_run(scenario.attempt.run, Result(status=FINISHED, attempts=1, steps=3), attempt=0)
+    assert scenario.end(code=0).exit_code == 0
+    result = read_result(scenario.attempt.run)
+    assert result is not None
+    assert (result.status, result.steps) == (FINISHED, 3)
+
+
+def test_a_start_waits_for_space(
+    scenario: Scenario,
+    disk: Path,
+    slurm: FakeSlurm,
+    fill: Fill,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fill(disk)
+    after(60, slurm, lambda: make_room(disk), monkeypatch)
+    slurm.become("RUNNING", Restarts="1")
+    attempt = scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"})
+    assert attempt.number == 1
+    start = read_start(attempt)
+    assert start is not None
+    assert start.restart_count == 1
+    assert [event.attempt for event in read_events(attempt.run.events) if event.kind == "start"] == [0, 1]
+    full = f"the disk of {attempt.run.path} is full (No space left on device)"
+    assert capsys.readouterr().err == f"hpcddp: {full}; waiting up to 10 minutes for space\n"
+
+
+def test_a_first_start_waits_for_space(
+    disk: Path, slurm: FakeSlurm, fill: Fill, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elsewhere = Scenario(tmp_path, SLURM)
+    elsewhere.directory = disk
+    fill(disk)
+    after(60, slurm, lambda: make_room(disk), monkeypatch)
+    assert elsewhere.begin(SLURM).number == 0
+
+
+def test_a_disk_that_stays_full_ends_the_start_with_one_sentence(
+    scenario: Scenario,
+    disk: Path,
+    slurm: FakeSlurm,
+    fill: Fill,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fill(disk)
+    monkeypatch.setattr(sys, "stdin", StringIO(scenario.text))
+    words = ["begin", f"--run-root={disk / 'runs'}", "--name=demo", "--run-id=r1"]
+    code = main(words, {**SLURM, "SLURM_RESTART_COUNT": "1"})
+    run = scenario.attempt.run
+    full = f"the disk of {run.path} is full (No space left on device)"
+    assert code == 71
+    assert slurm.waited == pytest.approx(600, abs=10)
+    said = capsys.readouterr()
+    assert said.out == ""
+    why = f"{full}, and no space came in 10 minutes"
+    assert said.err.splitlines()[1:] == [
+        f"hpcddp: run r1 is not started: {why}; make room, and resume: {scenario.resume}"
+    ]
+    result = read_result(run)
+    assert result is not None
+    assert (result.status, result.exit_code) == ("stopped", 71)
+    assert result.reason == f"it was not started again: {why}"
+    assert run.newest_attempt() == 0
+
+
+def test_a_directory_that_is_away_for_a_time_is_waited_for(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = Scenario(tmp_path, SLURM)
+    slurm.become("RUNNING", **PREEMPTED)
+    scenario.stop()
+    run, away = scenario.attempt.run.path, tmp_path / "away"
+    run.rename(away)
+    after(20, slurm, lambda: away.rename(run), monkeypatch)
+    ending = scenario.end()
+    assert (ending.exit_code, slurm.calls) == (STOPPED, ["requeue 7"])
+    assert capsys.readouterr().err == f"hpcddp: {scenario.attempt.path} is missing; waiting up to 10 minutes\n"
+
+
+def test_a_directory_that_stays_away_ends_the_attempt_with_one_sentence(tmp_path: Path, slurm: FakeSlurm) -> None:
+    scenario = Scenario(tmp_path, SLURM)
+    scenario.stop()
+    scenario.attempt.run.path.rename(tmp_path / "away")
+    ending = scenario.end()
+    assert (ending.exit_code, slurm.calls) == (71, [])
+    assert slurm.waited == pytest.approx(600, abs=2)
+    assert ending.text.startswith(
+        f"attempt 0 of run r1 has ended, and it will not be requeued: {scenario.attempt.path} has been missing for 10 "
+        "minutes; when it is back, resume: hpcddp submit "
+    )
+
+
+def test_a_directory_that_goes_away_during_the_requeue_is_no_newer_attempt(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = Scenario(tmp_path, SLURM)
+    slurm.become("RUNNING", **PREEMPTED)
+    scenario.stop()
+    run, away = scenario.attempt.run.path, tmp_path / "away"
+
+    def requeue(job_id: str) -> None:
+        run.rename(away)
+        slurm.requeue(job_id)
+
+    monkeypatch.setattr("hpcddp.slurm.commands.requeue", requeue)
+    assert scenario.end().exit_code == STOPPED
+
+
+def test_the_result_of_a_run_waits_for_its_directory(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, away = RunDirectory(tmp_path / "run"), tmp_path / "away"
+    away.mkdir()
+    after(20, slurm, lambda: away.rename(run.path), monkeypatch)
+    finish_run(run, Result(status=FINISHED, attempts=1), attempt=0)
+    assert [event.kind for event in read_events(run.events)] == ["finish"]
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_supervisor(tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path, LOCAL)
+    scenario.stop(reason=StopReason.REQUESTED, cause=None)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "hpcddp.supervise", "end", "--code", str(STOPPED)],
+            env={**os.environ, "HPCDDP_ATTEMPT_DIR": str(scenario.attempt.path), **LOCAL},
+            stderr=full,
+            check=False,
+        )
+    assert done.returncode == STOPPED
+    assert scenario.result is not None
+    assert scenario.result["status"] == "stopped"

@@ -1,0 +1,82 @@
+"""Watching srun: it is ended only when all tasks have ended and it still waits."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.job_records import ProgramExit, write_exit
+from hpcddp.run.result import FINISHED, Result, write_result
+from hpcddp.supervise.watch import tasks_have_ended, watch
+from tests.supervise.test_end import LOCAL, Scenario
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Scenario:
+    """An attempt of two ranks."""
+    return Scenario(tmp_path, LOCAL)
+
+
+@pytest.fixture
+def srun() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits for ever, as srun does for a slurmstepd that was killed."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def exit_of(rank: int) -> ProgramExit:
+    return ProgramExit(rank=rank, host="n1", time=0.0, code=0)
+
+
+def error_of(rank: int) -> FailureRecord:
+    return FailureRecord(
+        rank=rank, host="n1", time=0.0, kind="k", message="m", traceback="", exit_code=71, secondary=True
+    )
+
+
+def end_each_rank(scenario: Scenario) -> None:
+    write_exit(scenario.attempt, exit_of(0))
+    write_failure(scenario.attempt, error_of(1))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        lambda scenario: write_result(scenario.attempt.run, Result(status=FINISHED, attempts=1)),
+        lambda scenario: scenario.decide(),
+        end_each_rank,
+    ],
+    ids=["result", "decision", "records of all ranks"],
+)
+def test_srun_that_waits_for_tasks_that_have_ended_is_ended(
+    scenario: Scenario,
+    srun: subprocess.Popen[bytes],
+    record: Callable[[Scenario], object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record(scenario)
+    watch(scenario.attempt, srun.pid, patience_s=0.2, poll_s=0.05)
+    assert srun.wait(timeout=10) == -signal.SIGTERM
+    assert "and srun still waits; it is ended" in capsys.readouterr().err
+
+
+def test_one_rank_that_still_works_keeps_srun(scenario: Scenario) -> None:
+    write_exit(scenario.attempt, exit_of(0))
+    assert not tasks_have_ended(scenario.attempt)
+
+
+def test_a_run_directory_that_is_away_keeps_srun(scenario: Scenario, tmp_path: Path) -> None:
+    scenario.attempt.run.path.rename(tmp_path / "away")
+    assert not tasks_have_ended(scenario.attempt)
+
+
+def test_the_watch_ends_with_srun(scenario: Scenario, srun: subprocess.Popen[bytes]) -> None:
+    srun.kill()
+    srun.wait()
+    watch(scenario.attempt, srun.pid, poll_s=0.05)
