@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from hpcddp.jobfile.problems import Problem, nearest
+from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem, nearest
 
 Event: TypeAlias = Any
 """An event of ruamel.yaml, whose classes have no types for their attributes."""
@@ -249,6 +249,10 @@ class _Builder:
             self._fault("has a tag (!), which job files do not support; remove it, or quote a string", event, path)
 
     def _fault(self, sentence: str, event: Event, path: Path) -> None:
+        if len(self._faults) >= MOST_PROBLEMS:
+            first = self._faults[0]
+            sentence = f"{first.sentence}; the file has over {MOST_PROBLEMS} errors, of which this is the first"
+            raise DocumentError(sentence, line=first.line, path=first.path)
         self._faults.append(DocumentError(sentence, line=_line(event), path=path))
 
 

@@ -94,6 +94,8 @@ DEFAULT_LARGEST_ARRAY: Final = 1001
 
 # A call waits 9 to 18 s for a controller that is away (measured); a busy one may take longer.
 TIMEOUT_S: Final = 60.0
+# A query that only shows states is not worth a longer wait than that.
+_QUERY_TIMEOUT_S: Final = 20.0
 # What a command prints when no controller answered, or too late; a request that is answered late may have been done.
 _AWAY: Final = (
     "Unable to contact",
@@ -130,7 +132,9 @@ class SlurmMissingError(SlurmUnavailableError):
     """A command of Slurm is not installed on this machine."""
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return what it printed."""
     try:
         # Names that other users wrote need not be UTF-8; the rest must still be readable.
@@ -141,13 +145,13 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.C
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except FileNotFoundError:
         raise SlurmMissingError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
     except subprocess.TimeoutExpired:
-        raise SlurmUnavailableError(f"{command[0]} did not answer within {TIMEOUT_S:g} s; try again later") from None
+        raise SlurmUnavailableError(f"{command[0]} did not answer within {timeout_s:g} s; try again later") from None
 
 
 def _is_away(done: subprocess.CompletedProcess[str]) -> bool:
@@ -167,9 +171,9 @@ def _failure(name: str, done: subprocess.CompletedProcess[str]) -> SlurmCommandE
     return error(f"{name} failed: {_reason(done)}", returncode=done.returncode)
 
 
-def _output(command: Sequence[str], environment: Mapping[str, str], *, name: str) -> str:
+def _output(command: Sequence[str], environment: Mapping[str, str], *, name: str, timeout_s: float = TIMEOUT_S) -> str:
     """Run a command and return what it printed; ``name`` is what an error calls it."""
-    done = _run(command, environment)
+    done = _run(command, environment, timeout_s=timeout_s)
     if done.returncode == 0:
         return done.stdout
     raise _failure(name, done)
@@ -284,7 +288,8 @@ def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
     """
     plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
     words = ["squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
-    return parse_queue(_output(words, {**plain, "SLURM_TIME_FORMAT": "standard"}, name="squeue"))
+    plain["SLURM_TIME_FORMAT"] = "standard"
+    return parse_queue(_output(words, plain, name="squeue", timeout_s=_QUERY_TIMEOUT_S))
 
 
 def priority(job_id: str, environment: Mapping[str, str]) -> str | None:

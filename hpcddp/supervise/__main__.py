@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, printable
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import beginning
 from hpcddp.stop.reasons import ExitCode
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             element=options.element,
         )
     except HpcddpError as error:
-        sys.stderr.write(f"hpcddp: {error.message}\n")
+        sys.stderr.write(f"hpcddp: {printable(error.message)}\n")
         return error.exit_code
     if directory:
         sys.stderr.write(beginning(AttemptDirectory.from_text(directory)))
@@ -62,7 +62,7 @@ def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         signal.signal(signum, signal.SIG_IGN)
     attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
     ending = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
-    sys.stderr.write(f"hpcddp: {ending.text}\n")
+    sys.stderr.write(f"hpcddp: {printable(ending.text)}\n")
     if ending.expedite is not None:
         expedite(ending.expedite)
     return ending.exit_code
