@@ -74,8 +74,8 @@ def _warm_up() -> None:
     with tempfile.TemporaryDirectory() as directory, redirect_stdout(io.StringIO()):
         job = Path(directory, "job.yaml")
         job.write_text(_JOB)
-        for command in ("plan", "render"):
-            boundary.run(app, (command, str(job)))
+        for words in (("plan", str(job)), ("render", str(job), "-o", f"{job}.sh"), ("submit", "--dry-run", str(job))):
+            boundary.run(app, words)
     gc.freeze()
 
 
@@ -272,7 +272,6 @@ def _become_ordinary(directory: Path, output: int, errors: int) -> None:
     limits = {
         resource.RLIMIT_AS: _MEMORY,
         resource.RLIMIT_NOFILE: _DESCRIPTORS,
-        resource.RLIMIT_FSIZE: _OUTPUT_BYTES,
         resource.RLIMIT_CORE: 0,
     }
     for kind, limit in limits.items():

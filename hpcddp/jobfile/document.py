@@ -127,7 +127,7 @@ def read_document(text: str) -> Document:
     Raises:
         DocumentError: the text is not YAML, not one document, or not a mapping.
     """
-    document = _Builder(text).build()
+    document = _Builder(text, most_values=MOST_VALUES).build()
     if document.value is None:
         raise DocumentError("is empty; write at least name, batch.global_batch_size and train")
     if not isinstance(document.value, dict):
@@ -151,14 +151,17 @@ def read_value(text: str) -> Document:
 
 
 DEEPEST = 20
+MOST_VALUES = 20_000
+"""Of a job file; reading takes some 50 us for each."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Builder:
     """Builds the tree from the events of the parser."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, most_values: int | None = None) -> None:
         self._events = _parse(text)
+        self._values, self._most_values = 0, most_values
         self._lines: dict[Path, int] = {}
         self._written: dict[Path, str] = {}
         self._faults: list[DocumentError] = []
@@ -179,6 +182,9 @@ class _Builder:
 
     def _node(self, event: Event, path: Path) -> object:
         self._refuse_extras(event, path)
+        self._values += 1
+        if self._most_values is not None and self._values > self._most_values:
+            raise DocumentError(f"has over {self._most_values} values, too many for a job; check the path")
         if len(path) > DEEPEST:
             raise DocumentError(f"is nested more than {DEEPEST} levels deep; write it flatter", line=_line(event))
         if isinstance(event, events.MappingStartEvent):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from hpcddp.errors import HpcddpError, printable
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import beginning
+from hpcddp.run.files import why_unreadable
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.supervise.begin import begin
 from hpcddp.supervise.end import end
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     except HpcddpError as error:
         sys.stderr.write(f"hpcddp: {printable(error.message)}\n")
         return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"hpcddp: {printable(str(error.filename))} cannot be used: {why_unreadable(error)}\n")
+        return ExitCode.INFRASTRUCTURE
     if directory:
         sys.stderr.write(beginning(AttemptDirectory.from_text(directory)))
         sys.stdout.write(f"{directory}\n")
