@@ -49,6 +49,8 @@ class DocumentError(ValueError):
 
 
 LARGEST_BYTES = 1_000_000
+MOST_VALUES = 20_000
+"""Of a job file that a person writes; reading one takes some 50 us."""
 
 # Characters that YAML 1.2 and TOML both forbid (YAML 1.2.2, rule c-printable).
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
@@ -121,13 +123,17 @@ class Document:
     faults: tuple[DocumentError, ...] = ()
 
 
-def read_document(text: str) -> Document:
+def read_document(text: str, *, most_values: int | None = None) -> Document:
     """Read one YAML mapping, such as a job file.
 
+    Args:
+        text: the text.
+        most_values: how many values it may hold; None for any number.
+
     Raises:
-        DocumentError: the text is not YAML, not one document, or not a mapping.
+        DocumentError: the text is not YAML, not one document, not a mapping, or has too many values.
     """
-    document = _Builder(text, most_values=MOST_VALUES).build()
+    document = _Builder(text, most_values=most_values).build()
     if document.value is None:
         raise DocumentError("is empty; write at least name, batch.global_batch_size and train")
     if not isinstance(document.value, dict):
@@ -151,8 +157,6 @@ def read_value(text: str) -> Document:
 
 
 DEEPEST = 20
-MOST_VALUES = 20_000
-"""Of a job file; reading takes some 50 us for each."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -133,9 +133,10 @@ class SlurmMissingError(SlurmUnavailableError):
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S
+    command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return what it printed."""
+    timeout_s = timeout_s or TIMEOUT_S
     try:
         # Names that other users wrote need not be UTF-8; the rest must still be readable.
         return subprocess.run(
@@ -171,7 +172,9 @@ def _failure(name: str, done: subprocess.CompletedProcess[str]) -> SlurmCommandE
     return error(f"{name} failed: {_reason(done)}", returncode=done.returncode)
 
 
-def _output(command: Sequence[str], environment: Mapping[str, str], *, name: str, timeout_s: float = TIMEOUT_S) -> str:
+def _output(
+    command: Sequence[str], environment: Mapping[str, str], *, name: str, timeout_s: float | None = None
+) -> str:
     """Run a command and return what it printed; ``name`` is what an error calls it."""
     done = _run(command, environment, timeout_s=timeout_s)
     if done.returncode == 0:

@@ -36,11 +36,11 @@ def test_the_nearest_name_is_what_was_most_likely_meant(
 
 ENDLESS = {
     "duplicates": "name: a\n" * 60_000,
-    "unknown keys": "".join(f"k{number}: 1\n" for number in range(15_000)),
-    "unknown keys of a section": "resources:\n" + "".join(f"  k{number}: 1\n" for number in range(15_000)),
+    "unknown keys": "".join(f"k{number}: 1\n" for number in range(5_000)),
+    "unknown keys of a section": "resources:\n" + "".join(f"  k{number}: 1\n" for number in range(5_000)),
     "anchors": "modules: [" + "&a b, " * 60_000 + "]\n",
     "too many items": "environment: {modules: [" + "1, " * 100_000 + "]}\n",
-    "wrong variables": "environment:\n  env:\n" + "".join(f"    {number}: 1\n" for number in range(30_000)),
+    "wrong variables": "environment:\n  env:\n" + "".join(f"    {number}: 1\n" for number in range(5_000)),
     "nested": "a: [" + "[" * 300_000,
 }
 
