@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+import re
+from typing import Any, ClassVar, Final, Self
+
+# Control characters but for newline and tab, those that change the direction or the line of what follows, and the lone
+# surrogates that stand for the bytes of a name that is not UTF-8.
+_UNPRINTABLE: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Return a text with escapes, such as ``\x1b``, in place of characters that control a terminal.
+
+    Newlines and tabs stay.
+    """
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class HpcddpError(Exception):

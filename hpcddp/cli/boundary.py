@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO
 
 import typer
 
 from hpcddp.cli.help import ClickObject
+from hpcddp.cli.output import OutputError, echo, write
 from hpcddp.errors import HpcddpError
 
 INTERRUPTED = 130
@@ -29,13 +32,19 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     Returns:
         The exit code: 0 success, 1 failure, 2 an error that the user can fix, 130 interrupted.
     """
+    code = _run(app, arguments)
+    return code if _is_written() else code or 1
+
+
+def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
     as_json, debug = "--json" in _options(arguments), "--debug" in _options(arguments)
     try:
         code = app(args=_debug_first(arguments), prog_name="hpcddp", standalone_mode=False)
     except HpcddpError as error:
         if debug:
-            traceback.print_exc()
-        _report(error.as_json(), f"hpcddp: {error.message}", error.hint, as_json=as_json)
+            _print_traceback()
+        on_stdout = as_json and not isinstance(error, OutputError)
+        _report(error.as_json(), f"hpcddp: {error.message}", error.hint, as_json=on_stdout)
         # The exit codes of jobs mean nothing here: what has one is a damaged file of a run, which the message names.
         return min(error.exit_code, _FIXABLE)
     except USAGE_ERROR as error:
@@ -49,11 +58,11 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of the pipe has ended (`hpcddp render job.yaml | head`).
-        sys.stderr.close()
+        _discard(sys.stdout)
         return 0
     except Exception as error:  # noqa: BLE001  the outermost boundary; --debug prints the traceback
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         sentence, hint = _unforeseen(error)
         document = {"error": {"kind": "unforeseen", "message": sentence, "hint": hint}}
         _report(document, f"hpcddp: {sentence}", hint, as_json=as_json)
@@ -76,10 +85,20 @@ def _debug_first(arguments: Sequence[str]) -> list[str]:
 
 def _unforeseen(error: Exception) -> tuple[str, str]:
     """Return a message and a hint for an error that is not an ``HpcddpError``."""
+    if isinstance(error, FileNotFoundError) and not _has_working_directory():
+        return "the working directory does not exist any more", "Change to another directory."
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename} cannot be used" if error.filename else "reading or writing failed"
         return f"{where}: {error.strerror}", "Run it again with --debug to see where."
     return f"{type(error).__name__}: {error}", "That is a mistake of hpcddp: run it again with --debug, and report it."
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109  pathlib asks in the same way, and creates a path
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _usage_hint(error: ClickObject) -> str | None:
@@ -87,9 +106,30 @@ def _usage_hint(error: ClickObject) -> str | None:
 
 
 def _report(document: Mapping[str, object], sentence: str, hint: str | None, *, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-        return
-    sys.stderr.write(f"{sentence}\n")
-    if hint:
-        sys.stderr.write(f"  {hint}\n")
+    with suppress(OutputError, BrokenPipeError):
+        if as_json:
+            write(json.dumps(document, indent=2))
+            return
+    with suppress(OutputError, BrokenPipeError):
+        echo(sentence if hint is None else f"{sentence}\n  {hint}", err=True)
+
+
+def _print_traceback() -> None:
+    echo(traceback.format_exc(), err=True, nl=False)
+
+
+def _is_written() -> bool:
+    """Return whether all output is written; what is not is discarded, or the interpreter would try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard(sys.stdout)
+        return False
+    return True
+
+
+def _discard(stream: TextIO) -> None:
+    """Let a stream that cannot be written lead to nowhere (docs.python.org, signal, Note on SIGPIPE)."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
+from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
 
 
@@ -56,7 +57,7 @@ def cancel(
         sentence, run_id = cancel_run(line, end=end), line.run.run_id
     else:
         sentence, run_id = cancel_sweep(line, end=end, now=time.time()), line.sweep.sweep_id
-    typer.echo(json.dumps({"run_id": run_id, "sentence": sentence}, indent=2) if as_json else sentence)
+    echo(json.dumps({"run_id": run_id, "sentence": sentence}, indent=2) if as_json else sentence)
 
 
 def _confirm(run_id: str) -> None:

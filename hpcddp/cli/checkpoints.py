@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
+from hpcddp.cli.output import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +48,10 @@ def checkpoints(
     states = survey(found.checkpoints)
     if as_json:
         document = {"run": str(found.path), "checkpoints": [state.as_json() for state in states]}
-        typer.echo(json.dumps(document, indent=2))
+        echo(json.dumps(document, indent=2))
         return
     for line in _lines(found.checkpoints, states, now=time.time()):
-        typer.echo(line)
+        echo(line)
 
 
 def _lines(folder: Path, states: Sequence[CheckpointState], *, now: float) -> list[str]:

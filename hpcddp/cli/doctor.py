@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from hpcddp.cli.options import AsJson, JobFile, Overrides, read_job
+from hpcddp.cli.output import echo
 
 doctor = typer.Typer(
     name="doctor",
@@ -69,7 +70,7 @@ def ddp(
         environment=os.environ,
         timeout_s=timeout,
     )
-    typer.echo(json.dumps(found.as_json(), indent=2) if as_json else found.explain(), nl=as_json)
+    echo(json.dumps(found.as_json(), indent=2) if as_json else found.explain(), nl=as_json)
     raise typer.Exit({"DEFECT": 1, "NOT COMPARED": 2}.get(found.verdict, 0))
 
 
@@ -124,5 +125,5 @@ def loss(
             name, world_size=world_size, samples=batch, data=data, directory=Path.cwd(), batch_dim=batch_dim
         )
     document = document_of(found)
-    typer.echo(json.dumps(document, indent=2) if as_json else explain(found), nl=as_json)
+    echo(json.dumps(document, indent=2) if as_json else explain(found), nl=as_json)
     raise typer.Exit(1 if document["defect"] else 0)

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Self
 
 import typer
 
+from hpcddp.cli.output import echo
+from hpcddp.errors import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -61,7 +64,7 @@ def _follow(submission: Submission, display: Display) -> Outcome:
         )
     except KeyboardInterrupt:
         stop = f"kill {submission.job_id}" if local else f"scancel {submission.job_id}"
-        typer.echo(f"\nno longer following; run {submission.run.run_id} goes on. To end it: {stop}", err=True)
+        echo(f"\nno longer following; run {submission.run.run_id} goes on. To end it: {stop}", err=True)
         raise typer.Exit(_INTERRUPTED) from None
     finally:
         if local:
@@ -70,11 +73,11 @@ def _follow(submission: Submission, display: Display) -> Outcome:
 
 def _output(submission: Submission) -> Output | None:
     """Return the reader of the tasks' output; None for the training of a job file, which shows its steps instead."""
-    from hpcddp.jobfile.write import parse_resolved
     from hpcddp.manage.logs import OutputFollower
+    from hpcddp.run.job_file import read_job_file
 
     run = submission.run
-    if parse_resolved(run.job_file.read_text(encoding="utf-8")).train is not None:
+    if read_job_file(run).train is not None:
         return None
     follower = OutputFollower(run, first_attempt=submission.first_attempt)
 
@@ -93,7 +96,7 @@ def _stopper(submission: Submission) -> Callable[[], bool]:
         if stopped:
             return False
         stopped = True
-        typer.echo("\nstopping: the run is told to save and to end; Ctrl-C again to leave it alone", err=True)
+        echo("\nstopping: the run is told to save and to end; Ctrl-C again to leave it alone", err=True)
         try:
             os.kill(int(submission.job_id), signal.SIGTERM)
         except ProcessLookupError:
@@ -133,16 +136,16 @@ class PlainDisplay:
 
     def job(self, state: JobPhase) -> None:
         """Print that the job's state has changed."""
-        typer.echo(_JOB_LINES[state], err=True)
+        echo(_JOB_LINES[state], err=True)
 
     def output(self, line: str) -> None:
         """Print a line of rank 0's output."""
-        typer.echo(f"rank 0 | {line}", err=True)
+        echo(f"rank 0 | {line}", err=True)
 
     def event(self, event: Event) -> None:
         """Print the line for an event, if it has one."""
         if (line := event_line(event)) is not None:
-            typer.echo(line, err=True)
+            echo(line, err=True)
 
     def step(self, record: MetricsLine) -> None:
         """Keep the record, and print it if the last line is at least ten seconds old."""
@@ -164,7 +167,7 @@ class PlainDisplay:
 
     def _print(self, line: str) -> None:
         self._last_line = time.monotonic()
-        typer.echo(line, err=True)
+        echo(line, err=True)
 
 
 class BarDisplay:
@@ -205,15 +208,13 @@ class BarDisplay:
         self._progress.console.print(_JOB_LINES[state], style="dim", highlight=False)
 
     def output(self, line: str) -> None:
-        """Print a line of rank 0's output above the bar, unchanged."""
-        from rich.text import Text
-
-        self._progress.console.print(Text.from_ansi(f"rank 0 | {line}"), soft_wrap=True)
+        """Print a line of rank 0's output above the bar."""
+        self._progress.console.print(printable(f"rank 0 | {line}"), highlight=False, markup=False, soft_wrap=True)
 
     def event(self, event: Event) -> None:
         """Print the line for an event, if it has one."""
         if (line := event_line(event)) is not None:
-            self._progress.console.print(line, highlight=False, markup=False)
+            self._progress.console.print(printable(line), highlight=False, markup=False)
 
     def step(self, record: MetricsLine) -> None:
         """Move the bar of the record's epoch."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcddp.cli.options import AsJson, profiles_directory
+from hpcddp.cli.output import echo, write
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -88,11 +89,11 @@ def init(
     choice = choose(facts, partition=partition, account=account, qos=qos)
     texts = _write(name, file, job_file, facts, choice, dry_run=dry_run)
     if as_json:
-        typer.echo(json.dumps(_document(name, facts, choice, texts, dry_run=dry_run), indent=2))
+        echo(json.dumps(_document(name, facts, choice, texts, dry_run=dry_run), indent=2))
     elif dry_run:
-        typer.echo(texts.profile, nl=False)
+        write(texts.profile, nl=False)
     else:
-        typer.echo("\n".join(_summary(facts, choice, texts)))
+        echo("\n".join(_summary(facts, choice, texts)))
 
 
 def _checked(name: str) -> str:
@@ -128,7 +129,7 @@ def _query_cluster() -> ClusterFacts:
             raise InitError(_no_slurm("its commands find no slurm.conf")) from None
         raise
     if answers.silence is not None:
-        typer.echo(f"hpcddp: your accounts are not known: {answers.silence}", err=True)
+        echo(f"hpcddp: your accounts are not known: {answers.silence}", err=True)
     return read_site(answers, user=user, groups=groups, today=f"{datetime.now().astimezone():%Y-%m-%d}")
 
 

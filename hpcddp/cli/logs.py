@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import textwrap
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
+from hpcddp.cli.output import echo, write
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ def logs(
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run has ended.")] = False,
     batch: Annotated[bool, typer.Option("--batch", help="Also print the output of the batch script.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print control characters, such as colours, as they are in the logs.")
+    ] = False,
     first_error: Annotated[
         bool,
         typer.Option(
@@ -50,8 +54,9 @@ def logs(
 ) -> None:
     """Print the output of the ranks of a run, ordered by time.
 
-    Each line starts with its time, rank and host. With --first-error it prints which rank failed first, and how. With
-    --follow it prints new lines, through requeues, until the run has ended.
+    Each line starts with its time, rank and host. Control characters are printed as escapes. With --first-error it
+    prints which rank failed first, and how. With --follow it prints new lines, through requeues, until the run has
+    ended.
 
     Example: hpcddp logs --first-error
     """
@@ -64,9 +69,9 @@ def logs(
     if first_error:
         _print_first_error(directory, attempt, as_json=as_json)
     elif follow:
-        _follow(directory, ranks=rank or (), batch=batch, lines=lines)
+        _follow(directory, ranks=rank or (), batch=batch, lines=lines, raw=raw)
     else:
-        _print_logs(directory, attempt, ranks=rank or (), batch=batch, lines=lines, as_json=as_json)
+        _print_logs(directory, attempt, ranks=rank or (), batch=batch, lines=lines, as_json=as_json, raw=raw)
 
 
 def _print_first_error(run: RunDirectory, number: int | None, *, as_json: bool) -> None:
@@ -80,24 +85,41 @@ def _print_first_error(run: RunDirectory, number: int | None, *, as_json: bool) 
         attempt = None
     if attempt is None:
         where = f"attempt {number} of run {run.run_id}" if number is not None else f"run {run.run_id}"
-        typer.echo("null" if as_json else f"nothing has failed in {where}")
+        echo("null" if as_json else f"nothing has failed in {where}")
         return
     found = first_error(attempt)
-    typer.echo(json.dumps(found.as_json(), indent=2) if as_json else "\n".join(found.lines()))
+    echo(json.dumps(found.as_json(), indent=2) if as_json else "\n".join(found.lines()))
 
 
 def _print_logs(
-    run: RunDirectory, number: int | None, *, ranks: Sequence[int], batch: bool, lines: int | None, as_json: bool
+    run: RunDirectory,
+    number: int | None,
+    *,
+    ranks: Sequence[int],
+    batch: bool,
+    lines: int | None,
+    as_json: bool,
+    raw: bool,
 ) -> None:
     from hpcddp.manage.logs import chosen_attempt, merged, sources
 
     attempt = chosen_attempt(run, number)
     found = _last(merged(sources(attempt, ranks=ranks, batch=batch)), lines)
     if as_json:
-        document = {"run_id": run.run_id, "attempt": attempt.number, "lines": [line.as_json() for line in found]}
-        typer.echo(json.dumps(document, indent=2))
+        _print_document(attempt, found)
         return
-    _Printer(attempt).print(found)
+    _Printer(attempt, raw=raw).print(found)
+
+
+def _print_document(attempt: AttemptDirectory, lines: Iterable[LogLine]) -> None:
+    """Print lines as a JSON document, each when it is read: the logs may be larger than the memory."""
+    head = json.dumps({"run_id": attempt.run.run_id, "attempt": attempt.number, "lines": []}, indent=2)
+    write(head.removesuffix("]\n}"), nl=False)
+    between = "\n"
+    for line in lines:
+        write(between + textwrap.indent(json.dumps(line.as_json(), indent=2), "    "), nl=False)
+        between = ",\n"
+    write("]\n}" if between == "\n" else "\n  ]\n}")
 
 
 def _last(lines: Iterable[LogLine], count: int | None) -> Iterable[LogLine]:
@@ -107,8 +129,9 @@ def _last(lines: Iterable[LogLine], count: int | None) -> Iterable[LogLine]:
 class _Printer:
     """Prints log lines, and a heading where the attempt or the day changes."""
 
-    def __init__(self, attempt: AttemptDirectory) -> None:
+    def __init__(self, attempt: AttemptDirectory, *, raw: bool) -> None:
         self._attempt = attempt
+        self._raw = raw
         self._day = ""
         self._width = 0
 
@@ -119,33 +142,32 @@ class _Printer:
             day = time.strftime("%Y-%m-%d", moment)
             if day != self._day:
                 self._day = day
-                typer.echo(f"--- attempt {self._attempt.number} of run {self._attempt.run.run_id}, {day}")
+                echo(f"--- attempt {self._attempt.number} of run {self._attempt.run.run_id}, {day}")
             label = line.source.label
             self._width = max(self._width, len(label))
             clock = time.strftime("%H:%M:%S", moment)
-            sys.stdout.write(f"{clock} {label:<{self._width}} | {line.text}\n")
-        sys.stdout.flush()
+            (write if self._raw else echo)(f"{clock} {label:<{self._width}} | {line.text}")
 
 
-def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int | None) -> None:
+def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int | None, raw: bool) -> None:
     from hpcddp.manage.logs import LogFollower
 
     watch = Watch(run)
     number: int | None = None
     if run.newest_attempt() is None:
-        typer.echo(f"run {run.run_id} has not started yet; waiting", err=True)
+        echo(f"run {run.run_id} has not started yet; waiting", err=True)
     while True:
         alive = watch.is_alive()
         newest = run.newest_attempt()
         if newest is not None and newest != number:
             number = newest
             attempt = run.attempt(newest)
-            follower, printer = LogFollower(attempt, ranks=ranks, batch=batch), _Printer(attempt)
+            follower, printer = LogFollower(attempt, ranks=ranks, batch=batch), _Printer(attempt, raw=raw)
             printer.print(_last(follower.new_lines(time.time(), ended=not alive), lines))
         elif number is not None:
             printer.print(follower.new_lines(time.time(), ended=not alive))
         if not alive:
-            typer.echo(f"run {run.run_id} has ended: {watch.state}", err=True)
+            echo(f"run {run.run_id} has ended: {watch.state}", err=True)
             return
         time.sleep(_POLL_S)
 
@@ -164,7 +186,9 @@ class Watch:
 
     def is_alive(self) -> bool:
         """Return whether the run is pending or running, or its state is unknown."""
-        if self._run.result.exists() or time.monotonic() - self._polled > _POLL_EVERY_S:
+        from hpcddp.run.files import exists
+
+        if exists(self._run.result) or time.monotonic() - self._polled > _POLL_EVERY_S:
             self._polled = time.monotonic()
             self.state = self._poll()
         return self.state is None or self.state.is_alive or self.state == "unknown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from hpcddp.cli import (
     why,
 )
 from hpcddp.cli.help import add_examples
+from hpcddp.cli.output import echo
 
 app = typer.Typer(
     name="hpcddp",
@@ -43,7 +45,7 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:  # noqa: FBT001
     if value:
-        typer.echo(f"hpcddp {__version__}")
+        echo(f"hpcddp {__version__}")
         raise typer.Exit
 
 
@@ -66,4 +68,17 @@ add_examples(app)
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    _open_streams()
     sys.exit(boundary.run(app, sys.argv[1:]))
+
+
+def _open_streams() -> None:
+    """Replace the streams that the shell has closed (``>&-``), and let no character stop the output of the others."""
+    for name in ("stdin", "stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # In this order each gets its own descriptor, which the next file would get otherwise.
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123  to the end
+        elif name != "stdin":
+            stream.reconfigure(errors="backslashreplace")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, UserError
 
 if TYPE_CHECKING:
     from hpcddp.jobfile.cluster import Cluster
@@ -115,8 +115,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 
 def profiles_directory(environment: Mapping[str, str]) -> Path:
     """Return the directory of the user's cluster profiles (XDG Base Directory Specification)."""
-    configuration = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".config"
+    configuration = environment.get("XDG_CONFIG_HOME") or _home(environment) / ".config"
     return Path(configuration) / "hpcddp" / "profiles"
+
+
+def _home(environment: Mapping[str, str]) -> Path:
+    try:
+        return Path(environment.get("HOME") or Path.home())
+    except RuntimeError:
+        raise UserError(
+            f"HOME is not set, and user {os.getuid()} has no home directory in the user database; set HOME, or "
+            "XDG_CONFIG_HOME"
+        ) from None
 
 
 def read_job(

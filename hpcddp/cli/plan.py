@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcddp.cli.options import AsJson, Overrides, read_job
+from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def plan(  # noqa: PLR0913
         result, text = _explain_steps(given | ({} if noise is None else {"--noise-scale": noise}), overrides, samples)
     else:
         result, text = _plan_numbers(given, overrides, samples, noise)
-    typer.echo(json.dumps(result, indent=2) if as_json else text, nl=as_json)
+    echo(json.dumps(result, indent=2) if as_json else text, nl=as_json)
 
 
 _Answer = tuple[dict[str, Any], str]

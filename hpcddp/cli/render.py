@@ -20,6 +20,7 @@ from hpcddp.cli.options import (
     read_sweep,
     submit_request,
 )
+from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
 
 
@@ -71,7 +72,7 @@ def render(
     if as_json:
         from hpcddp.submit.render import describe
 
-        typer.echo(json.dumps(describe(request, script), indent=2))
+        echo(json.dumps(describe(request, script), indent=2))
     elif output is None:
         # Bytes, so that the output does not depend on the terminal's encoding.
         typer.echo(script.text.encode(), nl=False)

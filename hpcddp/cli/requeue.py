@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
+from hpcddp.cli.output import echo
 from hpcddp.errors import HpcddpError
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
     else:
         done = {one.run.run_id: requeue_run(one, doors) for one in line.elements if one.state == "running"}
     if as_json:
-        typer.echo(json.dumps([{"run_id": name, "sentence": text} for name, text in done.items()], indent=2))
+        echo(json.dumps([{"run_id": name, "sentence": text} for name, text in done.items()], indent=2))
         return
-    typer.echo("\n".join(done.values()) or "no element of the sweep runs, so none was requeued")
+    echo("\n".join(done.values()) or "no element of the sweep runs, so none was requeued")
 
 
 def _doors(environment: Mapping[str, str]) -> RequeueCommands:

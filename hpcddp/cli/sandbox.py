@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from hpcddp.cli.options import AsJson
+from hpcddp.cli.output import echo
 from hpcddp.sandbox.request import Hosts, Request, default_directory, default_hosts
 
 sandbox = typer.Typer(
@@ -77,14 +78,14 @@ def up(
     )
     running = sandboxes.up(request, environment=dict(os.environ))
     if as_json:
-        typer.echo(json.dumps(running.as_json(), indent=2))
+        echo(json.dumps(running.as_json(), indent=2))
         return
-    typer.echo(
+    echo(
         f"nodes {' '.join(running.nodes)} ({request.hosts.value}) are up after {time.monotonic() - began:.1f} s, "
         f"partitions {' '.join(running.partitions)}; hpcddp sandbox down ends it",
         err=True,
     )
-    typer.echo(f"export SLURM_CONF={shlex.quote(str(running.slurm_conf))}")
+    echo(f"export SLURM_CONF={shlex.quote(str(running.slurm_conf))}")
 
 
 @sandbox.command()
@@ -98,9 +99,9 @@ def down(*, directory: Directory = None, as_json: AsJson = False) -> None:
     where = _directory(directory)
     ended = sandboxes.down(where)
     if as_json:
-        typer.echo(json.dumps({"ended": ended is not None, "directory": str(where)}, indent=2))
+        echo(json.dumps({"ended": ended is not None, "directory": str(where)}, indent=2))
         return
-    typer.echo(f"the sandbox in {where} is gone" if ended else f"there is no sandbox in {where}")
+    echo(f"the sandbox in {where} is gone" if ended else f"there is no sandbox in {where}")
 
 
 @sandbox.command()
@@ -114,13 +115,13 @@ def status(*, directory: Directory = None, as_json: AsJson = False) -> None:
     where = _directory(directory)
     found = sandboxes.status(where, environment=dict(os.environ))
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        echo(json.dumps(found, indent=2))
         return
-    typer.echo(_sentence(found["state"], where))
+    echo(_sentence(found["state"], where))
     for name, word in (found.get("node_states") or {}).items():
-        typer.echo(f"  {name}  {word}")
+        echo(f"  {name}  {word}")
     if found["state"] in {"up", "degraded"}:
-        typer.echo(f"export SLURM_CONF={shlex.quote(found['slurm_conf'])}")
+        echo(f"export SLURM_CONF={shlex.quote(found['slurm_conf'])}")
 
 
 def _directory(given: Path | None) -> Path:

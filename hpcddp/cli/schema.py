@@ -7,6 +7,7 @@ import json
 import typer
 
 from hpcddp.cli.options import AsJson
+from hpcddp.cli.output import echo
 
 
 def register(app: typer.Typer) -> None:
@@ -24,4 +25,4 @@ def schema(*, as_json: AsJson = False) -> None:  # noqa: ARG001
     """
     from hpcddp.jobfile.schema import job_schema
 
-    typer.echo(json.dumps(job_schema(), indent=2))
+    echo(json.dumps(job_schema(), indent=2))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
+from hpcddp.cli.output import echo, write
 
 if TYPE_CHECKING:
     from hpcddp.manage.overview import Overview
@@ -75,7 +76,7 @@ def status(
     while True:
         found = look()
         if as_json:
-            typer.echo(json.dumps(found.as_json(), indent=2))
+            echo(json.dumps(found.as_json(), indent=2))
         else:
             _show(found, run, run_root, again=watch)
         if not watch:
@@ -100,6 +101,7 @@ def _looker(run: str | None, run_root: Path, *, everything: bool) -> Callable[[]
 
 
 def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> None:
+    from hpcddp.manage.format import one_line
     from hpcddp.manage.overview import SweepStatus, details, elements_table, table
     from hpcddp.manage.status import RunStatus
 
@@ -108,20 +110,22 @@ def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> N
     lines = (
         table(found.lines, width=width, paint=_styled)
         if found.lines
-        else [f"there is no run under {run_root.absolute()}"]
+        else [f"there is no run under {one_line(str(run_root.absolute()))}"]
     )
     if run is not None:
         (only,) = found.lines
         if isinstance(only, RunStatus):
             lines = details(only, paint=_styled)
         elif isinstance(only, SweepStatus):
-            lines = [f"sweep {only.sweep.sweep_id}: {only.sentence}", *elements_table(only, width=width, paint=_styled)]
+            name = one_line(only.sweep.sweep_id)
+            lines = [f"sweep {name}: {only.sentence}", *elements_table(only, width=width, paint=_styled)]
     if found.left_out:
         lines.append(f"{found.left_out} older runs have ended; --all shows them too")
     head = _CLEAR if again and terminal else ""
-    typer.echo(head + "\n".join(lines))
+    # The lines have colours of their own; names in them are escaped.
+    write(head + "\n".join(lines))
     if found.unanswered is not None:
-        typer.echo(f"Slurm could not be asked, so these states are as far as files tell: {found.unanswered}", err=True)
+        echo(f"Slurm could not be asked, so these states are as far as files tell: {found.unanswered}", err=True)
 
 
 def _styled(text: str, state: State) -> str:

@@ -34,6 +34,7 @@ from hpcddp.cli.options import (
     run_argument,
     submit_request,
 )
+from hpcddp.cli.output import echo, write
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -167,42 +168,42 @@ def _print_preview(request: SubmitRequest, resume: str | None, run_root: Path, *
         request = replace(request, run_id=run.run_id, job=job_of_run(run, request.job))
     prepared = prepare(request)
     for warning in prepared.notes:
-        typer.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     _print_dry_run(prepared.as_json(), as_json=as_json)
 
 
 def _print_dry_run(preview: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(preview, indent=2))
+        echo(json.dumps(preview, indent=2))
         return
     runs = f"{len(preview['elements'])} runs, their sweep" if "elements" in preview else "run"
-    typer.echo(f"dry run: would go to {preview['cluster']}, {runs} directory {preview['run_dir']}", err=True)
-    typer.echo(preview["script"], nl=False)
+    echo(f"dry run: would go to {preview['cluster']}, {runs} directory {preview['run_dir']}", err=True)
+    write(preview["script"], nl=False)
 
 
 def _print_submission(submission: Submission, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(submission.as_json(), indent=2))
+        echo(json.dumps(submission.as_json(), indent=2))
         return
     _print_notes(submission)
     kind = "job" if submission.cluster == "slurm" else "process"
-    typer.echo(f"run id         {submission.run.run_id}")
-    typer.echo(f"job id         {submission.job_id}  ({kind} on {submission.cluster})")
-    typer.echo(f"run directory  {submission.run.path}")
-    typer.echo(f"next           {shlex.join(['hpcddp', 'logs', str(submission.run.path), '--follow'])}")
+    echo(f"run id         {submission.run.run_id}")
+    echo(f"job id         {submission.job_id}  ({kind} on {submission.cluster})")
+    echo(f"run directory  {submission.run.path}")
+    echo(f"next           {shlex.join(['hpcddp', 'logs', str(submission.run.path), '--follow'])}")
 
 
 def _print_notes(submission: Submission) -> None:
     if submission.dropped:
-        typer.echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
+        echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
     for warning in submission.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
 
 
 def _print_submission_line(submission: Submission) -> None:
     _print_notes(submission)
-    typer.echo(f"run {submission.run.run_id}, job {submission.job_id} on {submission.cluster}", err=True)
-    typer.echo(f"run directory {submission.run.path}", err=True)
+    echo(f"run {submission.run.run_id}, job {submission.job_id} on {submission.cluster}", err=True)
+    echo(f"run directory {submission.run.path}", err=True)
 
 
 def _exit_code(outcome: Outcome) -> int:
@@ -228,22 +229,22 @@ def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -
             "exit_code": outcome.exit_code,
             "result": result.as_json() if result else None,
         }
-        typer.echo(json.dumps({**submission.as_json(), **document}, indent=2))
+        echo(json.dumps({**submission.as_json(), **document}, indent=2))
         return
     if result is None:
-        typer.echo("the job ended without a result: it was cancelled, killed or never started")
+        echo("the job ended without a result: it was cancelled, killed or never started")
     elif outcome.status == "finished":
-        typer.echo(f"finished: {', '.join(_facts(result))}")
-        typer.echo(f"result {submission.run.result}")
+        echo(f"finished: {', '.join(_facts(result))}")
+        echo(f"result {submission.run.result}")
         return
     elif outcome.status == "failed":
-        typer.echo(f"failed with exit code {outcome.exit_code}: {result.reason}")
+        echo(f"failed with exit code {outcome.exit_code}: {result.reason}")
     else:
         saved = f"; step {result.saved_step} is saved" if result.saved_step else ""
-        typer.echo(f"{outcome.status}: {result.reason}{saved}")
+        echo(f"{outcome.status}: {result.reason}{saved}")
     if result is not None and result.resume:
-        typer.echo(f"to go on: {result.resume}")
-    typer.echo(f"the whole story: {submission.run.batch_log}")
+        echo(f"to go on: {result.resume}")
+    echo(f"the whole story: {submission.run.batch_log}")
 
 
 def _wait_for(
@@ -276,24 +277,24 @@ def _wait_for(
 
     dependency = dependency_on(after or (), after_any or (), run_root, environment)
     for note in dependency.notes:
-        typer.echo(note, err=True)
+        echo(note, err=True)
     return dependency.text
 
 
 def _print_sweep(submission: SweepSubmission, *, as_json: bool) -> None:
     """Print the output of ``submit`` about a sweep."""
     if as_json:
-        typer.echo(json.dumps(submission.as_json(), indent=2))
+        echo(json.dumps(submission.as_json(), indent=2))
         return
     if submission.dropped:
-        typer.echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
+        echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
     for warning in submission.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     sweep = submission.sweep
     last = len(sweep.elements) - 1
     arrays = "a job array" if len(sweep.chunks) == 1 else f"{len(sweep.chunks)} job arrays"
-    typer.echo(f"sweep id         {sweep.sweep_id}")
-    typer.echo(f"runs             {last + 1}: {sweep.run_id(0)} ... {sweep.run_id(last)}")
-    typer.echo(f"job id           {', '.join(chunk.job_id for chunk in sweep.chunks)}  ({arrays} on slurm)")
-    typer.echo(f"sweep directory  {sweep.path}")
-    typer.echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")
+    echo(f"sweep id         {sweep.sweep_id}")
+    echo(f"runs             {last + 1}: {sweep.run_id(0)} ... {sweep.run_id(last)}")
+    echo(f"job id           {', '.join(chunk.job_id for chunk in sweep.chunks)}  ({arrays} on slurm)")
+    echo(f"sweep directory  {sweep.path}")
+    echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")

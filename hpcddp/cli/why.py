@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot, run_argument
+from hpcddp.cli.output import echo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,8 +48,8 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
     else:
         answer = explain_sweep(line, unanswered=unanswered, called=run_argument(line.sweep.path))
     if found.unanswered is not None:
-        typer.echo(f"Slurm could not be asked: {found.unanswered}", err=True)
-    typer.echo(json.dumps(answer.as_json(), indent=2) if as_json else "\n".join(answer.lines()))
+        echo(f"Slurm could not be asked: {found.unanswered}", err=True)
+    echo(json.dumps(answer.as_json(), indent=2) if as_json else "\n".join(answer.lines()))
 
 
 def _priority(status: RunStatus, environment: Mapping[str, str]) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from hpcddp.jobfile.problems import Problem, nearest
+from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem, nearest
 
 Event: TypeAlias = Any
 """An event of ruamel.yaml, whose classes have no types for their attributes."""
@@ -49,6 +49,8 @@ class DocumentError(ValueError):
 
 
 LARGEST_BYTES = 1_000_000
+MOST_VALUES = 20_000
+"""Of a job file that a person writes; reading one takes some 50 us."""
 
 # Characters that YAML 1.2 and TOML both forbid (YAML 1.2.2, rule c-printable).
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
@@ -121,13 +123,17 @@ class Document:
     faults: tuple[DocumentError, ...] = ()
 
 
-def read_document(text: str) -> Document:
+def read_document(text: str, *, most_values: int | None = None) -> Document:
     """Read one YAML mapping, such as a job file.
 
+    Args:
+        text: the text.
+        most_values: how many values it may hold; None for any number.
+
     Raises:
-        DocumentError: the text is not YAML, not one document, or not a mapping.
+        DocumentError: the text is not YAML, not one document, not a mapping, or has too many values.
     """
-    document = _Builder(text).build()
+    document = _Builder(text, most_values=most_values).build()
     if document.value is None:
         raise DocumentError("is empty; write at least name, batch.global_batch_size and train")
     if not isinstance(document.value, dict):
@@ -157,8 +163,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class _Builder:
     """Builds the tree from the events of the parser."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, most_values: int | None = None) -> None:
         self._events = _parse(text)
+        self._values, self._most_values = 0, most_values
         self._lines: dict[Path, int] = {}
         self._written: dict[Path, str] = {}
         self._faults: list[DocumentError] = []
@@ -179,6 +186,9 @@ class _Builder:
 
     def _node(self, event: Event, path: Path) -> object:
         self._refuse_extras(event, path)
+        self._values += 1
+        if self._most_values is not None and self._values > self._most_values:
+            raise DocumentError(f"has over {self._most_values} values, too many for a job; check the path")
         if len(path) > DEEPEST:
             raise DocumentError(f"is nested more than {DEEPEST} levels deep; write it flatter", line=_line(event))
         if isinstance(event, events.MappingStartEvent):
@@ -249,6 +259,10 @@ class _Builder:
             self._fault("has a tag (!), which job files do not support; remove it, or quote a string", event, path)
 
     def _fault(self, sentence: str, event: Event, path: Path) -> None:
+        if len(self._faults) >= MOST_PROBLEMS:
+            first = self._faults[0]
+            sentence = f"{first.sentence}; the file has over {MOST_PROBLEMS} errors, of which this is the first"
+            raise DocumentError(sentence, line=first.line, path=first.path)
         self._faults.append(DocumentError(sentence, line=_line(event), path=path))
 
 

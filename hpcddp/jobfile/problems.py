@@ -10,6 +10,8 @@ from typing import Any, Self
 from hpcddp.errors import UserError
 
 LONGEST_SHOWN = 60
+MOST_PROBLEMS = 100
+"""More of them are not looked for: nobody reads them, and each takes a while to explain."""
 SHORTEST_BEGINNING = 3
 """Shorter beginnings of a name fit too many names."""
 
@@ -55,7 +57,10 @@ class JobFileError(UserError):
         ordered = tuple(
             sorted(problems, key=lambda problem: (problem.file.startswith("--"), problem.file, problem.line or 0))
         )
-        return cls("\n".join(str(problem) for problem in ordered), problems=ordered)
+        lines = [str(problem) for problem in ordered[:MOST_PROBLEMS]]
+        if len(ordered) >= MOST_PROBLEMS:
+            lines.append(f"these are the first {MOST_PROBLEMS} problems; there may be more")
+        return cls("\n".join(lines), problems=ordered[:MOST_PROBLEMS])
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints, with a list of the problems."""

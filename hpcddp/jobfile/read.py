@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from hpcddp.jobfile.cluster import ClusterFacts
-from hpcddp.jobfile.document import Document, DocumentError, Path, dotted, read_document, read_text
+from hpcddp.jobfile.document import MOST_VALUES, Document, DocumentError, Path, dotted, read_document, read_text
 from hpcddp.jobfile.fields import PROFILE_PATTERN
 from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.merge import COMMAND_LINE, DEFAULT, JOB_FILE, MergedValues, Source
@@ -120,7 +120,7 @@ def _read_file(path: FilePath) -> Document:
     if isinstance(text, Problem):
         raise JobFileError.of([text])
     try:
-        return read_document(text)
+        return read_document(text, most_values=MOST_VALUES)
     except DocumentError as error:
         raise JobFileError.of(
             [Problem(file=str(path), line=error.line, key=dotted(error.path), sentence=error.sentence)]

@@ -365,8 +365,9 @@ def variable_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for key, name in named:
         if name in SHELL_VARIABLES:
             yield key, f"names {name}, which bash reserves; remove it"
-        elif name.startswith(OWN_PREFIX) and name != FAULTS_VARIABLE:
-            yield key, f"names {name}, and hpcddp reserves {OWN_PREFIX}*; rename it"
+        elif name.upper().startswith(OWN_PREFIX) and name != FAULTS_VARIABLE:
+            # The variables of the batch script are in lower case.
+            yield key, f"names {name}, and hpcddp reserves {name[: len(OWN_PREFIX)]}*; rename it"
     for name in environment.pass_env:
         if name in environment.env:
             yield "environment.pass_env", f"names {name}, which environment.env sets too; keep one of the two"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.job import JobSpec, Kind, find_place
 from hpcddp.jobfile.merge import SWEEP_OPTION, MergedValues, Source
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of
-from hpcddp.jobfile.problems import Problem
+from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem
 from hpcddp.jobfile.rules import broken_rules, rules_without
 from hpcddp.jobfile.sweep import Finding, check_sweep
 
@@ -45,10 +46,10 @@ def check_values(
     try:
         spec = JobSpec.model_validate(merged.value)
     except ValidationError as error:
-        return None, list(_problems_of_types(error, merged, fallback, known, elements=elements))
-    return spec, [
-        _problem(path, sentence, merged, fallback) for path, sentence in _rule_findings(spec, known, elements=elements)
-    ]
+        found = _problems_of_types(error, merged, fallback, known, elements=elements)
+        return None, list(islice(found, MOST_PROBLEMS))
+    findings = islice(_rule_findings(spec, known, elements=elements), MOST_PROBLEMS)
+    return spec, [_problem(path, sentence, merged, fallback) for path, sentence in findings]
 
 
 def _problems_of_types(

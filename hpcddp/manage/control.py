@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import signal
 import time
@@ -12,12 +11,12 @@ from typing import Final
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.write import parse_resolved
 from hpcddp.manage.format import ranks_text
 from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, newest_saved_step, read_events
+from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import RequeueRequest, request_requeue
 from hpcddp.run.result import Result, resume_command, write_result
 from hpcddp.run.sweep import index_of, sweep_of
@@ -191,7 +190,7 @@ def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[fl
     """
     run = status.run
     job_id = _live_job(status)
-    spec = parse_resolved(run.job_file.read_text(encoding="utf-8"))
+    spec = read_job_file(run)
     forbidden = spec.requeue.left_to_slurm and not spec.requeue.allow_continuation and not commands.may_requeue(job_id)
     if forbidden:
         raise RequeueError(
@@ -237,7 +236,7 @@ def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, commands: Re
 
 def _leave_request(attempt: AttemptDirectory, status: RunStatus) -> None:
     """Record in the attempt's directory that the run's user requested the requeue: no budget counts it."""
-    request_requeue(attempt, RequeueRequest(time=status.now, by=getpass.getuser()))
+    request_requeue(attempt, RequeueRequest(time=status.now, by=os.environ.get("USER") or str(os.getuid())))
 
 
 def _live_job(status: RunStatus) -> str:

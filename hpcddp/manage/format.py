@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from hpcddp.errors import printable
+
 NOTHING: Final = "-"
 """What stands for a value that there is not, or not yet."""
+
+
+def one_line(text: str) -> str:
+    """Return a text as a terminal can show it on one line, with escapes for newlines and control characters."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _SECONDS_MATTER_BELOW_S: Final = 600

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, Final
 from hpcddp.errors import UserError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, read_failures
-from hpcddp.run.files import GrowingFile, read_tail
+from hpcddp.run.files import GrowingFile, lines_from, read_tail
 from hpcddp.run.job_records import known_hosts, read_start
 from hpcddp.run.log_timestamps import Times, read_times
 from hpcddp.run.record import RecordError
@@ -107,7 +108,7 @@ def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool
     Raises:
         NoLogError: a rank that was asked for has no log.
     """
-    found = {int(path.stem.removeprefix("rank-")): path for path in attempt.path.glob("rank-*.log")}
+    found = attempt.rank_logs()
     if missing := [rank for rank in ranks if rank not in found]:
         has = "no rank has one yet" if not found else f"ranks 0 to {max(found)} have one"
         raise NoLogError(f"rank {missing[0]} has no log in attempt {attempt.number}; {has}")
@@ -130,11 +131,18 @@ def _batch(attempt: AttemptDirectory) -> Iterator[Source]:
     log = attempt.run.batch_log
     if not log.is_file():
         return
-    whole = log.read_bytes()
-    begin = whole.find(beginning(attempt).encode())
-    following = attempt.run.attempt(attempt.number + 1)
-    end = whole.find(beginning(following).encode(), max(begin, 0))
-    yield Source(path=log, rank=None, host=_batch_host(attempt), begin=max(begin, 0), end=None if end < 0 else end)
+    begin = _find(log, beginning(attempt)) or 0
+    end = _find(log, beginning(attempt.run.attempt(attempt.number + 1)), begin)
+    yield Source(path=log, rank=None, host=_batch_host(attempt), begin=begin, end=end)
+
+
+def _find(log: Path, line: str, begin: int = 0) -> int | None:
+    """Return the offset of a line that a log holds, or None."""
+    wanted = os.fsencode(line)
+    for found, behind in lines_from(log, begin, with_last=False):
+        if found.endswith(wanted):
+            return behind - len(wanted)
+    return None
 
 
 def _batch_host(attempt: AttemptDirectory) -> str | None:
@@ -157,27 +165,14 @@ def merged(logs: Sequence[Source]) -> Iterator[LogLine]:
 
 def lines_of(source: Source) -> Iterator[LogLine]:
     """Yield the lines of one log; a last one without its end is a line too."""
-    times = read_times(source.path)
-    with source.path.open("rb") as stream:
-        stream.seek(source.begin)
-        length = sys.maxsize if source.end is None else source.end - source.begin
-        yield from _timed(source, _first_bytes(stream, length), source.begin, times)
+    end = sys.maxsize if source.end is None else source.end
+    yield from _timed(source, lines_from(source.path, source.begin, end=end, with_last=True), read_times(source.path))
 
 
-def _first_bytes(lines: Iterable[bytes], length: int) -> Iterator[bytes]:
-    """Yield lines as long as they lie within so many bytes."""
-    for line in lines:
-        length -= len(line)
-        if length < 0:
-            return
-        yield line
-
-
-def _timed(source: Source, lines: Iterable[bytes], offset: int, times: Times) -> Iterator[LogLine]:
-    """Yield the lines that begin at an offset, each with the time at which its last byte was written."""
-    for line in lines:
-        offset += len(line)
-        yield LogLine(time=times.at(offset - 1), source=source, text=line_text(line))
+def _timed(source: Source, lines: Iterable[tuple[bytes, int]], times: Times) -> Iterator[LogLine]:
+    """Yield lines, each with the time at which its last byte was written."""
+    for line, behind in lines:
+        yield LogLine(time=times.at(behind - 1), source=source, text=line_text(line))
 
 
 def line_text(line: bytes) -> str:
@@ -198,8 +193,10 @@ class LogFollower:
         self._attempt, self._ranks, self._batch = attempt, ranks, batch
         self._files: dict[Path, GrowingFile] = {}
 
-    def new_lines(self, now: float, *, ended: bool = False) -> list[LogLine]:
+    def new_lines(self, now: float, *, ended: bool = False) -> Iterator[LogLine]:
         """Return the lines that were completed since the last call; the first call returns all of them.
+
+        They are read while they are iterated.
 
         Args:
             now: seconds since the epoch.
@@ -209,10 +206,10 @@ class LogFollower:
         logs = sources(self._attempt, batch=self._batch)
         logs = [log for log in logs if not self._ranks or log.rank is None or log.rank in self._ranks]
         added = [self._added(log, None if is_first else now, ended=ended) for log in logs]
-        return list(heapq.merge(*added, key=lambda line: line.time))
+        return heapq.merge(*added, key=lambda line: line.time)
 
-    def _added(self, log: Source, now: float | None, *, ended: bool) -> list[LogLine]:
-        """Return the new lines of one log.
+    def _added(self, log: Source, now: float | None, *, ended: bool) -> Iterator[LogLine]:
+        """Yield the new lines of one log.
 
         Args:
             log: the log.
@@ -221,8 +218,7 @@ class LogFollower:
         """
         file = self._files.setdefault(log.path, GrowingFile(log.path, begin=log.begin))
         times = read_times(log.path) if now is None else Times(sizes=(), times=(now,))
-        begin = file.offset
-        return list(_timed(log, file.new_lines(ended=ended), begin, times))
+        return _timed(log, ((line, file.offset) for line in file.new_lines(ended=ended)), times)
 
 
 class OutputFollower:
@@ -237,20 +233,19 @@ class OutputFollower:
         self._run, self._next = run, first_attempt
         self._follower: LogFollower | None = None
 
-    def new_lines(self, now: float, *, ended: bool) -> list[LogLine]:
-        """Return the lines that came since the last look.
+    def new_lines(self, now: float, *, ended: bool) -> Iterator[LogLine]:
+        """Yield the lines that came since the last look.
 
         Args:
             now: seconds since the epoch.
             ended: whether the run has ended.
         """
         newest = self._run.newest_attempt()
-        lines: list[LogLine] = []
         while newest is not None and self._next <= newest:
-            lines += self._added(now, ended=True)
+            yield from self._added(now, ended=True)
             self._follower = LogFollower(self._run.attempt(self._next), ranks=(0,))
             self._next += 1
-        return lines + self._added(now, ended=ended)
+        yield from self._added(now, ended=ended)
 
-    def _added(self, now: float, *, ended: bool) -> list[LogLine]:
-        return [] if self._follower is None else self._follower.new_lines(now, ended=ended)
+    def _added(self, now: float, *, ended: bool) -> Iterator[LogLine]:
+        return iter(()) if self._follower is None else self._follower.new_lines(now, ended=ended)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from hpcddp.errors import UserError
-from hpcddp.manage.format import NOTHING, duration_text, number_text, step_text, used_text
+from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, step_text, used_text
 from hpcddp.manage.run_files import Job, RunFiles, read_run_files, readable, readable_lines
 from hpcddp.manage.status import Ask, RunStatus, State, statuses
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, read_event_log
-from hpcddp.run.files import TAIL_BYTES
+from hpcddp.run.files import TAIL_BYTES, exists
 from hpcddp.run.find import all_runs
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.sweep import ManifestError, Sweep, index_of, is_element, read_sweep, sweep_of
@@ -54,7 +54,7 @@ def files_of(entry: Entry) -> list[RunFiles]:
     if isinstance(entry, Sweep):
         files = _SweepFiles.of(entry)
         return [files.of_element(index) for index, _ in enumerate(entry.elements)]
-    sweep = None if entry.path.exists() else sweep_of(entry)
+    sweep = None if exists(entry.path) else sweep_of(entry)
     return [read_run_files(entry)] if sweep is None else [_SweepFiles.of(sweep).of_element(index_of(entry))]
 
 
@@ -206,7 +206,7 @@ def overview_of(entries: Sequence[Entry], *, ask: Ask, now: float) -> Overview:
 
 
 def _may_live(entry: Entry) -> bool:
-    return isinstance(entry, Sweep) or not entry.result.exists()
+    return isinstance(entry, Sweep) or not exists(entry.result)
 
 
 def _is_alive(line: Line) -> bool:
@@ -249,6 +249,7 @@ def _table(
     width: int | None,
     paint: Paint,
 ) -> list[str]:
+    rows = [{name: one_line(text) for name, text in row.items()} for row in rows]
     widths = {name: max(len(row.get(name, "")) for row in [header, *rows]) for name in _COLUMNS}
     columns = _that_fit(widths, width)
     shown = [_row(header, columns, widths, _plain)]
@@ -263,7 +264,7 @@ def _damaged(lines: Sequence[Line]) -> Iterator[str]:
     """Yield a sentence for each record that cannot be read, so that its run may be shown in a wrong state."""
     for line in lines:
         for run in [line] if isinstance(line, RunStatus) else line.elements:
-            yield from run.files.damaged
+            yield from map(one_line, run.files.damaged)
 
 
 def _plain(text: str, _: State) -> str:
@@ -322,19 +323,19 @@ def details(status: RunStatus, *, paint: Paint) -> list[str]:
     hosts = job.node_list if job is not None and job.node_list else ", ".join(status.hosts or ())
     known = files.job
     facts = {
-        "run": f"{cells['run']}  ({cells['name']})",
-        "state": paint(cells["state"], status.state) + _because(status),
-        "job": NOTHING if known is None else f"{known.job_id}{' (a process)' if known.local else ''}",
+        "run": one_line(f"{cells['run']}  ({cells['name']})"),
+        "state": paint(cells["state"], status.state) + one_line(_because(status)),
+        "job": NOTHING if known is None else one_line(f"{known.job_id}{' (a process)' if known.local else ''}"),
         "attempt": cells["attempt"],
         "step": cells["step"],
         "loss": cells["loss"],
         "samples/s": cells["samples/s"],
         "eta": cells["eta"],
-        "nodes": f"{cells['nodes']}{f' ({hosts})' if hosts else ''}",
+        "nodes": one_line(f"{cells['nodes']}{f' ({hosts})' if hosts else ''}"),
         "time": cells["time"],
-        "directory": str(status.run.path),
+        "directory": one_line(str(status.run.path)),
     }
-    return [*(f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING), *files.damaged]
+    return [*(f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING), *map(one_line, files.damaged)]
 
 
 def _because(status: RunStatus) -> str:

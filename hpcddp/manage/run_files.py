@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, EventKind, read_event_log
-from hpcddp.run.files import TAIL_BYTES
+from hpcddp.run.files import TAIL_BYTES, why_unreadable
 from hpcddp.run.job_records import Start, SubmissionRecord, newest_start, read_ranks, read_submission
 from hpcddp.run.metrics import MetricsLine, read_metrics, read_plan
 from hpcddp.run.record import Lines, RecordError, RecordT
@@ -88,17 +88,25 @@ class RunFiles:
 
 
 def read_run_files(run: RunDirectory, *, job: Job | None = None) -> RunFiles:
-    """Return the contents of a run directory.
+    """Return the contents of a run directory; of one that is closed to this user, only a sentence about it.
 
     Args:
         run: its directory; it need not exist.
         job: its job, where no file of its own names one yet.
     """
+    try:
+        return _read_run_files(run, job)
+    except OSError as error:
+        sentence = f"{error.filename or run.path} cannot be read ({why_unreadable(error)})"
+        return RunFiles(run=run, job=job, damaged=(sentence,), is_job_known=False)
+
+
+def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
     attempt = run.newest_attempt()
     start, start_damage = readable(lambda: newest_start(run))
     submission, submission_damage = readable(lambda: read_submission(run))
     result, result_damage = readable(lambda: read_result(run))
-    ranks_damage = None if attempt is None else readable(lambda: read_ranks(run.attempt(attempt)))[1]
+    ranks, ranks_damage = (None, None) if attempt is None else readable(lambda: read_ranks(run.attempt(attempt)))
     of_job = tuple(damage for damage in (submission_damage, start_damage, result_damage) if damage is not None)
     events, events_damage = readable_lines(run.events, lambda: read_event_log(run.events, TAIL_BYTES))
     metrics, metrics_damage = readable_lines(run.metrics, lambda: read_metrics(run.metrics, _TAIL_BYTES))
@@ -114,7 +122,7 @@ def read_run_files(run: RunDirectory, *, job: Job | None = None) -> RunFiles:
         events=events,
         total_steps=None if plan is None else plan.total_steps,
         progress=progress_of(metrics, since=began),
-        met=attempt is not None and run.attempt(attempt).ranks.exists(),
+        met=ranks is not None or ranks_damage is not None,
         damaged=damaged,
         is_job_known=not of_job,
         is_result_damaged=result_damage is not None,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
+
+_ATTEMPT: Final = re.compile("0|[1-9][0-9]{0,8}", re.ASCII)
+_RANK_LOG: Final = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.log", re.ASCII)
 
 ReservedRecord = Literal["decision", "error", "result"]
 """The records that are written into reserve files on a full disk."""
@@ -109,9 +114,12 @@ class RunDirectory:
 
     def newest_attempt(self) -> int | None:
         """Return the highest attempt number on disk, or None before the first start."""
-        if not self.attempts.is_dir():
-            return None
-        return max((int(entry.name) for entry in self.attempts.iterdir() if entry.name.isdecimal()), default=None)
+        return max(self.attempt_numbers(), default=None)
+
+    def attempt_numbers(self) -> Iterator[int]:
+        """Yield the numbers of the attempts on disk, in no order."""
+        if self.attempts.is_dir():
+            yield from (int(entry.name) for entry in self.attempts.iterdir() if _ATTEMPT.fullmatch(entry.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +197,11 @@ class AttemptDirectory:
     def rank_log(self, rank: int) -> Path:
         """Return the log of one rank."""
         return self.path / f"rank-{rank}.log"
+
+    def rank_logs(self) -> dict[int, Path]:
+        """Return the logs that there are, by rank."""
+        found = ((_RANK_LOG.fullmatch(path.name), path) for path in self.path.glob("rank-*.log"))
+        return {int(match[1]): path for match, path in found if match is not None}
 
     def rank_error(self, rank: int) -> Path:
         """Return the error record of one rank."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.files import read_tail
+from hpcddp.run.files import exists, read_tail
 from hpcddp.run.job_records import known_hosts, read_exits
 from hpcddp.run.record import Record, RecordError, create_record, read_record
 from hpcddp.stop.reasons import Cause
@@ -104,9 +104,10 @@ def _read_all(attempt: AttemptDirectory) -> tuple[list[FailureRecord], list[str]
 
 def ranks_without_record(attempt: AttemptDirectory) -> list[int]:
     """Return the ranks that started, as their logs show, and ended without a record."""
-    started = {int(path.stem.removeprefix("rank-")) for path in attempt.path.glob("rank-*.log")}
     return sorted(
-        rank for rank in started if not (attempt.rank_error(rank).exists() or attempt.rank_exit(rank).exists())
+        rank
+        for rank in attempt.rank_logs()
+        if not (exists(attempt.rank_error(rank)) or exists(attempt.rank_exit(rank)))
     )
 
 

@@ -44,7 +44,7 @@ def write_bytes(path: Path, content: bytes, *, reserves: Iterable[Path] = ()) ->
     temporary = _temporary_name(path)
     try:
         try:
-            with _create(temporary) as stream:
+            with _open_new(temporary) as stream:
                 _write_synced(stream, content)
         except OSError as error:
             if not is_full(error) or not _take_reserve(reserves, temporary):
@@ -100,7 +100,7 @@ def full_disk(directory: Path) -> str | None:
     """Return a sentence if the disk of a directory has no space for another small file, else None."""
     probe = _temporary_name(directory / "probe")
     try:
-        with _create(probe) as stream:
+        with _open_new(probe) as stream:
             _write_synced(stream, bytes(_PROBE_BYTES))
     except OSError as error:
         return full_disk_sentence(directory, error) if is_full(error) else None
@@ -137,7 +137,7 @@ def ignore_output_errors() -> None:
         setattr(sys, name, io.TextIOWrapper(stream, before.encoding, before.errors, write_through=True))
 
 
-def _create(path: Path) -> BinaryIO:
+def _open_new(path: Path) -> BinaryIO:
     """Open a new file that only its owner may read, whatever the umask is."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     return os.fdopen(descriptor, "wb")
@@ -145,7 +145,7 @@ def _create(path: Path) -> BinaryIO:
 
 def write_json(path: Path, document: Any, *, reserves: Iterable[Path] = ()) -> None:  # noqa: ANN401
     """Replace ``path`` by ``document`` as indented JSON, in one step; ``reserves`` as for ``write_text``."""
-    write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", reserves=reserves)
+    write_bytes(path, _as_json(document), reserves=reserves)
 
 
 def create_json(path: Path, document: Any, *, reserves: Iterable[Path] = ()) -> bool:  # noqa: ANN401
@@ -154,7 +154,12 @@ def create_json(path: Path, document: Any, *, reserves: Iterable[Path] = ()) -> 
     Returns:
         Whether this call created the file.
     """
-    return create_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", reserves=reserves)
+    return _create(path, _as_json(document), reserves)
+
+
+def _as_json(document: Any) -> bytes:  # noqa: ANN401
+    # Of a name that is not UTF-8, "\\udcff" stands in the file: as an escape of Python it is one of JSON too.
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def create_text(path: Path, text: str, *, reserves: Iterable[Path] = ()) -> bool:
@@ -168,9 +173,13 @@ def create_text(path: Path, text: str, *, reserves: Iterable[Path] = ()) -> bool
     Returns:
         Whether this call created the file.
     """
+    return _create(path, text.encode(), reserves)
+
+
+def _create(path: Path, content: bytes, reserves: Iterable[Path]) -> bool:
     temporary = _temporary_name(path)
     try:
-        write_text(temporary, text, reserves=reserves)
+        write_bytes(temporary, content, reserves=reserves)
         # A hard link fails if the name exists, which rename does not.
         os.link(temporary, path)
     except FileExistsError:
@@ -194,14 +203,18 @@ def read_json(path: Path) -> Any:  # noqa: ANN401
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """Open a regular file and yield it with its size in bytes; no link is followed, no pipe is waited for.
+def open_regular(path: Path, *, follow_links: bool = False) -> Iterator[tuple[IO[bytes], int]]:
+    """Open a regular file and yield it with its size in bytes; no pipe is waited for.
+
+    Args:
+        path: the file.
+        follow_links: whether it may be a symbolic link, as the batch log of an element of a sweep is.
 
     Raises:
         NotRegularError: it is a pipe, a device or a socket.
         OSError: it is missing, is a directory, cannot be read, or (with ``ELOOP``) is a symbolic link.
     """
-    with open(path, "rb", opener=_open_at_once) as stream:
+    with open(path, "rb", opener=_open_target_at_once if follow_links else _open_at_once) as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
@@ -222,15 +235,80 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
+def _open_target_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def exists(path: Path) -> bool:
+    """Return whether there is something at a path; what must not be looked at, or has too long a name, is not there."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def read_tail(path: Path, size: int) -> str:
     """Return the last ``size`` bytes of a file as text; empty if it cannot be read, torn characters replaced."""
     try:
-        with path.open("rb") as stream:
-            end = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, end - size))
-            return stream.read().decode("utf-8", errors="replace")
+        with open_regular(path, follow_links=True) as (stream, length):
+            stream.seek(max(0, length - size))
+            return stream.read(size).decode("utf-8", errors="replace")
     except OSError:
         return ""
+
+
+LONGEST_LINE: Final = 64 * 1024
+"""Bytes; a longer line is read in parts, so that no log takes more memory."""
+_PART_BYTES: Final = 16 * 1024
+
+
+def lines_from(path: Path, begin: int, *, end: int = sys.maxsize, with_last: bool) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines of a file, each with the offset behind it.
+
+    The file is open only while a part of it is read, so that thousands can be read at once.
+
+    Args:
+        path: the file; nothing is yielded if it is missing, or is no regular file.
+        begin: the offset of the first line.
+        end: the offset behind the last byte that is read.
+        with_last: whether a last line without its end is a line too.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    rest, offset = b"", begin
+    while offset < end:
+        skipped, part = _read_part(path, offset, min(_PART_BYTES, end - offset))
+        if not part:
+            break
+        offset += skipped
+        *lines, rest = (rest + part).split(b"\n")
+        behind = offset + len(part) - len(rest)
+        at = behind - sum(len(line) + 1 for line in lines)
+        for line in lines:
+            at += len(line) + 1
+            yield line + b"\n", at
+        offset = behind + len(rest)
+        if len(rest) >= LONGEST_LINE:
+            yield rest, offset
+            rest = b""
+    if rest and with_last:
+        yield rest, offset
+
+
+def _read_part(path: Path, offset: int, size: int) -> tuple[int, bytes]:
+    """Return how many bytes of a hole follow an offset, and what is behind them; nothing where no data follow."""
+    try:
+        with open_regular(path, follow_links=True) as (stream, _):
+            begin = os.lseek(stream.fileno(), offset, os.SEEK_DATA)
+            return begin - offset, os.pread(stream.fileno(), size, begin)
+    except (FileNotFoundError, NotRegularError):
+        return 0, b""
+    except OSError as error:
+        # lseek(2): no data behind the offset.
+        if error.errno == errno.ENXIO:
+            return 0, b""
+        raise
 
 
 def append_line(path: Path, line: str) -> None:
@@ -247,7 +325,8 @@ def append_line(path: Path, line: str) -> None:
         OSError: the file is a symbolic link or no regular file, or the disk is full, read-only or gone; what was
             written of the line is taken back.
     """
-    content = f"{line}\n".encode()
+    # Lines with names that are not UTF-8 are JSON: as in ``_as_json``.
+    content = f"{line}\n".encode(errors="backslashreplace")
     descriptor = _open_to_append(path, os.O_RDWR)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -317,24 +396,22 @@ class GrowingFile:
         self._path, self._begin, self.offset = path, begin, begin
         self._inode: int | None = None
 
-    def new_lines(self, *, ended: bool = False) -> list[bytes]:
-        """Return the complete lines that were appended since the last call, each with its end.
+    def new_lines(self, *, ended: bool = False) -> Iterator[bytes]:
+        """Yield the complete lines that were appended since the last call, each with its end.
 
         Args:
             ended: whether nothing more is appended; then a last line without its end is a line too.
+
+        Raises:
+            OSError: it cannot be read.
         """
         try:
-            stream = self._path.open("rb")
+            inode = self._path.stat().st_ino
         except FileNotFoundError:
-            return []
-        with stream:
-            inode = os.fstat(stream.fileno()).st_ino
-            if self._inode not in (None, inode):
-                self.offset = self._begin
-            self._inode = inode
-            stream.seek(self.offset)
-            content = stream.read()
-        *lines, rest = content.split(b"\n")
-        found = [*(line + b"\n" for line in lines), *([rest] if ended and rest else [])]
-        self.offset += sum(map(len, found))
-        return found
+            return
+        if self._inode not in (None, inode):
+            self.offset = self._begin
+        self._inode = inode
+        for line, behind in lines_from(self._path, self.offset, with_last=ended):
+            self.offset = behind
+            yield line

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import exists
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import read_result
 from hpcddp.run.sweep import MANIFEST, find_element, is_element
@@ -55,7 +56,7 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
 
 def _without_elements(runs: Sequence[Path]) -> list[Path]:
     """Leave out the elements of sweeps that are there too: the beginning of a sweep's id means the sweep."""
-    sweeps = [run for run in runs if (run / MANIFEST).exists()]
+    sweeps = [run for run in runs if exists(run / MANIFEST)]
     return [run for run in runs if not any(is_element(run, sweep) for sweep in sweeps)]
 
 
@@ -86,10 +87,11 @@ def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
 
 def brief(run: RunDirectory) -> str:
     """Return a run's name, and its result or its newest attempt."""
-    number = run.newest_attempt()
-    state = "submitted" if number is None else f"attempt {number}"
+    state = "submitted"
     # The commands that show the run report a damaged one.
-    with contextlib.suppress(RecordError):
+    with contextlib.suppress(RecordError, OSError):
+        number = run.newest_attempt()
+        state = state if number is None else f"attempt {number}"
         result = read_result(run)
         state = state if result is None else result.status
     return f"{run.path.parent.name}, {state}"
@@ -118,11 +120,4 @@ def _directories(path: Path) -> Iterator[Path]:
 def _is_run(path: Path) -> bool:
     """Return whether a run has begun or been submitted there."""
     run = RunDirectory(path)
-    return any(_exists(part) for part in (run.job_file, run.attempts, run.script, run.checkpoints))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except PermissionError:
-        return False
+    return any(exists(part) for part in (run.job_file, run.attempts, run.script, run.checkpoints))

@@ -8,14 +8,15 @@ written after the last look has the time of the file's last change.
 from __future__ import annotations
 
 import bisect
+import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hpcddp.run.files import append_line
+from hpcddp.run.files import append_line, lines_from
 
 
 def times_of(log: Path) -> Path:
@@ -63,6 +64,10 @@ class Times:
         return self.times[min(bisect.bisect_right(self.sizes, offset), len(self.times) - 1)]
 
 
+# Numbers of this length are valid for every log and clock.
+_TIMESTAMP: Final = re.compile(r"(?P<size>[0-9]{1,18}) (?P<time>[0-9]{1,11}(\.[0-9]{1,9})?)\n")
+
+
 def read_times(log: Path) -> Times:
     """Return the times of a log; without any of its own, all of it has the time of its last change.
 
@@ -73,23 +78,24 @@ def read_times(log: Path) -> Times:
     sizes: list[int] = []
     times: list[float] = []
     for line in _lines(times_of(log)):
-        size, _, time = line.partition(" ")
+        match = _TIMESTAMP.fullmatch(line)
         # What is torn or stale would not rise.
-        if size.isdecimal() and time and (not sizes or int(size) > sizes[-1]):
-            sizes.append(int(size))
-            times.append(float(time))
+        if match is not None and (not sizes or int(match["size"]) > sizes[-1]):
+            sizes.append(int(match["size"]))
+            times.append(float(match["time"]))
     if not sizes or status.st_size > sizes[-1]:
         sizes.append(status.st_size)
         times.append(status.st_mtime)
     return Times(sizes, times)
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> Iterator[str]:
     try:
         # A line without its end may have lost a part of its time.
-        return path.read_text(encoding="ascii", errors="replace").split("\n")[:-1]
+        for line, _ in lines_from(path, 0, with_last=False):
+            yield line.decode("ascii", errors="replace")
     except OSError:
-        return []
+        return
 
 
 _LOOK_EVERY_S: Final = 0.5

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_text
+from hpcddp.run.job_file import read_script
 from hpcddp.run.job_records import Start, SubmissionRecord, newest_start, read_submission
 from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.run.result import resume_command
@@ -122,7 +123,7 @@ def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory
             f"the script of the run {run.path} does not exist; if the run is an element of a sweep, put the directory "
             f"of its sweep beside it, or give the job file too: {_with_job(run)}"
         )
-    script = owner.script.read_text(encoding="utf-8")
+    script = read_script(owner)
     in_script = _parse_script(script)
     if in_script is None:
         recorded = _recorded_directory(_record(owner))
@@ -193,7 +194,7 @@ def _directory_in_script(owner: RunDirectory, record: SubmissionRecord | Start |
     """Return the directory that a script acts on; None if unknown."""
     if not owner.script.exists() or not isinstance(record, SubmissionRecord):
         return None
-    in_script = _parse_script(owner.script.read_text(encoding="utf-8"))
+    in_script = _parse_script(read_script(owner))
     return None if in_script is None else Path(record.directory) / in_script.path
 
 

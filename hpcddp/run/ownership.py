@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Final
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import is_full
+from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Start
 from hpcddp.slurm.job import ENDED_STATES, ask_slurm
 from hpcddp.stop.reasons import ExitCode
@@ -75,7 +75,7 @@ def refuse_another_training(run: RunDirectory, spec: JobSpec) -> None:
     """
     if not run.job_file.exists():
         return
-    before = parse_resolved(run.job_file.read_text(encoding="utf-8"))
+    before = read_job_file(run)
     for key, old, new in training_changes(before, spec):
         raise RunDirectoryError(
             f"the run {run.path} cannot go on with this job: {key} is {json.dumps(old)} there and {json.dumps(new)} "

@@ -206,9 +206,10 @@ def read_last_lines(path: Path, kind: type[RecordT], size: int) -> Lines[RecordT
     """
     try:
         with open_regular(path) as (stream, length):
+            size = min(size, LARGEST_RECORD)
             # The byte before says whether the first line is whole.
             stream.seek(max(0, length - size - 1))
-            return parse_lines(stream.read(), kind, begins_within=length > size)
+            return parse_lines(stream.read(size + 1), kind, begins_within=length > size)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotRegularError):
         return Lines(records=(), damaged=0)
     except OSError as error:

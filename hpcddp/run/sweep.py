@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import create_text, write_text
+from hpcddp.run.files import create_text, exists, write_text
 from hpcddp.run.record import FORMAT, Record, RecordError, read_record
 
 MANIFEST = "sweep.json"
@@ -143,6 +143,8 @@ def read_sweep(directory: Path) -> Sweep | None:
         raise ManifestError(error.message) from error
     if manifest is None:
         return None
+    if manifest.sweep_id != Path(manifest.sweep_id).name or "\0" in manifest.sweep_id:
+        raise ManifestError(f"{path} is damaged: its sweep_id is not a name; {SweepManifest.ADVICE}")
     return Sweep(sweep_id=manifest.sweep_id, path=directory, elements=manifest.elements, chunks=manifest.chunks)
 
 
@@ -165,7 +167,7 @@ def find_element(text: str, run_root: Path) -> RunDirectory | None:
     """
     path = Path(text)
     folders = sorted(run_root.glob("*")) if path.parent == Path() else [path.parent]
-    runs = (RunDirectory((folder / path.name).absolute()) for folder in folders if folder.is_dir())
+    runs = (RunDirectory((folder / path.name).absolute()) for folder in folders if exists(folder))
     return next((run for run in runs if sweep_of(run) is not None), None)
 
 

@@ -96,6 +96,8 @@ DEFAULT_LARGEST_ARRAY: Final = 1001
 TIMEOUT_S: Final = 60.0
 # How often a question is asked whose command a signal ends.
 _MAX_TRIES: Final = 5
+# A query that only shows states is not worth a longer wait than that.
+_QUERY_TIMEOUT_S: Final = 20.0
 # What a command prints when no controller answered, or too late; a request that is answered late may have been done.
 _AWAY: Final = (
     "Unable to contact",
@@ -132,8 +134,11 @@ class SlurmMissingError(SlurmUnavailableError):
     """A command of Slurm is not installed on this machine."""
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return what it printed."""
+    timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
     try:
         # Names that other users wrote need not be UTF-8; the rest must still be readable.
         return subprocess.run(
@@ -143,26 +148,28 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.C
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except FileNotFoundError:
         raise SlurmMissingError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
     except subprocess.TimeoutExpired:
-        raise SlurmUnavailableError(f"{command[0]} did not answer within {TIMEOUT_S:g} s; try again later") from None
+        raise SlurmUnavailableError(f"{command[0]} did not answer within {timeout_s:g} s; try again later") from None
 
 
-def _query(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _query(
+    command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command that changes nothing; one that a signal ended is run again.
 
     With proctrack/linuxproc Slurm signals every process of a task, twice within milliseconds at a preemption: a command
     that a task runs after the first signal is ended by the second one.
     """
-    done = _run(command, environment)
+    done = _run(command, environment, timeout_s=timeout_s)
     for _ in range(_MAX_TRIES - 1):
         if done.returncode >= 0:
             break
-        done = _run(command, environment)
+        done = _run(command, environment, timeout_s=timeout_s)
     return done
 
 
@@ -298,7 +305,8 @@ def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
     """
     plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
     words = ["squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
-    return parse_queue(_output(_query(words, {**plain, "SLURM_TIME_FORMAT": "standard"}), name="squeue"))
+    plain["SLURM_TIME_FORMAT"] = "standard"
+    return parse_queue(_output(_query(words, plain, timeout_s=_QUERY_TIMEOUT_S), name="squeue"))
 
 
 def priority(job_id: str, environment: Mapping[str, str]) -> str | None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import element_spec
-from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
+from hpcddp.run.job_file import read_job_file, read_script
 from hpcddp.run.job_records import SubmissionRecord, newest_start, read_submission
 from hpcddp.run.moved import original_of, update_script_path
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training
@@ -103,7 +103,7 @@ def _same_request(
     run: RunDirectory, previous: SubmissionRecord, environment: Mapping[str, str], dependency: str | None
 ) -> SubmitRequest:
     """Return the request that submits a run again as it was submitted before."""
-    spec = parse_resolved(run.job_file.read_text(encoding="utf-8"))
+    spec = read_job_file(run)
     return SubmitRequest(
         job=ResolvedJob(spec=spec, origins={}),
         run_id=run.run_id,
@@ -122,18 +122,18 @@ def _submit_again(run: RunDirectory, request: SubmitRequest, notes: tuple[str, .
     # The result of a run that had ended: the run goes on.
     run.result.unlink(missing_ok=True)
     run.submitit.mkdir(mode=0o700, exist_ok=True)
-    script, element = _script_of(run)
+    owner, element = _script_of(run)
     request = replace(request, directory=directory)
-    return submit_script(run, request, script.read_text(encoding="utf-8"), element=element, notes=notes)
+    return submit_script(run, request, read_script(owner), element=element, notes=notes)
 
 
-def _script_of(run: RunDirectory) -> tuple[Path, ArrayPlace | None]:
-    """Return a run's script: an element has that of its sweep, until it is resumed with a job of its own."""
+def _script_of(run: RunDirectory) -> tuple[RunDirectory, ArrayPlace | None]:
+    """Return where a run's script is: an element has that of its sweep, until it is resumed with a job of its own."""
     sweep = None if run.script.exists() else sweep_of(run)
     if sweep is None:
-        return run.script, None
+        return run, None
     check_run_directory(sweep.path)
-    return sweep.directory.script, array_of_one(sweep, index_of(run))
+    return sweep.directory, array_of_one(sweep, index_of(run))
 
 
 def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:

@@ -6,16 +6,17 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import printable
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_text
+from hpcddp.run.files import exists, write_text
 from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
 from hpcddp.site.rules import check_site
@@ -121,16 +122,12 @@ def submit(request: SubmitRequest) -> Submission:
         HpcddpError: the job could not be submitted; nothing is left behind.
     """
     job, run = prepare(request), request.run
-    make_run_directory(run, request.cluster)
-    try:
+    with new_run_directory(run, request.cluster):
         run.submitit.mkdir(mode=0o700)
         write_run(run, job)
         # Slurm would create it with the submitter's umask.
         write_text(run.batch_log, "")
         return submit_script(run, request, job.script, notes=job.notes)
-    except (HpcddpError, OSError):
-        shutil.rmtree(run.path)
-        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,26 +173,48 @@ class Submission:
         }
 
 
-def make_run_directory(run: RunDirectory, cluster: Cluster) -> None:
-    """Make the directory of a new run.
+@contextmanager
+def new_run_directory(run: RunDirectory, cluster: Cluster) -> Iterator[None]:
+    """Make the directory of a new run; after an error remove it, and the parents that were made for it.
 
     Raises:
         SubmissionError: it exists already, or sbatch or submitit would change its path.
     """
     check_path(run.path, cluster)
-    make_private_directory(run.path.parent)
+    missing = [parent for parent in run.path.parents if not exists(parent)]
     try:
-        run.path.mkdir(mode=0o700)
-    except FileExistsError:
-        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root") from None
+        make_private_directory(run.path.parent)
+        try:
+            run.path.mkdir(mode=0o700)
+        except FileExistsError:
+            raise SubmissionError(
+                f"the run directory {run.path} exists already; use another run id or run_root"
+            ) from None
+        try:
+            yield
+        except Exception:
+            shutil.rmtree(run.path)
+            raise
+    except Exception:
+        for parent in missing:
+            # Another run may be there by now.
+            with suppress(OSError):
+                parent.rmdir()
+        raise
 
 
 def check_path(path: Path, cluster: Cluster) -> None:
-    """Refuse a path in which submitit or sbatch replaces a pattern (sbatch(1), FILENAME PATTERN).
+    """Refuse a path that no script can hold, or in which submitit or sbatch replaces a pattern.
+
+    sbatch(1), FILENAME PATTERN.
 
     Raises:
-        SubmissionError: the path holds such a pattern.
+        SubmissionError: the path is not UTF-8, or holds a control character or such a pattern.
     """
+    if printable(str(path)) != str(path):
+        raise SubmissionError(
+            f"the run directory {str(path)!r} is not UTF-8, or holds a control character; choose another run_root"
+        )
     patterns = ("%", "\\") if cluster == "slurm" else _SUBMITIT_TAGS
     if (found := next((pattern for pattern in patterns if pattern in str(path)), None)) is not None:
         reader = "sbatch" if cluster == "slurm" else "submitit"
@@ -274,7 +293,14 @@ def submit_script(
         index=None if before is None else before.index,
         **identity(run.path),
     )
-    write_submission_record(run, record)
+    try:
+        write_submission_record(run, record)
+    except OSError as error:
+        # Nobody would know of the job.
+        job.cancel()
+        raise SubmissionError(
+            f"job {job.job_id} was cancelled, because {run.submission} cannot be written: {error.strerror}"
+        ) from error
     return Submission(
         run=run,
         cluster=cluster,

@@ -7,7 +7,6 @@ values that the script knows, so that one pickle is enough for all of them: ``be
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, submission_environment
 from hpcddp.submit.request import SubmissionError, SubmitRequest
-from hpcddp.submit.submit import make_run_directory, prepare
+from hpcddp.submit.submit import new_run_directory, prepare
 from hpcddp.submit.sweep_element import PICKLE
 
 _TOO_LONG = "Invalid job array specification"
@@ -80,8 +79,7 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
         raise ValueError(f"the job {request.job.spec.name} has no sweep")
     job, directory = prepare(request), request.run
     sweep = Sweep(sweep_id=directory.run_id, path=directory.path, elements=table.elements(), chunks=())
-    make_run_directory(directory, request.cluster)
-    try:
+    with new_run_directory(directory, request.cluster):
         for folder in (directory.submitit, sweep.logs):
             folder.mkdir(mode=0o700)
         write_text(directory.job_file, request.job_text)
@@ -89,9 +87,6 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
         clean, dropped = submission_environment(request.environment)
         clean[PICKLE_DIGEST] = _dump(sweep)
         chunks = _Arrays(script=directory.script, request=request, environment=clean).submit(len(table))
-    except (HpcddpError, OSError):
-        shutil.rmtree(directory.path)
-        raise
     sweep = replace(sweep, chunks=tuple(chunks))
     write_sweep(sweep)
     record = SubmissionRecord(

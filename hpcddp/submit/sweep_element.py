@@ -17,6 +17,7 @@ from hpcddp.jobfile.write import dump_job, parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_bytes, write_text
 from hpcddp.run.find import chosen_run, find_run
+from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.moved import refuse_copy, script_owner
 from hpcddp.run.ownership import check_run_directory, identity, make_private_directory
@@ -152,7 +153,7 @@ def begin_element(sweep: Sweep, index: int) -> RunDirectory:
     if not run.path.exists() and submitted is not None:
         make_private_directory(run.path)
         run.submitit.mkdir(mode=0o700)
-        spec = parse_resolved(sweep.directory.job_file.read_text(encoding="utf-8"))
+        spec = read_job_file(sweep.directory)
         write_text(run.job_file, dump_job(element_spec(spec, sweep.elements[index]), environment_values=False))
         write_text(run.batch_log, "")
         job_id = sweep.job_id(index) or ""

@@ -8,10 +8,10 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, printable
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import beginning
-from hpcddp.run.files import ignore_output_errors
+from hpcddp.run.files import ignore_output_errors, why_unreadable
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.supervise.begin import begin
 from hpcddp.supervise.end import end
@@ -53,10 +53,11 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             element=options.element,
         )
     except HpcddpError as error:
-        sys.stderr.write(f"hpcddp: {error.message}\n")
+        sys.stderr.write(f"hpcddp: {printable(error.message)}\n")
         return error.exit_code
     except OSError as error:
-        sys.stderr.write(f"hpcddp: {error}\n")
+        where = "" if error.filename is None else f"{printable(str(error.filename))} cannot be used: "
+        sys.stderr.write(f"hpcddp: {where}{why_unreadable(error)}\n")
         return ExitCode.INFRASTRUCTURE
     if directory:
         sys.stderr.write(beginning(AttemptDirectory.from_text(directory)))
@@ -72,7 +73,7 @@ def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         signal.signal(signum, signal.SIG_IGN)
     attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
     ending = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
-    sys.stderr.write(f"hpcddp: {ending.text}\n")
+    sys.stderr.write(f"hpcddp: {printable(ending.text)}\n")
     if ending.expedite is not None:
         expedite(ending.expedite)
     return ending.exit_code

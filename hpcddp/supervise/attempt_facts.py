@@ -12,11 +12,11 @@ from pathlib import Path
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, newest_saved_step, read_events
 from hpcddp.run.failure import FailureRecord, cancelled_in_log, cause_in_log, read_failures
-from hpcddp.run.files import full_disk
+from hpcddp.run.files import exists, full_disk
+from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Decision, ProgramEnd, read_decision, read_program_end, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
@@ -157,7 +157,7 @@ class AttemptFacts:
     @cached_property
     def spec(self) -> JobSpec:
         """The job."""
-        return parse_resolved(self.attempt.run.job_file.read_text(encoding="utf-8"))
+        return read_job_file(self.attempt.run)
 
     @cached_property
     def program(self) -> ProgramEnd | None:
@@ -210,7 +210,7 @@ class AttemptFacts:
     @property
     def by_user(self) -> bool:
         """Whether the run's user has requested the requeue with hpcddp; no budget counts that."""
-        return self.requested or (self.counted_cause is Cause.REQUEUED and self.attempt.requeue_request.exists())
+        return self.requested or (self.counted_cause is Cause.REQUEUED and exists(self.attempt.requeue_request))
 
     @cached_property
     def _logged(self) -> Cause | None:
@@ -239,7 +239,7 @@ class AttemptFacts:
     @property
     def requested(self) -> bool:
         """Whether the attempt ended because the run's user requested a requeue, and for no other cause."""
-        if self.job_id is None or not self.attempt.requeue_request.exists():
+        if self.job_id is None or not exists(self.attempt.requeue_request):
             return False
         stopped = self.decision is None or self.decision.reason in _WARNINGS
         return stopped and not self._is_certain

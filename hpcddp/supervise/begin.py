@@ -19,7 +19,7 @@ from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import AttemptDirectory, ReservedRecord, RunDirectory
 from hpcddp.run.events import Event, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import cause_in_log
-from hpcddp.run.files import full_disk_sentence, is_full, make_reserves, write_text
+from hpcddp.run.files import exists, full_disk_sentence, is_full, make_reserves, write_text
 from hpcddp.run.job_records import Start, newest_start, read_refusal, write_refusal, write_start
 from hpcddp.run.moved import refuse_other_script
 from hpcddp.run.ownership import (
@@ -233,7 +233,7 @@ def _cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event]) -> Cau
 
 
 def _append_requeue_event(run: RunDirectory, start: Start, number: int, cause: Cause) -> None:
-    asked = cause is Cause.REQUEUED and run.attempt(number).requeue_request.exists()
+    asked = cause is Cause.REQUEUED and exists(run.attempt(number).requeue_request)
     append_event(
         run.events,
         kind="requeue",

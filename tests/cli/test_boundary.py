@@ -1,7 +1,10 @@
 """One sentence, one way out, one exit code."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +93,42 @@ def test_errors_survive_pickling_with_their_values() -> None:
     with pytest.raises(AttributeError, match="colour"):
         _ = error.colour
     assert HpcddpError("x").exit_code == 1
+
+
+def started(command: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a shell, where ``hpcddp`` is this one."""
+    function = f'hpcddp() {{ {sys.executable} -c "from hpcddp.cli.main import main; main()" "$@"; }}'
+    return subprocess.run(
+        ["bash", "-c", f"{function}; {command}"],
+        cwd=directory,
+        env={**os.environ, **environment},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "errors"),
+    [
+        ("hpcddp status >&-", 0, ""),
+        ("hpcddp status >&- 2>&- <&-", 0, ""),
+        ("hpcddp status --json >/dev/full", 1, "hpcddp: the output cannot be written: No space left on device\n"),
+        ("hpcddp status x --json >/dev/full", 2, "hpcddp: no run under runs matches 'x', and"),
+        ("hpcddp --version >/dev/full", 1, "hpcddp: the output cannot be written: No space left on device\n"),
+        ("hpcddp status x >/dev/full 2>/dev/full", 2, ""),
+        ("mkdir d; cd d; rmdir ../d; hpcddp status", 1, "hpcddp: the working directory does not exist any more\n"),
+        ("hpcddp status $'\\xff\\x1b'", 2, "hpcddp: no run under runs matches '\\udcff\\x1b'"),
+        (f"hpcddp status {'x' * 5000}", 2, "hpcddp: no run under runs matches"),
+    ],
+)
+def test_a_closed_or_full_output_and_odd_arguments_are_one_sentence(
+    tmp_path: Path, command: str, code: int, errors: str
+) -> None:
+    done = started(command, tmp_path)
+    assert done.returncode == code
+    assert done.stderr.startswith(errors)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.stderr.count("\n") <= 2

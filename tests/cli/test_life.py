@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
+from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import make, queued
@@ -260,3 +262,78 @@ def test_why_names_a_run_elsewhere_by_its_path(
         f"next: hpcddp logs {root / 'digits' / 'a-runs'} --follow"
         in run(capsys, "why", str(path.with_name("a-runs")))[1]
     )
+
+
+def fifo(run: Path) -> None:
+    for path in [*run.glob("*.json*"), *run.glob("attempts/0/*")]:
+        path.unlink()
+        os.mkfifo(path)
+
+
+def endless(run: Path) -> None:
+    for path in [*run.glob("*.json*"), *run.glob("attempts/0/*")]:
+        path.unlink()
+        path.symlink_to("/dev/zero")
+
+
+def wrong_types(run: Path) -> None:
+    for path in [*run.glob("*.json"), *run.glob("attempts/0/*.json")]:
+        path.write_text('{"job_id": [], "time": {}, "elements": 1, "host": 7, "total_steps": "x", "status": null}')
+    (run / "sweep.json").write_text('{"sweep_id": "../x", "elements": [{}], "chunks": []}')
+
+
+def odd_names(run: Path) -> None:
+    for name in ("rank-x.log", "rank--1.log", "error-rank-x.json", "exit-rank-.json"):
+        (run / "attempts" / "0" / name).write_text("x")
+    for name in ("x", "\u0663", "007", "9" * 200):
+        (run / "attempts" / name).mkdir()
+
+
+@pytest.mark.parametrize("damage", [fifo, endless, wrong_types, odd_names])
+def test_a_damaged_run_does_not_hide_the_others(
+    root: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    damage(root / "digits" / "a-runs")
+    code, out, _ = run(capsys, "status")
+    assert code == 0
+    assert {"a-runs", "b-failed", "c-waits"} <= {line.split()[0] for line in out.splitlines()}
+    for words in (("why",), ("logs",), ("logs", "--batch"), ("logs", "--first-error"), ("checkpoints",), ("cancel",)):
+        code, _, err = run(capsys, words[0], str(root / "digits" / "a-runs"), *words[1:])
+        assert code in {0, 1, 2}
+        assert "mistake of hpcddp" not in err
+
+
+def test_a_run_that_is_closed_to_this_user_is_one_row_that_says_why(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = root / "digits" / "b-failed" / "attempts"
+    attempts = RunDirectory.attempt_numbers
+
+    def refuse(run: RunDirectory) -> Iterator[int]:
+        if run.attempts == closed:
+            raise PermissionError(13, "Permission denied", str(closed))
+        return attempts(run)
+
+    # A root user may read everything.
+    monkeypatch.setattr(RunDirectory, "attempt_numbers", refuse)
+    code, out, _ = run(capsys, "status")
+    assert code == 0
+    assert f"{closed} cannot be read (Permission denied)" in out
+    assert "a-runs" in out
+
+
+CONTROL = "\x1b]0;title\x07\x1b[31mred\x9b0m\u202e"
+
+
+def test_nothing_that_is_printed_controls_the_terminal(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make(root, f"d-{CONTROL}\udcff\n", name=CONTROL).submitted("4").started("4").log(0, f"{CONTROL}\n")
+    made.failed(0, message=CONTROL, traceback=f"{CONTROL}\n").ended("failed", reason=CONTROL)
+    path = str(made.run.path)
+    for words in (("status",), ("status", path), ("why", path), ("logs", path), ("logs", path, "--first-error"),
+                  ("checkpoints", path), ("cancel", path), ("requeue", path), ("status", CONTROL)):  # fmt: skip
+        _, out, err = run(capsys, *words)
+        assert out + err
+        assert not set(out + err) & set("\x1b\x07\x9b\u202e\udcff"), words
+    assert f"| {CONTROL}\n" in run(capsys, "logs", path, "--raw")[1]
+    assert "\\x1b[31mred" in run(capsys, "logs", path)[1]
+    assert json.loads(run(capsys, "status", path, "--json")[1])["runs"][0]["run_dir"] == path

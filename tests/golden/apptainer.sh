@@ -17,8 +17,8 @@
 
 # Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
 # shell stays and runs the last section. It survives the signals of scancel --full and --batch too.
-interrupted=
-trap interrupted=yes HUP INT TERM USR1 USR2
+hpcddp_interrupted=
+trap hpcddp_interrupted=yes HUP INT TERM USR1 USR2
 
 # --- Environment ------------------------------------------------------------------------------------------------------
 
@@ -185,6 +185,7 @@ checkpoint:
 requeue:
   causes: [preemption, time_limit, node_failure]
   signal_lead: "2min"
+  command_signal: null
   max_preemptions: null
   max_time_limits: 50
   max_failures: 0
@@ -203,11 +204,11 @@ sweep: null
 max_parallel: null
 HPCDDP_JOB
 ) || {
-  code=$?
+  hpcddp_code=$?
   "$hpcddp_python" -P -c 'import hpcddp.supervise.begin' 2>/dev/null ||
     echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
       "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
-  exit "$code"
+  exit "$hpcddp_code"
 }
 [[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
 export HPCDDP_ATTEMPT_DIR
@@ -232,25 +233,25 @@ hpcddp_task=(
 )
 
 # If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
-code=143
-if [[ -z $interrupted ]]; then
+hpcddp_code=143
+if [[ -z $hpcddp_interrupted ]]; then
   # One task is one rank. Each task ignores USR2 until it has installed a handler (the imports take seconds), and writes
   # to its own log. srun's --output is not used, because it changes paths with a percent sign.
   srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=1 \
     --distribution=block --kill-on-bad-exit=1 --unbuffered \
     sh -c 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
     "${hpcddp_task[@]}" &
-  tasks=$!
+  hpcddp_tasks=$!
   # Ends srun if it still waits when all tasks have ended, which it does if a slurmstepd was killed.
-  (trap '' TERM USR2; exec "$hpcddp_python" -P -m hpcddp.supervise watch --pid "$tasks") &
+  (trap '' HUP INT TERM USR1 USR2; exec "$hpcddp_python" -P -m hpcddp.supervise watch --pid "$hpcddp_tasks") &
 
   # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
   # signal there.
-  interrupted=yes
-  while [[ -n $interrupted ]]; do
-    interrupted=
-    wait "$tasks"
-    code=$?
+  hpcddp_interrupted=yes
+  while [[ -n $hpcddp_interrupted ]]; do
+    hpcddp_interrupted=
+    wait "$hpcddp_tasks"
+    hpcddp_code=$?
   done
 fi
 
@@ -259,4 +260,4 @@ fi
 # Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
 # because Slurm signals the whole job at a requeue.
 trap '' HUP INT TERM USR1 USR2
-"$hpcddp_python" -P -m hpcddp.supervise end --code "$code"
+"$hpcddp_python" -P -m hpcddp.supervise end --code "$hpcddp_code"

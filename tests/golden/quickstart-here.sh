@@ -18,18 +18,18 @@
 # In a local run the process id of this shell is the job id. The first INT or TERM makes the tasks save and end. Another
 # one, 5 s later or more, kills them.
 export HPCDDP_LOCAL_JOB_ID=$$
-interrupted=
-cancelled=()
+hpcddp_interrupted=
+hpcddp_cancelled=()
 hpcddp_stop() {
   local children
-  interrupted=yes
+  hpcddp_interrupted=yes
   if [[ ! -v hpcddp_stopped ]]; then
     hpcddp_stopped=$SECONDS
-    cancelled=(--cancelled)
-    [[ -v tasks ]] && kill -TERM "$tasks"
-  elif [[ -v tasks ]] && ((SECONDS - hpcddp_stopped >= 5)); then
+    hpcddp_cancelled=(--cancelled)
+    [[ -v hpcddp_tasks ]] && kill -TERM "$hpcddp_tasks"
+  elif [[ -v hpcddp_tasks ]] && ((SECONDS - hpcddp_stopped >= 5)); then
     # read returns 1 here, because the file does not end with a newline.
-    read -ra children <"/proc/$tasks/task/$tasks/children"
+    read -ra children <"/proc/$hpcddp_tasks/task/$hpcddp_tasks/children"
     kill -KILL "${children[@]}"
   fi
 } 2>/dev/null
@@ -142,6 +142,7 @@ checkpoint:
 requeue:
   causes: [preemption, time_limit, node_failure]
   signal_lead: "2min"
+  command_signal: null
   max_preemptions: null
   max_time_limits: 50
   max_failures: 0
@@ -160,11 +161,11 @@ sweep: null
 max_parallel: null
 HPCDDP_JOB
 ) || {
-  code=$?
+  hpcddp_code=$?
   "$hpcddp_python" -P -c 'import hpcddp.supervise.begin' 2>/dev/null ||
     echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
       "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
-  exit "$code"
+  exit "$hpcddp_code"
 }
 [[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
 export HPCDDP_ATTEMPT_DIR
@@ -172,23 +173,23 @@ export HPCDDP_ATTEMPT_DIR
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
 # If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
-code=143
-if [[ -z $interrupted ]]; then
+hpcddp_code=143
+if [[ -z $hpcddp_interrupted ]]; then
   # submitit's controller starts one process for each rank, as srun does on a cluster, and sends USR2 before the time
   # limit. The processes ignore USR2 until they have installed a handler.
   trap '' USR2
   "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
-  tasks=$!
+  hpcddp_tasks=$!
   # The signal may have come before the process id was known.
-  [[ -n $interrupted ]] && kill -TERM "$tasks"
+  [[ -n $hpcddp_interrupted ]] && kill -TERM "$hpcddp_tasks"
 
   # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
   # signal there.
-  interrupted=yes
-  while [[ -n $interrupted ]]; do
-    interrupted=
-    wait "$tasks"
-    code=$?
+  hpcddp_interrupted=yes
+  while [[ -n $hpcddp_interrupted ]]; do
+    hpcddp_interrupted=
+    wait "$hpcddp_tasks"
+    hpcddp_code=$?
   done
 fi
 
@@ -197,4 +198,4 @@ fi
 # Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
 # because Slurm signals the whole job at a requeue.
 trap '' HUP INT TERM USR1 USR2
-"$hpcddp_python" -P -m hpcddp.supervise end --code "$code" "${cancelled[@]}"
+"$hpcddp_python" -P -m hpcddp.supervise end --code "$hpcddp_code" "${hpcddp_cancelled[@]}"

@@ -43,6 +43,8 @@ BETWEEN = {
     "learning_rate: {schedule: cosine, min: 0.5}": "learning_rate.min: is 0.5, above learning_rate.base 0.1; "
     "write less than that",
     "environment: {pass_env: [UID]}": "environment.pass_env: names UID, which bash reserves; remove it",
+    "environment: {env: {hpcddp_code: x}}": "environment.env.hpcddp_code: names hpcddp_code, and hpcddp reserves "
+    "hpcddp_*; rename it",
     "environment: {env: {HPCDDP_X: x}}": "environment.env.HPCDDP_X: names HPCDDP_X, and hpcddp reserves HPCDDP_*; "
     "rename it",
     "environment: {env: {A: x}, pass_env: [A]}": "environment.pass_env: names A, which environment.env sets too; "

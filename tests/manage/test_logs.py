@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -100,10 +102,10 @@ def test_a_follower_returns_each_line_once_and_whole(made: FakeRun) -> None:
 
 def test_of_a_run_that_has_ended_half_a_line_is_a_line(made: FakeRun) -> None:
     follower = LogFollower(made.attempt())
-    follower.new_lines(NOON)
+    assert list(follower.new_lines(NOON))
     with made.attempt().rank_log(1).open("a") as stream:
         stream.write("its last words")
-    assert follower.new_lines(NOON) == []
+    assert list(follower.new_lines(NOON)) == []
     assert [line.text for line in follower.new_lines(NOON, ended=True)] == ["its last words"]
 
 
@@ -121,3 +123,26 @@ def test_a_script_that_ended_before_its_first_attempt_is_told(tmp_path: Path) ->
         f"the script of run {run.run_id} has begun no attempt, so no rank has a log; the last line of {run.batch_log} "
         "is: hpcddp: /no/python cannot run hpcddp on n1"
     )
+
+
+def test_the_logs_of_a_thousand_ranks_need_few_descriptors_and_little_memory(tmp_path: Path) -> None:
+    made = make(tmp_path).submitted().started()
+    for rank in range(1201):
+        made.log(rank, f"{rank}\n")
+    # 10 GB without a line end, nearly all of it a hole.
+    os.truncate(made.attempt().rank_log(7), 10 << 30)
+    made.run.batch_log.write_text("batch\n")
+    os.truncate(made.run.batch_log, 10 << 30)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    tracemalloc.start()
+    try:
+        found = [line.source.rank for line in merged(sources(made.attempt(), batch=True))]
+        followed = list(LogFollower(made.attempt(), batch=True).new_lines(NOON, ended=True))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert set(found) == {None, *range(1201)}
+    assert len(followed) == len(found)
+    assert peak < 100 << 20

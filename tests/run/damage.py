@@ -28,6 +28,11 @@ def newer(path: Path) -> None:
     path.write_text(json.dumps({**document, "format": 1000}))
 
 
+def wrong_type(path: Path) -> None:
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, next(key for key in document if key != "format"): [{}]}))
+
+
 def pipe(path: Path) -> None:
     path.unlink(missing_ok=True)
     os.mkfifo(path)
@@ -44,6 +49,11 @@ def link(path: Path) -> None:
     path.symlink_to(moved)
 
 
+def endless(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
 def too_large(path: Path) -> None:
     os.truncate(path, 1 << 40)
 
@@ -58,10 +68,12 @@ DAMAGES: Final[Mapping[str, Damage]] = {
     "nested too deeply": _content(b"[" * 100_000),
     "a number of too many digits": _content(b"1" * 10_000),
     "a missing key": _content(b"{}"),
+    "a wrong type": wrong_type,
     "newer": newer,
     "a pipe": pipe,
     "a directory": directory,
     "a link": link,
+    "a link to /dev/zero": endless,
     "too large": too_large,
 }
 """Each takes the path of a file that is there; the sentence about it names the path."""

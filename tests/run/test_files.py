@@ -154,3 +154,59 @@ os.write(3, b"done")
         )
         os.close(write_end)
         assert (done.returncode, answer.read()) == (0, "done")
+
+
+def read_whole(path: Path, begin: int = 0, **options: bool) -> list[tuple[bytes, int]]:
+    return list(files.lines_from(path, begin, **{"with_last": True, **options}))
+
+
+def test_lines_come_with_the_offset_behind_them(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"one\ntwo\nthr")
+    assert read_whole(log, 4) == [(b"two\n", 8), (b"thr", 11)]
+    assert read_whole(log, with_last=False) == [(b"one\n", 4), (b"two\n", 8)]
+    assert list(files.lines_from(log, 0, end=5, with_last=False)) == [(b"one\n", 4)]
+    assert read_whole(tmp_path / "missing") == []
+
+
+def test_lines_are_whole_across_the_parts_in_which_they_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines = [b"x" * length + b"\n" for length in (1, 16383, 16384, 16385, 40_000, 0, 5)]
+    log.write_bytes(b"".join(lines))
+    found = read_whole(log)
+    assert [line for line, _ in found] == lines
+    assert found[-1][1] == log.stat().st_size
+
+
+def test_a_line_that_is_too_long_comes_in_parts_and_a_hole_takes_no_time(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 200_000)
+    os.truncate(log, 10 << 30)
+    with log.open("ab") as stream:
+        stream.write(b"end\n")
+    found = read_whole(log)
+    assert max(len(line) for line, _ in found) < 2 * files.LONGEST_LINE
+    assert b"".join(line for line, _ in found).replace(b"\0", b"") == b"x" * 200_000 + b"end\n"
+    assert found[-1][1] == log.stat().st_size
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zero", "directory"])
+def test_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "log"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "zero":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    assert files.read_tail(path, 100) == ""
+    if kind != "directory":
+        assert read_whole(path) == []
+        assert list(files.GrowingFile(path).new_lines(ended=True)) == []
+
+
+def test_a_name_that_is_not_utf8_is_in_a_document_as_it_is(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "a.json", {"directory": "/\udcff\u00e9"})
+    assert files.read_json(tmp_path / "a.json") == {"directory": "/\udcff\u00e9"}
+    files.append_line(tmp_path / "a.jsonl", json.dumps("\udcff", ensure_ascii=False))
+    assert json.loads((tmp_path / "a.jsonl").read_text()) == "\udcff"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.run.sweep import Chunk, read_sweep
 from hpcddp.submit.request import SubmissionError
-from hpcddp.submit.submit import prepare
+from hpcddp.submit.submit import prepare, submit
 from hpcddp.submit.sweep import SweepSubmission, submit_sweep
 from tests.submit.fake_sbatch import FakeSlurm, make_fake_slurm
 from tests.submit.requests import request_of
@@ -100,7 +101,7 @@ def test_when_one_array_is_refused_nothing_is_left(slurm: FakeSlurm) -> None:
     with pytest.raises(HpcddpError, match="sbatch refused the job: sbatch: error: no more"):
         submitted(slurm, 2500, REFUSED_CALL="3", REFUSAL="no more")
     assert slurm.cancelled == ["101", "102"]
-    assert not Path("runs/demo/s1").exists()
+    assert not Path("runs").exists()
 
 
 def test_a_site_without_arrays_says_so(slurm: FakeSlurm) -> None:
@@ -152,3 +153,36 @@ def test_json_lists_every_element_with_its_values_and_its_job(slurm: FakeSlurm) 
         "run_dir": str(Path("runs/demo/s1_1").absolute()),
         "values": {"train.seed": 1},
     }
+
+
+def test_a_refused_run_leaves_nothing(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_of(load_job(Path("job.yaml")), environment=slurm.environment(REFUSED_CALL="1", REFUSAL="no"))
+    with pytest.raises(HpcddpError, match="sbatch refused the job"):
+        submit(request)
+    assert not Path("runs").exists()
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hpcddp.submit.submit.write_submission_record", no_space)
+    cancelled: list[str] = []
+    monkeypatch.setattr("submitit.SlurmJob.cancel", lambda job, **_: cancelled.append(job.job_id))
+    with pytest.raises(
+        SubmissionError, match=r"job 102 was cancelled, because .*submission\.json cannot be written: No"
+    ):
+        submit(request_of(load_job(Path("job.yaml")), environment=slurm.environment()))
+    assert cancelled == ["102"]
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("run_root", ["\udcff", "a\x1b[31mb", "a\nb"])
+def test_a_run_directory_that_no_script_can_hold_is_refused_before_the_submission(
+    slurm: FakeSlurm, run_root: str
+) -> None:
+    Path(run_root).mkdir()
+    job = load_job(Path("job.yaml"))
+    job = replace(job, spec=job.spec.model_copy(update={"run_root": run_root}))
+    with pytest.raises(HpcddpError):
+        submit(request_of(job, environment=slurm.environment()))
+    assert slurm.calls == []
+    assert list(Path(run_root).iterdir()) == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcddp.run.checkpoints import NoCheckpointError, list_checkpoints
-from hpcddp.run.events import read_events
+from hpcddp.run.events import append_event, read_events
 from hpcddp.run.job_records import read_decision
 from hpcddp.run.ownership import FencedError
 from hpcddp.stop.reasons import StopReason
@@ -200,6 +200,18 @@ def test_run_without_a_valid_checkpoint_never_starts_anew(training: Training) ->
     ):
         training.train(attempt=1, **SAVES)
     assert any("step-000006 is passed over" in line and "manifest.json is missing" in line for line in training.said)
+
+
+@pytest.mark.parametrize("left", ["nothing", "the start of this attempt"])
+def test_run_whose_checkpoints_and_events_are_gone_never_starts_anew(training: Training, left: str) -> None:
+    training.crash(steps=7, **SAVES)
+    training.run.checkpoints.rename(training.run.path / "elsewhere")
+    training.run.events.unlink()
+    if left == "the start of this attempt":
+        append_event(training.run.events, kind="start", time=0.0, attempt=1)
+    with pytest.raises(NoCheckpointError, match="although the run has saved some"):
+        training.train(attempt=1, **SAVES)
+    assert len(steps(training.run.path)) == 7
 
 
 def test_run_whose_checkpoints_are_gone_never_starts_anew(training: Training) -> None:

@@ -18,6 +18,8 @@ from hpcddp.run import checkpoints
 from hpcddp.run.checkpoints import Checkpoint, NoCheckpointError, checkpoint_name, open_file
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from hpcddp.run.files import TAIL_BYTES
+from hpcddp.run.metrics import read_metrics
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.publish import sweep
 from hpcddp.run.result import has_finished
@@ -93,8 +95,11 @@ def _choose(
         return _FINISHED, None
     raise_if_fenced(run, attempt)
     sweep(run.checkpoints, attempt=attempt)
-    saved_before = any(event.kind == "save" for event in read_events(run.events))
-    checkpoint = checkpoints.newest_valid(run.checkpoints, expected=saved_before, warn=tell, check=check)
+    events = read_events(run.events)
+    saved_before = any(event.kind == "save" for event in events)
+    # Steps were made, and no event of an earlier attempt is left: a save may have been in the lost part of the log.
+    lost = all(event.attempt >= attempt for event in events) and bool(read_metrics(run.metrics, TAIL_BYTES).records)
+    checkpoint = checkpoints.newest_valid(run.checkpoints, expected=saved_before or lost, warn=tell, check=check)
     if checkpoint is None:
         return _FRESH, None
     checkpoints.set_aside_newer(run.checkpoints, checkpoint.manifest.step)

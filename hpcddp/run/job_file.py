@@ -1,0 +1,49 @@
+"""Read the job and the script that a submission has written into a run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.write import parse_resolved
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import open_regular, why_unreadable
+from hpcddp.run.record import LARGEST_RECORD, RecordError
+
+_ADVICE: Final = "bring a copy of it back, or give the job file too: hpcddp submit JOB --resume RUN"
+
+
+def read_job_file(run: RunDirectory) -> JobSpec:
+    """Return the resolved job of a run.
+
+    Raises:
+        RecordError: its file is missing or damaged.
+    """
+    text = _read_text(run.job_file)
+    try:
+        return parse_resolved(text)
+    except HpcddpError as error:
+        raise RecordError(f"{run.job_file} is damaged: {error.message}; {_ADVICE}", path=run.job_file) from error
+
+
+def read_script(run: RunDirectory) -> str:
+    """Return the script of a run.
+
+    Raises:
+        RecordError: its file is missing or damaged.
+    """
+    return _read_text(run.script)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with open_regular(path) as (stream, size):
+            if size > LARGEST_RECORD:
+                raise RecordError(f"{path} is damaged: it has {size} bytes; {_ADVICE}", path=path)
+            return stream.read().decode()
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({why_unreadable(error)}); {_ADVICE}", path=path) from error
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path} is damaged: it is not UTF-8 at byte {error.start}; {_ADVICE}", path=path) from error
