@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import Event, newest_saved_step, read_events
+from hpcddp.run.events import Event, read_events
 from hpcddp.run.failure import FailureRecord, cancelled_in_log, cause_in_log, read_failures
 from hpcddp.run.files import exists, full_disk
 from hpcddp.run.job_file import read_job_file
@@ -92,11 +92,11 @@ class AttemptFacts:
         stop = self._stop_event
         if self.first_failure is not None or (stop is None and self.code != ExitCode.STOPPED):
             return None
-        events = [event for event in self.events if event.attempt == self.attempt.number]
         if stop is None:
-            saved = newest_saved_step(events)
+            # Where they stopped is not known, and the signals are the most likely reason.
+            events = [event for event in self.events if event.attempt == self.attempt.number]
             words = [event.reason for event in events if event.kind == "signal"]
-            stop = Event(kind="stop", time=time.time(), attempt=self.attempt.number, step=saved, saved=saved > 0)
+            stop = Event(kind="stop", time=time.time(), attempt=self.attempt.number)
         else:
             words = [stop.reason]
         return Decision(

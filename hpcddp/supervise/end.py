@@ -379,7 +379,7 @@ def _append(
             kind=kind,
             time=time.time(),
             attempt=attempt.number,
-            step=decision.step if decision else None,
+            step=decision.step or None if decision else None,
             reason=reason,
             cause=cause,
             **facts,

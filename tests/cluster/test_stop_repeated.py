@@ -22,6 +22,7 @@ from hpcddp.stop.faults import SAVE_POINTS
 from tests.cluster.comparison import RunComparison, report
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.scenarios import OTHER_HOSTS, PREEMPTED_HOSTS, References, ScenarioContext, after_scenario
+from tests.cluster.slurm_faults import kill_step_daemon
 from tests.cluster.test_stop_cancel import assert_cancelled_and_told, cancelled_and_preempted
 from tests.cluster.test_stop_checkpoints import killed_in_saves
 from tests.cluster.test_stop_nodes import ScenarioResult, kill_after_requeue
@@ -112,6 +113,17 @@ def _killed(context: ScenarioContext, name: str, dice: random.Random) -> RunComp
     time.sleep(dice.uniform(0, 2))
     tracked.signal(dice.randrange(2), signal.SIGKILL)
     return context.compare("SIGKILL of a rank at random moments, max_failures 1", tracked)
+
+
+def step_daemon_killed_at_any_moment(context: ScenarioContext) -> list[RunComparison]:
+    return again(context, 10, _step_daemon_killed)
+
+
+def _step_daemon_killed(context: ScenarioContext, name: str, dice: random.Random) -> RunComparison:
+    tracked = context.start(name, on=OTHER_HOSTS)
+    tracked.wait_for_steps(dice.randrange(1, 500))
+    kill_step_daemon(tracked.ranks()[dice.randrange(2)])
+    return context.compare("slurmstepd killed at random moments", tracked)
 
 
 def preempted_at_any_moment(context: ScenarioContext) -> list[RunComparison]:
@@ -243,6 +255,14 @@ def test_death_at_any_moment_costs_at_most_the_steps_since_the_last_checkpoint(
     assert [
         comparison for comparison in scenario_result if not comparison.has_same_result or comparison.steps_lost > 24
     ] == []
+
+
+@after_scenario(step_daemon_killed_at_any_moment, own_slurm=True)
+def test_a_slurmstepd_that_is_killed_at_any_moment_costs_a_minute(scenario_result: list[RunComparison]) -> None:
+    assert [
+        comparison for comparison in scenario_result if not comparison.lost_nothing or comparison.attempts != 1
+    ] == []
+    assert len(scenario_result) == 10
 
 
 @after_scenario(preempted_at_any_moment, own_slurm=True)

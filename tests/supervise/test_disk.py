@@ -83,7 +83,9 @@ def test_ranks_that_exit_with_75_have_stopped_even_without_a_record(scenario: Sc
     append_event(scenario.attempt.run.events, kind="signal", time=0.0, attempt=0, reason="warned")
     ending = scenario.end(code=STOPPED)
     assert (ending.exit_code, slurm.calls) == (STOPPED, ["requeue 7"])
-    assert ending.text.startswith("attempt 0 of run r1 has ended: the time limit of job 7 is near; step 12 is saved.")
+    assert ending.text.startswith(
+        "attempt 0 of run r1 has ended: the time limit of job 7 is near; the newest checkpoint is of step 12."
+    )
     assert scenario.events()[-2:] == [("stop", "time_limit"), ("requeue", "time_limit")]
 
 
