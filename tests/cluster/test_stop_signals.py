@@ -89,19 +89,19 @@ def suspended(context: ScenarioContext) -> ScenarioResult:
 
 
 def batch_script_signalled(context: ScenarioContext) -> ScenarioResult:
-    """Signals to the batch script alone, each of which would end a shell without a trap."""
+    """Signals to the batch script alone, each of which would end a shell without a trap, and one to srun too."""
     tracked = context.start("batch", on=OTHER_HOSTS)
     tracked.wait_for_steps(40)
     for name in ("HUP", "INT", "TERM", "USR1", "USR2"):
         context.sandbox.run("scancel", "--batch", f"--signal={name}", tracked.job_id)
+    context.sandbox.run("scancel", "--full", "--signal=INT", tracked.job_id)
     return tracked, context.compare("signals to the batch script alone", tracked)
 
 
-def interrupted_as_a_whole(context: ScenarioContext) -> TrackedRun:
+def interrupted(context: ScenarioContext) -> TrackedRun:
     tracked = context.start("interrupted", on=OTHER_HOSTS)
     tracked.wait_for_steps(40)
-    context.sandbox.run("scancel", "--full", "--signal=INT", tracked.job_id)
-    tracked.wait_until(tracked.run.result.exists, "a result")
+    context.sandbox.run("scancel", "--signal=INT", tracked.job_id)
     tracked.wait_for_end("FAILED")
     return tracked
 
@@ -183,14 +183,14 @@ def test_an_end_of_the_job_that_moves_back_stops_nothing(scenario_result: Scenar
 
 
 @after_scenario(batch_script_signalled)
-def test_signals_to_the_batch_script_alone_change_nothing(scenario_result: ScenarioResult) -> None:
+def test_signals_to_the_batch_script_change_nothing(scenario_result: ScenarioResult) -> None:
     _, comparison = scenario_result
     assert comparison.lost_nothing, comparison
     assert comparison.attempts == 1
 
 
-@after_scenario(interrupted_as_a_whole)
-def test_an_interrupt_of_the_whole_job_saves_and_cancels_the_run(scenario_result: TrackedRun) -> None:
+@after_scenario(interrupted)
+def test_an_interrupt_of_the_tasks_saves_and_cancels_the_run(scenario_result: TrackedRun) -> None:
     result = scenario_result.result
     assert (result["status"], result["exit_code"]) == ("cancelled", 130)
     assert result["reason"] == "cancelled by SIGINT to its tasks"

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import socket
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from hpcddp.run.collectives import read_collectives, write_trace
+from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.train.distributed import missing_sentence
+from hpcddp.train.distributed import collective_trace, missing_sentence
 
 
 @pytest.mark.parametrize(
@@ -28,3 +33,20 @@ def test_missing_rank_is_named_with_its_host(nodes: int, hosts: tuple[str, ...],
         source="slurm",
     )
     assert expected in missing_sentence(env, [1], timedelta(seconds=8))
+
+
+@pytest.mark.usefixtures("group")
+def test_the_recorder_of_gloo_is_read(tmp_path: Path) -> None:
+    dist.all_reduce(torch.ones(3))
+    trace = collective_trace()
+    assert trace is not None
+    attempt = RunDirectory(tmp_path).attempt(0)
+    attempt.path.mkdir(parents=True)
+    write_trace(attempt, 0, trace)
+    last = read_collectives(attempt)[0][-1]
+    assert (last.group, last.call) == ("0 (default_pg)", "all_reduce Float[3]")
+
+
+def test_without_a_group_there_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    assert collective_trace() is None
