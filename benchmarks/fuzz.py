@@ -342,7 +342,8 @@ def _wrong(call: Call, ended: _Ended) -> Iterator[tuple[str, str]]:
         yield "unforeseen", last
     elif ended.code not in known:
         yield "exit code", f"{ended.code}: {last}"
-    if _CONTROL.search(errors) or _CONTROL.search(said):
+    # A script is printed as it is submitted.
+    if _CONTROL.search(errors) or (call.words[0] != "render" and _CONTROL.search(said)):
         yield "control character", last
     if "--json" in call.words and not {"--", "--help", "-h"} & set(call.words):
         try:
