@@ -338,7 +338,7 @@ def _wrong(call: Call, ended: _Ended) -> Iterator[tuple[str, str]]:
         yield "killed", last
     elif _MISTAKE in errors or _MISTAKE in said:
         yield "traceback", last
-    elif _UNFORESEEN in errors or _UNFORESEEN in said:
+    elif (_UNFORESEEN in errors or _UNFORESEEN in said) and "cannot be used: Permission denied" not in errors + said:
         yield "unforeseen", last
     elif ended.code not in known:
         yield "exit code", f"{ended.code}: {last}"
