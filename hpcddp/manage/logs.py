@@ -160,8 +160,9 @@ def merged(logs: Sequence[Source]) -> Iterator[LogLine]:
 def lines_of(source: Source) -> Iterator[LogLine]:
     """Yield the lines of one log, a last one without its end too; of one that cannot be read, a line that says so."""
     end = sys.maxsize if source.end is None else source.end
-    times = read_times(source.path)
+    times = Times(sizes=(), times=(0.0,))
     try:
+        times = read_times(source.path)
         yield from _timed(source, lines_from(source.path, source.begin, end=end, with_last=True), times)
     except OSError as error:
         yield LogLine(time=times.times[-1], source=source, text=f"(this log cannot be read: {why_unreadable(error)})")
@@ -215,9 +216,9 @@ class LogFollower:
             ended: as ``new_lines`` has it.
         """
         file = self._files.setdefault(log.path, GrowingFile(log.path, begin=log.begin))
-        times = read_times(log.path) if now is None else Times(sizes=(), times=(now,))
         # Of a log that cannot be read, the others are shown.
         with suppress(OSError):
+            times = read_times(log.path) if now is None else Times(sizes=(), times=(now,))
             yield from _timed(log, ((line, file.offset) for line in file.new_lines(ended=ended)), times)
 
 
