@@ -32,7 +32,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -71,7 +71,7 @@ def _warm_up() -> None:
             importlib.import_module(module.name)
     for name in ("_strptime", "encodings.ascii", "encodings.latin_1", "encodings.utf_8_sig"):
         importlib.import_module(name)
-    with tempfile.TemporaryDirectory() as directory, redirect_stdout(io.StringIO()):
+    with tempfile.TemporaryDirectory() as directory, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         job = Path(directory, "job.yaml")
         job.write_text(_JOB)
         for words in (("plan", str(job)), ("render", str(job), "-o", f"{job}.sh"), ("submit", "--dry-run", str(job))):
