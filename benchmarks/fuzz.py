@@ -32,7 +32,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -71,7 +71,7 @@ def _warm_up() -> None:
             importlib.import_module(module.name)
     for name in ("_strptime", "encodings.ascii", "encodings.latin_1", "encodings.utf_8_sig"):
         importlib.import_module(name)
-    with tempfile.TemporaryDirectory() as directory, redirect_stdout(io.StringIO()):
+    with tempfile.TemporaryDirectory() as directory, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         job = Path(directory, "job.yaml")
         job.write_text(_JOB)
         for words in (("plan", str(job)), ("render", str(job), "-o", f"{job}.sh"), ("submit", "--dry-run", str(job))):
@@ -338,11 +338,12 @@ def _wrong(call: Call, ended: _Ended) -> Iterator[tuple[str, str]]:
         yield "killed", last
     elif _MISTAKE in errors or _MISTAKE in said:
         yield "traceback", last
-    elif _UNFORESEEN in errors or _UNFORESEEN in said:
+    elif (_UNFORESEEN in errors or _UNFORESEEN in said) and "cannot be used: Permission denied" not in errors + said:
         yield "unforeseen", last
     elif ended.code not in known:
         yield "exit code", f"{ended.code}: {last}"
-    if _CONTROL.search(errors) or _CONTROL.search(said):
+    # A script is printed as it is submitted.
+    if _CONTROL.search(errors) or (call.words[0] != "render" and _CONTROL.search(said)):
         yield "control character", last
     if "--json" in call.words and not {"--", "--help", "-h"} & set(call.words):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from hpcddp.errors import HpcddpError
 
 INTERRUPTED = 130
 _FIXABLE = 2
+_SHOWN = 80
 # UsageError of click: from 0.20 on typer has a private copy of click and exports only some of its error classes.
 USAGE_ERROR: tuple[type[Any], ...] = typer.BadParameter.__bases__
 
@@ -87,6 +89,9 @@ def _unforeseen(error: Exception) -> tuple[str, str]:
     """Return a message and a hint for an error that is not an ``HpcddpError``."""
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
         return "the working directory does not exist any more", "Change to another directory."
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        path = str(error.filename)[:_SHOWN]
+        return f"a path is longer than the file system allows: {path}...", "Write a shorter one."
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename} cannot be used" if error.filename else "reading or writing failed"
         return f"{where}: {error.strerror}", "Run it again with --debug to see where."

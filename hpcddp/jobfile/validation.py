@@ -42,7 +42,8 @@ def check_values(
     Returns:
         The job, or None where the types do not fit, and the problems.
     """
-    known = set(wrong)
+    # A problem of the whole file, such as an anchor before its first key, is no reason to report no other.
+    known = {path for path in wrong if path}
     try:
         spec = JobSpec.model_validate(merged.value)
     except ValidationError as error:

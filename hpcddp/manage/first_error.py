@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -83,20 +83,24 @@ class FirstError:
 
 def failed_attempt(run: RunDirectory) -> AttemptDirectory | None:
     """Return the newest attempt of a run in which something failed; None if nothing did."""
-    newest = run.newest_attempt()
-    attempts = [] if newest is None else [run.attempt(number) for number in range(newest, -1, -1)]
-    return next((attempt for attempt in attempts if has_failed(attempt)), None)
+    attempts = [run.attempt(number) for number in sorted(run.attempt_numbers(), reverse=True)]
+    crashed = _crashed_attempts(run)
+    return next((attempt for attempt in attempts if _has_failed(attempt, crashed)), None)
 
 
 def has_failed(attempt: AttemptDirectory) -> bool:
     """Return whether an attempt ended by a failure, as far as its files tell."""
-    if next(attempt.path.glob("error-rank-*.json"), None) is not None:
-        return True
-    for event in read_events(attempt.run.events):
-        crashed = event.kind == "failure" or event.cause in _CRASHES
-        if event.attempt == attempt.number and crashed:
-            return True
-    return False
+    return _has_failed(attempt, _crashed_attempts(attempt.run))
+
+
+def _has_failed(attempt: AttemptDirectory, crashed: Collection[int]) -> bool:
+    return attempt.number in crashed or next(attempt.path.glob("error-rank-*.json"), None) is not None
+
+
+def _crashed_attempts(run: RunDirectory) -> set[int]:
+    """Return which attempts ended by a failure, as the events tell."""
+    events = read_events(run.events)
+    return {event.attempt for event in events if event.kind == "failure" or event.cause in _CRASHES}
 
 
 def first_error(attempt: AttemptDirectory) -> FirstError:

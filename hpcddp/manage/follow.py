@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, Protocol
@@ -83,9 +83,10 @@ class RecordReader(Generic[RecordT]):
     def __init__(self, path: Path, kind: type[RecordT]) -> None:
         self._file, self._kind = GrowingFile(path), kind
 
-    def new_records(self) -> tuple[RecordT, ...]:
-        """Return the records on the complete lines that were appended since the last call."""
-        return parse_lines(b"".join(self._file.new_lines()), self._kind).records
+    def new_records(self) -> Iterator[RecordT]:
+        """Yield the records on the complete lines that were appended since the last call."""
+        for line in self._file.new_lines():
+            yield from parse_lines(line, self._kind).records
 
 
 class _Follower:

@@ -6,6 +6,7 @@ import heapq
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ from typing import Any, Final
 from hpcddp.errors import UserError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, read_failures
-from hpcddp.run.files import GrowingFile, lines_from, read_tail
+from hpcddp.run.files import GrowingFile, lines_from, read_tail, why_unreadable
 from hpcddp.run.job_records import known_hosts, read_start
 from hpcddp.run.log_timestamps import Times, read_times
 from hpcddp.run.record import RecordError
@@ -164,9 +165,14 @@ def merged(logs: Sequence[Source]) -> Iterator[LogLine]:
 
 
 def lines_of(source: Source) -> Iterator[LogLine]:
-    """Yield the lines of one log; a last one without its end is a line too."""
+    """Yield the lines of one log, a last one without its end too; of one that cannot be read, a line that says so."""
     end = sys.maxsize if source.end is None else source.end
-    yield from _timed(source, lines_from(source.path, source.begin, end=end, with_last=True), read_times(source.path))
+    times = Times(sizes=(), times=(0.0,))
+    try:
+        times = read_times(source.path)
+        yield from _timed(source, lines_from(source.path, source.begin, end=end, with_last=True), times)
+    except OSError as error:
+        yield LogLine(time=times.times[-1], source=source, text=f"(this log cannot be read: {why_unreadable(error)})")
 
 
 def _timed(source: Source, lines: Iterable[tuple[bytes, int]], times: Times) -> Iterator[LogLine]:
@@ -217,8 +223,10 @@ class LogFollower:
             ended: as ``new_lines`` has it.
         """
         file = self._files.setdefault(log.path, GrowingFile(log.path, begin=log.begin))
-        times = read_times(log.path) if now is None else Times(sizes=(), times=(now,))
-        return _timed(log, ((line, file.offset) for line in file.new_lines(ended=ended)), times)
+        # Of a log that cannot be read, the others are shown.
+        with suppress(OSError):
+            times = read_times(log.path) if now is None else Times(sizes=(), times=(now,))
+            yield from _timed(log, ((line, file.offset) for line in file.new_lines(ended=ended)), times)
 
 
 class OutputFollower:

@@ -437,6 +437,8 @@ def _look(path: Path) -> CheckpointState:
 def _files(path: Path) -> Iterator[tuple[int, float]]:
     """Yield the sizes and times of a checkpoint's files; the directory counts as empty."""
     yield 0, path.lstat().st_mtime
-    for file in path.iterdir() if path.is_dir() else ():
-        status = file.lstat()
-        yield status.st_size, status.st_mtime
+    # One that is closed to this user is not valid, and listed as such.
+    with suppress(PermissionError):
+        for file in path.iterdir() if path.is_dir() else ():
+            status = file.lstat()
+            yield status.st_size, status.st_mtime

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from hpcddp.run.files import append_line
 from hpcddp.run.record import FORMAT, Lines, Record, read_last_lines
@@ -94,13 +94,17 @@ def read_event_log(path: Path, size: int = sys.maxsize) -> Lines[Event]:
     return read_last_lines(path, Event, size)
 
 
+# Some 50,000 events, which a run writes in a thousand attempts, or in as many saves.
+_MOST_BYTES: Final = 8 << 20
+
+
 def read_events(path: Path) -> list[Event]:
-    """Return the events of a run; a damaged line is left out.
+    """Return the events of a run, of a very long log the last ones; a damaged line is left out.
 
     Raises:
         RecordError: the log cannot be read.
     """
-    return list(read_event_log(path).records)
+    return list(read_event_log(path, _MOST_BYTES).records)
 
 
 def newest_saved_step(events: Iterable[Event]) -> int:

@@ -25,7 +25,8 @@ def read_job_file(run: RunDirectory) -> JobSpec:
     try:
         return parse_resolved(text)
     except HpcddpError as error:
-        raise RecordError(f"{run.job_file} is damaged: {error.message}; {_ADVICE}", path=run.job_file) from error
+        first = error.message.partition("\n")[0]
+        raise RecordError(f"{run.job_file} is damaged: {first}; {_ADVICE}", path=run.job_file) from error
 
 
 def read_script(run: RunDirectory) -> str:

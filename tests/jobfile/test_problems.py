@@ -40,6 +40,7 @@ ENDLESS = {
     "unknown keys of a section": "resources:\n" + "".join(f"  k{number}: 1\n" for number in range(5_000)),
     "anchors": "modules: [" + "&a b, " * 60_000 + "]\n",
     "too many items": "environment: {modules: [" + "1, " * 100_000 + "]}\n",
+    "an anchor before a key": "&a name: x\n",
     "wrong variables": "environment:\n  env:\n" + "".join(f"    {number}: 1\n" for number in range(5_000)),
     "nested": "a: [" + "[" * 300_000,
 }

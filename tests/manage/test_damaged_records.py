@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Final
 import pytest
 
 from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.write import parse_resolved
 from hpcddp.manage.control import DamagedRunError, RequeueCommands, cancel, requeue
 from hpcddp.manage.logs import merged, sources
 from hpcddp.manage.overview import details, overview_of
@@ -36,7 +38,7 @@ from hpcddp.stop.reasons import StopReason
 from hpcddp.submit.resume import resume
 from hpcddp.supervise.end import end
 from tests.manage.runs import queued
-from tests.run.damage import DAMAGES, Damage, link, truncate
+from tests.run.damage import DAMAGES, Damage, link, newer, truncate, wrong_type
 from tests.supervise.fake_slurm import FakeSlurm
 from tests.supervise.test_end import PREEMPTED, SLURM, Scenario
 from tests.supervise.test_end_of_commands import Command
@@ -51,6 +53,9 @@ RECORDS: Final[Mapping[str, Find]] = {
     "plan": lambda attempt: attempt.run.plan,
     "failure": lambda attempt: attempt.rank_error(1),
     "exit": lambda attempt: attempt.rank_exit(0),
+    "job": lambda attempt: attempt.run.job_file,
+    "events": lambda attempt: attempt.run.events,
+    "metrics": lambda attempt: attempt.run.metrics,
 }
 
 
@@ -98,7 +103,7 @@ COMMANDS: Final[Mapping[str, Case]] = {
     "cancel": Case(
         lambda scenario: cancel(status_of(scenario), end=nothing), frozenset({"submission", "start", "result"})
     ),
-    "requeue": Case(request_requeue, frozenset({"submission", "start", "result"})),
+    "requeue": Case(request_requeue, frozenset({"submission", "start", "result", "job"})),
     "submit --resume": Case(
         lambda scenario: str(resume(scenario.attempt.run, environment=dict(os.environ))),
         frozenset({"submission", "start", "result"}),
@@ -129,6 +134,14 @@ def lay_down(scenario: Scenario, record: str) -> None:
     attempt.run.script.write_text("#!/bin/bash\n")
     write_ranks(attempt, [Rank(host="n1"), Rank(host="n2")])
     write_plan_record(attempt.run, {"total_steps": 100, "steps_per_epoch": 10})
+    if record == "job":
+        # JSON is YAML.
+        spec = parse_resolved(attempt.run.job_file.read_text())
+        attempt.run.job_file.write_text(json.dumps(spec.model_dump(mode="json", exclude_defaults=True)))
+    if record == "events":
+        append_event(attempt.run.events, kind="save", time=1.0, attempt=0, step=3)
+    if record == "metrics":
+        attempt.run.metrics.write_text('{"step": 1, "time": 1.0, "loss": 2.0}\n')
     if record == "result":
         write_result(attempt.run, Result(status="failed", reason="why"))
     if record == "decision":
@@ -150,6 +163,9 @@ def lay_down(scenario: Scenario, record: str) -> None:
 def test_a_damaged_record_is_one_sentence_in_every_command(scenario: Scenario, record: str, damage: Damage) -> None:
     path = RECORDS[record](scenario.attempt)
     lay_down(scenario, record)
+    if path.suffix == ".jsonl" and damage in {newer, wrong_type}:
+        # Of several lines; the readers of logs have tests of their own.
+        path.write_text(path.read_text().splitlines()[-1])
     damage(path)
     for name, command in COMMANDS.items():
         try:
@@ -157,6 +173,10 @@ def test_a_damaged_record_is_one_sentence_in_every_command(scenario: Scenario, r
         except HpcddpError as error:
             said = error.message
             assert "\n" not in said, name
+        except OSError as error:
+            # A log that nobody can append to; the command lines print both.
+            said = f"{error.filename}: {error.strerror}"
+            assert record == "events", (name, said)
         assert record not in command.names or str(path) in said, (name, said)
         assert "Error:" not in said, (name, said)
 

@@ -146,3 +146,12 @@ def test_the_logs_of_a_thousand_ranks_need_few_descriptors_and_little_memory(tmp
     assert set(found) == {None, *range(1201)}
     assert len(followed) == len(found)
     assert peak < 100 << 20
+
+
+def test_a_log_that_cannot_be_read_does_not_hide_the_others(made: FakeRun) -> None:
+    made.attempt().rank_log(5).mkdir()
+    made.attempt().rank_log(7).symlink_to("nowhere")
+    made.log(6, "here\n")
+    found = {line.source.rank: line.text for line in merged(sources(made.attempt()))}
+    assert (found[5], found[6]) == ("(this log cannot be read: Is a directory)", "here")
+    assert {line.source.rank for line in LogFollower(made.attempt()).new_lines(NOON)} >= {6}

@@ -118,6 +118,12 @@ def test_a_command_that_does_not_answer_times_out(
     assert str(caught.value) == "sbatch did not answer within 0.2 s; try again later"
 
 
+def test_a_query_for_states_waits_less_than_a_submission(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcddp.slurm.commands._QUERY_TIMEOUT_S", 0.2)
+    with pytest.raises(commands.SlurmUnavailableError, match=r"squeue did not answer within 0\.2 s"):
+        commands.queue(program(programs, "squeue", "exec sleep 30"))
+
+
 def test_a_job_that_the_controller_does_not_know_is_none(programs: Path) -> None:
     env = program(programs, "scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
     assert commands.show_job("7", environment=env) is None
