@@ -94,6 +94,8 @@ DEFAULT_LARGEST_ARRAY: Final = 1001
 
 # A call waits 9 to 18 s for a controller that is away (measured); a busy one may take longer.
 TIMEOUT_S: Final = 60.0
+# How often a question is asked whose command a signal ends.
+_MAX_TRIES: Final = 5
 # What a command prints when no controller answered, or too late; a request that is answered late may have been done.
 _AWAY: Final = (
     "Unable to contact",
@@ -150,6 +152,20 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.C
         raise SlurmUnavailableError(f"{command[0]} did not answer within {TIMEOUT_S:g} s; try again later") from None
 
 
+def _query(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command that changes nothing; one that a signal ended is run again.
+
+    With proctrack/linuxproc Slurm signals every process of a task, twice within milliseconds at a preemption: a command
+    that a task runs after the first signal is ended by the second one.
+    """
+    done = _run(command, environment)
+    for _ in range(_MAX_TRIES - 1):
+        if done.returncode >= 0:
+            break
+        done = _run(command, environment)
+    return done
+
+
 def _is_away(done: subprocess.CompletedProcess[str]) -> bool:
     """Return whether a command failed because no controller answered."""
     return any(message in done.stderr for message in _AWAY)
@@ -167,9 +183,8 @@ def _failure(name: str, done: subprocess.CompletedProcess[str]) -> SlurmCommandE
     return error(f"{name} failed: {_reason(done)}", returncode=done.returncode)
 
 
-def _output(command: Sequence[str], environment: Mapping[str, str], *, name: str) -> str:
-    """Run a command and return what it printed; ``name`` is what an error calls it."""
-    done = _run(command, environment)
+def _output(done: subprocess.CompletedProcess[str], *, name: str) -> str:
+    """Return what a command printed; ``name`` is what an error calls it."""
     if done.returncode == 0:
         return done.stdout
     raise _failure(name, done)
@@ -186,13 +201,12 @@ def ask(*command: str, environment: Mapping[str, str]) -> str:
         SlurmUnavailableError: the command is not installed, or the controller does not answer.
         SlurmCommandError: the command failed; the message has its reason.
     """
-    return _output(command, environment, name=" ".join(command))
+    return _output(_query(command, environment), name=" ".join(command))
 
 
-def _control(*words: str) -> str:
-    """Run scontrol in this process's own environment and return what it printed."""
-    command = ["scontrol", *words]
-    return _output(command, os.environ, name=" ".join(command))
+def _change(*command: str) -> None:
+    """Run a command that changes something, once, in this process's own environment."""
+    _output(_run(command, os.environ), name=" ".join(command))
 
 
 def parse_job_id(output: str) -> str:
@@ -266,7 +280,7 @@ def sbatch(
 def srun_knows(option: str, environment: Mapping[str, str]) -> bool:
     """Return whether srun has an option, such as ``--container-image``; plugins of a site add options."""
     try:
-        done = _run(["srun", "--help"], environment)
+        done = _query(["srun", "--help"], environment)
     except SlurmUnavailableError:
         return False
     return option in done.stdout
@@ -284,13 +298,13 @@ def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
     """
     plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
     words = ["squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
-    return parse_queue(_output(words, {**plain, "SLURM_TIME_FORMAT": "standard"}, name="squeue"))
+    return parse_queue(_output(_query(words, {**plain, "SLURM_TIME_FORMAT": "standard"}), name="squeue"))
 
 
 def priority(job_id: str, environment: Mapping[str, str]) -> str | None:
     """Return the parts of a pending job's priority as ``sprio`` prints them; None if it prints none."""
     try:
-        table = _output(["sprio", "--long", "--jobs", job_id], environment, name="sprio")
+        table = _output(_query(["sprio", "--long", "--jobs", job_id], environment), name="sprio")
     except SlurmCommandError:
         return None
     return table if len(table.splitlines()) > 1 else None
@@ -309,7 +323,7 @@ def cancel(job_ids: Sequence[str], environment: Mapping[str, str], *, signal: st
         SlurmCommandError: the controller refused the request.
     """
     words = ["scancel", *([] if signal is None else [f"--signal={signal}"]), *job_ids]
-    _output(words, environment, name="scancel")
+    _output(_run(words, environment), name="scancel")
 
 
 def show_job(job_id: str, *, environment: Mapping[str, str] | None = None) -> dict[str, str] | None:
@@ -346,7 +360,7 @@ def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> 
     """
     # Submit times are compared, so the user's format must not apply (scontrol(1), SLURM_TIME_FORMAT).
     environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
-    done = _run(["scontrol", "show", "job", job_id], environment)
+    done = _query(["scontrol", "show", "job", job_id], environment)
     if done.returncode == 0:
         return [parse_job(record) for record in done.stdout.strip("\n").split("\n\n") if record.strip()]
     if _UNKNOWN_JOB in done.stderr or _UNKNOWN_ELEMENT.format(job_id=job_id) in done.stdout + done.stderr:
@@ -367,7 +381,7 @@ def requeue(job_id: str) -> None:
         SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
         SlurmCommandError: the controller refused the request.
     """
-    _control("requeue", "Incomplete", job_id)
+    _change("scontrol", "requeue", "Incomplete", job_id)
 
 
 def update_job(job_id: str, **fields: str) -> None:
@@ -381,7 +395,7 @@ def update_job(job_id: str, **fields: str) -> None:
         SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
         SlurmCommandError: the controller refused the request.
     """
-    _control("update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items()))
+    _change("scontrol", "update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items()))
 
 
 def largest_array(environment: Mapping[str, str]) -> int:
@@ -410,9 +424,9 @@ def slurmd_address(node: str) -> tuple[str, int]:
         SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
         SlurmCommandError: the controller does not know the node.
     """
-    fields = parse_job(_control("show", "node", node))
+    fields = parse_job(ask("scontrol", "show", "node", node, environment=os.environ))
     # A node shows its port only if it differs from that of the cluster.
-    port = fields.get("Port") or _SLURMD_PORT.findall(_control("show", "config"))[0]
+    port = fields.get("Port") or _SLURMD_PORT.findall(ask("scontrol", "show", "config", environment=os.environ))[0]
     return fields["NodeAddr"], int(port)
 
 
@@ -423,7 +437,7 @@ def controller_answers(environment: Mapping[str, str]) -> bool:
         environment: the command's environment; ``SLURM_CONF`` selects the cluster.
     """
     try:
-        return _run(["scontrol", "ping"], environment).returncode == 0
+        return _query(["scontrol", "ping"], environment).returncode == 0
     except SlurmUnavailableError:
         return False
 
@@ -438,6 +452,6 @@ def node_states(environment: Mapping[str, str]) -> dict[str, str]:
         SlurmUnavailableError: sinfo is not installed, or the controller does not answer.
         SlurmCommandError: the controller refused the request.
     """
-    printed = _output(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment, name="sinfo")
+    printed = _output(_query(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment), name="sinfo")
     # A node has a line for each of its partitions.
     return dict(line.split(maxsplit=1) for line in printed.splitlines())

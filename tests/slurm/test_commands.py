@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,47 @@ def test_a_controller_that_is_away_is_no_answer(programs: Path) -> None:
         commands.show_job("7", environment=env)
     assert str(caught.value) == f"scontrol show job 7 failed: {said}"
     assert not commands.controller_answers(env)
+
+
+def ended_by_a_signal(times: int, calls: Path) -> str:
+    """Return a program that TERM ends in its first calls; each call adds a line to a file."""
+    return f'echo >> {calls}; [[ $(wc -l < {calls}) -le {times} ]] && kill -TERM $$; echo "JobId=7"'
+
+
+def test_a_question_that_a_signal_ended_is_asked_again(programs: Path, tmp_path: Path) -> None:
+    env = program(programs, "scontrol", ended_by_a_signal(4, tmp_path / "calls"))
+    assert commands.show_job("7", environment=env) == {"JobId": "7"}
+
+
+@pytest.mark.parametrize(
+    ("name", "question"),
+    [
+        ("scontrol", lambda env: commands.show_array("7", environment=env)),
+        ("scontrol", lambda env: commands.ask("scontrol", "show", "config", environment=env)),
+        ("scontrol", commands.controller_answers),
+        ("squeue", commands.queue),
+        ("sinfo", commands.node_states),
+        ("sprio", lambda env: commands.priority("7", env)),
+        ("srun", lambda env: commands.srun_knows("--container-image", env)),
+    ],
+)
+def test_no_question_is_asked_more_than_five_times(
+    programs: Path, tmp_path: Path, name: str, question: Callable[[dict[str, str]], object]
+) -> None:
+    env = program(programs, name, ended_by_a_signal(99, tmp_path / "calls"))
+    with contextlib.suppress(commands.SlurmCommandError):
+        assert not question(env)
+    assert (tmp_path / "calls").read_text() == "\n" * 5
+
+
+def test_a_change_that_a_signal_ended_is_not_repeated(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = program(programs, "scontrol", ended_by_a_signal(99, tmp_path / "calls"))
+    monkeypatch.setenv("PATH", env["PATH"])
+    with pytest.raises(commands.SlurmCommandError, match="it exited with -15"):
+        commands.requeue("7")
+    assert (tmp_path / "calls").read_text() == "\n"
 
 
 def test_times_do_not_have_the_format_that_the_user_set(programs: Path) -> None:
