@@ -221,6 +221,11 @@ _NOTICES: Final[Mapping[str, Cause]] = MappingProxyType(
 _NOTICE: Final = re.compile(
     rf"^slurmstepd\S*: error: \*{{3}} .+ CANCELLED AT \S+ DUE TO (?P<why>{'|'.join(_NOTICES)})", re.MULTILINE
 )
+# slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-22T05:17:38 ***   (22.05.8; newer ones add DUE to SIGNAL
+# Terminated). The notice about a step has the same words after any SIGTERM. A slurmstepd writes its first notice only.
+_CANCELLED: Final = re.compile(
+    r"^slurmstepd\S*: error: \*{3} JOB .+ CANCELLED AT \S+( DUE to SIGNAL \w+)? \*{3}$", re.MULTILINE
+)
 _FATAL: Final = "Fatal Python error: "
 # What the shell in a container says (the sbatch template), and what apptainer says before it starts a container.
 _STARTUP_ERROR_PREFIXES: Final = ("hpcddp: this task cannot start: ", "FATAL: ")
@@ -320,6 +325,18 @@ def cause_in_log(attempt: AttemptDirectory) -> Cause | None:
     """
     notice = _NOTICE.search(_since_start(attempt))
     return _NOTICES[notice["why"]] if notice else None
+
+
+def cancelled_in_log(attempt: AttemptDirectory) -> bool:
+    """Return whether slurmstepd says in the batch log that the job of an attempt was cancelled, and names no cause.
+
+    Slurm shows a job that is cancelled in the grace time of a preemption like one that the preemption has ended; only
+    this distinguishes them.
+
+    Args:
+        attempt: the attempt.
+    """
+    return _CANCELLED.search(_since_start(attempt)) is not None
 
 
 def _since_start(attempt: AttemptDirectory) -> str:

@@ -135,11 +135,12 @@ def cause_of(
     warned: bool = False,
     error_seen: bool = False,
     preempted: bool = False,
+    cancelled: bool = False,
 ) -> Cause:
     """Return why a job ends.
 
-    What Slurm 22.05.8 shows right after the signal (measured; ``+1`` is a raised restart count). It clears
-    ``PreemptTime`` when it requeues the job.
+    What Slurm 22.05.8 shows right after the signal (measured; ``+1`` is a raised restart count). It leaves out
+    ``PreemptTime`` where a job waits for its start, also while it still ends after a requeue.
 
     =============================  ==========  ========  ===========  =========  ============
     what happened                  JobState    Restarts  PreemptTime  Reason     cause
@@ -152,8 +153,13 @@ def cause_of(
     warned of the time limit       RUNNING     =         None         None       time_limit
     the time limit                 COMPLETING  =         None         TimeLimit  time_limit
     scancel                        COMPLETING  =         None         None       cancelled
+    scancel in the grace time      COMPLETING  =         a time       None       see below
+    scancel after a requeue        COMPLETING  +1        None         None       cancelled
     a rank crashed                 RUNNING     =         None         None       crash
     =============================  ==========  ========  ===========  =========  ============
+
+    Only slurmstepd's notice in the batch log distinguishes a job that is cancelled in the grace time from one that
+    PreemptMode=CANCEL has ended.
 
     Args:
         job: the fields of ``scontrol show job``; None if Slurm did not answer or no longer knows the job.
@@ -161,16 +167,21 @@ def cause_of(
         warned: whether the signal that comes before the time limit arrived.
         error_seen: whether a failure record of this attempt exists.
         preempted: whether a preemption is known from elsewhere.
+        cancelled: whether slurmstepd reports that the job was cancelled, without a cause.
     """
     known = job or {}
     state = JOB_STATES.get(known.get("JobState", ""))
+    is_ending = known.get("JobState") == "COMPLETING"
     if (state is not None and state.is_waiting) or int(known.get("Restarts", "0")) > restarts_at_start:
-        return Cause.REQUEUED
+        return Cause.CANCELLED if is_ending and "PreemptTime" in known else Cause.REQUEUED
+    if state is JobState.CANCELLED or (is_ending and cancelled):
+        return Cause.CANCELLED
     if preempted or known.get("PreemptTime", "None") != "None":
         return Cause.PREEMPTION
-    if known.get("JobState") == "COMPLETING":
-        return Cause.TIME_LIMIT if known.get("Reason") == "TimeLimit" else Cause.CANCELLED
-    if state is not None and (shown := _ENDS.get(state)) is not None:
+    shown = None if state is None else _ENDS.get(state)
+    if is_ending:
+        shown = Cause.TIME_LIMIT if known.get("Reason") == "TimeLimit" else Cause.CANCELLED
+    if shown is not None:
         return shown
     # A job that runs, or without a record.
     if error_seen:

@@ -11,7 +11,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, read_events
-from hpcddp.run.failure import FailureRecord, cause_in_log, read_failures
+from hpcddp.run.failure import FailureRecord, cancelled_in_log, cause_in_log, read_failures
 from hpcddp.run.job_records import Decision, ProgramEnd, read_decision, read_program_end, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
@@ -203,6 +203,7 @@ class AttemptFacts:
             warned=self._warned,
             error_seen=self.decision is None and bool(errors),
             preempted=self._logged is Cause.PREEMPTION,
+            cancelled=cancelled_in_log(self.attempt),
         )
         return seen if seen in _CERTAIN else self._logged or seen
 

@@ -21,7 +21,7 @@ from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.supervise import slurm_requeue as requeuing
 from hpcddp.supervise.attempt_facts import AttemptFacts
 from hpcddp.supervise.decision import Action, ActionKind, decide, is_interruption, record_progress
-from hpcddp.supervise.slurm_requeue import RequeueOutcome
+from hpcddp.supervise.slurm_requeue import Requeued, RequeueOutcome
 
 _OVERTAKEN = Action(kind=ActionKind.FENCED, exit_code=ExitCode.FENCED)
 
@@ -180,25 +180,44 @@ def _stop(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, _by_hand(attempt_facts, action.why)))
 
 
-def _leave_to_slurm(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
-    return _report_requeue(attempt_facts, action, by="user" if attempt_facts.by_user else "slurm")
+def _leave_to_slurm(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
+    return _after_request(attempt_facts, action, code, Requeued(outcome=RequeueOutcome.REQUEUED), by="slurm")
 
 
 def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     job_id = attempt_facts.job_id or ""
     done = requeuing.requeue(
-        job_id, restarts=attempt_facts.restarts, set_requeue_flag=not attempt_facts.spec.requeue.left_to_slurm
+        job_id,
+        attempt=attempt_facts.attempt,
+        restarts=attempt_facts.restarts,
+        set_requeue_flag=not attempt_facts.spec.requeue.left_to_slurm,
     )
     in_vain = done.outcome in {RequeueOutcome.REFUSED, RequeueOutcome.UNREACHABLE}
     if in_vain and attempt_facts.may_be_preempted and not attempt_facts.is_overtaken:
         # Slurm may kill this shell while it waits: the run must not be shown as still running.
         _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; {done.why}", action.exit_code)
-        done = requeuing.wait_for_preemption(job_id, restarts=attempt_facts.restarts, before=done)
+        done = requeuing.wait_for_preemption(
+            job_id, attempt=attempt_facts.attempt, restarts=attempt_facts.restarts, before=done
+        )
+    return _after_request(attempt_facts, action, code, done, by="hpcddp")
+
+
+def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done: Requeued, *, by: str) -> Ending:
+    """Make sure that a requeue lasts, and record what came of it; ``by`` is who requeued the job, if not its user."""
+    if done.outcome is RequeueOutcome.REQUEUED and not attempt_facts.is_overtaken:
+        requeue = attempt_facts.spec.requeue
+        done = requeuing.stay_until_saved(
+            attempt_facts.job_id or "",
+            attempt=attempt_facts.attempt,
+            restarts=attempt_facts.restarts,
+            set_requeue_flag=not requeue.left_to_slurm,
+            set_start_time=requeue.expedite,
+        )
     if attempt_facts.is_overtaken:
         # On a node that was cut off, Slurm does not respond: it has started the job again elsewhere.
         return _be_fenced(attempt_facts, _OVERTAKEN, code)
     if done.outcome is RequeueOutcome.REQUEUED:
-        return _report_requeue(attempt_facts, action, by="user" if attempt_facts.by_user else "hpcddp")
+        return _report_requeue(attempt_facts, action, by="user" if attempt_facts.by_user else by)
     if done.outcome is RequeueOutcome.CANCELLED:
         return _cancel(attempt_facts, Action(kind=ActionKind.CANCEL, exit_code=ExitCode.INTERRUPTED), code)
     if done.outcome is RequeueOutcome.REFUSED and attempt_facts.spec.requeue.allow_continuation:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
 from hpcddp.polling import wait_until
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.failure import cancelled_in_log
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import ask_slurm, cause_of, is_transient
 from hpcddp.stop.reasons import Cause
@@ -24,6 +27,9 @@ _POLL_S = 0.3
 # The longest wait for the end of a grace time, or for the controller.
 _LONGEST_GRACE_S = 900.0
 _LONG_POLL_S = 3.0
+# slurmctld writes a change to its disk within 6 s (SAVE_MAX_WAIT is 5 in its source) and the time that the write takes.
+_SAVE_S = 7
+_START_DELAY_S = 2
 
 
 class RequeueOutcome(Enum):
@@ -52,13 +58,21 @@ class Requeued:
     why: str = ""
 
 
-def requeue(job_id: str, *, restarts: int, set_requeue_flag: bool, patience_s: float = PATIENCE_S) -> Requeued:
+def requeue(
+    job_id: str,
+    *,
+    attempt: AttemptDirectory,
+    restarts: int,
+    set_requeue_flag: bool,
+    patience_s: float = PATIENCE_S,
+) -> Requeued:
     """Requeue this job and check the restart count: scontrol exits with 0 even if Slurm does nothing.
 
     Slurm signals the whole job when it is requeued, this process too: it ignores TERM before it calls this.
 
     Args:
         job_id: the job; ``123_4`` for an array element.
+        attempt: the attempt that ends; its batch log has slurmstepd's notices.
         restarts: the restart count of this attempt.
         set_requeue_flag: whether to set Requeue=1 first (a --no-requeue job).
         patience_s: how long to ask again while the controller does not answer, in seconds.
@@ -82,7 +96,7 @@ def requeue(job_id: str, *, restarts: int, set_requeue_flag: bool, patience_s: f
             time.sleep(_PAUSE_S)
             continue
         tries += 1
-        seen = _SEEN.get(_poll_job(job_id, restarts, patience_s=deadline - time.monotonic()))
+        seen = _SEEN.get(_poll_job(job_id, attempt, restarts, patience_s=deadline - time.monotonic()))
         if seen is not None:
             return Requeued(outcome=seen)
     return Requeued(
@@ -90,11 +104,46 @@ def requeue(job_id: str, *, restarts: int, set_requeue_flag: bool, patience_s: f
     )
 
 
-def wait_for_preemption(job_id: str, *, restarts: int, before: Requeued) -> Requeued:
+def stay_until_saved(
+    job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool, set_start_time: bool
+) -> Requeued:
+    """Stay until the controller has saved a requeue, and requeue the job again if it has forgotten it.
+
+    A controller that is killed comes back with the state that it saved last: the job runs, as if it had not been
+    requeued, and fails when this process ends. Slurm kills this process when KillWait is over.
+
+    Args:
+        job_id: the job, which has been requeued and is still ending.
+        attempt: the attempt that ends.
+        restarts: the restart count of this attempt.
+        set_requeue_flag: whether to set Requeue=1 first (a --no-requeue job).
+        set_start_time: whether to set an earlier start time, which applies if Slurm kills this process meanwhile.
+    """
+    done = Requeued(outcome=RequeueOutcome.REQUEUED)
+    for _ in range(_TRIES):
+        saved = time.monotonic() + _SAVE_S
+        if set_start_time:
+            expedite(job_id, delay_s=_SAVE_S + _START_DELAY_S)
+        time.sleep(max(0.0, saved - time.monotonic()))
+        job = ask_slurm(job_id, patience_s=PATIENCE_S)
+        if job is None:
+            break
+        seen = _SEEN.get(_cause(job, attempt, restarts))
+        if seen is not None:
+            return Requeued(outcome=seen)
+        sys.stderr.write(f"hpcddp: Slurm has forgotten the requeue of job {job_id}; the job is requeued again\n")
+        done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag)
+        if done.outcome is not RequeueOutcome.REQUEUED:
+            break
+    return done
+
+
+def wait_for_preemption(job_id: str, *, attempt: AttemptDirectory, restarts: int, before: Requeued) -> Requeued:
     """Wait until Slurm requeues a preempted job: one that ends within the grace time is never requeued (measured).
 
     Args:
         job_id: the job.
+        attempt: the attempt that ends.
         restarts: the restart count of this attempt.
         before: the result of the first request; it is repeated if the controller did not respond.
     """
@@ -103,9 +152,9 @@ def wait_for_preemption(job_id: str, *, restarts: int, before: Requeued) -> Requ
     while time.monotonic() < deadline:
         time.sleep(_LONG_POLL_S)
         job = ask_slurm(job_id)
-        cause = cause_of(job, restarts_at_start=restarts)
+        cause = _cause(job, attempt, restarts)
         if cause is Cause.PREEMPTION and done.outcome is RequeueOutcome.UNREACHABLE:
-            done = requeue(job_id, restarts=restarts, set_requeue_flag=False, patience_s=0.0)
+            done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=False, patience_s=0.0)
         elif (outcome := _SEEN.get(cause)) is not None:
             done = Requeued(outcome=outcome)
         elif job is not None and cause is not Cause.PREEMPTION:
@@ -124,7 +173,7 @@ def wait_for_controller(job_id: str) -> None:
     wait_until(lambda: ask_slurm(job_id), timeout_s=_LONGEST_GRACE_S, poll_s=_LONG_POLL_S)
 
 
-def expedite(job_id: str) -> None:
+def expedite(job_id: str, *, delay_s: int = _START_DELAY_S) -> None:
     """Set an earlier start time for a job that was just requeued; Slurm waits until its old credentials have expired.
 
     Call it last: what ends later than the start time that is set here gets Slurm's own start time, two minutes on. And
@@ -132,19 +181,25 @@ def expedite(job_id: str) -> None:
 
     Args:
         job_id: the job, which is still ending.
+        delay_s: seconds from now to the start, at least 2.
     """
     try:
-        commands.update_job(job_id, StartTime="now+2seconds")
+        commands.update_job(job_id, StartTime=f"now+{delay_s}seconds")
     except commands.SlurmCommandError as error:
         sys.stderr.write(
             f"hpcddp: {error.message}; the job starts after Slurm's default requeue delay, usually in two minutes\n"
         )
 
 
-def _poll_job(job_id: str, restarts: int, *, patience_s: float) -> Cause:
+def _cause(job: Mapping[str, str] | None, attempt: AttemptDirectory, restarts: int) -> Cause:
+    """Return why an attempt of the job ends, by its record and slurmstepd's notices."""
+    return cause_of(job, restarts_at_start=restarts, cancelled=cancelled_in_log(attempt))
+
+
+def _poll_job(job_id: str, attempt: AttemptDirectory, restarts: int, *, patience_s: float) -> Cause:
     """Poll the job until it is requeued or cancelled; return the cause."""
     for _ in range(_MAX_POLLS):
-        cause = cause_of(ask_slurm(job_id, patience_s=patience_s), restarts_at_start=restarts)
+        cause = _cause(ask_slurm(job_id, patience_s=patience_s), attempt, restarts)
         if cause in _SEEN:
             return cause
         time.sleep(_POLL_S)

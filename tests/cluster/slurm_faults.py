@@ -33,13 +33,15 @@ def without_slurmd(sandbox: Sandbox, node: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_controller(sandbox: Sandbox) -> Iterator[None]:
+def without_controller(sandbox: Sandbox, *, signal: str = "TERM") -> Iterator[None]:
     """End slurmctld, and start it again.
 
-    It is told to end, and so keeps its state: killed, it forgets jobs that were submitted in its last seconds and hands
-    out their ids again.
+    Args:
+        sandbox: its Slurm.
+        signal: ``TERM`` lets it save its state. With ``KILL`` it forgets what happened in its last seconds: requeues,
+            and jobs, whose ids it uses again.
     """
-    with _without(sandbox, "slurmctld", on=None, signal="TERM"):
+    with _without(sandbox, "slurmctld", on=None, signal=signal):
         yield
 
 

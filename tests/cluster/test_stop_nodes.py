@@ -86,6 +86,37 @@ def controller_ended(context: ScenarioContext) -> ScenarioResult:
     return tracked, context.compare("slurmctld away at requeue time, back after 15 s", tracked)
 
 
+def controller_away_at_start(context: ScenarioContext) -> ScenarioResult:
+    """slurmctld goes away when the batch script starts, and comes back; srun then waits for two minutes."""
+    tracked = context.start("start")
+    tracked.wait_until(lambda: tracked.sandbox.job(tracked.job_id)["JobState"] == "RUNNING", "the start")
+    with without_controller(context.sandbox):
+        time.sleep(_AWAY_S)
+    return tracked, context.compare("slurmctld away at the start, back after 15 s", tracked)
+
+
+def controller_killed(context: ScenarioContext) -> ScenarioResult:
+    tracked = context.start("killed")
+    tracked.wait_for_steps(60)
+    tracked.signal(1, signal.SIGUSR2)
+    kill_after_requeue(tracked)
+    return tracked, context.compare("slurmctld killed after the requeue, back after 2 s", tracked)
+
+
+def kill_after_requeue(*tracked_runs: TrackedRun, after_s: float = 0, away_s: float = 2) -> None:
+    """Kill slurmctld when it has requeued runs that stop, before it has saved that, and start it again."""
+    for tracked in tracked_runs:
+        tracked.wait_until((tracked.attempt.path / "decision.json").exists, "the decision to stop")
+    first = tracked_runs[0]
+    sandbox = first.sandbox
+    # After a change it saves its state at once, but not again within the next six seconds.
+    sandbox.submit("--hold", "--output=/dev/null", "--wrap=true")
+    first.wait_until(lambda: all(sandbox.job(one.job_id)["Restarts"] == "1" for one in tracked_runs), "the requeue")
+    time.sleep(after_s)
+    with without_controller(sandbox, signal="KILL"):
+        time.sleep(away_s)
+
+
 def controller_hangs(context: ScenarioContext) -> ScenarioResult:
     """slurmctld takes connections and does not answer, when the run wants to be requeued."""
     tracked = context.start("hangs")
@@ -125,6 +156,22 @@ def test_a_run_whose_node_lost_its_slurmd_is_requeued_and_comes_out_the_same(
     _, comparison = scenario_result[-1]
     assert comparison.has_same_result, comparison
     assert comparison.attempts == 2
+
+
+@pytest.mark.long
+@after_scenario(controller_away_at_start, own_slurm=True)
+def test_a_controller_that_is_away_at_the_start_costs_nothing(scenario_result: ScenarioResult) -> None:
+    _, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts == 1
+
+
+@after_scenario(controller_killed, own_slurm=True)
+def test_a_requeue_that_a_killed_controller_has_forgotten_is_repeated(scenario_result: ScenarioResult) -> None:
+    tracked, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts == 2
+    assert len(tracked.events("requeue")) == 1
 
 
 @pytest.mark.parametrize(

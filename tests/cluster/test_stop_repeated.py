@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +14,16 @@ from typing import Any
 import pytest
 
 from hpcddp.run import checkpoints
+from hpcddp.run.job_records import read_decision
 from hpcddp.stop.faults import SAVE_POINTS
 from tests.cluster.comparison import RunComparison, report
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.scenarios import OTHER_HOSTS, PREEMPTED_HOSTS, References, ScenarioContext, after_scenario
+from tests.cluster.test_stop_cancel import assert_cancelled_and_told, cancelled_and_preempted
 from tests.cluster.test_stop_checkpoints import killed_in_saves
+from tests.cluster.test_stop_nodes import ScenarioResult, kill_after_requeue
 from tests.cluster.tracked_run import TrackedRun
+from tests.slurm.programs import program
 
 pytestmark = pytest.mark.long
 
@@ -100,6 +106,54 @@ def _preempted(context: ScenarioContext, name: str, dice: random.Random) -> RunC
     return context.compare(f"preemption at random moments, partition {partition}", tracked)
 
 
+def cancelled_and_preempted_again(context: ScenarioContext) -> list[TrackedRun]:
+    return cancelled_and_preempted(context, times=4)
+
+
+def controller_killed_after_requeues(context: ScenarioContext) -> list[ScenarioResult]:
+    return [result for number in range(5) for result in _controller_killed(context, number, random.Random(number))]
+
+
+def _controller_killed(context: ScenarioContext, number: int, dice: random.Random) -> list[ScenarioResult]:
+    """Two runs stop at once, and slurmctld is killed at most five seconds after it has requeued both."""
+    tracked_runs = [context.start(f"trial{number}-{hosts}", on=hosts) for hosts in (PREEMPTED_HOSTS, OTHER_HOSTS)]
+    for tracked in tracked_runs:
+        tracked.wait_for_steps(40)
+    for tracked in tracked_runs:
+        tracked.signal(1, signal.SIGUSR2)
+    kill_after_requeue(*tracked_runs, after_s=dice.choice([0, dice.uniform(0, 5)]), away_s=dice.uniform(0, 4))
+    fault = "slurmctld killed after the requeue"
+    return [(tracked, context.compare(fault, tracked)) for tracked in tracked_runs]
+
+
+def questions_ended_by_a_signal(context: ScenarioContext) -> list[TrackedRun]:
+    with ThreadPoolExecutor(2) as executor:
+        lanes = executor.map(lambda hosts: _questions_ended(context, hosts), (PREEMPTED_HOSTS, OTHER_HOSTS))
+        return [tracked for lane in lanes for tracked in lane]
+
+
+def _questions_ended(context: ScenarioContext, hosts: str) -> list[TrackedRun]:
+    return [_question_ended(context, f"{hosts}-{number}", hosts) for number in range(5)]
+
+
+def _question_ended(context: ScenarioContext, name: str, hosts: str) -> TrackedRun:
+    """Preempted; SIGTERM ends the first two commands with which rank 0 asks Slurm why."""
+    programs, real = context.directory / f"{name}-bin", shutil.which("scontrol")
+    programs.mkdir(parents=True)
+    calls = programs / "calls"
+    end_first_two = f"[[ $SLURM_STEP_NUM_TASKS ]] && echo >>{calls} && (($(wc -l <{calls}) <= 2)) && kill -TERM $$"
+    program(programs, "scontrol", f'{end_first_two}\nexec {real} "$@"')
+    path = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    tracked = context.start(name, on=hosts, sections={"environment": {"env": path}})
+    tracked.wait_for_steps(40)
+    context.preempt(hosts)
+    tracked.wait_until((tracked.run.attempt(0).path / "decision.json").exists, "the decision to stop")
+    tracked.sandbox.run("scancel", tracked.job_id)
+    tracked.wait_for_end("CANCELLED", timeout_s=60)
+    assert len(calls.read_text()) > 2
+    return tracked
+
+
 def killed_in_saves_again(context: ScenarioContext) -> list[tuple[TrackedRun, RunComparison]]:
     """Three times at every point of a save."""
     return [killed_in_saves(context, points) for points in ((*SAVE_POINTS, *SAVE_POINTS), tuple(reversed(SAVE_POINTS)))]
@@ -154,6 +208,28 @@ def test_preemption_at_any_moment_loses_nothing(scenario_result: list[RunCompari
     ] == []
     # A run that is taken away before it has a handler is not asked to save; then there is nothing to lose either.
     assert [comparison.steps_lost for comparison in scenario_result] == [0] * len(scenario_result)
+
+
+@after_scenario(cancelled_and_preempted_again, own_slurm=True)
+def test_a_cancel_wins_before_in_and_after_a_preemption_each_time(scenario_result: list[TrackedRun]) -> None:
+    for tracked in scenario_result:
+        assert_cancelled_and_told(tracked)
+    assert len(scenario_result) == 12
+
+
+@after_scenario(controller_killed_after_requeues, own_slurm=True)
+def test_a_controller_that_is_killed_after_the_requeue_costs_nothing_each_time(
+    scenario_result: list[ScenarioResult],
+) -> None:
+    assert [comparison for _, comparison in scenario_result if not comparison.lost_nothing] == []
+    assert [comparison.attempts for _, comparison in scenario_result] == [2] * 10
+    assert [len(tracked.events("requeue")) for tracked, _ in scenario_result] == [1] * 10
+
+
+@after_scenario(questions_ended_by_a_signal, own_slurm=True)
+def test_a_rank_learns_the_cause_although_a_signal_ends_its_question(scenario_result: list[TrackedRun]) -> None:
+    decisions = [read_decision(tracked.run.attempt(0)) for tracked in scenario_result]
+    assert [decision and decision.cause for decision in decisions] == ["preemption"] * 10
 
 
 @after_scenario(killed_in_saves_again)

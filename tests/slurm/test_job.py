@@ -11,9 +11,13 @@ from hpcddp.stop.reasons import Cause
 
 
 def shown(state: str, restarts: int = 2, reason: str = "None", *, preempted: bool = False) -> dict[str, str]:
-    """Return the fields that scontrol shows."""
-    time = "2026-11-21T12:00:00" if preempted else "None"
-    return {"JobState": state, "Restarts": str(restarts), "Reason": reason, "PreemptTime": time}
+    """Return the fields that scontrol shows of a job that has started."""
+    return {**waiting(state, restarts, reason), "PreemptTime": "2026-11-21T12:00:00" if preempted else "None"}
+
+
+def waiting(state: str, restarts: int = 2, reason: str = "None") -> dict[str, str]:
+    """Return the fields that scontrol shows of a job that waits for its start, also while it still ends."""
+    return {"JobState": state, "Restarts": str(restarts), "Reason": reason}
 
 
 ROWS: list[tuple[str, dict[str, str] | None, dict[str, Any], Cause]] = [
@@ -29,10 +33,12 @@ ROWS: list[tuple[str, dict[str, str] | None, dict[str, Any], Cause]] = [
     ("preempted, as the batch log says", shown("RUNNING"), {"preempted": True}, Cause.PREEMPTION),
     ("PreemptMode=CANCEL, the grace is over", shown("COMPLETING", preempted=True), {}, Cause.PREEMPTION),
     ("PreemptMode=CANCEL, all is over", shown("PREEMPTED", preempted=True), {}, Cause.PREEMPTION),
-    ("preempted without grace", shown("COMPLETING", 3), {}, Cause.REQUEUED),
-    ("requeued and already waiting", shown("PENDING", 3, "BeginTime"), {}, Cause.REQUEUED),
-    ("scontrol requeue", shown("COMPLETING", 3), {"error_seen": True}, Cause.REQUEUED),
-    ("scontrol requeuehold", shown("REQUEUE_HOLD", 3), {}, Cause.REQUEUED),
+    ("PreemptMode=CANCEL without grace, the log", shown("COMPLETING"), {"preempted": True}, Cause.PREEMPTION),
+    ("preempted without grace", waiting("COMPLETING", 3), {}, Cause.REQUEUED),
+    ("requeued and already waiting", waiting("PENDING", 3, "BeginTime"), {}, Cause.REQUEUED),
+    ("requeued and already running again", shown("RUNNING", 3), {}, Cause.REQUEUED),
+    ("scontrol requeue", waiting("COMPLETING", 3), {"error_seen": True}, Cause.REQUEUED),
+    ("scontrol requeuehold", waiting("REQUEUE_HOLD", 3), {}, Cause.REQUEUED),
     ("requeued, its nodes are booting", shown("CONFIGURING"), {}, Cause.REQUEUED),
     ("warned of the time limit", shown("RUNNING"), {"warned": True}, Cause.TIME_LIMIT),
     ("the time limit", shown("COMPLETING", reason="TimeLimit"), {"warned": True}, Cause.TIME_LIMIT),
@@ -40,6 +46,15 @@ ROWS: list[tuple[str, dict[str, str] | None, dict[str, Any], Cause]] = [
     ("scancel", shown("COMPLETING"), {}, Cause.CANCELLED),
     ("scancel after the warning", shown("COMPLETING"), {"warned": True}, Cause.CANCELLED),
     ("scancel, all is over", shown("CANCELLED"), {}, Cause.CANCELLED),
+    ("scancel in the grace time", shown("COMPLETING", preempted=True), {"cancelled": True}, Cause.CANCELLED),
+    ("scancel in the grace time, all is over", shown("CANCELLED", preempted=True), {}, Cause.CANCELLED),
+    (
+        "scancel --batch --signal=TERM, preempted",
+        shown("RUNNING", preempted=True),
+        {"cancelled": True},
+        Cause.PREEMPTION,
+    ),
+    ("scancel after a requeue", shown("COMPLETING", 3), {}, Cause.CANCELLED),
     ("a node is lost for good", shown("NODE_FAIL"), {}, Cause.NODE_FAILURE),
     ("a rank crashed", shown("RUNNING"), {"error_seen": True}, Cause.CRASH),
     ("a rank crashed, all is over", shown("FAILED"), {"error_seen": True}, Cause.CRASH),

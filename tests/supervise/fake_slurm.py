@@ -17,6 +17,7 @@ class FakeSlurm:
     Attributes:
         job: the fields of the job.
         calls: what was asked of it, a line each.
+        start_times: the start times that were set.
         errors: what the next commands fail with, in order; None lets one through.
         ignored_requeues: how many requeues it accepts and does not carry out.
     """
@@ -26,6 +27,7 @@ class FakeSlurm:
             "JobState": "RUNNING", "Restarts": "0", "PreemptTime": "None", "Reason": "None", "Requeue": "1", **fields,
         }  # fmt: skip
         self.calls: list[str] = []
+        self.start_times: list[str] = []
         self.errors: list[commands.SlurmCommandError | None] = []
         self.ignored_requeues = 0
         self.waited = 0.0
@@ -45,16 +47,25 @@ class FakeSlurm:
         if self.ignored_requeues:
             self.ignored_requeues -= 1
         elif self.job is not None and self.job["JobState"] == "RUNNING":
-            self.become("COMPLETING", Restarts=str(int(self.job["Restarts"]) + 1), PreemptTime="None")
+            self.become_requeued()
 
     def update_job(self, job_id: str, **fields: str) -> None:
-        self.calls.append(f"update {job_id} {fields}")
+        if "StartTime" in fields:
+            self.start_times.append(fields["StartTime"])
+        else:
+            self.calls.append(f"update {job_id} {fields}")
         self._fail()
 
     def become(self, state: str, **fields: str) -> None:
         """Change the job."""
         assert self.job is not None
         self.job = {**self.job, "JobState": state, **fields}
+
+    def become_requeued(self) -> None:
+        """Show the job as requeued and ending: Slurm leaves out PreemptTime then."""
+        assert self.job is not None
+        self.become("COMPLETING", Restarts=str(int(self.job["Restarts"]) + 1))
+        self.job.pop("PreemptTime", None)
 
     def sleep(self, seconds: float) -> None:
         self.waited += seconds

@@ -175,7 +175,7 @@ def test_what_happens_to_a_job_comes_before_what_its_user_asked_for(scenario: Sc
 
 def test_what_slurm_requeues_itself_is_only_hurried(scenario: Scenario, slurm: FakeSlurm) -> None:
     scenario.stop(cause="requeued")
-    slurm.become("COMPLETING", Restarts="1")
+    slurm.become_requeued()
     ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", [])
     assert scenario.events()[-1] == ("requeue", "requeued")
@@ -191,7 +191,7 @@ def test_a_preemption_that_the_ranks_saw_is_counted_as_one_when_slurm_shows_it_n
     scenario: Scenario, slurm: FakeSlurm
 ) -> None:
     scenario.stop(cause="preemption")
-    slurm.become("COMPLETING", Restarts="1")
+    slurm.become_requeued()
     scenario.end()
     assert scenario.events()[-1] == ("requeue", "preemption")
 
@@ -224,6 +224,85 @@ def test_a_job_cancelled_between_the_save_and_the_requeue_is_cancelled(
     monkeypatch.setattr("hpcddp.slurm.commands.requeue", lambda _: slurm.become("COMPLETING", PreemptTime="None"))
     assert scenario.end().exit_code == 130
     assert scenario.events()[-1] == ("stop", "cancelled")
+
+
+NOTICE = "slurmstepd-n1: error: *** {what} ON n1 CANCELLED AT 2026-11-22T05:17:38{why} ***\n"
+
+
+def write_log(scenario: Scenario, *notices: str) -> None:
+    """Write the batch log of the attempt."""
+    scenario.attempt.run.batch_log.write_text(beginning(scenario.attempt) + "".join(notices))
+
+
+@pytest.mark.parametrize("more", ["", "requeue: {allow_continuation: true}\n"])
+@pytest.mark.parametrize(("requeue", "why"), [("1", ""), ("0", " DUE to SIGNAL Terminated")])
+def test_a_job_cancelled_in_the_grace_time_of_a_preemption_is_cancelled(
+    tmp_path: Path, slurm: FakeSlurm, more: str, requeue: str, why: str
+) -> None:
+    scenario = Scenario(tmp_path, SLURM, more)
+    scenario.stop()
+    slurm.become("COMPLETING", Requeue=requeue, **PREEMPTED)
+    # The preemption told the step, the cancel the whole job.
+    write_log(scenario, NOTICE.format(what="STEP 7.0", why=why), NOTICE.format(what="JOB 7", why=why))
+    assert (scenario.end().exit_code, slurm.calls) == (130, [])
+    assert scenario.result is not None
+    assert scenario.result["status"] == "cancelled"
+
+
+def test_a_notice_that_comes_late_shows_the_cancel_after_a_requeue_without_effect(
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario.stop()
+    slurm.become("COMPLETING", **PREEMPTED)
+    cancelled = NOTICE.format(what="JOB 7", why="")
+    monkeypatch.setattr("hpcddp.slurm.commands.requeue", lambda _: write_log(scenario, cancelled))
+    assert scenario.end().exit_code == 130
+    assert scenario.events()[-1] == ("stop", "cancelled")
+
+
+def test_a_job_that_preempt_mode_cancel_has_ended_was_not_cancelled_by_its_user(
+    scenario: Scenario, slurm: FakeSlurm
+) -> None:
+    scenario.stop()
+    slurm.become("COMPLETING", **PREEMPTED)
+    write_log(scenario, NOTICE.format(what="STEP 7.0", why=""), NOTICE.format(what="JOB 7", why=" DUE TO PREEMPTION"))
+    assert scenario.end().exit_code == 75
+    assert scenario.result is not None
+    assert scenario.result["status"] == "stopped"
+
+
+def test_a_job_cancelled_after_its_requeue_is_cancelled(
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.become("RUNNING", **PREEMPTED)
+    scenario.stop()
+    monkeypatch.setattr("time.sleep", lambda _: slurm.become("COMPLETING", PreemptTime="None"))
+    ending = scenario.end()
+    assert (ending.exit_code, ending.expedite, slurm.calls) == (130, None, ["requeue 7"])
+    assert scenario.events()[-1] == ("stop", "cancelled")
+
+
+@pytest.mark.parametrize("by_slurm", [False, True])
+def test_a_requeue_that_slurm_has_forgotten_is_repeated_and_counted_once(
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, *, by_slurm: bool
+) -> None:
+    slurm.become("RUNNING", **PREEMPTED)
+    scenario.stop()
+    if by_slurm:
+        slurm.become_requeued()
+    forgets = [True]
+
+    def sleep(seconds: float) -> None:
+        slurm.sleep(seconds)
+        if forgets and slurm.waited > 5:
+            forgets.pop()
+            slurm.become("RUNNING", Restarts="0", **PREEMPTED)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    ending = scenario.end()
+    assert (ending.exit_code, ending.expedite) == (75, "7")
+    assert slurm.calls == ["requeue 7"] * (1 if by_slurm else 2)
+    assert scenario.events() == [("start", None), ("save", None), ("stop", "preemption"), ("requeue", "preemption")]
 
 
 def test_the_users_error_is_never_requeued_and_comes_with_its_traceback(scenario: Scenario, slurm: FakeSlurm) -> None:
@@ -382,7 +461,7 @@ def test_a_preemption_without_a_grace_time_is_counted_as_one(tmp_path: Path, slu
         f"{beginning(scenario.attempt)}"
         "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T05:17:38 DUE TO PREEMPTION ***\n"
     )
-    slurm.become("COMPLETING", Restarts="1")
+    slurm.become_requeued()
     scenario.stop(cause="requeued")
     ending = scenario.end()
     assert "has ended: job 7 was preempted; step 12 is saved" in ending.text
@@ -400,12 +479,14 @@ def test_a_requeue_that_is_refused_outlasts_the_grace_time(
     seen: list[dict[str, Any] | None] = []
 
     def sleep(_: float) -> None:
+        if not seen:
+            slurm.become_requeued()
         seen.append(scenario.result)
-        slurm.become("COMPLETING", Restarts="1", PreemptTime="None")
 
     monkeypatch.setattr("time.sleep", sleep)
     assert scenario.end().exit_code == 75
-    assert [marker and marker["status"] for marker in seen] == ["stopped"]
+    # Until the end of the grace time, and until Slurm has saved the requeue.
+    assert [marker and marker["status"] for marker in seen] == ["stopped", "stopped"]
     assert (scenario.result, scenario.events()[-1]) == (None, ("requeue", "preemption"))
 
 

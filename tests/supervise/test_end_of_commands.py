@@ -304,7 +304,7 @@ def test_a_preemption_without_a_grace_time_says_nothing_against_a_silent_command
     for restarts in range(1, 6):
         command.slurm_says("PREEMPTION")
         if restarts % 2:
-            slurm.become("COMPLETING", Restarts=str(restarts))
+            slurm.become_requeued()
             command.leave(-15, -15, notice="terminated")
             assert command.end().exit_code == 75
         again(command, slurm, restarts)
@@ -330,7 +330,7 @@ def test_a_requeue_that_its_user_asked_for_counts_toward_nothing(
     for restarts in range(1, 6):
         write_json(command.attempt.requeue_request, {})
         if survives:
-            slurm.become("COMPLETING", Restarts=str(restarts))
+            slurm.become_requeued()
             command.leave(-15, -15, notice="terminated")
             assert "its user requested the requeue of job 7" in command.end().text
         again(command, slurm, restarts)

@@ -1,11 +1,20 @@
 """Having Slurm run a job again, and making sure that it does."""
 
 import time
+from pathlib import Path
 
 import pytest
 
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.slurm.commands import SlurmCommandError
-from hpcddp.supervise.slurm_requeue import Requeued, RequeueOutcome, expedite, requeue, wait_for_preemption
+from hpcddp.supervise.slurm_requeue import (
+    Requeued,
+    RequeueOutcome,
+    expedite,
+    requeue,
+    stay_until_saved,
+    wait_for_preemption,
+)
 from tests.supervise.fake_slurm import AWAY, MISSING, REFUSED, FakeSlurm
 
 
@@ -16,39 +25,48 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return fake
 
 
-def test_a_requeue_is_done_when_the_restart_count_is_raised(slurm: FakeSlurm) -> None:
-    assert requeue("7", restarts=0, set_requeue_flag=False) == Requeued(outcome=RequeueOutcome.REQUEUED)
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDirectory:
+    return RunDirectory(tmp_path).attempt(0)
+
+
+def test_a_requeue_is_done_when_the_restart_count_is_raised(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
+    assert requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False) == Requeued(
+        outcome=RequeueOutcome.REQUEUED
+    )
     assert slurm.calls == ["requeue 7"]
 
 
-def test_slurm_says_nothing_either_way_so_it_is_asked_three_times(slurm: FakeSlurm) -> None:
+def test_slurm_says_nothing_either_way_so_it_is_asked_three_times(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     slurm.ignored_requeues = 2
-    assert requeue("7", restarts=0, set_requeue_flag=False).outcome is RequeueOutcome.REQUEUED
+    assert requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False).outcome is RequeueOutcome.REQUEUED
     assert slurm.calls == ["requeue 7"] * 3
 
 
-def test_three_requeues_that_do_nothing_are_told(slurm: FakeSlurm) -> None:
+def test_three_requeues_that_do_nothing_are_told(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     slurm.ignored_requeues = 9
-    done = requeue("7", restarts=0, set_requeue_flag=False)
+    done = requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False)
     assert done == Requeued(
         outcome=RequeueOutcome.REFUSED, why="scontrol requeue was called 3 times, and nothing happened"
     )
 
 
-def test_a_job_that_was_cancelled_meanwhile_is_left_alone(slurm: FakeSlurm) -> None:
+def test_a_job_that_was_cancelled_meanwhile_is_left_alone(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     slurm.become("COMPLETING")
-    assert requeue("7", restarts=0, set_requeue_flag=False) == Requeued(outcome=RequeueOutcome.CANCELLED)
+    assert requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False) == Requeued(
+        outcome=RequeueOutcome.CANCELLED
+    )
     assert slurm.calls == ["requeue 7"]
 
 
-def test_a_controller_that_comes_back_is_asked_again(slurm: FakeSlurm) -> None:
+def test_a_controller_that_comes_back_is_asked_again(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     slurm.errors = [AWAY, AWAY, None]
-    assert requeue("7", restarts=0, set_requeue_flag=False).outcome is RequeueOutcome.REQUEUED
+    assert requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False).outcome is RequeueOutcome.REQUEUED
 
 
-def test_a_controller_that_stays_away_is_waited_for_a_minute(slurm: FakeSlurm) -> None:
+def test_a_controller_that_stays_away_is_waited_for_a_minute(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     slurm.errors = [AWAY] * 100
-    done = requeue("7", restarts=0, set_requeue_flag=False, patience_s=60.0)
+    done = requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False, patience_s=60.0)
     assert done == Requeued(
         outcome=RequeueOutcome.UNREACHABLE, why="scontrol failed: Unable to contact slurm controller"
     )
@@ -59,21 +77,25 @@ def test_a_controller_that_stays_away_is_waited_for_a_minute(slurm: FakeSlurm) -
     ("error", "outcome"), [(MISSING, RequeueOutcome.UNREACHABLE), (REFUSED, RequeueOutcome.REFUSED)]
 )
 def test_what_does_not_change_is_not_waited_for(
-    slurm: FakeSlurm, error: SlurmCommandError, outcome: RequeueOutcome
+    slurm: FakeSlurm, attempt: AttemptDirectory, error: SlurmCommandError, outcome: RequeueOutcome
 ) -> None:
     slurm.errors = [error]
-    assert requeue("7", restarts=0, set_requeue_flag=False) == Requeued(outcome=outcome, why=error.message)
+    assert requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False) == Requeued(
+        outcome=outcome, why=error.message
+    )
     assert slurm.waited == 0
 
 
-def test_a_job_that_slurm_was_kept_from_requeueing_is_allowed_this_once(slurm: FakeSlurm) -> None:
-    requeue("7", restarts=0, set_requeue_flag=True)
+def test_a_job_that_slurm_was_kept_from_requeueing_is_allowed_this_once(
+    slurm: FakeSlurm, attempt: AttemptDirectory
+) -> None:
+    requeue("7", attempt=attempt, restarts=0, set_requeue_flag=True)
     assert slurm.calls == ["update 7 {'Requeue': '1'}", "requeue 7"]
 
 
 def test_the_start_is_two_seconds_on_and_never_now(slurm: FakeSlurm) -> None:
     expedite("7")
-    assert slurm.calls == ["update 7 {'StartTime': 'now+2seconds'}"]
+    assert slurm.start_times == ["now+2seconds"]
 
 
 def test_a_start_that_cannot_be_hurried_is_told_and_no_error(
@@ -87,30 +109,77 @@ def test_a_start_that_cannot_be_hurried_is_told_and_no_error(
     )
 
 
+def stay(attempt: AttemptDirectory, *, set_start_time: bool = True) -> Requeued:
+    return stay_until_saved("7", attempt=attempt, restarts=0, set_requeue_flag=False, set_start_time=set_start_time)
+
+
+@pytest.mark.parametrize(("set_start_time", "start_times"), [(True, ["now+9seconds"]), (False, [])])
+def test_the_script_stays_until_slurm_has_saved_the_requeue(
+    slurm: FakeSlurm, attempt: AttemptDirectory, start_times: list[str], *, set_start_time: bool
+) -> None:
+    slurm.become_requeued()
+    assert stay(attempt, set_start_time=set_start_time) == Requeued(outcome=RequeueOutcome.REQUEUED)
+    assert (slurm.waited, slurm.start_times, slurm.calls) == (7, start_times, [])
+
+
+def test_a_controller_that_keeps_forgetting_is_asked_three_times_more(
+    slurm: FakeSlurm, attempt: AttemptDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        slurm.sleep(seconds)
+        slurm.become("RUNNING", Restarts="0")
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert stay(attempt).outcome is RequeueOutcome.REQUEUED
+    assert slurm.calls == ["requeue 7"] * 3
+    assert capsys.readouterr().err.startswith(
+        "hpcddp: Slurm has forgotten the requeue of job 7; the job is requeued again\n"
+    )
+
+
+def test_a_controller_that_is_away_when_it_is_looked_at_is_waited_for(
+    slurm: FakeSlurm, attempt: AttemptDirectory
+) -> None:
+    slurm.errors = [None, AWAY, AWAY]
+    assert stay(attempt).outcome is RequeueOutcome.REQUEUED
+    assert slurm.calls == ["requeue 7"]
+
+
+def test_a_requeue_that_slurm_has_forgotten_and_now_refuses_is_told(
+    slurm: FakeSlurm, attempt: AttemptDirectory
+) -> None:
+    slurm.errors = [None, None, REFUSED]
+    assert stay(attempt) == Requeued(outcome=RequeueOutcome.REFUSED, why=REFUSED.message)
+
+
 def test_a_preempted_job_stays_until_slurm_takes_it_or_it_would_never_be_requeued(
-    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    slurm: FakeSlurm, attempt: AttemptDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.become("RUNNING", PreemptTime="2026-01-01T00:00:00")
 
     def sleep(seconds: float) -> None:
         slurm.waited += seconds
         if slurm.waited > 10:
-            slurm.become("COMPLETING", Restarts="1", PreemptTime="None")
+            slurm.become_requeued()
 
     monkeypatch.setattr(time, "sleep", sleep)
     before = Requeued(outcome=RequeueOutcome.REFUSED, why="no")
-    assert wait_for_preemption("7", restarts=0, before=before) == Requeued(outcome=RequeueOutcome.REQUEUED)
+    assert wait_for_preemption("7", attempt=attempt, restarts=0, before=before) == Requeued(
+        outcome=RequeueOutcome.REQUEUED
+    )
     assert slurm.calls == []
 
 
-def test_a_controller_that_comes_back_within_the_grace_time_requeues(slurm: FakeSlurm) -> None:
+def test_a_controller_that_comes_back_within_the_grace_time_requeues(
+    slurm: FakeSlurm, attempt: AttemptDirectory
+) -> None:
     slurm.become("RUNNING", PreemptTime="2026-01-01T00:00:00")
     slurm.errors = [AWAY, AWAY]
     before = Requeued(outcome=RequeueOutcome.UNREACHABLE, why="away")
-    assert wait_for_preemption("7", restarts=0, before=before).outcome is RequeueOutcome.REQUEUED
+    assert wait_for_preemption("7", attempt=attempt, restarts=0, before=before).outcome is RequeueOutcome.REQUEUED
 
 
-def test_nobody_waits_for_a_grace_time_that_is_none(slurm: FakeSlurm) -> None:
+def test_nobody_waits_for_a_grace_time_that_is_none(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     before = Requeued(outcome=RequeueOutcome.REFUSED, why="no")
-    assert wait_for_preemption("7", restarts=0, before=before) is before
+    assert wait_for_preemption("7", attempt=attempt, restarts=0, before=before) is before
     assert slurm.waited < 5

@@ -53,7 +53,7 @@ def test_the_cause_is_asked_once_and_compared_with_the_attempts_own_restart_coun
     assert ask_cause(attempt, SLURM, warned=False) is Cause.UNKNOWN
     slurm.become("RUNNING", PreemptTime="2026-01-01T00:00:00")
     assert ask_cause(attempt, SLURM, warned=True) is Cause.PREEMPTION
-    slurm.become("COMPLETING", PreemptTime="None", Restarts="3")
+    slurm.become_requeued()
     assert ask_cause(attempt, SLURM, warned=False) is Cause.REQUEUED
 
 
