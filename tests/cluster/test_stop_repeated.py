@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcddp import polling
 from hpcddp.run import checkpoints
 from hpcddp.run.job_records import read_decision
-from hpcddp.sandbox.processes import find
 from hpcddp.stop.faults import SAVE_POINTS
 from tests.cluster.comparison import RunComparison, report
 from tests.cluster.sandboxes import QUICK, sandbox_with
@@ -27,6 +24,7 @@ from tests.cluster.test_stop_cancel import assert_cancelled_and_told, cancelled_
 from tests.cluster.test_stop_checkpoints import killed_in_saves
 from tests.cluster.test_stop_nodes import ScenarioResult, kill_after_requeue
 from tests.cluster.tracked_run import TrackedRun
+from tests.slurm.programs import program
 
 pytestmark = pytest.mark.long
 
@@ -172,34 +170,20 @@ def _questions_ended(context: ScenarioContext, hosts: str) -> list[TrackedRun]:
 
 def _question_ended(context: ScenarioContext, name: str, hosts: str) -> TrackedRun:
     """Preempted; SIGTERM ends the first two commands with which rank 0 asks Slurm why."""
-    tracked = context.start(name, on=hosts)
+    programs, real = context.directory / f"{name}-bin", shutil.which("scontrol")
+    programs.mkdir(parents=True)
+    calls = programs / "calls"
+    end_first_two = f"[[ $SLURM_STEP_NUM_TASKS ]] && echo >>{calls} && (($(wc -l <{calls}) <= 2)) && kill -TERM $$"
+    program(programs, "scontrol", f'{end_first_two}\nexec {real} "$@"')
+    path = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    tracked = context.start(name, on=hosts, sections={"environment": {"env": path}})
     tracked.wait_for_steps(40)
-    rank, ended = tracked.ranks()[0], set[int]()
     context.preempt(hosts)
-
-    def ended_two() -> bool:
-        for pid in set(questions_of(rank)) - ended:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-                ended.add(pid)
-        return len(ended) > 1
-
-    assert polling.wait_until(ended_two, timeout_s=60, poll_s=0.001), tracked.log()
     tracked.wait_until((tracked.run.attempt(0).path / "decision.json").exists, "the decision to stop")
     tracked.sandbox.run("scancel", tracked.job_id)
     tracked.wait_for_end("CANCELLED", timeout_s=60)
+    assert len(calls.read_text()) > 2
     return tracked
-
-
-def questions_of(rank: int) -> Iterator[int]:
-    """Yield the process ids of the commands with which a rank asks Slurm about its job."""
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal() and int(path.name) > rank:
-            with contextlib.suppress(OSError):
-                asks = (path / "cmdline").read_bytes().startswith(b"scontrol\0show\0job\0")
-                process = find(int(path.name)) if asks else None
-                if process is not None and process.parent == rank:
-                    yield process.pid
 
 
 def killed_in_saves_again(context: ScenarioContext) -> list[tuple[TrackedRun, RunComparison]]:
