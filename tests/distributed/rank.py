@@ -9,8 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-
 import torch
 import torch.distributed as dist
 
@@ -27,6 +25,7 @@ from hpcddp.train.loop.job import run_training
 
 def main(plan_path: Path, rank: int) -> int:
     plan = json.loads(plan_path.read_text())
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

@@ -79,10 +79,10 @@ def test_workers_deliver_the_same_batches_as_none() -> None:
 
 
 def test_workers_survive_the_signals_that_ask_for_a_save() -> None:
-    data = own_data()
+    data, others = own_data(), set(children())
     batches = Batches(data, data.train, keys_of(*([index] for index in range(30))), PLACEMENT, workers=1)
     next(batches)
-    (worker,) = children()
+    (worker,) = set(children()) - others
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
         # From another process than the parent, as Slurm would send it.
         subprocess.run(["kill", f"-{number.value}", str(worker)], check=True)
@@ -132,6 +132,7 @@ def test_process_that_still_holds_a_loader_ends_by_itself(tmp_path: Path) -> Non
 
 
 def children() -> list[int]:
+    """Return the process ids of this process's children; those of other tests may be among them."""
     return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
