@@ -25,6 +25,7 @@ SLOW = {
     "task/test_program_ends.py",
     "task/test_signals.py",
     "task/test_task_stops.py",
+    "test_fuzz.py",
     "test_questions.py",
 }
 
