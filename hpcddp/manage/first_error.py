@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hpcddp.manage.format import ranks_text
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import read_events
+from hpcddp.run.events import RECENT_BYTES, read_events
 from hpcddp.run.failure import (
     FailureRecord,
     damaged_failures,
@@ -99,7 +99,7 @@ def _has_failed(attempt: AttemptDirectory, crashed: Collection[int]) -> bool:
 
 def _crashed_attempts(run: RunDirectory) -> set[int]:
     """Return which attempts ended by a failure, as the events tell."""
-    events = read_events(run.events)
+    events = read_events(run.events, RECENT_BYTES)
     return {event.attempt for event in events if event.kind == "failure" or event.cause in _CRASHES}
 
 

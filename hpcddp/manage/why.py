@@ -16,7 +16,7 @@ from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.collectives import Collective, read_collectives
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import Event, newest_saved_step, read_events
+from hpcddp.run.events import RECENT_BYTES, Event, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, ranks_without_record, read_failures
 from hpcddp.run.files import read_tail
 from hpcddp.run.result import Result, resume_command
@@ -213,7 +213,7 @@ def _gone(status: RunStatus) -> Answer:
     else:
         why = f"its job {known} is unknown to Slurm, and it has left no result: it was killed, or its node was lost"
     facts = [*_signs(status), *_failure(status), *_collectives(status), *_last_line(status)]
-    facts += _saved(run, newest_saved_step(read_events(run.events)))
+    facts += _saved(run, newest_saved_step(read_events(run.events, RECENT_BYTES)))
     command = resume_command(run) if run.path.is_dir() else None
     return Answer(status=status, why=why, facts=tuple(facts), history=_history(status), command=command)
 
@@ -271,7 +271,7 @@ def _last_line(status: RunStatus) -> Iterator[str]:
 
 def _history(status: RunStatus) -> tuple[str, ...]:
     """Return how each attempt began and ended."""
-    lines = list(_history_lines(read_events(status.run.events)))
+    lines = list(_history_lines(read_events(status.run.events, RECENT_BYTES)))
     left_out = len(lines) - _HISTORY_LINES
     return (
         (f"... {left_out} earlier lines in {status.run.events}", *lines[-_HISTORY_LINES:])

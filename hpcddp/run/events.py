@@ -94,17 +94,21 @@ def read_event_log(path: Path, size: int = sys.maxsize) -> Lines[Event]:
     return read_last_lines(path, Event, size)
 
 
-# Some 50,000 events, which a run writes in a thousand attempts, or in as many saves.
-_MOST_BYTES: Final = 8 << 20
+def read_events(path: Path, size: int = sys.maxsize) -> list[Event]:
+    """Return the events of a run; a damaged line is left out.
 
-
-def read_events(path: Path) -> list[Event]:
-    """Return the events of a run, of a very long log the last ones; a damaged line is left out.
+    Args:
+        path: the file.
+        size: how many bytes of its end are read; what is counted over a whole run needs all of them.
 
     Raises:
         RecordError: the log cannot be read.
     """
-    return list(read_event_log(path, _MOST_BYTES).records)
+    return list(read_event_log(path, size).records)
+
+
+RECENT_BYTES: Final = 8 << 20
+"""The end of an event log that is shown to a person: some 50,000 events."""
 
 
 def newest_saved_step(events: Iterable[Event]) -> int:

@@ -1,11 +1,13 @@
 """The run's own event log."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from hpcddp.run.events import append_event, read_event_log, read_events
+from hpcddp.run.events import RECENT_BYTES, append_event, read_event_log, read_events
+from hpcddp.supervise.decision import spent_of
 
 
 def test_events_come_back_in_order_with_their_facts(tmp_path: Path) -> None:
@@ -54,3 +56,14 @@ def test_a_damaged_line_is_left_out_counted_and_does_not_swallow_the_next(tmp_pa
     assert read_events(path) == []
     with pytest.raises(OSError, match="not a regular file"):
         append_event(path, kind="stop", time=2.0, attempt=0)
+
+
+def test_what_is_counted_over_a_run_is_counted_in_a_long_log_too(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    append_event(path, kind="requeue", time=0.0, attempt=0, cause="crash")
+    save = json.dumps({"event": "save", "time": 1.0, "attempt": 0, "step": 1, "reason": "x" * 1000, "format": 1})
+    with path.open("a") as stream:
+        stream.writelines(f"{save}\n" for _ in range(9000))
+    assert path.stat().st_size > RECENT_BYTES
+    assert spent_of(read_events(path)).failures == 1
+    assert 7000 < len(read_events(path, RECENT_BYTES)) < 9000
