@@ -21,7 +21,7 @@ _OPTION = {"keep": "", "drop": "(drop_last=True)"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Rounding:
     """One way of rounding, and the batch sizes that result in the observed steps.
 
     Args:
@@ -65,10 +65,10 @@ def explain_steps(*, steps: int, samples: int, world_size: int, intended_batch: 
     if samples > world_size and samples % world_size:
         equal.append(("drop", samples // world_size, 1))
     for table in (equal, [(None, samples, world_size)]):
-        found = [_recipe(*row, loader, steps) for row in table for loader in _LOADERS]
-        if recipes := tuple(recipe for recipe in found if recipe is not None):
+        found = [_rounding(*row, loader, steps) for row in table for loader in _LOADERS]
+        if roundings := tuple(rounding for rounding in found if rounding is not None):
             return ObservedBatch(
-                steps=steps, samples=samples, world_size=world_size, recipes=recipes, intended_batch=intended_batch
+                steps=steps, samples=samples, world_size=world_size, roundings=roundings, intended_batch=intended_batch
             )
     share = ceil_div(samples, world_size)
     size, (here, above) = _nearest_size(share, steps)
@@ -85,14 +85,14 @@ def explain_steps(*, steps: int, samples: int, world_size: int, intended_batch: 
     )
 
 
-def _recipe(sampler: Remainder | None, samples: int, least: int, loader: Remainder, steps: int) -> Recipe | None:
+def _rounding(sampler: Remainder | None, samples: int, least: int, loader: Remainder, steps: int) -> Rounding | None:
     """Return the sizes n >= ``least`` with ``ceil(M/n) = S`` (keep) or ``floor(M/n) = S`` (drop); None without any."""
     if loader == "keep":
         first, last = ceil_div(samples, steps), None if steps == 1 else (samples - 1) // (steps - 1)
     else:
         first, last = samples // (steps + 1) + 1, samples // steps
-    recipe = Recipe(sampler=sampler, loader=loader, samples=samples, smallest=max(first, least), largest=last)
-    return recipe if recipe.covers(recipe.smallest) else None
+    rounding = Rounding(sampler=sampler, loader=loader, samples=samples, smallest=max(first, least), largest=last)
+    return rounding if rounding.covers(rounding.smallest) else None
 
 
 def _nearest_size(share: int, steps: int) -> tuple[int, tuple[int, int]]:
@@ -109,20 +109,20 @@ class ObservedBatch:
         steps: S, batches of each rank per epoch, as observed.
         samples: N, samples of the training data.
         world_size: W, ranks.
-        recipes: every way of rounding that results in S steps; never empty; all of them with a sampler, or none.
+        roundings: every way of rounding that results in S steps; never empty; all of them with a sampler, or none.
         intended_batch: the intended global batch; None = unknown.
     """
 
     steps: int
     samples: int
     world_size: int
-    recipes: tuple[Recipe, ...]
+    roundings: tuple[Rounding, ...]
     intended_batch: int | None = None
 
     @property
     def uneven(self) -> bool:
         """Whether no equal batch per device fits, so that the sizes are global batches in uneven shares."""
-        return self.recipes[0].sampler is None
+        return self.roundings[0].sampler is None
 
     @property
     def _factor(self) -> int:
@@ -132,7 +132,7 @@ class ObservedBatch:
     @property
     def candidates(self) -> tuple[int, ...] | None:
         """All sizes that fit, in order: per device, or global if ``uneven``; None when there are too many to list."""
-        spans = [(recipe.smallest, recipe.largest) for recipe in self.recipes]
+        spans = [(rounding.smallest, rounding.largest) for rounding in self.roundings]
         if any(last is None or last - first >= _MOST_CANDIDATES for first, last in spans):
             return None
         return tuple(sorted({size for first, last in spans for size in range(first, (last or first) + 1)}))
@@ -142,7 +142,9 @@ class ObservedBatch:
         """The intended global batch if the run has another one: as given, or else a likely power of two."""
         if self.intended_batch is not None:
             size, rest = divmod(self.intended_batch, self._factor)
-            return None if rest == 0 and any(recipe.covers(size) for recipe in self.recipes) else self.intended_batch
+            return (
+                None if rest == 0 and any(rounding.covers(size) for rounding in self.roundings) else self.intended_batch
+            )
         if self.uneven or self.candidates is None or len(self.candidates) != 1:
             return None
         first = self.world_size * self.candidates[0]
@@ -152,12 +154,12 @@ class ObservedBatch:
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``hpcddp plan --explain-steps --json``; a size of uneven shares is global."""
-        equal = () if self.uneven else self.recipes
+        equal = () if self.uneven else self.roundings
         candidates = [
             {
                 "per_device_batch_size": None if self.uneven else size,
                 "global_batch_size": self._factor * size,
-                "recipes": [[recipe.sampler, recipe.loader] for recipe in equal if recipe.covers(size)],
+                "recipes": [[rounding.sampler, rounding.loader] for rounding in equal if rounding.covers(size)],
             }
             for size in self.candidates or ()
         ]
@@ -171,13 +173,13 @@ class ObservedBatch:
             "candidates": candidates or None,
             "recipes": [
                 {
-                    "sampler": recipe.sampler,
-                    "loader": recipe.loader,
-                    "per_rank_samples": recipe.samples,
-                    "smallest_per_device_batch_size": recipe.smallest,
-                    "largest_per_device_batch_size": recipe.largest,
+                    "sampler": rounding.sampler,
+                    "loader": rounding.loader,
+                    "per_rank_samples": rounding.samples,
+                    "smallest_per_device_batch_size": rounding.smallest,
+                    "largest_per_device_batch_size": rounding.largest,
                 }
-                for recipe in equal
+                for rounding in equal
             ],
             "meant_global_batch_size": self.missed_batch,
             "meant_steps_per_epoch": None if self.missed_batch is None else ceil_div(self.samples, self.missed_batch),
@@ -204,7 +206,7 @@ class ObservedBatch:
         if self.candidates is not None and len(self.candidates) <= _MOST_WRITTEN:
             *first, last = self.candidates
             return " or ".join([*(f"{factor * size:,}" for size in first), count(factor * last, "sample")])
-        smallest, largest = min(one.smallest for one in self.recipes), [one.largest for one in self.recipes]
+        smallest, largest = min(one.smallest for one in self.roundings), [one.largest for one in self.roundings]
         most = "samples or more" if None in largest else f"to {factor * max(filter(None, largest)):,} samples"
         return f"{factor * smallest:,} {most}{'' if factor == 1 else f', in steps of {factor}'}"
 
@@ -215,7 +217,7 @@ class ObservedBatch:
                 f"No equal batch per device makes them: with DistributedSampler and DataLoader n = {size:,} gives "
                 f"{count(here, 'step')}, and n = {size + 1:,} gives {above:,}."
             )
-        yield from map(self._reason, self.recipes)
+        yield from map(self._reason, self.roundings)
         if (missed := self.missed_batch) is not None:
             cut = f" (int({missed} / {self.world_size}) is {missed // self.world_size})"
             yield (
@@ -229,9 +231,9 @@ class ObservedBatch:
                 "its micro-steps first; its global batch is as many times larger."
             )
 
-    def _reason(self, recipe: Recipe) -> str:
-        rounded, first, last = _ROUNDED[recipe.loader], recipe.smallest, recipe.largest
-        if recipe.sampler is None:
+    def _reason(self, rounding: Rounding) -> str:
+        rounded, first, last = _ROUNDED[rounding.loader], rounding.smallest, rounding.largest
+        if rounding.sampler is None:
             few = self.world_size <= _MOST_SHARES
             shares = ", ".join(f"{share:,}" for share in divide(first, self.world_size)) if few else ""
             return (
@@ -240,8 +242,8 @@ class ObservedBatch:
             )
         span = f"every n from {first:,} on" if last is None else f"n = {first:,} to {last:,}"
         return (
-            f"DistributedSampler{_OPTION[recipe.sampler]} gives each rank {_ROUNDED[recipe.sampler]}(N / W) = "
-            f"{count(recipe.samples, 'sample')}; DataLoader{_OPTION[recipe.loader]} makes {rounded}"
-            f"({recipe.samples:,} / n) steps of n, which is {self.steps:,} for "
+            f"DistributedSampler{_OPTION[rounding.sampler]} gives each rank {_ROUNDED[rounding.sampler]}(N / W) = "
+            f"{count(rounding.samples, 'sample')}; DataLoader{_OPTION[rounding.loader]} makes {rounded}"
+            f"({rounding.samples:,} / n) steps of n, which is {self.steps:,} for "
             f"{f'n = {first:,} alone' if first == last else span}."
         )

@@ -24,7 +24,7 @@ SHUFFLE_LIMIT = 4096
 _ROUNDS = 8
 
 
-class Order(Protocol):
+class SampleOrder(Protocol):
     """The order of one epoch: a permutation of 0..samples-1."""
 
     def __call__(self, positions: Indices) -> Indices:

@@ -13,10 +13,9 @@ from collections.abc import Iterable
 
 import numpy as np  # noqa: TID253
 
-from hpcddp.batch.order import Indices, KeyedOrder, Order, TorchOrder
+from hpcddp.batch.order import Indices, KeyedOrder, SampleOrder, TorchOrder
 from hpcddp.batch.plan import BatchPlan, plan_batch
-from hpcddp.jobfile.sections import Order as OrderName
-from hpcddp.jobfile.sections import Tail
+from hpcddp.jobfile.sections import OrderName, Tail
 
 
 class GlobalBatches:
@@ -41,7 +40,7 @@ class GlobalBatches:
         self._samples = samples
         self._make_order = KeyedOrder if order == "keyed" else TorchOrder
         self._seed = seed
-        self._current: tuple[int, Order] | None = None
+        self._current: tuple[int, SampleOrder] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -63,7 +62,7 @@ class GlobalBatches:
         # A tail that wraps continues at the beginning of the order, several times if B > N.
         return self._order(epoch)(positions % self._samples)
 
-    def _order(self, epoch: int) -> Order:
+    def _order(self, epoch: int) -> SampleOrder:
         if self._current is None or self._current[0] != epoch:
             self._current = epoch, self._make_order(self._samples, self._seed, epoch)
         return self._current[1]

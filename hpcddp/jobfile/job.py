@@ -114,7 +114,7 @@ class JobSpec(Section):
 _UNIONS = (Union, UnionType)
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """The kinds of values that a key path can refer to."""
 
     SECTION = "section"
@@ -128,8 +128,8 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The place of a key path in the types.
+class KeyType:
+    """What the job file may have under a key path.
 
     Args:
         kind: the kind of its value.
@@ -137,37 +137,37 @@ class Place:
         section: the type of the section, for a section.
     """
 
-    kind: Kind
+    kind: ValueKind
     nullable: bool
     section: type[Section] | None = None
 
 
-def find_place(path: Path) -> Place | None:
-    """Return the place of a key path, or None if the job file has no such key."""
+def find_key(path: Path) -> KeyType | None:
+    """Return the type of a key path, or None if the job file has no such key."""
     section: type[Section] = JobSpec
-    place = Place(kind=Kind.SECTION, nullable=False, section=JobSpec)
+    key_type = KeyType(kind=ValueKind.SECTION, nullable=False, section=JobSpec)
     for position, key in enumerate(path):
         field = section.model_fields.get(key)
         if field is None:
             return None
-        place = place_of(field)
-        if place.section is not None:
-            section = place.section
+        key_type = key_type_of(field)
+        if key_type.section is not None:
+            section = key_type.section
         elif position + 1 < len(path):
-            return Place(kind=Kind.ENTRY, nullable=True) if place.kind is Kind.MAPPING else None
-    return place
+            return KeyType(kind=ValueKind.ENTRY, nullable=True) if key_type.kind is ValueKind.MAPPING else None
+    return key_type
 
 
-def place_of(field: FieldInfo) -> Place:
-    """Return the place of a field."""
+def key_type_of(field: FieldInfo) -> KeyType:
+    """Return the type of the key that a field is for."""
     choices = tuple(_alternatives(field.annotation))
     nullable = NoneType in choices
     for choice in choices:
         if isinstance(choice, type) and issubclass(choice, Section):
-            return Place(kind=Kind.SECTION, nullable=nullable, section=choice)
+            return KeyType(kind=ValueKind.SECTION, nullable=nullable, section=choice)
     origins = {get_origin(choice) or choice for choice in choices}
-    kind = Kind.MAPPING if Mapping in origins else Kind.LIST if tuple in origins else Kind.VALUE
-    return Place(kind=kind, nullable=nullable)
+    kind = ValueKind.MAPPING if Mapping in origins else ValueKind.LIST if tuple in origins else ValueKind.VALUE
+    return KeyType(kind=kind, nullable=nullable)
 
 
 def field_paths(section: type[Section] = JobSpec, above: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
@@ -175,7 +175,7 @@ def field_paths(section: type[Section] = JobSpec, above: Path = ()) -> Iterator[
     for name, field in section.model_fields.items():
         path = (*above, name)
         yield path, field
-        below = place_of(field).section
+        below = key_type_of(field).section
         if below is not None:
             yield from field_paths(below, path)
 

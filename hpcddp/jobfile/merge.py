@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcddp.jobfile.document import Path
-from hpcddp.jobfile.job import Kind, find_place
+from hpcddp.jobfile.job import ValueKind, find_key
 
 JOB_FILE = "job file"
 OVERRIDE = "--set"
@@ -67,8 +67,8 @@ class MergedValues:
             self.owners.setdefault(path[: position + 1], source)
             parent = below
         self._forget_owners(path)
-        place = find_place(path)
-        if value is None and (place is None or place.kind is Kind.ENTRY or not place.nullable):
+        key_type = find_key(path)
+        if value is None and (key_type is None or key_type.kind is ValueKind.ENTRY or not key_type.nullable):
             parent.pop(path[-1], None)
             self._removed_by[path] = source
             return
@@ -118,15 +118,15 @@ class MergedValues:
 
 
 def _merges_by_key(path: Path) -> bool:
-    place = find_place(path)
-    return place is not None and place.kind in {Kind.SECTION, Kind.MAPPING}
+    key_type = find_key(path)
+    return key_type is not None and key_type.kind in {ValueKind.SECTION, ValueKind.MAPPING}
 
 
 def _empty_value(path: Path) -> dict[str, Any] | list[Any] | None:
     """Return the value of a key without one: a section, mapping or list is empty, all else is null."""
-    place = find_place(path)
-    if place is None or place.nullable:
+    key_type = find_key(path)
+    if key_type is None or key_type.nullable:
         return None
-    if place.kind is Kind.LIST:
+    if key_type.kind is ValueKind.LIST:
         return []
-    return {} if place.kind in {Kind.SECTION, Kind.MAPPING} else None
+    return {} if key_type.kind in {ValueKind.SECTION, ValueKind.MAPPING} else None

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.fields import REFUSED
-from hpcddp.jobfile.job import field_paths, find_place
+from hpcddp.jobfile.job import field_paths, find_key
 from hpcddp.jobfile.problems import nearest, shown
 
 Reason = tuple[str, str]
@@ -76,8 +76,8 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
 
 
 def _first_field(path: Path) -> str:
-    place = find_place(path)
-    fields = list(place.section.model_fields) if place is not None and place.section is not None else []
+    key_type = find_key(path)
+    fields = list(key_type.section.model_fields) if key_type is not None and key_type.section is not None else []
     return f"'{fields[0]}: ...'" if fields else "its fields"
 
 
@@ -236,13 +236,13 @@ OTHER_WORDS: Mapping[str, str] = MappingProxyType(
 
 def unknown_key(path: Path) -> str:
     """Return the message about an unknown key path, with the nearest one that exists."""
-    depth = next(length for length in range(1, len(path) + 1) if find_place(path[:length]) is None)
+    depth = next(length for length in range(1, len(path) + 1) if find_key(path[:length]) is None)
     parent, key = path[: depth - 1], path[depth - 1]
-    place = find_place(parent)
-    if place is None or place.section is None:
+    key_type = find_key(parent)
+    if key_type is None or key_type.section is None:
         return f"is not a field, because {dotted(parent)} is a single value; write {dotted(parent)} alone"
     where = f"a field of {dotted(parent)}" if parent else "a field of the job file"
-    return f"is not {where}; {_instead(parent, key, tuple(place.section.model_fields))}"
+    return f"is not {where}; {_instead(parent, key, tuple(key_type.section.model_fields))}"
 
 
 def _instead(parent: Path, key: str, siblings: tuple[str, ...]) -> str:

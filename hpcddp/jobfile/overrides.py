@@ -22,7 +22,7 @@ from hpcddp.jobfile.document import (
 )
 from hpcddp.jobfile.environment import VARIABLES
 from hpcddp.jobfile.fields import expand_ranges
-from hpcddp.jobfile.job import find_place
+from hpcddp.jobfile.job import find_key
 from hpcddp.jobfile.merge import COMMAND_LINE, OVERRIDE, SWEEP_OPTION, Source
 from hpcddp.jobfile.messages import unknown_key
 from hpcddp.jobfile.problems import JobFileError, Problem
@@ -70,7 +70,7 @@ def read_override(text: str) -> Override | Problem:
     if not equals or not all(path):
         # Without an equals sign the text may be a secret, and is not shown.
         return Problem(file=OVERRIDE, sentence="is not KEY.PATH=VALUE; write for example --set train.epochs=5")
-    if find_place(path) is None:
+    if find_key(path) is None:
         return Problem(file=file, key=key, sentence=unknown_key(path))
     try:
         return _read(path, value, file)

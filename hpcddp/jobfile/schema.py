@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.fields import Every, Section, format_every
-from hpcddp.jobfile.job import JobSpec, place_of
+from hpcddp.jobfile.job import JobSpec, key_type_of
 from hpcddp.jobfile.units import format_duration
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -84,7 +84,7 @@ def _sections(section: type[Section], path: Path) -> Iterator[str]:
     below: list[tuple[type[Section], Path]] = []
     schemas = _properties(section)
     for name, field in section.model_fields.items():
-        inner = place_of(field).section
+        inner = key_type_of(field).section
         if inner is not None:
             below.append((inner, (*path, name)))
         else:

@@ -23,7 +23,7 @@ from hpcddp.jobfile.fields import (
 
 Tail = Literal["keep", "drop", "wrap"]
 Split = Literal["exact", "error"]
-Order = Literal["keyed", "torch"]
+OrderName = Literal["keyed", "torch"]
 Unit = Literal["sample", "group"]
 # Sample counts stay exact in JSON and in a 64-bit index.
 LARGEST_BATCH = 2**31 - 1
@@ -71,7 +71,7 @@ class Batch(Section):
         "exact",
         description="A batch that the ranks do not divide: `exact` gives uneven, weighted shares; `error` refuses.",
     )
-    order: Order = Field(
+    order: OrderName = Field(
         "keyed",
         description="Order of the samples: `keyed` permutation, or `torch`, which is `randperm(seed + epoch)`.",
     )

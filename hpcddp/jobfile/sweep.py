@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES
 from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, unexpanded_range
-from hpcddp.jobfile.job import JobSpec, find_place
+from hpcddp.jobfile.job import JobSpec, find_key
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of, unknown_key
 from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.jobfile.rules import RULES, Rule, broken_rules
@@ -313,7 +313,7 @@ _WHOLE: Mapping[Path, str] = {
 def refuse_key(key: str) -> str | None:
     """Return why a sweep cannot vary a field, or None if it can."""
     path = path_of(key)
-    if not all(path) or find_place(path) is None:
+    if not all(path) or find_key(path) is None:
         return unknown_key(path) if all(path) else "is not a key path; write for example train.seed"
     if path in _WHOLE:
         return f"cannot be swept: {_WHOLE[path]}"

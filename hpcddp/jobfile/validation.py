@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hpcddp.jobfile.document import Path, dotted
-from hpcddp.jobfile.job import JobSpec, Kind, find_place
+from hpcddp.jobfile.job import JobSpec, ValueKind, find_key
 from hpcddp.jobfile.merge import SWEEP_OPTION, MergedValues, Source
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of
 from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem
@@ -110,8 +110,8 @@ def _problem(path: Path, sentence: str, merged: MergedValues, fallback: Source) 
 
 def _value_at(path: Path, merged: MergedValues) -> object:
     """Return the single value of a field; None for a mapping, an unknown key and a secret, which must not be shown."""
-    place = find_place(path)
-    if is_secret(path) or place is None or place.kind in {Kind.SECTION, Kind.MAPPING}:
+    key_type = find_key(path)
+    if is_secret(path) or key_type is None or key_type.kind in {ValueKind.SECTION, ValueKind.MAPPING}:
         return None
     value: Any = merged.value
     for key in path:

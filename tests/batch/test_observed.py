@@ -147,7 +147,7 @@ def test_the_batch_of_every_torch_loader_is_among_the_candidates(
     if steps == 0:
         return
     seen = found(steps, samples, world_size)
-    assert any(recipe.covers(size) for recipe in seen.recipes)
+    assert any(recipe.covers(size) for recipe in seen.roundings)
     for candidate in (seen.candidates or ())[:20]:
         assert steps in {
             torch_steps(samples, world_size, candidate, drop_sampler=sampler, drop_loader=loader)

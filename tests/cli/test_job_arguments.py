@@ -11,7 +11,7 @@ import pytest
 from hpcddp.cli import boundary
 from hpcddp.cli.job_arguments import FIELDS
 from hpcddp.cli.main import app
-from hpcddp.jobfile.job import find_place
+from hpcddp.jobfile.job import find_key
 from hpcddp.jobfile.read import name_of_command
 from hpcddp.jobfile.resources import Resources
 
@@ -32,7 +32,7 @@ def rendered(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def test_every_field_of_resources_has_an_option() -> None:
     options = {field.path for field in FIELDS}
     assert {f"resources.{name}" for name in Resources.model_fields} - options == {"resources.sbatch"}
-    assert all(find_place(tuple(path.split("."))) for path in options)
+    assert all(find_key(tuple(path.split("."))) for path in options)
 
 
 def test_a_job_without_a_file_says_where_each_value_came_from(capsys: pytest.CaptureFixture[str]) -> None:

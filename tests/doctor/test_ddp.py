@@ -17,7 +17,7 @@ from hpcddp.cli import boundary
 from hpcddp.cli.doctor import ddp
 from hpcddp.doctor.ddp.compare import DdpDiagnosis, examine_job
 from hpcddp.doctor.ddp.findings import DdpFinding, failure
-from hpcddp.doctor.ddp.job import Place, comparison_of, run_ranks
+from hpcddp.doctor.ddp.job import ProcessSettings, comparison_of, run_ranks
 from hpcddp.doctor.errors import ComparisonError
 from hpcddp.jobfile.job import JobSpec
 
@@ -233,7 +233,7 @@ def test_every_rank_is_told_who_it_is_and_the_one_process_that_it_is_alone(
     ):
         diagnose(document("told"))
     job = comparison_of(JobSpec.model_validate(document("told", resources=TWO_NODES)), world_size=3)
-    where = Place(
+    where = ProcessSettings(
         python=sys.executable,
         directory=ROOT,
         environment=os.environ,
@@ -329,21 +329,25 @@ def test_a_rank_that_fails_alone_is_quoted_and_the_first_one_is() -> None:
     assert found.sentence == "One process trains, and 2 ranks do not: train.model failed."
 
 
-def place(tmp_path: Path, python: str) -> Place:
-    return Place(python=python, directory=ROOT, environment=os.environ, scratch=tmp_path, steps=1, timeout_s=0.2)
+def settings(tmp_path: Path, python: str) -> ProcessSettings:
+    return ProcessSettings(
+        python=python, directory=ROOT, environment=os.environ, scratch=tmp_path, steps=1, timeout_s=0.2
+    )
 
 
 def test_ranks_that_take_too_long_are_ended_and_said_to(tmp_path: Path) -> None:
     with pytest.raises(ComparisonError, match=r"2 ranks took longer than 0\.2 s; raise --timeout, or see whether"):
-        run_ranks(place(tmp_path, sys.executable), "ranks", "", 2)
+        run_ranks(settings(tmp_path, sys.executable), "ranks", "", 2)
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ComparisonError, match="the interpreter /nowhere/python cannot be started"):
-        run_ranks(place(tmp_path, "/nowhere/python"), "ranks", "", 1)
+        run_ranks(settings(tmp_path, "/nowhere/python"), "ranks", "", 1)
 
 
 def test_a_rank_that_dies_is_quoted(tmp_path: Path) -> None:
-    slow = Place(python="/bin/false", directory=ROOT, environment=os.environ, scratch=tmp_path, steps=1, timeout_s=60)
+    slow = ProcessSettings(
+        python="/bin/false", directory=ROOT, environment=os.environ, scratch=tmp_path, steps=1, timeout_s=60
+    )
     (report,) = run_ranks(slow, "ranks", "", 1)
     assert report["error"]["message"] == "rank 0 ended with code 1 before it could report (it printed nothing)"

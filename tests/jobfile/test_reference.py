@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcddp.jobfile.job import field_paths, place_of
+from hpcddp.jobfile.job import field_paths, key_type_of
 from hpcddp.jobfile.schema import job_reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "job-file.md"
@@ -15,5 +15,5 @@ def test_the_page_is_what_the_types_say_now() -> None:
 def test_the_page_has_a_row_for_every_field() -> None:
     page = job_reference()
     for path, field in field_paths():
-        expected = f"## `{'.'.join(path)}`" if place_of(field).section else f"| `{path[-1]}` |"
+        expected = f"## `{'.'.join(path)}`" if key_type_of(field).section else f"| `{path[-1]}` |"
         assert expected in page

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcddp.batch.refusals import PlanError
 from hpcddp.doctor.ddp.findings import DdpFinding, failure, judge, worst_error
-from hpcddp.doctor.ddp.job import Comparison, Place, Report, comparison_of, run_ranks
+from hpcddp.doctor.ddp.job import Comparison, ProcessSettings, Report, comparison_of, run_ranks
 from hpcddp.doctor.errors import ComparisonError
 from hpcddp.jobfile.job import JobSpec
 
@@ -112,7 +112,7 @@ def examine_job(
     comparison = comparison_of(job, world_size=world_size)
     variables = {"GLOO_SOCKET_IFNAME": "lo", **environment, **job.environment.env, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="hpcddp-doctor-") as scratch:
-        place = Place(
+        settings = ProcessSettings(
             python=job.environment.interpreter or sys.executable,
             directory=directory,
             environment=variables,
@@ -121,8 +121,8 @@ def examine_job(
             timeout_s=timeout_s,
             nodes=comparison.nodes,
         )
-        comparison, alone = _run_alone(comparison, place)
-        ranks = run_ranks(place, "ranks", comparison.document(ranks=comparison.world_size), comparison.world_size)
+        comparison, alone = _run_alone(comparison, settings)
+        ranks = run_ranks(settings, "ranks", comparison.document(ranks=comparison.world_size), comparison.world_size)
     return _diagnose(comparison, alone, ranks)
 
 
@@ -136,33 +136,33 @@ def _diagnose(comparison: Comparison, alone: Report, ranks: list[Report]) -> Ddp
         return DdpDiagnosis(comparison=comparison, steps=0, gradient_error=None, findings=found)
     return DdpDiagnosis(
         comparison=comparison,
-        steps=len(ranks[0]["looks"].get("exact", {}).get("steps", ())),
+        steps=len(ranks[0]["observed"].get("fixed_statistics", {}).get("steps", ())),
         gradient_error=worst_error(ranks),
         findings=tuple(judge(alone, ranks, comparison)),
     )
 
 
-def _run_alone(comparison: Comparison, place: Place) -> tuple[Comparison, Report]:
+def _run_alone(comparison: Comparison, settings: ProcessSettings) -> tuple[Comparison, Report]:
     """Return the comparison in a precision that the model supports, and the report of one process.
 
     Raises:
         ComparisonError: the process failed, or its loss or gradients cannot be compared.
     """
-    (alone,) = run_ranks(place, "alone", comparison.document(ranks=1), 1)
+    (alone,) = run_ranks(settings, "alone", comparison.document(ranks=1), 1)
     if alone["error"] is not None and alone["error"]["kind"] in _MODEL_ERRORS:
         single = replace(comparison, precision="fp32")
-        (again,) = run_ranks(place, "alone-fp32", single.document(ranks=1), 1)
+        (again,) = run_ranks(settings, "alone-fp32", single.document(ranks=1), 1)
         if again["error"] is None:
             comparison, alone = single, again
     if alone["error"] is not None:
         raise ComparisonError(f"the job does not run in one process: {alone['error']['message']}")
-    first = alone["looks"]["exact"]["steps"][0]
+    first = alone["observed"]["fixed_statistics"]["steps"][0]
     if not math.isfinite(first["loss"]):
         raise ComparisonError(
             f"the loss of the first step is {first['loss']} in one process, and nothing can be compared with that; see "
             "that the model gives finite numbers"
         )
-    if not any(step["gradient_norm"] for step in alone["looks"]["exact"]["steps"]):
+    if not any(step["gradient_norm"] for step in alone["observed"]["fixed_statistics"]["steps"]):
         raise ComparisonError(
             "the gradient of every parameter is 0 in one process, in every step, and nothing can be compared with "
             "that; see that the loss depends on the outputs of the model, and the outputs on its parameters"

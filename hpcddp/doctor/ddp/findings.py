@@ -140,7 +140,7 @@ def _noise(_: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterat
             "dropout",
             "Dropout masks differ between ranks, as they should; dropout was off during the comparison.",
         )
-    if not noise["quiet"]:
+    if not noise["only_dropout"]:
         yield DdpFinding(
             kind="own_noise",
             severity="hidden" if _gradients_differ(ranks, comparison) else "note",
@@ -173,7 +173,7 @@ def _samples(alone: Report, ranks: Sequence[Report], _: Comparison) -> Iterator[
 def _gradients(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
     """Yield the causes of wrong gradients in the first step that has some; later errors follow from it."""
     exact, single = _TOLERANCES[comparison.precision]
-    noisy = not ranks[0]["noise"]["quiet"]
+    noisy = not ranks[0]["noise"]["only_dropout"]
     for number, step in enumerate(_steps_of(ranks[0])):
         wrong = {name: error for name, error in _errors_of(step).items() if not error <= single}
         if not wrong:
@@ -264,7 +264,7 @@ def _other_cause(
     worst = max(wrong, key=lambda name: _size(wrong[name]))
     seen = f"The gradient of {_worst_first(wrong)}"
     seen += f" is off by {percent(wrong[worst])} in step {step + 1}"
-    if alone["noise"]["mixes"] and not alone["batch_norm"]["sync"]:
+    if alone["noise"]["mixes_samples"] and not alone["batch_norm"]["sync"]:
         return _defect(
             "samples_mixed",
             f"{seen}: the output for a sample depends on the samples beside it, and a rank sees its own samples only.",
@@ -307,7 +307,7 @@ def _buffers(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[Ddp
 
 
 def _batch_norm(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
-    layers, live = alone["batch_norm"]["local"], ranks[0].get("looks", {}).get("live")
+    layers, live = alone["batch_norm"]["local"], ranks[0].get("observed", {}).get("batch_statistics")
     if not layers or live is None:
         return
     smallest = min(comparison.plan.micro_batch_sizes(comparison.global_batch_size))
@@ -323,7 +323,7 @@ def _batch_norm(alone: Report, ranks: Sequence[Report], comparison: Comparison) 
 
 def _steps_of(report: Report) -> Sequence[Mapping[str, Any]]:
     """Return a rank's report of each step; empty if no step was made."""
-    steps: Sequence[Mapping[str, Any]] = report.get("looks", {}).get("exact", {}).get("steps", ())
+    steps: Sequence[Mapping[str, Any]] = report.get("observed", {}).get("fixed_statistics", {}).get("steps", ())
     return steps
 
 

@@ -156,7 +156,7 @@ _HOST: Final = "localhost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ProcessSettings:
     """Settings of the processes of a comparison.
 
     Args:
@@ -176,30 +176,30 @@ class Place:
     nodes: int = 1
 
 
-def run_ranks(place: Place, name: str, document: str, world_size: int) -> list[Report]:
+def run_ranks(settings: ProcessSettings, name: str, document: str, world_size: int) -> list[Report]:
     """Run ``world_size`` ranks to their end and return their reports; a failed rank reports its ``error``.
 
     Raises:
         ComparisonError: the ranks took too long, or cannot be started.
     """
-    folder = place.scratch / name
+    folder = settings.scratch / name
     folder.mkdir()
     (folder / "job.yaml").write_text(document, encoding="utf-8")
     processes: list[subprocess.Popen[bytes]] = []
     port = _free_port()
     try:
         with contextlib.ExitStack() as started:
-            for env in rank_envs(world_size, min(place.nodes, world_size)):
-                process = _start(place, folder, env, port)
+            for env in rank_envs(world_size, min(settings.nodes, world_size)):
+                process = _start(settings, folder, env, port)
                 started.callback(_end, process)
                 processes.append(process)
-            in_time = _wait(processes, place.timeout_s)
+            in_time = _wait(processes, settings.timeout_s)
     except OSError as error:
-        raise ComparisonError(f"the interpreter {place.python} cannot be started ({error})") from error
+        raise ComparisonError(f"the interpreter {settings.python} cannot be started ({error})") from error
     if not in_time:
         slow = "one process" if world_size == 1 else f"{world_size} ranks"
         raise ComparisonError(
-            f"{slow} took longer than {place.timeout_s:g} s; raise --timeout, or see whether ranks wait for each "
+            f"{slow} took longer than {settings.timeout_s:g} s; raise --timeout, or see whether ranks wait for each "
             "other in collectives of the model's own that not all of them enter"
         )
     return [_report(folder, rank, process.returncode) for rank, process in enumerate(processes)]
@@ -231,16 +231,16 @@ def _free_port() -> int:
         return port
 
 
-def _start(place: Place, folder: Path, env: RankEnv, port: int) -> subprocess.Popen[bytes]:
-    command = [place.python, "-P", "-m", "hpcddp.doctor.ddp.rank", str(folder), str(env.rank), str(env.world_size)]
-    command += [str(place.steps), str(place.directory), str(place.timeout_s)]
+def _start(settings: ProcessSettings, folder: Path, env: RankEnv, port: int) -> subprocess.Popen[bytes]:
+    command = [settings.python, "-P", "-m", "hpcddp.doctor.ddp.rank", str(folder), str(env.rank), str(env.world_size)]
+    command += [str(settings.steps), str(settings.directory), str(settings.timeout_s)]
     # A model or a data set may read its rank from the environment, as in a training.
-    variables = {**place.environment, **env.slurm_exports(), **env.exports(_HOST, port)}
+    variables = {**settings.environment, **env.slurm_exports(), **env.exports(_HOST, port)}
     with (folder / f"rank-{env.rank}.log").open("wb") as log:
         # In a new session, so that processes of the user's code are killed with it.
         return subprocess.Popen(
             command,
-            cwd=place.directory,
+            cwd=settings.directory,
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=log,

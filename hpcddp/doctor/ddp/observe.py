@@ -167,9 +167,9 @@ def _relative(difference: NDArray[Any], length: float) -> float:
     return off / length if length else (0.0 if off == 0 else math.inf)
 
 
-def forward(model: nn.Module, inputs: Tensor, *, quiet: bool) -> Tensor:
-    """Return the main outputs ``[n, K]`` in training mode, without dropout if ``quiet``."""
-    with torch.no_grad(), without_dropout(model) if quiet else nullcontext():
+def forward(model: nn.Module, inputs: Tensor, *, dropout: bool) -> Tensor:
+    """Return the main outputs ``[n, K]`` in training mode, with or without dropout."""
+    with torch.no_grad(), nullcontext() if dropout else without_dropout(model):
         outputs = model(inputs)
     return outputs if isinstance(outputs, Tensor) else next(iter(outputs))
 

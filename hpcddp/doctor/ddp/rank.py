@@ -102,11 +102,15 @@ def _examine(setting: Setting, store: Store, folder: Path, steps: int) -> dict[s
     report = _before_ddp(setting)
     if not report["finds_unused"] and len(_gather_values(store, setting, report["unused"])) > 1:
         # DDP would deadlock waiting for gradients.
-        return {**report, "looks": {}}
-    looks = {"exact": observe_steps(setting, folder.parent / "exact", steps=steps, frozen=True)}
+        return {**report, "observed": {}}
+    observed = {
+        "fixed_statistics": observe_steps(setting, folder.parent / "fixed_statistics", steps=steps, frozen=True)
+    }
     if report["batch_norm"]["local"]:
-        looks["live"] = observe_steps(setting, folder.parent / "live", steps=_LIVE_STEPS, frozen=False)
-    return {**report, "looks": looks}
+        observed["batch_statistics"] = observe_steps(
+            setting, folder.parent / "batch_statistics", steps=_LIVE_STEPS, frozen=False
+        )
+    return {**report, "observed": observed}
 
 
 def _gather_values(store: Store, setting: Setting, mine: object) -> set[str]:
@@ -141,27 +145,27 @@ def _before_ddp(setting: Setting) -> dict[str, Any]:
 def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[str, Any]:
     seed, rank = setting.context.train.seed, setting.context.rank
 
-    def outputs(step: int, *, quiet: bool, rows: torch.Tensor = inputs) -> torch.Tensor:
+    def outputs(step: int, *, dropout: bool, rows: torch.Tensor = inputs) -> torch.Tensor:
         seed_step(seed, step, rank)
         with buffers_put_back(model):
-            return forward(model, rows, quiet=quiet)
+            return forward(model, rows, dropout=dropout)
 
-    noisy = [outputs(step, quiet=False) for step in (1, 0, 0)]
+    noisy = [outputs(step, dropout=True) for step in (1, 0, 0)]
     # After a forward, torch's generator has equal states on two ranks only if the model has seeded it.
     generator = digest(torch.get_rng_state())
-    without = outputs(0, quiet=True)
+    without = outputs(0, dropout=False)
     freeze_batch_norm(model, inputs)
-    still = [outputs(step, quiet=True) for step in (0, 1)]
+    still = [outputs(step, dropout=False) for step in (0, 1)]
     # The first sample beside a copy of itself, in place of another sample.
-    alone = outputs(0, quiet=True, rows=inputs[[0, 0]])[0]
+    alone = outputs(0, dropout=False, rows=inputs[[0, 0]])[0]
     return {
         # A model that seeds torch draws the same numbers in steps 0 and 1; its outputs change without dropout.
         "random": not (torch.equal(noisy[0], noisy[1]) and torch.equal(noisy[1], without)),
         "repeats": torch.equal(noisy[1], noisy[2]),
         "masks": digest(noisy[1]),
         "generator": generator,
-        "quiet": torch.equal(*still),
-        "mixes": not torch.allclose(still[0][0], alone, rtol=_SAME, atol=_SAME * float(alone.abs().max())),
+        "only_dropout": torch.equal(*still),
+        "mixes_samples": not torch.allclose(still[0][0], alone, rtol=_SAME, atol=_SAME * float(alone.abs().max())),
     }
 
 
