@@ -216,7 +216,7 @@ def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]
 
 # srun: error: n2: task 1: Killed      srun: error: n[1-2]: tasks 0-1,3: Exited with exit code 3   (srun 22.05.8)
 _SRUN: Final = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[0-9,-]+): (?P<how>.+)", re.ASCII)
-# srun kills the tasks at once when it gets TERM or HUP itself.
+# srun kills the tasks at once when it gets TERM or HUP itself. It says the same behind the first task that failed.
 _SRUN_SIGNALLED: Final = re.compile(r"^srun: (?:forcing job termination|Force Terminated )", re.MULTILINE)
 _PYXIS: Final = re.compile(r"error: pyxis: (?P<why>.+)")
 _NOTICES: Final[Mapping[str, Cause]] = MappingProxyType(
@@ -280,7 +280,8 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
     if how is None:
         return None
     hint = next((hint for word, hint in _HINTS.items() if how.startswith(word)), None)
-    if hint is not None and _SRUN_SIGNALLED.search(_since_start(attempt)):
+    before_any_task_ended = _SRUN.split(_since_start(attempt), maxsplit=1)[0]
+    if hint is not None and _SRUN_SIGNALLED.search(before_any_task_ended):
         hint = "by srun, which a signal to the whole job has ended, as scancel --full sends it"
     return f"{how} ({hint})" if hint else how
 

@@ -16,6 +16,7 @@ from typing import ClassVar, Final, get_args
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
+from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory, ReservedRecord, RunDirectory
 from hpcddp.run.events import Event, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import cause_in_log
@@ -41,8 +42,8 @@ from hpcddp.supervise.attempt_facts import limits_of
 from hpcddp.supervise.decision import exceeded, is_interruption, record_progress, spent_of
 
 # Quotas are raised, and old files removed, by a person; nodes are not held for longer than that.
-SPACE_PATIENCE_S: Final = 600.0
-"""How long a start waits for space on a full disk, in seconds."""
+PATIENCE_S: Final = 600.0
+"""How long a start waits for space on a full disk, or for a run directory that is away, in seconds."""
 _POLL_S: Final = 5.0
 
 
@@ -51,6 +52,13 @@ class BudgetError(HpcddpError):
 
     kind = "budget"
     exit_code: ClassVar[int] = ExitCode.NO_PROGRESS
+
+
+class DirectoryAwayError(HpcddpError):
+    """The directory that the run has used is not there."""
+
+    kind = "directory_away"
+    exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
 
 
 class DiskFullError(HpcddpError):
@@ -85,6 +93,7 @@ def begin(
     Raises:
         RunDirectoryError: the directory belongs to another job, or is not safe.
         BudgetError: the run was started often enough.
+        DirectoryAwayError: the directory that the run had before is not there after ten minutes.
         DiskFullError: the disk is still full after ten minutes.
     """
     job_id = slurm_job_id(environment)
@@ -96,7 +105,10 @@ def begin(
         sweep_id = run_id or own_id.rpartition("_")[0]
         of_sweep = element_of(directory, sweep_id, element, job_text, environment)
         run, job_text = of_sweep.run, of_sweep.job_text
-    refuse_other_script((job or {}).get("Command"), run.path if of_sweep is None else of_sweep.sweep.path)
+    submitted = run.path if of_sweep is None else of_sweep.sweep.path
+    refuse_other_script((job or {}).get("Command"), submitted)
+    if _restart_count(environment) or environment.get(PICKLE_DIGEST):
+        _wait_for_directory(submitted)
 
     def claim() -> str:
         make_private_directory(run.path)
@@ -120,9 +132,26 @@ def begin(
     return _when_there_is_space(run, claim)
 
 
+def _wait_for_directory(path: Path) -> None:
+    """Wait for a directory that ``hpcddp submit`` or an earlier attempt has made: a new one would begin at step 0.
+
+    Raises:
+        DirectoryAwayError: it is not there after ten minutes.
+    """
+    if exists(path):
+        return
+    minutes = f"{PATIENCE_S / 60:g} minutes"
+    sys.stderr.write(f"hpcddp: {path} is not there; waiting up to {minutes} for it\n")
+    if not wait_until(lambda: exists(path), timeout_s=PATIENCE_S, poll_s=_POLL_S):
+        raise DirectoryAwayError(
+            f"{path} is not there after {minutes}, and a new one would begin the training anew; bring its file system "
+            "back, then submit the job again"
+        )
+
+
 def _when_there_is_space(run: RunDirectory, claim: Callable[[], str]) -> str:
     """Call ``claim``, and again while the disk is full; others may use the run meanwhile, so it checks all anew."""
-    deadline = time.monotonic() + SPACE_PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     is_first = True
     while True:
         try:
@@ -134,14 +163,14 @@ def _when_there_is_space(run: RunDirectory, claim: Callable[[], str]) -> str:
             if time.monotonic() >= deadline:
                 raise _given_up(run, full) from error
         if is_first:
-            sys.stderr.write(f"hpcddp: {full}; waiting up to {SPACE_PATIENCE_S / 60:g} minutes for space\n")
+            sys.stderr.write(f"hpcddp: {full}; waiting up to {PATIENCE_S / 60:g} minutes for space\n")
         is_first = False
         time.sleep(_POLL_S)
 
 
 def _given_up(run: RunDirectory, full: str) -> DiskFullError:
     """Return the error about a disk that stays full, and write it as the result of the run."""
-    why = f"{full}, and no space came in {SPACE_PATIENCE_S / 60:g} minutes"
+    why = f"{full}, and no space came in {PATIENCE_S / 60:g} minutes"
     number = run.newest_attempt()
     result = Result(
         status="stopped",
@@ -182,7 +211,7 @@ def _observe(
     now = time.time()
     return Start(
         job_id=job_id or environment.get("HPCDDP_LOCAL_JOB_ID"),
-        restart_count=int(environment.get("SLURM_RESTART_COUNT") or 0) if job_id else 0,
+        restart_count=_restart_count(environment) if job_id else 0,
         submit_time=job.get("SubmitTime") if job else None,
         host=environment.get("SLURMD_NODENAME") or socket.gethostname(),
         token=secrets.token_hex(16),
@@ -191,6 +220,10 @@ def _observe(
         is_local=job_id is None,
         **identity(run.path),
     )
+
+
+def _restart_count(environment: Mapping[str, str]) -> int:
+    return int(environment.get("SLURM_RESTART_COUNT") or 0)
 
 
 def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> None:

@@ -110,3 +110,14 @@ def test_tasks_that_a_signal_to_srun_has_killed_did_not_run_out_of_memory(tmp_pa
     assert (
         exit_of(attempt, 1) == "Killed (by srun, which a signal to the whole job has ended, as scancel --full sends it)"
     )
+
+
+def test_a_task_that_was_killed_before_srun_ended_the_others_was_not_killed_by_srun(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    attempt.run.batch_log.write_text(
+        f"{beginning(attempt)}srun: error: n1: task 0: Killed\n"
+        "srun: launch/slurm: _step_signal: Terminating StepId=1.0\n"
+        "srun: error: n2: task 1: Killed\n"
+        "srun: Force Terminated StepId=1.0\n"
+    )
+    assert exit_of(attempt, 0) == "Killed (by SIGKILL, most often because memory ran out)"

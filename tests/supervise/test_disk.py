@@ -218,6 +218,38 @@ def test_a_directory_that_stays_away_ends_the_attempt_with_one_sentence(tmp_path
     )
 
 
+def test_a_requeued_run_waits_for_its_directory(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = Scenario(tmp_path, SLURM)
+    run, away = scenario.attempt.run.path, tmp_path / "away"
+    run.rename(away)
+    after(20, slurm, lambda: away.rename(run), monkeypatch)
+    assert scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"}).number == 1
+    assert capsys.readouterr().err == f"hpcddp: {run} is not there; waiting up to 10 minutes for it\n"
+
+
+@pytest.mark.parametrize("known", [{"SLURM_RESTART_COUNT": "1"}, {"HPCDDP_PICKLE_SHA256": "0" * 64}])
+def test_a_run_whose_directory_stays_away_does_not_begin_anew(
+    known: dict[str, str],
+    tmp_path: Path,
+    slurm: FakeSlurm,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scenario = Scenario(tmp_path, SLURM)
+    run = scenario.attempt.run.path
+    run.rename(tmp_path / "away")
+    monkeypatch.setattr(sys, "stdin", StringIO(scenario.text))
+    assert main(["begin", f"--run-root={run.parents[1]}", "--name=demo", "--run-id=r1"], {**SLURM, **known}) == 71
+    assert slurm.waited == pytest.approx(600, abs=10)
+    assert capsys.readouterr().err.endswith(
+        f"hpcddp: {run} is not there after 10 minutes, and a new one would begin the training anew; bring its file "
+        "system back, then submit the job again\n"
+    )
+    assert not run.exists()
+
+
 def test_a_directory_that_goes_away_during_the_requeue_is_no_newer_attempt(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
