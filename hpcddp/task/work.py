@@ -149,7 +149,7 @@ def _train(inputs: TaskInputs) -> None:
     PROCESS_STATE.collective_trace = distributed.collective_trace
     inputs.environment.update(trace_variables(attempt, inputs.environment))
     with ExitStack() as stack:
-        with _opening(attempt, spec.launch.rendezvous_timeout):
+        with opening(attempt, spec.launch.rendezvous_timeout):
             stack.enter_context(
                 distributed.process_group(
                     env,
@@ -185,10 +185,17 @@ def _train(inputs: TaskInputs) -> None:
 
 
 @contextmanager
-def _opening(attempt: AttemptDirectory, timeout: timedelta) -> Iterator[None]:
+def opening(attempt: AttemptDirectory, timeout: timedelta) -> Iterator[None]:
     """Limit the time in which the process group opens, and take an error of torch in it for one of the network.
 
     Most of it is one call of torch's, which may not return, whatever its own timeouts are.
+
+    Args:
+        attempt: the attempt.
+        timeout: ends the process, with a failure record.
+
+    Raises:
+        RendezvousError: torch could not open the process group.
     """
     timer = Timer(timeout.total_seconds(), _give_up, (attempt, timeout))
     timer.daemon = True

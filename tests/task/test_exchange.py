@@ -5,13 +5,12 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from hpcddp.task import exchange
 from hpcddp.task.exchange import ExchangeClient, ExchangeError, ExchangeServer
-from tests.waiting import wait_until
 
 KEY = b"the key"
 
@@ -64,7 +63,7 @@ def test_who_does_not_know_the_key_is_not_welcome(listener: socket.socket, pool:
     found = pool.submit(serve, listener, expected=1)
     with pytest.raises(ExchangeError):
         enter(listener, 1, key=b"another key")
-    enter(listener, 1)
+    enter(listener, 1).__exit__()
     assert found.result() == {1: b"rank 1"}
 
 
@@ -85,7 +84,7 @@ def answering(listener: socket.socket, answers: Callable[[bytes], bytes]) -> Non
 
 @pytest.mark.parametrize(
     "answers",
-    [lambda said: b"\xff" * 100, lambda said: bytes(100), lambda said: said[32:], lambda said: b""],
+    [lambda _: b"\xff" * 100, lambda _: bytes(100), lambda said: said[32:], lambda _: b""],
     ids=["too long", "zeros", "the rank's own message", "nothing"],
 )
 def test_what_a_stranger_answers_is_not_taken_for_rank_0s(
@@ -144,7 +143,7 @@ def test_the_introduction_of_an_earlier_exchange_is_refused(listener: socket.soc
 def test_a_rank_that_has_gone_before_the_verdict_is_not_there(
     listener: socket.socket, pool: ThreadPoolExecutor
 ) -> None:
-    found = pool.submit(serve, listener, expected=2, timeout_s=1)
+    found = pool.submit(serve, listener, expected=3, timeout_s=1)
     with enter(listener, 1):
         enter(listener, 2).__exit__()
         assert found.result() == {1: b"rank 1"}
@@ -178,7 +177,7 @@ def test_of_many_that_prove_nothing_only_some_are_kept(
     finally:
         for connection in connections:
             connection.close()
-    enter(listener, 1)
+    enter(listener, 1).__exit__()
     found.result()
 
 
@@ -190,7 +189,7 @@ def test_who_proves_nothing_for_some_seconds_is_closed(
     with socket.create_connection(("127.0.0.1", port_of(listener)), timeout=60) as connection:
         connection.recv(32)
         assert connection.recv(32) == b""
-    enter(listener, 1)
+    enter(listener, 1).__exit__()
     found.result()
 
 

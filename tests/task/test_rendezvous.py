@@ -36,16 +36,17 @@ from tests.task.strangers import STRANGERS
 from tests.waiting import wait_until
 
 
-def rank_env(rank: int, world_size: int = 2) -> RankEnv:
+def rank_env(rank: int, world_size: int = 2, *, nodes: int = 1) -> RankEnv:
+    local = world_size // nodes
     return RankEnv(
         rank=rank,
-        local_rank=rank,
+        local_rank=rank % local,
         world_size=world_size,
-        local_world_size=world_size,
-        node_rank=0,
-        nodes=1,
-        hosts=("n1",),
-        tasks_per_node=(world_size,),
+        local_world_size=local,
+        node_rank=rank // local,
+        nodes=nodes,
+        hosts=tuple(f"n{node + 1}" for node in range(nodes)),
+        tasks_per_node=(local,) * nodes,
         source="slurm",
     )
 
@@ -75,7 +76,7 @@ def all_meet(
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_all_ranks_hear_of_a_port_that_rank_0_keeps(attempt: AttemptDirectory, nodes: int) -> None:
-    envs = [replace(rank_env(rank, 4), nodes=nodes) for rank in range(4)]
+    envs = [rank_env(rank, 4, nodes=nodes) for rank in range(4)]
     identities = tuple(Identity(host=f"n{rank}", gpu=f"GPU-{rank}", must_agree={"torch": "2"}) for rank in range(4))
     first, *others = all_meet(attempt, envs, identities)
     assert isinstance(first, Rendezvous)
@@ -157,7 +158,7 @@ def test_strangers_at_the_port_hold_up_neither_the_ranks_nor_the_timeout(
     attempt: AttemptDirectory, stranger: Callable[[int, Event], None]
 ) -> None:
     ended = Event()
-    envs = [replace(rank_env(rank, 4), nodes=2) for rank in range(4)]
+    envs = [rank_env(rank, 4, nodes=2) for rank in range(4)]
     with ThreadPoolExecutor(3) as pool:
         some = pool.submit(all_meet, attempt, envs[:3], [Identity(host="n1")] * 3)
         wait_until(attempt.rendezvous.exists, "the address of rank 0")
@@ -192,7 +193,7 @@ def test_shared_gpus_are_named() -> None:
     [(1, (), f"rank 1 on {socket.gethostname()}"), (2, ("n1", "n2"), "rank 1 on n2"), (2, (), "an unknown host")],
 )
 def test_a_missing_rank_is_named_with_its_host(nodes: int, hosts: tuple[str, ...], expected: str) -> None:
-    env = replace(rank_env(0), nodes=nodes, hosts=hosts, tasks_per_node=(2 // nodes,) * nodes)
+    env = replace(rank_env(0, nodes=nodes), hosts=hosts, tasks_per_node=(2 // nodes,) * len(hosts))
     assert expected in missing_sentence(env, [1], timedelta(seconds=8))
 
 
