@@ -202,10 +202,11 @@ def opening(attempt: AttemptDirectory, timeout: timedelta) -> Iterator[None]:
     timer.start()
     try:
         yield
-    except RuntimeError as error:
+    except Exception as error:
         if is_peer_loss(error):
             raise
-        reason = printable(next(iter(str(error).splitlines()), "no reason given"))
+        # A changed value in torch's store may look like anything: gloo takes one for a size, and has no memory for it.
+        reason = printable(next(iter(str(error).splitlines()), type(error).__name__))
         raise RendezvousError(f"the ranks have met, but torch could not open their process group: {reason}") from error
     finally:
         timer.cancel()

@@ -205,8 +205,8 @@ def test_the_limit_of_open_files_is_raised_for_many_ranks(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = [1024, 4096]
-    monkeypatch.setattr(exchange.resource, "getrlimit", lambda _: tuple(limits))
-    monkeypatch.setattr(exchange.resource, "setrlimit", lambda _, both: limits.__setitem__(slice(None), both))
+    monkeypatch.setattr("resource.getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr("resource.setrlimit", lambda _, both: limits.__setitem__(slice(None), both))
     with ExchangeServer(listener, KEY, expected=8, rank_of=rank_of):
         assert limits == [1024, 4096]
     with ExchangeServer(listener, KEY, expected=2047, rank_of=rank_of):

@@ -41,10 +41,13 @@ def test_a_task_whose_rank_environment_is_wrong_writes_a_record_of_its_rank(tmp_
     assert "rank 3 on n4 failed: rank_environment: this process runs inside Slurm job 7" in done.stderr
 
 
-def test_an_error_of_torch_while_the_group_opens_is_one_of_the_infrastructure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError, ValueError])
+def test_an_error_of_torch_while_the_group_opens_is_one_of_the_infrastructure(
+    tmp_path: Path, kind: type[Exception]
+) -> None:
     attempt = RunDirectory(tmp_path).attempt(0)
     with pytest.raises(RendezvousError) as caught, opening(attempt, timedelta(minutes=1)):
-        raise RuntimeError("unexpected key \x1b[31m\nException raised from ...")
+        raise kind("unexpected key \x1b[31m\nException raised from ...")
     assert caught.value.exit_code == 71
     assert caught.value.message == (
         r"the ranks have met, but torch could not open their process group: unexpected key \x1b[31m"
