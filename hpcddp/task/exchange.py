@@ -288,10 +288,10 @@ class ExchangeClient:
         head = self._receive(_HEAD_BYTES, deadline)
         (length,) = _LENGTH.unpack_from(head)
         if length > LONGEST_MESSAGE:
-            raise ExchangeError("it is not rank 0 of this attempt")
+            raise ExchangeError("a message is not from rank 0 of this attempt")
         content = self._receive(length, deadline)
         if not hmac.compare_digest(head[_LENGTH.size :], _code(self._key, kind, self._numbers, content)):
-            raise ExchangeError("it is not rank 0 of this attempt")
+            raise ExchangeError("a message is not from rank 0 of this attempt")
         return content
 
     def _receive(self, count: int, deadline: float) -> bytes:

@@ -8,8 +8,8 @@ file finds the addresses of this host that other hosts can reach, and their netw
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import hashlib
 import ipaddress
 import json
 import secrets
@@ -235,17 +235,17 @@ def raise_if_a_rank_failed(attempt: AttemptDirectory) -> None:
             )
 
 
-def bind_port(seed: str, *, single_host: bool = False) -> socket.socket:
+def bind_port(*, single_host: bool = False) -> socket.socket:
     """Return a socket that listens on a free port of ``PORTS``.
 
     Args:
-        seed: determines the first port that is tried, so that two jobs rarely try the same one.
         single_host: whether only this host needs it; other hosts then cannot connect to it.
 
     Raises:
         RendezvousError: no port of the range is free.
     """
-    first = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
+    # Two jobs rarely try the same port first.
+    first = secrets.randbelow(len(PORTS))
     for attempt in range(len(PORTS)):
         port = PORTS[(first + attempt) % len(PORTS)]
         try:
@@ -276,7 +276,7 @@ def _meet_as_rank_0(
             "found"
         )
     with (
-        bind_port(key.decode(), single_host=single_host) as listener,
+        bind_port(single_host=single_host) as listener,
         ExchangeServer(listener, key, expected=env.world_size - 1, rank_of=lambda said: _said(said, env)[0]) as server,
     ):
         port = int(listener.getsockname()[1])
@@ -285,10 +285,10 @@ def _meet_as_rank_0(
             found = _gather(server, env, attempt, deadline=deadline)
             identities = {0: identity} | {rank: _said(said, env)[1] for rank, said in found.items()}
             _refuse(env, identities, timeout)
+            held = bind_port(single_host=single_host)
         except (RendezvousError, DisagreementError) as error:
             server.tell(json.dumps({"kind": error.kind, "message": error.message[:_LONGEST_REASON]}).encode())
             raise
-        held = bind_port(secrets.token_hex(16), single_host=single_host)
         port = int(held.getsockname()[1])
         server.tell(json.dumps({"port": port}).encode())
     return Rendezvous(
@@ -320,6 +320,8 @@ def _gather(server: ExchangeServer, env: RankEnv, attempt: AttemptDirectory, *, 
     try:
         return server.gather(deadline=deadline, watch=lambda: raise_if_a_rank_failed(attempt))
     except OSError as error:
+        if error.errno not in {errno.EMFILE, errno.ENFILE}:
+            raise
         raise RendezvousError(
             f"rank 0 cannot open a connection to each of {env.world_size - 1} ranks ({error.strerror}); raise the "
             "limit of open files on its host (ulimit -n)"
@@ -405,7 +407,9 @@ def _meet_rank_0(
         except ExchangeError as error:
             # Its record names the cause.
             wait_until(lambda: raise_if_a_rank_failed(attempt), timeout_s=_RECORD_TIMEOUT_S, poll_s=_POLL_S)
-            raise PeerFailedError(f"rank 0 on {published.host} ended before all ranks had met") from error
+            raise PeerFailedError(
+                f"rank {env.rank} on {own_host} lost rank 0 on {published.host} before all ranks had met: {error}"
+            ) from error
     if "port" not in verdict:
         raise _VERDICTS[verdict["kind"]](verdict["message"])
     return Rendezvous(address=address, port=verdict["port"], interface=interface_of(client.own_address), listener=None)

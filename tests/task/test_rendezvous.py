@@ -1,6 +1,7 @@
 """The ranks of one attempt meet, or an error says who is missing."""
 
 import socket
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,6 +19,7 @@ from hpcddp.run.job_records import PublishedAddress, Start, publish_address, rea
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.task import rendezvous
+from hpcddp.task.exchange import ExchangeServer
 from hpcddp.task.rendezvous import (
     PORTS,
     DisagreementError,
@@ -134,6 +136,18 @@ def test_every_rank_hears_which_rank_has_failed(attempt: AttemptDirectory) -> No
         assert error.message == "rank 2 on n1 failed before all ranks had met: no GPU"
 
 
+def test_a_rank_that_loses_rank_0_says_so(attempt: AttemptDirectory) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        port = listener.getsockname()[1]
+        publish_address(attempt, PublishedAddress(host="n1", addresses=("127.0.0.1",), port=port))
+        lost = pool.submit(all_meet, attempt, [rank_env(1)], [Identity(host="n1")])
+        with ExchangeServer(listener, b"abc", expected=2, rank_of=lambda _: 1) as server:
+            server.gather(deadline=time.monotonic() + 2, watch=lambda: None)
+        (error,) = lost.result()
+    assert isinstance(error, PeerFailedError)
+    assert error.message == "rank 1 on n1 lost rank 0 on n1 before all ranks had met: the connection is closed"
+
+
 def test_ranks_do_not_meet_by_an_empty_key(attempt: AttemptDirectory) -> None:
     write_start(attempt, Start(job_id="1", host="n1", time=0.0))
     with pytest.raises(RendezvousError, match="has no token"):
@@ -197,13 +211,14 @@ def test_a_missing_rank_is_named_with_its_host(nodes: int, hosts: tuple[str, ...
     assert expected in missing_sentence(env, [1], timedelta(seconds=8))
 
 
-def test_a_port_in_use_is_skipped() -> None:
-    with bind_port("same token") as first, bind_port("same token") as second:
+def test_a_port_in_use_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.randbelow", lambda _: 7)
+    with bind_port() as first, bind_port() as second:
         assert second.getsockname()[1] == (first.getsockname()[1] - PORTS.start + 1) % len(PORTS) + PORTS.start
 
 
 def test_no_other_host_can_connect_to_a_job_on_one_host() -> None:
-    with bind_port("same token", single_host=True) as listener:
+    with bind_port(single_host=True) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
@@ -212,7 +227,7 @@ def test_a_port_range_without_a_free_port_is_an_error(monkeypatch: pytest.Monkey
         port = taken.getsockname()[1]
         monkeypatch.setattr(rendezvous, "PORTS", range(port, port + 1))
         with pytest.raises(RendezvousError, match=f"no port of {port}-{port} is free"):
-            bind_port("x")
+            bind_port()
 
 
 def test_a_missing_rank_0_of_a_job_on_one_host_is_named_with_this_host(attempt: AttemptDirectory) -> None:
