@@ -241,6 +241,7 @@ class ExchangeClient:
         port: its port.
         key: the attempt's key.
         introduction: what to tell rank 0.
+        deadline: on the monotonic clock; an address that does not answer is given up after some seconds anyway.
 
     Attributes:
         own_address: this host's address on the route to rank 0.
@@ -250,11 +251,13 @@ class ExchangeClient:
         OSError: nobody listens there.
     """
 
-    def __init__(self, address: str, port: int, key: bytes, introduction: bytes) -> None:
+    def __init__(self, address: str, port: int, key: bytes, introduction: bytes, *, deadline: float) -> None:
         self._key = key
-        self._connection = socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT_S)
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._connection = socket.create_connection((address, port), timeout=min(left, _CONNECT_TIMEOUT_S))
         try:
-            deadline = time.monotonic() + _WELCOME_TIMEOUT_S
+            deadline = min(deadline, time.monotonic() + _WELCOME_TIMEOUT_S)
             self.own_address = str(self._connection.getsockname()[0]).removeprefix("::ffff:")
             number = secrets.token_bytes(_NUMBER_BYTES)
             self._numbers = self._receive(_NUMBER_BYTES, deadline) + number

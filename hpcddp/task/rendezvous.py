@@ -389,7 +389,7 @@ def _meet_rank_0(
         host = env.host_of(0) or (own_host if env.nodes == 1 else "the first host")
         raise RendezvousError(f"rank 0 on {host} did not appear within the rendezvous timeout (seen from {own_host})")
     introduction = json.dumps({"rank": env.rank, "identity": asdict(identity)}).encode()
-    reached = _wait_for(lambda: _first_reachable(published, key, introduction), attempt, deadline)
+    reached = _wait_for(lambda: _first_reachable(published, key, introduction, deadline), attempt, deadline)
     if reached is None:
         raise RendezvousError(
             f"rank {env.rank} on {own_host} cannot reach rank 0 on {published.host} at "
@@ -430,9 +430,11 @@ def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float)
     return wait_until(look_at_the_others_too, timeout_s=deadline - time.monotonic(), poll_s=_POLL_S)
 
 
-def _first_reachable(published: PublishedAddress, key: bytes, introduction: bytes) -> tuple[str, ExchangeClient] | None:
+def _first_reachable(
+    published: PublishedAddress, key: bytes, introduction: bytes, deadline: float
+) -> tuple[str, ExchangeClient] | None:
     """Return the first of rank 0's addresses at which rank 0 answers, and the connection to it."""
     for address in published.addresses:
         with contextlib.suppress(OSError, ExchangeError):
-            return address, ExchangeClient(address, published.port, key, introduction)
+            return address, ExchangeClient(address, published.port, key, introduction, deadline=deadline)
     return None

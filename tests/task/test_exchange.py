@@ -44,8 +44,9 @@ def serve(
         return found
 
 
-def enter(listener: socket.socket, rank: int, key: bytes = KEY) -> ExchangeClient:
-    return ExchangeClient("127.0.0.1", port_of(listener), key, b"rank %d" % rank)
+def enter(listener: socket.socket, rank: int, key: bytes = KEY, *, timeout_s: float = 60) -> ExchangeClient:
+    until = time.monotonic() + timeout_s
+    return ExchangeClient("127.0.0.1", port_of(listener), key, b"rank %d" % rank, deadline=until)
 
 
 def deadline() -> float:
@@ -94,6 +95,12 @@ def test_what_a_stranger_answers_is_not_taken_for_rank_0s(
     with pytest.raises(ExchangeError):
         enter(listener, 1)
     answered.result()
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.1])
+def test_who_says_nothing_is_given_up_at_the_deadline(listener: socket.socket, timeout_s: float) -> None:
+    with pytest.raises(TimeoutError):
+        enter(listener, 1, timeout_s=timeout_s)
 
 
 def relayed(listener: socket.socket, server: int, changes: Callable[[bytes], bytes]) -> None:
