@@ -439,8 +439,7 @@ def _write_run(generator: random.Random, root: Path) -> RunDirectory:
                                 "traceback": "", "exit_code": 70, "secondary": False},
         attempt.rank_exit(0): {"rank": 0, "host": "n1", "time": _NOW + 30, "code": 1, "told": None},
         attempt.requeue_request: {"time": _NOW, "by": "me"},
-        attempt.rendezvous: {"host": "n1", "addresses": ["127.0.0.1"], "port": 1, "token": "t"},
-        attempt.rank_here(0): {"host": "n1"},
+        attempt.rendezvous: {"host": "n1", "addresses": ["127.0.0.1"], "port": 1},
     }  # fmt: skip
     of_run: dict[Path, object] = {
         run.submission: {"cluster": generator.choice(("slurm", "slurm", "local")), "job_id": "7",

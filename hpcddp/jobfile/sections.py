@@ -292,7 +292,9 @@ class Launch(Section):
     """How long the ranks wait for each other."""
 
     rendezvous_timeout: Duration = Field(
-        timedelta(minutes=5), description="How long the ranks wait for each other at the start."
+        timedelta(minutes=5),
+        description="How long the ranks wait for each other at the start, and then how long the process group may take "
+        "to open.",
     )
     hang_timeout: Duration = Field(
         timedelta(minutes=5),

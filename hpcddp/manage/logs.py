@@ -140,9 +140,11 @@ def _batch(attempt: AttemptDirectory) -> Iterator[Source]:
 def _find(log: Path, line: str, begin: int = 0) -> int | None:
     """Return the offset of a line that a log holds, or None."""
     wanted = os.fsencode(line)
-    for found, behind in lines_from(log, begin, with_last=False):
-        if found.endswith(wanted):
-            return behind - len(wanted)
+    # Where its lines belong, a log that cannot be read has one that says why.
+    with suppress(OSError):
+        for found, behind in lines_from(log, begin, with_last=False):
+            if found.endswith(wanted):
+                return behind - len(wanted)
     return None
 
 

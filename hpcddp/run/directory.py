@@ -178,10 +178,6 @@ class AttemptDirectory:
         """The run's user's request to save and requeue it."""
         return self.path / "requeue-requested.json"
 
-    def rank_here(self, rank: int) -> Path:
-        """Return the file in which one rank of a command reports its host."""
-        return self.path / f"here-rank-{rank}.json"
-
     def rank_world(self, rank: int) -> Path:
         """Return the file in which one rank of a command reports that its program has started a world of its own."""
         return self.path / f"world-rank-{rank}.json"

@@ -212,13 +212,24 @@ def open_regular(path: Path, *, follow_links: bool = False) -> Iterator[tuple[IO
 
     Raises:
         NotRegularError: it is a pipe, a device or a socket.
+        PermissionError: it belongs neither to a trusted user nor to the owner of its directory, or cannot be read.
         OSError: it is missing, is a directory, cannot be read, or (with ``ELOOP``) is a symbolic link.
     """
     with open(path, "rb", opener=_open_target_at_once if follow_links else _open_at_once) as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
+        if (owner := status.st_uid) not in trusted_users():
+            directory = (path.resolve() if follow_links else path).parent
+            if owner != directory.stat().st_uid:
+                sentence = f"it belongs to user {owner}, not to the owner of its directory"
+                raise PermissionError(errno.EPERM, sentence, str(path))
         yield stream, status.st_size
+
+
+def trusted_users() -> set[int]:
+    """Return whose files can be trusted: this user's, and root's, whose user id may be another in a container."""
+    return {0, os.getuid(), Path("/").stat().st_uid}
 
 
 class NotRegularError(OSError):

@@ -1,7 +1,7 @@
 """Records that the processes of a job write for each other: of a run's newest submission, and of each attempt.
 
 ``submission.json`` is the submission. In the directory of an attempt: ``start.json``, ``rendezvous.json``,
-``ranks.json`` and ``here-rank-N.json``, ``world-rank-N.json``, ``end-time.json``, ``requeue-requested.json``,
+``ranks.json``, ``world-rank-N.json``, ``end-time.json``, ``requeue-requested.json``,
 ``decision.json`` and ``exit-rank-N.json``. Failures have a module of their own.
 """
 
@@ -77,7 +77,7 @@ class Start(Record):
         time: seconds since the epoch.
         restart_count: how often Slurm has requeued the job before.
         submit_time: Slurm's submit time of this start, None if it could not be asked. Slurm renews it at every requeue.
-        token: what only this attempt knows; empty where no ranks meet by it.
+        token: a secret, by which the ranks of this attempt know each other; empty where no ranks meet by it.
         end_time: when the job's time is over, in seconds since the epoch; None without a limit.
         run_dir: the run directory.
         inode: its inode number; see ``identity`` in ``hpcddp.run.ownership``.
@@ -177,7 +177,6 @@ class PublishedAddress(Record):
         host: its host.
         addresses: the addresses by which others may reach it, the most likely first.
         port: the port.
-        token: what only this attempt knows.
     """
 
     ADVICE: ClassVar[str] = "the ranks of this attempt cannot meet; its checkpoints are as they were"
@@ -185,7 +184,6 @@ class PublishedAddress(Record):
     host: str
     addresses: tuple[str, ...]
     port: int
-    token: str
 
 
 def publish_address(attempt: AttemptDirectory, address: PublishedAddress) -> None:
@@ -329,21 +327,6 @@ def known_hosts(attempt: AttemptDirectory) -> list[str] | None:
     except RecordError:
         return None
     return None if ranks is None else [rank.host for rank in ranks]
-
-
-def report_rank(attempt: AttemptDirectory, rank: int, place: Rank) -> None:
-    """Write where one rank of a command runs."""
-    write_record(attempt.rank_here(rank), place)
-
-
-def reported_ranks(attempt: AttemptDirectory, world_size: int) -> list[Rank]:
-    """Return where the ranks of a command run, those that have reported it.
-
-    Raises:
-        RecordError: a report is damaged.
-    """
-    reports = [read_record(attempt.rank_here(rank), Rank) for rank in range(world_size)]
-    return [report for report in reports if report is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

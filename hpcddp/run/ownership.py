@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import is_full
+from hpcddp.run.files import is_full, trusted_users
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Start
 from hpcddp.slurm.job import ENDED_STATES, ask_slurm
@@ -149,7 +149,7 @@ def _dangers(path: Path) -> Iterator[str]:
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         yield f"the run directory {path} can be written by others; run: chmod go-w {path}"
-    trusted = _trusted()
+    trusted = trusted_users()
     for parent in dict.fromkeys([*path.absolute().parents, *path.resolve().parents]):
         above = parent.stat()
         if above.st_uid not in trusted:
@@ -163,15 +163,10 @@ def _dangers(path: Path) -> Iterator[str]:
 
 def _foreign_files(path: Path) -> Iterator[str]:
     """Yield what somebody else put into a directory while it could be written by others."""
-    trusted = _trusted()
+    trusted = trusted_users()
     for entry in sorted(path.iterdir()):
         if (owner := entry.lstat().st_uid) not in trusted:
             yield f"{entry} belongs to user {owner}, not to you; do not use this run, or remove what is not yours first"
-
-
-def _trusted() -> set[int]:
-    """Return whose directories can be trusted: this user's, and root's, whose user id may be another in a container."""
-    return {0, os.getuid(), Path("/").stat().st_uid}
 
 
 class FencedError(HpcddpError):

@@ -1,44 +1,39 @@
-"""Rendezvous of the ranks of one attempt: rank 0 binds a port and publishes it, the other ranks read and try it.
+"""Rendezvous of the ranks of one attempt: they find rank 0, say who they are, and all hear one verdict.
 
-The process that serves the port binds it and keeps it bound, so no other job on the node can take it in between. It is
-published in the attempt's own directory with the attempt's token, so a rank of an earlier attempt, or another program,
-cannot join. The second part of the file finds the addresses of this host that other hosts can reach, and their network
-interfaces.
+Rank 0 publishes its address in the attempt's own directory. What is said there is in ``exchange``. The process that
+serves a port binds it and keeps it bound, so no other job on the node can take it in between. The first part of the
+file finds the addresses of this host that other hosts can reach, and their network interfaces.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import hashlib
 import ipaddress
+import json
+import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from types import MappingProxyType
+from typing import ClassVar, Final, TypeVar
 
 from hpcddp.errors import HpcddpError
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord
-from hpcddp.run.job_records import (
-    PublishedAddress,
-    Rank,
-    publish_address,
-    read_address,
-    read_start,
-    report_rank,
-    reported_ranks,
-    write_ranks,
-)
+from hpcddp.run.job_records import PublishedAddress, publish_address, read_address, read_start
 from hpcddp.run.record import read_record
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.reasons import ExitCode
+from hpcddp.task.exchange import ExchangeClient, ExchangeError, ExchangeServer
 
 # linux/sockios.h
 _SIOCGIFADDR = 0x8915
@@ -123,9 +118,13 @@ def _ipv6_addresses(table: Path) -> Iterator[tuple[str, str]]:
 
 PORTS = range(20000, 32768)
 """Below the kernel's ephemeral ports (from 32768), above what services use."""
-_POLL_S = 0.05
-_CONNECT_TIMEOUT_S = 3.0
-_MOST_RANKS_NAMED = 8
+_POLL_S: Final = 0.05
+# How long the other ranks wait for rank 0's verdict: it may have started later than they have.
+_VERDICT_GRACE_S: Final = 30.0
+# How long a rank whose connection to rank 0 has ended waits for the record that says why.
+_RECORD_TIMEOUT_S: Final = 5.0
+_MOST_RANKS_NAMED: Final = 16
+_LONGEST_REASON: Final = 2000
 T = TypeVar("T")
 
 
@@ -136,50 +135,89 @@ class RendezvousError(HpcddpError):
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
 
 
+class MissingRankError(RendezvousError):
+    """Some ranks did not start within the rendezvous timeout."""
+
+    kind = "missing_rank"
+
+
 class PeerFailedError(RendezvousError):
     """Another rank has failed, and this rank ends because of it."""
 
     kind = "peer_failed"
 
 
+class DisagreementError(HpcddpError):
+    """The ranks differ in version, job file or attempt, or two of them share a GPU."""
+
+    kind = "disagreement"
+    exit_code: ClassVar[int] = ExitCode.USER_CODE
+
+
+_VERDICTS: Final[Mapping[str, type[HpcddpError]]] = MappingProxyType(
+    {kind.kind: kind for kind in (RendezvousError, MissingRankError, PeerFailedError, DisagreementError)}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a rank says of itself.
+
+    Args:
+        host: its host.
+        gpu: UUID of its GPU; None on a CPU, and for a command.
+        must_agree: what must be the same on all ranks, by its name in a message.
+    """
+
+    host: str
+    gpu: str | None = None
+    must_agree: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The address at which the ranks of an attempt meet.
+    """The address at which the ranks of an attempt open their process group.
 
     Args:
         address: rank 0's host, as this rank reaches it; becomes MASTER_ADDR.
-        port: the port that rank 0 listens on; becomes MASTER_PORT.
-        token: the prefix of this attempt's keys in the store.
+        port: a port that rank 0 holds; becomes MASTER_PORT.
         interface: the network interface of this host that leads to rank 0; None if it is not known.
-        listener: rank 0's listening socket; None on the other ranks.
+        listener: rank 0's socket that listens on the port; None on the other ranks.
+        identities: those of all ranks, on rank 0; empty on the other ranks.
     """
 
     address: str
     port: int
-    token: str
     interface: str | None
     listener: socket.socket | None
+    identities: tuple[Identity, ...] = ()
 
 
-def meet(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, timeout: timedelta) -> Rendezvous:
-    """Publish (rank 0) or read (the other ranks) the address at which the ranks of this attempt meet.
+def meet(env: RankEnv, attempt: AttemptDirectory, identity: Identity, *, timeout: timedelta) -> Rendezvous:
+    """Wait until all ranks of this attempt are there and agree.
+
+    Rank 0 publishes the address of the exchange in the attempt's directory. The port in the result is another one,
+    which only the ranks are told.
 
     Args:
         env: this rank.
         attempt: the attempt's directory, which every host sees.
-        own_host: this host's name.
-        timeout: how long to wait for rank 0.
+        identity: what this rank says of itself.
+        timeout: how long to wait for the other ranks.
 
     Raises:
-        RendezvousError: rank 0 did not appear in time, or cannot be reached from here, or another rank has failed.
+        RendezvousError: a rank did not appear in time, cannot reach rank 0, or has failed.
+        DisagreementError: the ranks differ.
     """
     start = read_start(attempt)
     if start is None:
         raise RendezvousError(f"{attempt.start} is not there; every host must see the run directory")
-    token = start.token
+    if not start.token:
+        raise RendezvousError(f"{attempt.start} has no token by which ranks could meet; submit the job again")
+    key = start.token.encode()
     if env.rank == 0:
-        return _publish(env, attempt, own_host=own_host, token=token)
-    return _find(env, attempt, own_host=own_host, token=token, deadline=time.monotonic() + timeout.total_seconds())
+        return _meet_as_rank_0(env, attempt, identity, key=key, timeout=timeout)
+    return _meet_rank_0(env, attempt, identity, key=key, timeout=timeout)
 
 
 def raise_if_a_rank_failed(attempt: AttemptDirectory) -> None:
@@ -197,17 +235,17 @@ def raise_if_a_rank_failed(attempt: AttemptDirectory) -> None:
             )
 
 
-def bind_port(token: str, *, single_host: bool = False) -> socket.socket:
+def bind_port(*, single_host: bool = False) -> socket.socket:
     """Return a socket that listens on a free port of ``PORTS``.
 
     Args:
-        token: determines the first port that is tried, so that two jobs rarely try the same one.
         single_host: whether only this host needs it; other hosts then cannot connect to it.
 
     Raises:
         RendezvousError: no port of the range is free.
     """
-    first = int.from_bytes(hashlib.sha256(token.encode()).digest()[:4], "big")
+    # Two jobs rarely try the same port first.
+    first = secrets.randbelow(len(PORTS))
     for attempt in range(len(PORTS)):
         port = PORTS[(first + attempt) % len(PORTS)]
         try:
@@ -225,37 +263,156 @@ def _listen(port: int, *, loopback: bool) -> socket.socket:
     return socket.create_server(("", port), family=family, backlog=4096, dualstack_ipv6=dual_stack)
 
 
-def _publish(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, token: str) -> Rendezvous:
+def _meet_as_rank_0(
+    env: RankEnv, attempt: AttemptDirectory, identity: Identity, *, key: bytes, timeout: timedelta
+) -> Rendezvous:
+    deadline = time.monotonic() + timeout.total_seconds()
+    single_host = env.nodes == 1
     peers = [host for host in env.hosts if host != env.host_of(0)]
-    addresses = reachable_addresses([own_host, *env.hosts[:1]], peers, single_host=env.nodes == 1)
+    addresses = reachable_addresses([identity.host, *env.hosts[:1]], peers, single_host=single_host)
     if not addresses:
         raise RendezvousError(
-            f"{own_host} has no address that another host could reach: only loopback and link-local ones were found"
+            f"{identity.host} has no address that another host could reach: only loopback and link-local ones were "
+            "found"
         )
-    listener = bind_port(token, single_host=env.nodes == 1)
-    port = int(listener.getsockname()[1])
-    published = PublishedAddress(host=own_host, addresses=tuple(addresses), port=port, token=token)
-    publish_address(attempt, published)
-    interface = interface_of(addresses[0])
-    return Rendezvous(address=addresses[0], port=port, token=token, interface=interface, listener=listener)
+    with (
+        bind_port(single_host=single_host) as listener,
+        ExchangeServer(listener, key, expected=env.world_size - 1, rank_of=lambda said: _said(said, env)[0]) as server,
+    ):
+        port = int(listener.getsockname()[1])
+        publish_address(attempt, PublishedAddress(host=identity.host, addresses=tuple(addresses), port=port))
+        try:
+            found = _gather(server, env, attempt, deadline=deadline)
+            identities = {0: identity} | {rank: _said(said, env)[1] for rank, said in found.items()}
+            _refuse(env, identities, timeout)
+            held = bind_port(single_host=single_host)
+        except (RendezvousError, DisagreementError) as error:
+            server.tell(json.dumps({"kind": error.kind, "message": error.message[:_LONGEST_REASON]}).encode())
+            raise
+        port = int(held.getsockname()[1])
+        server.tell(json.dumps({"port": port}).encode())
+    return Rendezvous(
+        address=addresses[0],
+        port=port,
+        interface=interface_of(addresses[0]),
+        listener=held,
+        identities=tuple(identities[rank] for rank in range(env.world_size)),
+    )
 
 
-def _find(env: RankEnv, attempt: AttemptDirectory, *, own_host: str, token: str, deadline: float) -> Rendezvous:
+def _said(introduction: bytes, env: RankEnv) -> tuple[int, Identity]:
+    """Return the rank in an introduction, and what it says of itself.
+
+    Raises:
+        ValueError: it is not one of the other ranks of this job.
+    """
+    try:
+        document = json.loads(introduction)
+        rank, identity = document["rank"], Identity(**document["identity"])
+    except (KeyError, TypeError) as error:
+        raise ValueError("it is of another version of hpcddp") from error
+    if rank not in range(1, env.world_size):
+        raise ValueError(f"there is no other rank {rank}")
+    return rank, identity
+
+
+def _gather(server: ExchangeServer, env: RankEnv, attempt: AttemptDirectory, *, deadline: float) -> Mapping[int, bytes]:
+    try:
+        return server.gather(deadline=deadline, watch=lambda: raise_if_a_rank_failed(attempt))
+    except OSError as error:
+        if error.errno not in {errno.EMFILE, errno.ENFILE}:
+            raise
+        raise RendezvousError(
+            f"rank 0 cannot open a connection to each of {env.world_size - 1} ranks ({error.strerror}); raise the "
+            "limit of open files on its host (ulimit -n)"
+        ) from error
+
+
+def _refuse(env: RankEnv, identities: Mapping[int, Identity], timeout: timedelta) -> None:
+    """Refuse a world that is not complete, or not of one kind."""
+    missing = [rank for rank in range(env.world_size) if rank not in identities]
+    if missing:
+        raise MissingRankError(missing_sentence(env, missing, timeout))
+    ordered = [identities[rank] for rank in range(env.world_size)]
+    sentence = disagreement_sentence(ordered) or shared_gpu_sentence(ordered)
+    if sentence is not None:
+        raise DisagreementError(sentence)
+
+
+def missing_sentence(env: RankEnv, missing: Sequence[int], timeout: timedelta) -> str:
+    """Return the error that names the ranks in ``missing`` and their hosts."""
+    # If the launcher gives no host names, a job of one node runs on this host.
+    unnamed = socket.gethostname() if env.nodes == 1 else "an unknown host"
+    named = ", ".join(f"rank {rank} on {env.host_of(rank) or unnamed}" for rank in missing[:_MOST_RANKS_NAMED])
+    more = f" and {len(missing) - _MOST_RANKS_NAMED} more" if len(missing) > _MOST_RANKS_NAMED else ""
+    return (
+        f"{len(missing)} of {env.world_size} ranks did not start within the rendezvous timeout of "
+        f"{timeout.total_seconds():.0f} s: {named}{more}; look at those hosts, or raise launch.rendezvous_timeout"
+    )
+
+
+def disagreement_sentence(identities: Sequence[Identity]) -> str | None:
+    """Return the error that names the first rank that differs from the majority, or None if all agree."""
+    for name in identities[0].must_agree:
+        common, _ = Counter(identity.must_agree.get(name) for identity in identities).most_common(1)[0]
+        for rank, identity in enumerate(identities):
+            if (value := identity.must_agree.get(name)) != common:
+                return (
+                    f"rank {rank} on {identity.host} has {name} {value}, the other ranks have {common}; "
+                    "every host must see the same environment and the same run directory"
+                )
+    return None
+
+
+def shared_gpu_sentence(identities: Sequence[Identity]) -> str | None:
+    """Return the error that names two ranks on one GPU, or None."""
+    seen: dict[str, int] = {}
+    for rank, identity in enumerate(identities):
+        if identity.gpu is None:
+            continue
+        if identity.gpu in seen:
+            return (
+                f"ranks {seen[identity.gpu]} and {rank} on {identity.host} share the GPU {identity.gpu}; "
+                "one task needs one GPU: ask for as many GPUs per node as tasks per node"
+            )
+        seen[identity.gpu] = rank
+    return None
+
+
+def _meet_rank_0(
+    env: RankEnv, attempt: AttemptDirectory, identity: Identity, *, key: bytes, timeout: timedelta
+) -> Rendezvous:
+    deadline = time.monotonic() + timeout.total_seconds()
+    own_host = identity.host
     published = _wait_for(lambda: read_address(attempt), attempt, deadline)
     if published is None:
         host = env.host_of(0) or (own_host if env.nodes == 1 else "the first host")
         raise RendezvousError(f"rank 0 on {host} did not appear within the rendezvous timeout (seen from {own_host})")
-    port = published.port
-    reached = _wait_for(lambda: _first_reachable(published.addresses, port), attempt, deadline)
+    introduction = json.dumps({"rank": env.rank, "identity": asdict(identity)}).encode()
+    reached = _wait_for(lambda: _first_reachable(published, key, introduction, deadline), attempt, deadline)
     if reached is None:
         raise RendezvousError(
             f"rank {env.rank} on {own_host} cannot reach rank 0 on {published.host} at "
-            f"{', '.join(published.addresses)} port {port}; let the hosts of a job reach each other on ports "
+            f"{', '.join(published.addresses)} port {published.port}; let the hosts of a job reach each other on ports "
             f"{PORTS.start}-{PORTS.stop - 1}"
         )
-    address, own_address = reached
-    interface = interface_of(own_address)
-    return Rendezvous(address=address, port=port, token=token, interface=interface, listener=None)
+    address, client = reached
+    with client:
+        try:
+            verdict = json.loads(client.verdict(deadline=deadline + _VERDICT_GRACE_S))
+        except TimeoutError as error:
+            raise RendezvousError(
+                f"rank 0 on {published.host} gave no verdict within {timeout} (seen from rank {env.rank} on {own_host})"
+            ) from error
+        except ExchangeError as error:
+            # Its record names the cause.
+            wait_until(lambda: raise_if_a_rank_failed(attempt), timeout_s=_RECORD_TIMEOUT_S, poll_s=_POLL_S)
+            raise PeerFailedError(
+                f"rank {env.rank} on {own_host} lost rank 0 on {published.host} before all ranks had met: {error}"
+            ) from error
+    if "port" not in verdict:
+        raise _VERDICTS[verdict["kind"]](verdict["message"])
+    return Rendezvous(address=address, port=verdict["port"], interface=interface_of(client.own_address), listener=None)
 
 
 def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float) -> T:
@@ -273,42 +430,11 @@ def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float)
     return wait_until(look_at_the_others_too, timeout_s=deadline - time.monotonic(), poll_s=_POLL_S)
 
 
-def _first_reachable(addresses: Sequence[str], port: int) -> tuple[str, str] | None:
-    """Return (address, this host's address on the route to it) for the first address that accepts a connection."""
-    for address in addresses:
-        try:
-            with socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT_S) as connection:
-                return address, str(connection.getsockname()[0]).removeprefix("::ffff:")
-        except OSError:
-            continue
+def _first_reachable(
+    published: PublishedAddress, key: bytes, introduction: bytes, deadline: float
+) -> tuple[str, ExchangeClient] | None:
+    """Return the first of rank 0's addresses at which rank 0 answers, and the connection to it."""
+    for address in published.addresses:
+        with contextlib.suppress(OSError, ExchangeError):
+            return address, ExchangeClient(address, published.port, key, introduction, deadline=deadline)
     return None
-
-
-def announce_rank(env: RankEnv, attempt: AttemptDirectory, *, host: str) -> None:
-    """Record that this rank runs, and on which host."""
-    report_rank(attempt, env.rank, Rank(host=host))
-
-
-def wait_for_ranks(env: RankEnv, attempt: AttemptDirectory, *, timeout: timedelta) -> None:
-    """Wait on rank 0 until every rank is announced, and record the host of each.
-
-    Raises:
-        RendezvousError: a rank was not announced in time, and the message names it with its host; or a rank has failed.
-    """
-    deadline = time.monotonic() + timeout.total_seconds()
-
-    missing = list(range(env.world_size))
-
-    def all_are_announced() -> bool:
-        missing[:] = [rank for rank in missing if not attempt.rank_here(rank).exists()]
-        return not missing
-
-    if not _wait_for(all_are_announced, attempt, deadline):
-        raise RendezvousError(f"{_places(env, missing)} did not appear within the rendezvous timeout")
-    write_ranks(attempt, reported_ranks(attempt, env.world_size))
-
-
-def _places(env: RankEnv, ranks: list[int]) -> str:
-    named = ", ".join(f"{rank} on {env.host_of(rank) or 'its host'}" for rank in ranks[:_MOST_RANKS_NAMED])
-    more = f" and {len(ranks) - _MOST_RANKS_NAMED} more" if len(ranks) > _MOST_RANKS_NAMED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"

@@ -8,14 +8,15 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from hpcddp import __version__
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, printable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_records import Rank, read_start, write_ranks
@@ -26,11 +27,13 @@ from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.job_environment import submitters_umask
 from hpcddp.stop.deadline import Deadline, KnownEnd
 from hpcddp.stop.heartbeat import Heartbeat
-from hpcddp.stop.listener import LISTENER
+from hpcddp.stop.listener import LISTENER, write_to_stderr
 from hpcddp.stop.reasons import ExitCode, StopReason
+from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, save_failure
+from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
 from hpcddp.task.program import program_environment, run_program
-from hpcddp.task.rendezvous import Rendezvous, announce_rank, meet, raise_if_a_rank_failed, wait_for_ranks
+from hpcddp.task.rendezvous import Identity, Rendezvous, RendezvousError, meet
 from hpcddp.task.watchdog import start_watchdog, trace_variables
 
 
@@ -50,7 +53,6 @@ def run(run_directory: str) -> dict[str, Any] | None:
     Returns:
         The run's result on rank 0, None on the other ranks.
     """
-    began = time.monotonic()
     LISTENER.reinstall()
     inputs = PROCESS_STATE.inputs
     if inputs is None:
@@ -61,27 +63,19 @@ def run(run_directory: str) -> dict[str, Any] | None:
         raise RunDirectoryError(
             f"this task was started for {attempt.run.path}, but the job was submitted for {run_directory}"
         )
-    timeout = spec.launch.rendezvous_timeout
-    meeting = meet(env, attempt, own_host=PROCESS_STATE.host, timeout=timeout)
-    _choose_interfaces(inputs, meeting)
-    left = timedelta(seconds=max(1.0, timeout.total_seconds() - (time.monotonic() - began)))
     if spec.command is not None:
-        # This rank has found rank 0 and no longer needs its port.
-        announce_rank(env, attempt, host=PROCESS_STATE.host)
-        with submitters_umask(inputs.environment):
-            _run_command(inputs, meeting, timeout=left)
+        _run_command(inputs)
         return None
-    inputs.environment.update(env.exports(meeting.address, meeting.port))
     with submitters_umask(inputs.environment):
-        _train(inputs, meeting, rendezvous_timeout=left)
+        _train(inputs)
     result = read_result(attempt.run) if env.rank == 0 else None
     return None if result is None else result.as_json()
 
 
-def _run_command(inputs: TaskInputs, meeting: Rendezvous, *, timeout: timedelta) -> None:
+def _run_command(inputs: TaskInputs) -> None:
     spec, env, attempt = inputs.spec, inputs.env, inputs.attempt
+    meeting = _meet(inputs, Identity(host=PROCESS_STATE.host))
     if meeting.listener is not None:
-        wait_for_ranks(env, attempt, timeout=timeout)
         # The program of rank 0 binds the port again; its peers retry until it does.
         meeting.listener.close()
     deadline = _deadline(attempt)
@@ -96,7 +90,17 @@ def _run_command(inputs: TaskInputs, meeting: Rendezvous, *, timeout: timedelta)
         python=Path(sys.executable),
     )
     environment = {**inputs.environment, **variables}
-    run_program(spec, env, attempt, environment=environment, port=meeting.port, deadline=deadline)
+    with submitters_umask(inputs.environment):
+        run_program(spec, env, attempt, environment=environment, port=meeting.port, deadline=deadline)
+
+
+def _meet(inputs: TaskInputs, identity: Identity) -> Rendezvous:
+    """Meet the other ranks, and record where all of them run."""
+    meeting = meet(inputs.env, inputs.attempt, identity, timeout=inputs.spec.launch.rendezvous_timeout)
+    _choose_interfaces(inputs, meeting)
+    if inputs.env.rank == 0:
+        write_ranks(inputs.attempt, [Rank(host=rank.host, gpu=rank.gpu) for rank in meeting.identities])
+    return meeting
 
 
 def _choose_interfaces(inputs: TaskInputs, meeting: Rendezvous) -> None:
@@ -113,7 +117,7 @@ def _choose_interfaces(inputs: TaskInputs, meeting: Rendezvous) -> None:
         inputs.environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
 
 
-def _train(inputs: TaskInputs, meeting: Rendezvous, *, rendezvous_timeout: timedelta) -> None:
+def _train(inputs: TaskInputs) -> None:
     import torch
 
     from hpcddp.train import distributed
@@ -127,31 +131,36 @@ def _train(inputs: TaskInputs, meeting: Rendezvous, *, rendezvous_timeout: timed
     PROCESS_STATE.device = str(device)
     threads = int(inputs.environment["OMP_NUM_THREADS"])
     torch.set_num_threads(threads)
-    identity = distributed.Identity(
-        host=PROCESS_STATE.host,
-        hpcddp=__version__,
-        python=platform.python_version(),
-        torch=str(torch.__version__),
-        job=hashlib.sha256(inputs.job_text.encode()).hexdigest(),
-        attempt=attempt.number,
-        gpu=distributed.gpu_uuid(device),
+    meeting = _meet(
+        inputs,
+        Identity(
+            host=PROCESS_STATE.host,
+            gpu=distributed.gpu_uuid(device),
+            must_agree={
+                "hpcddp": __version__,
+                "Python": platform.python_version(),
+                "torch": str(torch.__version__),
+                "the job file (sha256)": hashlib.sha256(inputs.job_text.encode()).hexdigest(),
+                "attempt": str(attempt.number),
+            },
+        ),
     )
+    inputs.environment.update(env.exports(meeting.address, meeting.port))
     PROCESS_STATE.collective_trace = distributed.collective_trace
     inputs.environment.update(trace_variables(attempt, inputs.environment))
-    with distributed.process_group(
-        env,
-        address=meeting.address,
-        port=meeting.port,
-        token=meeting.token,
-        listener=meeting.listener,
-        identity=identity,
-        device=device,
-        rendezvous_timeout=rendezvous_timeout,
-        hang_timeout=spec.launch.hang_timeout,
-        watch=lambda: raise_if_a_rank_failed(attempt),
-    ) as ranks:
-        if env.rank == 0:
-            write_ranks(attempt, [Rank(host=rank["host"], gpu=rank["gpu"]) for rank in ranks])
+    with ExitStack() as stack:
+        with opening(attempt, spec.launch.rendezvous_timeout):
+            stack.enter_context(
+                distributed.process_group(
+                    env,
+                    address=meeting.address,
+                    port=meeting.port,
+                    listener=meeting.listener,
+                    device=device,
+                    rendezvous_timeout=spec.launch.rendezvous_timeout,
+                    hang_timeout=spec.launch.hang_timeout,
+                )
+            )
         context = TrainContext(
             spec=spec,
             rank_env=env,
@@ -173,6 +182,45 @@ def _train(inputs: TaskInputs, meeting: Rendezvous, *, rendezvous_timeout: timed
         except StoppedError:
             # A stop is neither a result nor a failure: submitit, which may have called this function, must record none.
             exit_process(ExitCode.STOPPED)
+
+
+@contextmanager
+def opening(attempt: AttemptDirectory, timeout: timedelta) -> Iterator[None]:
+    """Limit the time in which the process group opens, and take an error of torch in it for one of the network.
+
+    Most of it is one call of torch's, which may not return, whatever its own timeouts are.
+
+    Args:
+        attempt: the attempt.
+        timeout: ends the process, with a failure record.
+
+    Raises:
+        RendezvousError: torch could not open the process group.
+    """
+    timer = Timer(timeout.total_seconds(), _give_up, (attempt, timeout))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if is_peer_loss(error):
+            raise
+        # A changed value in torch's store may look like anything: gloo takes one for a size, and has no memory for it.
+        reason = printable(next(iter(str(error).splitlines()), type(error).__name__))
+        raise RendezvousError(f"the ranks have met, but torch could not open their process group: {reason}") from error
+    finally:
+        timer.cancel()
+
+
+def _give_up(attempt: AttemptDirectory, timeout: timedelta) -> None:
+    error = RendezvousError(
+        f"the ranks have met, but torch did not open their process group within {timeout.total_seconds():.0f} s; look "
+        "at the network between the hosts, or raise launch.rendezvous_timeout"
+    )
+    record = failure_record(error)
+    save_failure(attempt, record)
+    write_to_stderr(failure_text(record))
+    exit_after_failure(record.exit_code, attempt)
 
 
 def _heartbeat(spec: JobSpec, attempt: AttemptDirectory, *, world_size: int) -> Heartbeat:

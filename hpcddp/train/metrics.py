@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcddp.run.files import append_line, write_bytes
+from hpcddp.run.files import append_line, open_regular, why_unreadable, write_bytes
 from hpcddp.run.metrics import lines_until
 from hpcddp.run.ownership import raise_if_fenced
+from hpcddp.run.record import RecordError
 from hpcddp.train.context import TrainContext
 
 FLUSH_EVERY_S = 2.0
@@ -81,10 +82,21 @@ def keep_until(path: Path, step: int, evaluated_step: int | None) -> None:
         path: the metrics file; need not exist.
         step: optimizer steps done at the checkpoint; 0 drops every step.
         evaluated_step: optimizer steps done at the last evaluation that the checkpoint knows; None drops them all.
+
+    Raises:
+        RecordError: it cannot be read.
     """
-    if path.exists():
-        last_evaluation = -1 if evaluated_step is None else evaluated_step
-        write_bytes(path, lines_until(path.read_bytes(), step=step, evaluated_step=last_evaluation))
+    try:
+        with open_regular(path) as (stream, _):
+            content = stream.read()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RecordError(
+            f"{path} cannot be read ({why_unreadable(error)}); move it away to go on without its lines", path=path
+        ) from error
+    last_evaluation = -1 if evaluated_step is None else evaluated_step
+    write_bytes(path, lines_until(content, step=step, evaluated_step=last_evaluation))
 
 
 def _json_number(value: Any) -> Any:  # noqa: ANN401

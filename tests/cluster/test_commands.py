@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.job_records import read_ranks
 from tests.cluster.jobs import HPCDDP, result_of
 from tests.cluster.sandbox import Sandbox
 from tests.cluster.sandboxes import QUICK, sandbox_with
@@ -328,8 +329,9 @@ def test_a_lost_node_is_no_failure_of_a_command_and_ends_it_when_no_progress_is_
 
 
 def node_of(tracked: TrackedRun, rank: int) -> str:
-    host: str = json.loads(tracked.attempt.rank_here(rank).read_text())["host"]
-    return host
+    ranks = read_ranks(tracked.attempt)
+    assert ranks is not None
+    return ranks[rank].host
 
 
 def test_a_command_that_never_says_how_far_it_is_may_be_preempted_without_a_grace_time_again_and_again(

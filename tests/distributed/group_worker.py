@@ -1,6 +1,11 @@
-"""One rank of a process group on this host: ``group_worker.py ATTEMPT_DIR RANK WORLD_SIZE VERSION TIMEOUT_S``."""
+"""One rank of a process group: ``group_worker.py ATTEMPT_DIR RANK WORLD_SIZE NODES VERSION TIMEOUT_S``.
 
+All nodes are this host. It prints the port of torch's store and a sum.
+"""
+
+import os
 import sys
+from contextlib import ExitStack
 from datetime import timedelta
 
 import torch
@@ -9,47 +14,55 @@ import torch.distributed as dist
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.task.rendezvous import meet, raise_if_a_rank_failed
-from hpcddp.train.distributed import Identity, process_group
+from hpcddp.task.attribution import failure_record
+from hpcddp.task.rendezvous import Identity, meet
+from hpcddp.task.work import opening
+from hpcddp.train.distributed import process_group
 
 
 def main() -> int:
-    directory, rank, world_size, version, timeout_s = sys.argv[1:]
+    directory, rank, world_size, nodes, version, timeout_s = sys.argv[1:]
     torch.set_num_threads(1)
     attempt = AttemptDirectory.from_text(directory)
+    local = int(world_size) // int(nodes)
     env = RankEnv(
         rank=int(rank),
-        local_rank=int(rank),
+        local_rank=int(rank) % local,
         world_size=int(world_size),
-        local_world_size=int(world_size),
-        node_rank=0,
-        nodes=1,
-        hosts=("n1",),
-        tasks_per_node=(int(world_size),),
+        local_world_size=local,
+        node_rank=int(rank) // local,
+        nodes=int(nodes),
+        hosts=tuple(f"n{node + 1}" for node in range(int(nodes))),
+        tasks_per_node=(local,) * int(nodes),
         source="slurm",
     )
     timeout = timedelta(seconds=float(timeout_s))
-    identity = Identity(host="n1", hpcddp=version, python="3", torch="2", job="x", attempt=0, gpu=None)
+    identity = Identity(host=env.host_of(env.rank) or "", must_agree={"hpcddp": version})
     try:
-        meeting = meet(env, attempt, own_host="n1", timeout=timeout)
-        with process_group(
-            env,
-            address=meeting.address,
-            port=meeting.port,
-            token=meeting.token,
-            listener=meeting.listener,
-            identity=identity,
-            device=torch.device("cpu"),
-            rendezvous_timeout=timeout,
-            hang_timeout=timedelta(seconds=30),
-            watch=lambda: raise_if_a_rank_failed(attempt),
-        ):
+        meeting = meet(env, attempt, identity, timeout=timeout)
+        print(meeting.port, flush=True)
+        if meeting.interface is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = meeting.interface
+        with ExitStack() as stack:
+            with opening(attempt, timeout):
+                stack.enter_context(
+                    process_group(
+                        env,
+                        address=meeting.address,
+                        port=meeting.port,
+                        listener=meeting.listener,
+                        device=torch.device("cpu"),
+                        rendezvous_timeout=timeout,
+                        hang_timeout=timedelta(seconds=30),
+                    )
+                )
             total = torch.tensor(float(rank))
             dist.all_reduce(total)
             print(total.item(), flush=True)
-    except HpcddpError as error:
-        print(error.kind, error.message, flush=True)
-        return error.exit_code
+    except (HpcddpError, RuntimeError) as error:
+        record = failure_record(error)
+        print(record.kind, record.message, flush=True)
+        return record.exit_code
     return 0
 
 

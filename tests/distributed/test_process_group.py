@@ -1,15 +1,17 @@
-"""The process group holds every rank, or every rank says who is missing or different."""
+"""The process group holds every rank, or every rank says why not; who reaches its store ends it as infrastructure."""
 
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not marked so
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import Start, write_start
-from hpcddp.train.distributed import shared_gpu_sentence
 
 pytestmark = pytest.mark.distributed
 
@@ -23,6 +25,8 @@ def run_ranks(
     world_size: int,
     versions: dict[int, str] | None = None,
     timeout_s: float = 60,
+    nodes: int = 1,
+    interfere: Callable[[int], None] | None = None,
 ) -> list[tuple[int, str]]:
     attempt = RunDirectory(tmp_path).attempt(0)
     attempt.path.mkdir(parents=True)
@@ -35,6 +39,7 @@ def run_ranks(
                 attempt.path,
                 str(rank),
                 str(world_size),
+                str(nodes),
                 (versions or {}).get(rank, "1"),
                 str(timeout_s),
             ],
@@ -44,8 +49,13 @@ def run_ranks(
         )
         for rank in ranks
     ]
+    if interfere is not None:
+        stdout = processes[0].stdout
+        assert stdout is not None
+        interfere(int(stdout.readline()))
+    outputs = [process.communicate(timeout=240)[0].strip() for process in processes]
     return [
-        (process.wait(timeout=120), output) for process in processes for output in [process.communicate()[0].strip()]
+        (process.returncode, output.rpartition("\n")[2]) for process, output in zip(processes, outputs, strict=True)
     ]
 
 
@@ -71,9 +81,20 @@ def test_the_rank_with_another_version_is_named(tmp_path: Path) -> None:
     assert ended == [(70, sentence)] * 3
 
 
-def test_two_ranks_on_one_gpu_are_named() -> None:
-    identities = [{"gpu": "GPU-1", "host": "n1"}, {"gpu": "GPU-2", "host": "n1"}, {"gpu": "GPU-1", "host": "n1"}]
-    sentence = shared_gpu_sentence(identities)
-    assert sentence is not None
-    assert sentence.startswith("ranks 0 and 2 on n1 share the GPU GPU-1;")
-    assert shared_gpu_sentence([{"gpu": None, "host": "n1"}] * 2) is None
+def change_every_key(port: int) -> None:
+    """Write another text into each key of torch's store as soon as it is there."""
+    store = TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
+    for _ in range(2000):
+        try:
+            for key in store.list_keys():
+                store.set(key, "\x1b[31mtext of a stranger")
+        except RuntimeError:
+            # The group has failed, and its store is closed.
+            return
+        time.sleep(0.001)
+
+
+def test_who_changes_the_keys_of_torchs_store_causes_a_failure_of_the_infrastructure(tmp_path: Path) -> None:
+    ended = run_ranks(tmp_path, range(4), world_size=4, nodes=2, timeout_s=30, interfere=change_every_key)
+    assert {code for code, _ in ended} <= {0, 71}, ended
+    assert not any("\x1b" in output for _, output in ended)

@@ -205,6 +205,30 @@ def test_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path: Path, 
         assert list(files.GrowingFile(path).new_lines(ended=True)) == []
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="giving a file away needs root")
+def test_a_file_that_somebody_else_has_put_there_is_not_read(tmp_path: Path) -> None:
+    user, stranger = 64_001, 64_002
+    path, link = tmp_path / "run" / "a.json", tmp_path / "link"
+    path.parent.mkdir()
+    path.write_text("{}")
+    link.symlink_to(path)
+
+    def read(owner: int, directory: int) -> set[bytes]:
+        os.chown(path, owner, owner)
+        os.chown(path.parent, directory, directory)
+        found = set()
+        for name, follow in ((path, False), (link, True)):
+            with files.open_regular(name, follow_links=follow) as (stream, _):
+                found.add(stream.read())
+        return found
+
+    assert read(user, user) == read(0, user) == {b"{}"}
+    for directory in (user, 0):
+        with pytest.raises(PermissionError) as caught:
+            read(stranger, directory)
+        assert files.why_unreadable(caught.value) == "it belongs to user 64002, not to the owner of its directory"
+
+
 def test_a_name_that_is_not_utf8_is_in_a_document_as_it_is(tmp_path: Path) -> None:
     files.write_json(tmp_path / "a.json", {"directory": "/\udcff\u00e9"})
     assert files.read_json(tmp_path / "a.json") == {"directory": "/\udcff\u00e9"}

@@ -66,7 +66,7 @@ def test_a_plan_an_address_a_decision_and_an_event_without_a_format_are_read(tmp
     assert plan is not None
     assert (plan.steps_per_epoch, plan.total_steps, plan.facts["global_batch_size"]) == (None, 5, 8)
     write_json(attempt.rendezvous, {"host": "n1", "addresses": ["10.0.0.1"], "port": 20000, "token": "x"})
-    assert read_address(attempt) == PublishedAddress(host="n1", addresses=("10.0.0.1",), port=20000, token="x")
+    assert read_address(attempt) == PublishedAddress(host="n1", addresses=("10.0.0.1",), port=20000)
     for reason in StopReason:
         write_json(attempt.decision, {"attempt": 0, "step": 3, "reason": reason.word, "cause": "preemption",
                                       "saved": True, "save_s": 0.5, "time": 1.0})  # fmt: skip

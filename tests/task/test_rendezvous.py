@@ -1,34 +1,54 @@
 """The ranks of one attempt meet, or an error says who is missing."""
 
 import socket
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from threading import Event, Timer
 
 import pytest
 
+from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import FailureRecord, write_failure
 from hpcddp.run.files import read_json, write_json
-from hpcddp.run.job_records import PublishedAddress, Start, publish_address, write_start
+from hpcddp.run.job_records import PublishedAddress, Start, publish_address, read_address, write_start
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.task import rendezvous
-from hpcddp.task.rendezvous import PORTS, RendezvousError, bind_port, meet
+from hpcddp.task.exchange import ExchangeServer
+from hpcddp.task.rendezvous import (
+    PORTS,
+    DisagreementError,
+    Identity,
+    MissingRankError,
+    PeerFailedError,
+    Rendezvous,
+    RendezvousError,
+    bind_port,
+    meet,
+    missing_sentence,
+    shared_gpu_sentence,
+)
 from tests.run.damage import DAMAGES, Damage
+from tests.task.strangers import STRANGERS
+from tests.waiting import wait_until
 
 
-def rank_env(rank: int, world_size: int = 2) -> RankEnv:
+def rank_env(rank: int, world_size: int = 2, *, nodes: int = 1) -> RankEnv:
+    local = world_size // nodes
     return RankEnv(
         rank=rank,
-        local_rank=rank,
+        local_rank=rank % local,
         world_size=world_size,
-        local_world_size=world_size,
-        node_rank=0,
-        nodes=1,
-        hosts=("n1",),
-        tasks_per_node=(world_size,),
+        local_world_size=local,
+        node_rank=rank // local,
+        nodes=nodes,
+        hosts=tuple(f"n{node + 1}" for node in range(nodes)),
+        tasks_per_node=(local,) * nodes,
         source="slurm",
     )
 
@@ -41,27 +61,164 @@ def attempt(tmp_path: Path) -> AttemptDirectory:
     return attempt
 
 
-def test_the_others_find_the_port_that_rank_0_keeps(attempt: AttemptDirectory) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        late = pool.submit(meet, rank_env(1), attempt, own_host="n1", timeout=timedelta(seconds=20))
-        first = meet(rank_env(0), attempt, own_host="n1", timeout=timedelta(seconds=20))
-        second = late.result()
+def all_meet(
+    attempt: AttemptDirectory, envs: Sequence[RankEnv], identities: Sequence[Identity], timeout_s: float = 60
+) -> list[Rendezvous | HpcddpError]:
+    """Return what each rank gets, or its error."""
+
+    def one(env: RankEnv, identity: Identity) -> Rendezvous | HpcddpError:
+        try:
+            return meet(env, attempt, identity, timeout=timedelta(seconds=timeout_s))
+        except HpcddpError as error:
+            return error
+
+    with ThreadPoolExecutor(len(envs)) as pool:
+        return list(pool.map(one, envs, identities))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_all_ranks_hear_of_a_port_that_rank_0_keeps(attempt: AttemptDirectory, nodes: int) -> None:
+    envs = [rank_env(rank, 4, nodes=nodes) for rank in range(4)]
+    identities = tuple(Identity(host=f"n{rank}", gpu=f"GPU-{rank}", must_agree={"torch": "2"}) for rank in range(4))
+    first, *others = all_meet(attempt, envs, identities)
+    assert isinstance(first, Rendezvous)
     assert first.listener is not None
     with first.listener:
-        assert first.listener.getsockname()[1] == first.port == second.port
+        assert first.listener.getsockname()[1] == first.port
     assert first.port in PORTS
-    assert second.listener is None
-    assert (first.token, second.token) == ("abc", "abc")
-    assert second.interface == "lo"
+    assert first.identities == identities
+    for other in others:
+        assert isinstance(other, Rendezvous)
+        assert (other.port, other.listener, other.identities) == (first.port, None, ())
+        assert (other.interface == "lo") is (nodes == 1)
 
 
-def test_a_port_in_use_is_skipped() -> None:
-    with bind_port("same token") as first, bind_port("same token") as second:
+def test_the_port_that_the_ranks_hear_of_and_the_key_are_not_in_the_published_address(
+    attempt: AttemptDirectory,
+) -> None:
+    first, _ = all_meet(attempt, [rank_env(0), rank_env(1)], [Identity(host="n1")] * 2)
+    assert isinstance(first, Rendezvous)
+    assert first.listener is not None
+    first.listener.close()
+    assert read_json(attempt.rendezvous).keys() == {"format", "host", "addresses", "port"}
+    assert read_json(attempt.rendezvous)["port"] != first.port
+
+
+def test_every_rank_hears_who_is_missing(attempt: AttemptDirectory) -> None:
+    envs = [rank_env(rank, 4) for rank in (0, 2)]
+    errors = all_meet(attempt, envs, [Identity(host="n1")] * 2, timeout_s=1)
+    for error in errors:
+        assert isinstance(error, MissingRankError)
+        assert error.message == (
+            "2 of 4 ranks did not start within the rendezvous timeout of 1 s: rank 1 on n1, rank 3 on n1; "
+            "look at those hosts, or raise launch.rendezvous_timeout"
+        )
+
+
+def test_every_rank_hears_which_rank_differs(attempt: AttemptDirectory) -> None:
+    identities = [Identity(host="n1", must_agree={"Python": version}) for version in ("3.11", "3.12", "3.11")]
+    for error in all_meet(attempt, [rank_env(rank, 3) for rank in range(3)], identities):
+        assert isinstance(error, DisagreementError)
+        assert error.exit_code == 70
+        assert error.message == (
+            "rank 1 on n1 has Python 3.12, the other ranks have 3.11; "
+            "every host must see the same environment and the same run directory"
+        )
+
+
+def test_every_rank_hears_which_rank_has_failed(attempt: AttemptDirectory) -> None:
+    record = FailureRecord(
+        rank=2, host="n1", time=1.0, kind="X", message="no GPU", traceback="", exit_code=70, secondary=False
+    )
+    Timer(0.5, write_failure, (attempt, record)).start()
+    for error in all_meet(attempt, [rank_env(rank, 3) for rank in (0, 1)], [Identity(host="n1")] * 2):
+        assert isinstance(error, PeerFailedError)
+        assert error.message == "rank 2 on n1 failed before all ranks had met: no GPU"
+
+
+def test_a_rank_that_loses_rank_0_says_so(attempt: AttemptDirectory) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        port = listener.getsockname()[1]
+        publish_address(attempt, PublishedAddress(host="n1", addresses=("127.0.0.1",), port=port))
+        lost = pool.submit(all_meet, attempt, [rank_env(1)], [Identity(host="n1")])
+        with ExchangeServer(listener, b"abc", expected=2, rank_of=lambda _: 1) as server:
+            server.gather(deadline=time.monotonic() + 2, watch=lambda: None)
+        (error,) = lost.result()
+    assert isinstance(error, PeerFailedError)
+    assert error.message == "rank 1 on n1 lost rank 0 on n1 before all ranks had met: the connection is closed"
+
+
+def test_ranks_do_not_meet_by_an_empty_key(attempt: AttemptDirectory) -> None:
+    write_start(attempt, Start(job_id="1", host="n1", time=0.0))
+    with pytest.raises(RendezvousError, match="has no token"):
+        meet(rank_env(0), attempt, Identity(host="n1"), timeout=timedelta(seconds=1))
+
+
+def test_a_rank_of_another_attempt_is_not_counted(attempt: AttemptDirectory) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(all_meet, attempt, [rank_env(0)], [Identity(host="n1")], 3)
+        wait_until(attempt.rendezvous.exists, "the address of rank 0")
+        published = read_address(attempt)
+        assert published is not None
+        write_start(attempt, Start(job_id="1", host="n1", time=0.0, token="of another attempt"))
+        with pytest.raises(RendezvousError, match="rank 1 on n2 cannot reach rank 0 on n1"):
+            meet(rank_env(1), attempt, Identity(host="n2"), timeout=timedelta(seconds=0.5))
+        (error,) = first.result()
+    assert isinstance(error, MissingRankError)
+
+
+@pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS.keys())
+def test_strangers_at_the_port_hold_up_neither_the_ranks_nor_the_timeout(
+    attempt: AttemptDirectory, stranger: Callable[[int, Event], None]
+) -> None:
+    ended = Event()
+    envs = [rank_env(rank, 4, nodes=2) for rank in range(4)]
+    with ThreadPoolExecutor(3) as pool:
+        some = pool.submit(all_meet, attempt, envs[:3], [Identity(host="n1")] * 3)
+        wait_until(attempt.rendezvous.exists, "the address of rank 0")
+        published = read_address(attempt)
+        assert published is not None
+        flood = pool.submit(stranger, published.port, ended)
+        last = pool.submit(all_meet, attempt, envs[3:], [Identity(host="n2")])
+        found = some.result() + last.result()
+        attempt.rendezvous.unlink()
+        missing = pool.submit(all_meet, attempt, envs[:1], [Identity(host="n1")], 2)
+        wait_until(attempt.rendezvous.exists, "the address of rank 0")
+        (error,) = missing.result()
+        ended.set()
+        flood.result()
+    assert [type(meeting) for meeting in found] == [Rendezvous] * 4
+    assert isinstance(found[0], Rendezvous)
+    assert found[0].listener is not None
+    found[0].listener.close()
+    assert isinstance(error, MissingRankError)
+
+
+def test_shared_gpus_are_named() -> None:
+    identities = [Identity(host="n1", gpu=f"GPU-{number}") for number in (1, 2, 1)]
+    sentence = shared_gpu_sentence(identities)
+    assert sentence is not None
+    assert sentence.startswith("ranks 0 and 2 on n1 share the GPU GPU-1;")
+    assert shared_gpu_sentence([Identity(host="n1")] * 2) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hosts", "expected"),
+    [(1, (), f"rank 1 on {socket.gethostname()}"), (2, ("n1", "n2"), "rank 1 on n2"), (2, (), "an unknown host")],
+)
+def test_a_missing_rank_is_named_with_its_host(nodes: int, hosts: tuple[str, ...], expected: str) -> None:
+    env = replace(rank_env(0, nodes=nodes), hosts=hosts, tasks_per_node=(2 // nodes,) * len(hosts))
+    assert expected in missing_sentence(env, [1], timedelta(seconds=8))
+
+
+def test_a_port_in_use_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.randbelow", lambda _: 7)
+    with bind_port() as first, bind_port() as second:
         assert second.getsockname()[1] == (first.getsockname()[1] - PORTS.start + 1) % len(PORTS) + PORTS.start
 
 
 def test_no_other_host_can_connect_to_a_job_on_one_host() -> None:
-    with bind_port("same token", single_host=True) as listener:
+    with bind_port(single_host=True) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
@@ -70,26 +227,26 @@ def test_a_port_range_without_a_free_port_is_an_error(monkeypatch: pytest.Monkey
         port = taken.getsockname()[1]
         monkeypatch.setattr(rendezvous, "PORTS", range(port, port + 1))
         with pytest.raises(RendezvousError, match=f"no port of {port}-{port} is free"):
-            bind_port("x")
+            bind_port()
 
 
 def test_a_missing_rank_0_of_a_job_on_one_host_is_named_with_this_host(attempt: AttemptDirectory) -> None:
     env = replace(rank_env(1), hosts=(), tasks_per_node=(), source="submitit")
     with pytest.raises(RendezvousError, match="rank 0 on laptop did not appear within the rendezvous timeout"):
-        meet(env, attempt, own_host="laptop", timeout=timedelta(seconds=0.1))
+        meet(env, attempt, Identity(host="laptop"), timeout=timedelta(seconds=0.1))
 
 
 def test_a_missing_rank_0_is_named_with_its_host(attempt: AttemptDirectory) -> None:
     with pytest.raises(RendezvousError, match="rank 0 on n1 did not appear within the rendezvous timeout"):
-        meet(rank_env(1), attempt, own_host="n2", timeout=timedelta(seconds=0.2))
+        meet(rank_env(1), attempt, Identity(host="n2"), timeout=timedelta(seconds=0.2))
 
 
 def test_a_rank_0_that_cannot_be_reached_is_named_with_its_addresses(attempt: AttemptDirectory) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    write_json(attempt.rendezvous, {"host": "n1", "addresses": ["127.0.0.1"], "port": port, "token": "abc"})
+    write_json(attempt.rendezvous, {"host": "n1", "addresses": ["127.0.0.1"], "port": port})
     with pytest.raises(RendezvousError, match=f"rank 1 on n2 cannot reach rank 0 on n1 at 127.0.0.1 port {port}"):
-        meet(rank_env(1), attempt, own_host="n2", timeout=timedelta(seconds=0.2))
+        meet(rank_env(1), attempt, Identity(host="n2"), timeout=timedelta(seconds=0.2))
 
 
 def test_no_rank_waits_for_a_rank_that_has_failed(attempt: AttemptDirectory) -> None:
@@ -99,16 +256,16 @@ def test_no_rank_waits_for_a_rank_that_has_failed(attempt: AttemptDirectory) -> 
     write_failure(attempt, record)
     assert read_json(attempt.rank_error(0)) == record.as_document()
     with pytest.raises(RendezvousError, match="rank 0 on n1 failed before all ranks had met: no GPU"):
-        meet(rank_env(1), attempt, own_host="n1", timeout=timedelta(seconds=60))
+        meet(rank_env(1), attempt, Identity(host="n1"), timeout=timedelta(seconds=60))
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_damaged_address_of_rank_0_is_one_sentence_that_names_its_file(
     attempt: AttemptDirectory, damage: Damage
 ) -> None:
-    publish_address(attempt, PublishedAddress(host="n1", addresses=("127.0.0.1",), port=20000, token="abc"))
+    publish_address(attempt, PublishedAddress(host="n1", addresses=("127.0.0.1",), port=20000))
     damage(attempt.rendezvous)
     with pytest.raises(RecordError) as caught:
-        meet(rank_env(1), attempt, own_host="n1", timeout=timedelta(seconds=1))
+        meet(rank_env(1), attempt, Identity(host="n1"), timeout=timedelta(seconds=1))
     assert caught.value.message.startswith(f"{attempt.rendezvous} ")
     assert "\n" not in caught.value.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.failure import read_failures
 from hpcddp.stop.listener import LISTENER
-from hpcddp.task.work import NotATaskError, run
+from hpcddp.task.rendezvous import RendezvousError
+from hpcddp.task.work import NotATaskError, opening, run
 from tests.submit.local_run import ROOT
 
 
@@ -37,3 +39,49 @@ def test_a_task_whose_rank_environment_is_wrong_writes_a_record_of_its_rank(tmp_
     assert (record.rank, record.host, record.kind, record.exit_code) == (3, "n4", "rank_environment", 71)
     assert done.returncode == 71
     assert "rank 3 on n4 failed: rank_environment: this process runs inside Slurm job 7" in done.stderr
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError, ValueError])
+def test_an_error_of_torch_while_the_group_opens_is_one_of_the_infrastructure(
+    tmp_path: Path, kind: type[Exception]
+) -> None:
+    attempt = RunDirectory(tmp_path).attempt(0)
+    with pytest.raises(RendezvousError) as caught, opening(attempt, timedelta(minutes=1)):
+        raise kind("unexpected key \x1b[31m\nException raised from ...")
+    assert caught.value.exit_code == 71
+    assert caught.value.message == (
+        r"the ranks have met, but torch could not open their process group: unexpected key \x1b[31m"
+    )
+
+
+def test_a_rank_that_is_lost_while_the_group_opens_stays_the_first_cause(tmp_path: Path) -> None:
+    manager = opening(RunDirectory(tmp_path).attempt(0), timedelta(minutes=1))
+    manager.__enter__()
+    # As torch raises it, below Python; the caller's exception goes on.
+    assert not manager.__exit__(RuntimeError, RuntimeError("Connection closed by peer [10.0.0.2]:4242"), None)
+
+
+OPENS_FOR_EVER = """
+import sys, time
+from datetime import timedelta
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.task.work import opening
+
+with opening(AttemptDirectory.from_text(sys.argv[1]), timedelta(seconds=0.2)):
+    time.sleep(600)
+"""
+
+
+def test_a_group_that_does_not_open_ends_the_rank_at_the_rendezvous_timeout(tmp_path: Path) -> None:
+    attempt = RunDirectory(tmp_path / "run").attempt(0)
+    attempt.path.mkdir(parents=True)
+    words = [sys.executable, "-P", "-c", OPENS_FOR_EVER, str(attempt.path)]
+    environment = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    (record,) = read_failures(attempt)
+    assert (done.returncode, record.kind, record.exit_code) == (71, "rendezvous", 71)
+    assert record.message == (
+        "the ranks have met, but torch did not open their process group within 0 s; look at the network between the "
+        "hosts, or raise launch.rendezvous_timeout"
+    )
+    assert record.message in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn, optim
 from hpcddp.batch.plan import plan_batch
 from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.sections import LearningRate, Optimizer
+from hpcddp.run.record import RecordError
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.data.loader import Placement
 from hpcddp.train.errors import TrainingError
@@ -172,6 +174,13 @@ def test_metrics_beyond_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path
     keep_until(path, 0, None)
     assert path.read_text() == ""
     keep_until(tmp_path / "nothing", 0, None)
+
+
+def test_what_stands_in_the_place_of_the_metrics_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(RecordError, match=r"metrics.jsonl cannot be read \(it is not a regular file\); move it away"):
+        keep_until(path, 1, None)
     assert not (tmp_path / "nothing").exists()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Final
 
+from hpcddp.run.files import open_regular
 from hpcddp.run.metrics import MetricsLine
 from hpcddp.run.ownership import FencedError, raise_if_fenced
 from hpcddp.run.record import parse_lines
@@ -29,6 +31,7 @@ class MetricsReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stream: IO[bytes] | None = None
+        self._opened = ExitStack()
         self._torn = b""
         self._time = 0.0
 
@@ -36,15 +39,14 @@ class MetricsReader:
         """Return the next points, at most ``most``; an empty list if there are no new records."""
         if self._stream is None:
             try:
-                self._stream = self._path.open("rb")
+                self._stream, _ = self._opened.enter_context(open_regular(self._path))
             except FileNotFoundError:
                 return []
         return list(self._points(self._stream, most))
 
     def close(self) -> None:
         """Close the file."""
-        if self._stream is not None:
-            self._stream.close()
+        self._opened.close()
 
     def _points(self, stream: IO[bytes], most: int) -> Iterator[Point]:
         for _ in range(most):

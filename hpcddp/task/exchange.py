@@ -1,0 +1,316 @@
+"""The exchange in which rank 0 learns who the other ranks of its attempt are, and tells them all one verdict.
+
+Whoever reaches the port can connect, so each side proves that it knows the attempt's key, which only the user can read:
+
+1. Rank 0 sends a random number.
+2. The rank sends a random number of its own, and its introduction with a code: HMAC-SHA256 (RFC 2104) with the key over
+   both numbers, the kind of the message, and its content.
+3. Rank 0 sends a welcome with its code at once, and when all ranks are there the verdict with its code.
+
+The code of an earlier exchange, of another message or of another attempt is never right. A message is not encrypted.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import resource
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+_NUMBER_BYTES: Final = 32
+_CODE_BYTES: Final = 32
+_LENGTH: Final = struct.Struct("!I")
+_HEAD_BYTES: Final = _LENGTH.size + _CODE_BYTES
+LONGEST_MESSAGE: Final = 16 * 1024
+"""Bytes of the content of a message; small enough to be sent without waiting for the receiver."""
+
+_INTRODUCTION: Final = b"introduction"
+_WELCOME: Final = b"welcome"
+_VERDICT: Final = b"verdict"
+
+_CONNECT_TIMEOUT_S: Final = 3.0
+# Rank 0 accepts more slowly while strangers connect.
+_WELCOME_TIMEOUT_S: Final = 10.0
+# How long a connection may take to prove itself, and how many may be open that have not.
+_PROOF_TIMEOUT_S: Final = 5.0
+_MOST_UNPROVEN: Final = 512
+_MOST_ACCEPTED_AT_ONCE: Final = 64
+_POLL_S: Final = 0.05
+_WATCH_EVERY_S: Final = 0.5
+# Files that this process has open besides.
+_OTHER_FILES: Final = 256
+
+
+class ExchangeError(Exception):
+    """The other side is not of this attempt, or has gone."""
+
+
+def _code(key: bytes, kind: bytes, numbers: bytes, content: bytes) -> bytes:
+    return hmac.digest(key, kind + b"\0" + numbers + content, "sha256")
+
+
+def _message(key: bytes, kind: bytes, numbers: bytes, content: bytes) -> bytes:
+    return _LENGTH.pack(len(content)) + _code(key, kind, numbers, content) + content
+
+
+@dataclass(slots=True, eq=False)
+class _Caller:
+    """A connection to rank 0.
+
+    Args:
+        connection: its socket, which never blocks.
+        number: the random number that rank 0 has sent.
+        since: when it was accepted, on the monotonic clock.
+        received: what it has sent so far.
+        numbers: both random numbers, when it has proven itself.
+        rank: its rank then.
+        introduction: what it has said of itself.
+    """
+
+    connection: socket.socket
+    number: bytes
+    since: float
+    received: bytearray = field(default_factory=bytearray)
+    numbers: bytes = b""
+    rank: int | None = None
+    introduction: bytes = b""
+
+
+class ExchangeServer:
+    """Rank 0's side: accepts connections, and keeps those that prove themselves.
+
+    One thread serves all of them. A connection that proves nothing is closed after some seconds, or when too many like
+    it have come since, so that strangers hold up neither the ranks nor the deadline.
+
+    Args:
+        listener: a listening socket; closing it is the caller's part.
+        key: the attempt's key.
+        expected: how many ranks are to come.
+        rank_of: returns the rank in an introduction; raises ValueError if it has none.
+    """
+
+    def __init__(self, listener: socket.socket, key: bytes, *, expected: int, rank_of: Callable[[bytes], int]) -> None:
+        self._listener, self._key, self._expected, self._rank_of = listener, key, expected, rank_of
+        self._selector = selectors.DefaultSelector()
+        # In the order in which they came.
+        self._unproven: dict[_Caller, None] = {}
+        self._ranks: dict[int, _Caller] = {}
+        _allow_open_files(expected + _MOST_UNPROVEN + _OTHER_FILES)
+        listener.settimeout(0)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close all connections."""
+        for caller in (*self._unproven, *self._ranks.values()):
+            caller.connection.close()
+        self._selector.close()
+
+    def gather(self, *, deadline: float, watch: Callable[[], None]) -> Mapping[int, bytes]:
+        """Wait until all ranks are there, or for the deadline, and return the introductions by rank.
+
+        Args:
+            deadline: on the monotonic clock.
+            watch: called twice a second; what it raises ends the wait.
+
+        Raises:
+            OSError: this process may not open more files.
+        """
+        watch_at = 0.0
+        while len(self._ranks) < self._expected and (now := time.monotonic()) < deadline:
+            if now >= watch_at:
+                watch()
+                watch_at = now + _WATCH_EVERY_S
+            for key, _ in self._selector.select(_POLL_S):
+                if key.data is None:
+                    self._accept()
+                # It may have been closed since, for a newer one.
+                elif key.data.connection.fileno() >= 0:
+                    self._receive(key.data)
+            while self._unproven and next(iter(self._unproven)).since < now - _PROOF_TIMEOUT_S:
+                self._drop(next(iter(self._unproven)))
+        return {rank: caller.introduction for rank, caller in self._ranks.items()}
+
+    def tell(self, verdict: bytes) -> None:
+        """Send a verdict to all ranks that are there."""
+        for caller in self._ranks.values():
+            with suppress(OSError):
+                caller.connection.send(_message(self._key, _VERDICT, caller.numbers, verdict))
+
+    def _accept(self) -> None:
+        for _ in range(_MOST_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+                connection.settimeout(0)
+                caller = _Caller(connection, secrets.token_bytes(_NUMBER_BYTES), time.monotonic())
+                connection.send(caller.number)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in {errno.EMFILE, errno.ENFILE}:
+                    # The other side has gone again.
+                    continue
+                if not self._unproven:
+                    raise
+                self._drop(next(iter(self._unproven)))
+                return
+            self._unproven[caller] = None
+            self._selector.register(connection, selectors.EVENT_READ, caller)
+            if len(self._unproven) > _MOST_UNPROVEN:
+                self._drop(next(iter(self._unproven)))
+
+    def _receive(self, caller: _Caller) -> None:
+        try:
+            part = caller.connection.recv(LONGEST_MESSAGE)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        # A rank says nothing after its introduction.
+        if not part or caller.rank is not None:
+            self._drop(caller)
+            return
+        caller.received += part
+        try:
+            self._admit(caller)
+        except (ValueError, OSError):
+            self._drop(caller)
+
+    def _admit(self, caller: _Caller) -> None:
+        """Take a caller for a rank if it has said enough.
+
+        Raises:
+            ValueError: it is not a rank of this attempt.
+            OSError: it has gone again.
+        """
+        number, message = bytes(caller.received[:_NUMBER_BYTES]), bytes(caller.received[_NUMBER_BYTES:])
+        if len(message) < _HEAD_BYTES:
+            return
+        (length,) = _LENGTH.unpack_from(message)
+        code, content = message[_LENGTH.size : _HEAD_BYTES], message[_HEAD_BYTES:]
+        if length > LONGEST_MESSAGE or len(content) > length:
+            raise ValueError("too long")
+        if len(content) < length:
+            return
+        numbers = caller.number + number
+        if not hmac.compare_digest(code, _code(self._key, _INTRODUCTION, numbers, content)):
+            raise ValueError("not of this attempt")
+        rank = self._rank_of(content)
+        caller.connection.send(_message(self._key, _WELCOME, numbers, b""))
+        if rank in self._ranks:
+            # The rank has connected again.
+            self._drop(self._ranks[rank])
+        caller.numbers, caller.rank, caller.introduction = numbers, rank, content
+        del self._unproven[caller]
+        self._ranks[rank] = caller
+
+    def _drop(self, caller: _Caller) -> None:
+        self._selector.unregister(caller.connection)
+        caller.connection.close()
+        if caller.rank is None:
+            del self._unproven[caller]
+        else:
+            del self._ranks[caller.rank]
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < count:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (count if hard == resource.RLIM_INFINITY else min(count, hard), hard)
+        )
+
+
+class ExchangeClient:
+    """Another rank's side: one connection to rank 0, which has welcomed it.
+
+    Args:
+        address: rank 0's address.
+        port: its port.
+        key: the attempt's key.
+        introduction: what to tell rank 0.
+        deadline: on the monotonic clock; an address that does not answer is given up after some seconds anyway.
+
+    Attributes:
+        own_address: this host's address on the route to rank 0.
+
+    Raises:
+        ExchangeError: who listens there does not know the key, or does not answer.
+        OSError: nobody listens there.
+    """
+
+    def __init__(self, address: str, port: int, key: bytes, introduction: bytes, *, deadline: float) -> None:
+        self._key = key
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._connection = socket.create_connection((address, port), timeout=min(left, _CONNECT_TIMEOUT_S))
+        try:
+            deadline = min(deadline, time.monotonic() + _WELCOME_TIMEOUT_S)
+            self.own_address = str(self._connection.getsockname()[0]).removeprefix("::ffff:")
+            number = secrets.token_bytes(_NUMBER_BYTES)
+            self._numbers = self._receive(_NUMBER_BYTES, deadline) + number
+            self._connection.sendall(number + _message(key, _INTRODUCTION, self._numbers, introduction))
+            self._read(_WELCOME, deadline)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def verdict(self, *, deadline: float) -> bytes:
+        """Wait for rank 0's verdict and return it.
+
+        Args:
+            deadline: on the monotonic clock.
+
+        Raises:
+            TimeoutError: it has not come.
+            ExchangeError: rank 0 has gone, or the verdict is not its own.
+        """
+        return self._read(_VERDICT, deadline)
+
+    def _read(self, kind: bytes, deadline: float) -> bytes:
+        head = self._receive(_HEAD_BYTES, deadline)
+        (length,) = _LENGTH.unpack_from(head)
+        if length > LONGEST_MESSAGE:
+            raise ExchangeError("a message is not from rank 0 of this attempt")
+        content = self._receive(length, deadline)
+        if not hmac.compare_digest(head[_LENGTH.size :], _code(self._key, kind, self._numbers, content)):
+            raise ExchangeError("a message is not from rank 0 of this attempt")
+        return content
+
+    def _receive(self, count: int, deadline: float) -> bytes:
+        received = b""
+        while len(received) < count:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._connection.settimeout(left)
+            try:
+                part = self._connection.recv(count - len(received))
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise ExchangeError("the connection is closed") from error
+            if not part:
+                raise ExchangeError("the connection is closed")
+            received += part
+        return received
