@@ -284,9 +284,9 @@ def _first_reachable(addresses: Sequence[str], port: int) -> tuple[str, str] | N
     return None
 
 
-def announce_rank(env: RankEnv, attempt: AttemptDirectory, *, host: str) -> None:
-    """Record that this rank runs, and on which host."""
-    report_rank(attempt, env.rank, Rank(host=host))
+def announce_rank(env: RankEnv, attempt: AttemptDirectory, *, host: str, launcher: str | None = None) -> None:
+    """Record that this rank runs, or this task of a launcher, and on which host."""
+    report_rank(attempt, env.rank, Rank(host=host, launcher=launcher))
 
 
 def wait_for_ranks(env: RankEnv, attempt: AttemptDirectory, *, timeout: timedelta) -> None:

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hpcddp import __version__
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.launchers import World
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_records import Rank, read_start, write_ranks
 from hpcddp.run.ownership import RunDirectoryError
@@ -32,6 +33,9 @@ from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
 from hpcddp.task.program import program_environment, run_program
 from hpcddp.task.rendezvous import Rendezvous, announce_rank, meet, raise_if_a_rank_failed, wait_for_ranks
 from hpcddp.task.watchdog import start_watchdog, trace_variables
+
+# What a launcher sets for each of the ranks that it starts.
+_OF_A_RANK: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 class NotATaskError(HpcddpError):
@@ -67,7 +71,8 @@ def run(run_directory: str) -> dict[str, Any] | None:
     left = timedelta(seconds=max(1.0, timeout.total_seconds() - (time.monotonic() - began)))
     if spec.command is not None:
         # This rank has found rank 0 and no longer needs its port.
-        announce_rank(env, attempt, host=PROCESS_STATE.host)
+        launcher = None if spec.launch is None else spec.launch.launcher
+        announce_rank(env, attempt, host=PROCESS_STATE.host, launcher=launcher)
         with submitters_umask(inputs.environment):
             _run_command(inputs, meeting, timeout=left)
         return None
@@ -96,7 +101,22 @@ def _run_command(inputs: TaskInputs, meeting: Rendezvous, *, timeout: timedelta)
         python=Path(sys.executable),
     )
     environment = {**inputs.environment, **variables}
-    run_program(spec, env, attempt, environment=environment, port=meeting.port, deadline=deadline)
+    for name in _OF_A_RANK if spec.launch is not None else ():
+        environment.pop(name)
+    command = spec.command or ()
+    if spec.launch is not None:
+        command = spec.launch.command(
+            World(
+                nodes=env.nodes,
+                node_rank=env.node_rank,
+                ranks_per_node=spec.ranks_per_node,
+                address=meeting.address,
+                port=meeting.port,
+                name=f"{attempt.run.run_id}-{attempt.number}",
+                environment=environment,
+            )
+        )
+    run_program(spec, env, attempt, command=command, environment=environment, port=meeting.port, deadline=deadline)
 
 
 def _choose_interfaces(inputs: TaskInputs, meeting: Rendezvous) -> None:

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from hpcddp.task.launchers import find_launcher, launcher_of
+from hpcddp.jobfile.launchers import find_launcher, launcher_of
 
 ALONE = "each of the 4 tasks would start a training of its own"
 
