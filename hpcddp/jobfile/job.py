@@ -16,7 +16,7 @@ from hpcddp.errors import UserError
 from hpcddp.jobfile.document import Path
 from hpcddp.jobfile.environment import Environment
 from hpcddp.jobfile.fields import FunctionReference, Line, Name, ProfileName, Section, SweepField, Text
-from hpcddp.jobfile.launchers import Launch, LauncherName, launch_in
+from hpcddp.jobfile.launchers import LauncherCommand, LauncherName, launcher_command_of
 from hpcddp.jobfile.resources import Resources
 from hpcddp.jobfile.sections import (
     Batch,
@@ -87,21 +87,21 @@ class JobSpec(Section):
         return self.batch.global_batch_size
 
     @property
-    def launch(self) -> Launch | None:
+    def launcher_command(self) -> LauncherCommand | None:
         """The launcher that starts the ranks of each node; None if every task is a rank."""
-        launch = self._launch_in_command
+        launch = self._launcher_in_command
         return launch if self.launcher is not None or self.world_size > 1 else None
 
     @property
-    def _launch_in_command(self) -> Launch | None:
-        launch = None if self.command is None else launch_in(self.command)
+    def _launcher_in_command(self) -> LauncherCommand | None:
+        launch = None if self.command is None else launcher_command_of(self.command)
         return None if launch is None or launch.states is not None else launch
 
     @property
     def ranks_per_node(self) -> int:
         """Ranks on each node: as given, else one for each GPU, else as the command's launcher states, else one."""
         given = self.resources.tasks_per_node or self.resources.gpus_per_node
-        launch = None if given else self._launch_in_command
+        launch = None if given else self._launcher_in_command
         return given or (launch and launch.ranks_on_each(self.resources.nodes)) or 1
 
     @property
@@ -112,7 +112,7 @@ class JobSpec(Section):
     @property
     def tasks_per_node(self) -> int:
         """Slurm tasks on each node: the ranks, or one that starts the launcher."""
-        return self.ranks_per_node if self.launch is None else 1
+        return self.ranks_per_node if self.launcher_command is None else 1
 
     @property
     def tasks(self) -> int:

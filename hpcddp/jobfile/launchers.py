@@ -98,7 +98,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class LauncherCommand:
     """A launcher at the beginning of a command, with options that are all known.
 
     Args:
@@ -153,7 +153,7 @@ class Launch:
                 "leave it out"
             )
 
-    def command(self, world: World) -> tuple[str, ...]:
+    def in_world(self, world: World) -> tuple[str, ...]:
         """Return the command of one node's task, with the options that join its launcher to the others."""
         return (*self.words, *_FILLED_IN[self.launcher](self, world), *self.arguments)
 
@@ -169,7 +169,7 @@ class Launcher:
         host: the host of the rendezvous; None if the command does not give it.
         may_inherit: whether its process may be a rank of the world in its own environment variables.
         program: the command that it launches; empty if it is not known.
-        launch: the place of its options in the command; None if these are not all known.
+        options: the same with its options, if these are all known; None otherwise, and in a shell.
     """
 
     name: str
@@ -178,7 +178,7 @@ class Launcher:
     host: str | None = None
     may_inherit: bool = False
     program: tuple[str, ...] = ()
-    launch: Launch | None = None
+    options: LauncherCommand | None = None
 
     @property
     def is_alone(self) -> bool:
@@ -220,14 +220,14 @@ class _Parser(ArgumentParser):
 
 
 @cache
-def launch_in(command: tuple[str, ...]) -> Launch | None:
+def launcher_command_of(command: tuple[str, ...]) -> LauncherCommand | None:
     """Return the launcher that a command begins with, also behind ``env`` or ``uv run``; None if there is none.
 
     Args:
         command: the command, word by word.
     """
     launcher = find_launcher(command, {})
-    return None if launcher is None else launcher.launch
+    return None if launcher is None else launcher.options
 
 
 def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launcher | None:
@@ -291,7 +291,7 @@ def _torchrun(
     numbers = None if options.nnodes is None else _RANGE.fullmatch(options.nnodes)
     # Only the launchers themselves can agree on a number of nodes in a range.
     elastic = options.nnodes is not None and (numbers is None or numbers[2] not in {None, numbers[1]})
-    launch = Launch(
+    launch = LauncherCommand(
         launcher="torchrun",
         words=(*before, *(own[:-1] if own[-1:] == ("--",) else own)),
         arguments=program,
@@ -312,11 +312,11 @@ def _torchrun(
         shared_by=None if numbers is None else (int(numbers[1]), int(numbers[2] or numbers[1])),
         host=options.rdzv_endpoint or options.master_addr,
         program=program,
-        launch=launch,
+        options=launch,
     )
 
 
-def _torchrun_options(_: Launch, world: World) -> tuple[str, ...]:
+def _torchrun_options(_: LauncherCommand, world: World) -> tuple[str, ...]:
     return (
         f"--nnodes={world.nodes}",
         f"--nproc-per-node={world.ranks_per_node}",
@@ -352,7 +352,7 @@ def _accelerate(before: tuple[str, ...], words: tuple[str, ...], python: tuple[s
         host=options.main_process_ip,
         may_inherit=True,
         program=() if script is None else (*python, *words[script:]),
-        launch=Launch(
+        options=LauncherCommand(
             launcher="accelerate",
             words=before,
             arguments=words,
@@ -368,7 +368,7 @@ def _accelerate(before: tuple[str, ...], words: tuple[str, ...], python: tuple[s
     )
 
 
-def _accelerate_options(launch: Launch, world: World) -> tuple[str, ...]:
+def _accelerate_options(launch: LauncherCommand, world: World) -> tuple[str, ...]:
     ranks = world.nodes * world.ranks_per_node
     # Without --multi_gpu, which works on CPUs too, accelerate starts a single process if it sees fewer than two GPUs on
     # the node. The other kinds of training start as many processes as they are told to.
@@ -390,7 +390,7 @@ _DISTRIBUTED_TYPE: Final = re.compile(r"""^\s*"?distributed_type"?:\s*["']?(\w+)
 _LONGEST_CONFIGURATION: Final = 1 << 20
 
 
-def _configured_kind(launch: Launch, environment: Mapping[str, str]) -> str | None:
+def _configured_kind(launch: LauncherCommand, environment: Mapping[str, str]) -> str | None:
     """Return the kind of training in accelerate's configuration file; None without one."""
     files = [Path(launch.configuration)] if launch.configuration else _default_configurations(environment)
     for file in files:
@@ -407,7 +407,7 @@ def _default_configurations(environment: Mapping[str, str]) -> list[Path]:
     return [home / "accelerate" / f"default_config.{suffix}" for suffix in ("yaml", "json")]
 
 
-_FILLED_IN: Final[Mapping[LauncherName, Callable[[Launch, World], tuple[str, ...]]]] = MappingProxyType(
+_FILLED_IN: Final[Mapping[LauncherName, Callable[[LauncherCommand, World], tuple[str, ...]]]] = MappingProxyType(
     {"torchrun": _torchrun_options, "accelerate": _accelerate_options}
 )
 
@@ -436,11 +436,11 @@ def _behind_uv(words: tuple[str, ...], environment: Mapping[str, str]) -> Launch
 def _with_prefix(prefix: tuple[str, ...], launcher: Launcher | None) -> Launcher | None:
     if launcher is None:
         return None
-    launch = launcher.launch
+    options = launcher.options
     return replace(
         launcher,
         program=(*prefix, *launcher.program) if launcher.program else (),
-        launch=None if launch is None else replace(launch, words=(*prefix, *launch.words)),
+        options=None if options is None else replace(options, words=(*prefix, *options.words)),
     )
 
 
@@ -459,7 +459,7 @@ def _in_shell(words: tuple[str, ...], environment: Mapping[str, str]) -> Launche
         if launcher is not None:
             # A program that needs the shell, or is one of several commands, cannot replace the text.
             stays = command != tokens or "$" in text or "`" in text
-            return replace(launcher, launch=None, program=() if stays else launcher.program)
+            return replace(launcher, options=None, program=() if stays else launcher.program)
     return None
 
 

@@ -16,7 +16,7 @@ from hpcddp.jobfile.batch_rules import (
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.launchers import launch_in
+from hpcddp.jobfile.launchers import launcher_command_of
 from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.sections import Requeue
 from hpcddp.jobfile.units import format_duration
@@ -77,19 +77,19 @@ def one_kind_of_work(spec: JobSpec) -> Iterator[tuple[str, str]]:
 def launcher_fits(spec: JobSpec) -> Iterator[Finding]:
     """Reject a launcher that the command does not begin with, and a command that contradicts the job."""
     if spec.launcher is not None:
-        found = launch_in(spec.command or ())
+        found = launcher_command_of(spec.command or ())
         if found is None or found.launcher != spec.launcher:
             begin = "torchrun" if spec.launcher == "torchrun" else "accelerate, launch"
-            yield (
-                "launcher",
-                f"is {spec.launcher}, and hpcddp finds it with known options at the beginning of no command; write "
-                f"command: [{begin}, train.py], or leave launcher out",
+            sentence = (
+                f"is {spec.launcher}, and the job has no command that begins with it and with options that hpcddp "
+                f"knows; write for example command: [{begin}, train.py], or leave launcher out"
             )
+            yield "launcher", sentence
         elif found.states is not None:
             yield "launcher", f"is {spec.launcher}, and the command has {found.states}; leave one of the two out"
-    if spec.launch is not None:
+    if spec.launcher_command is not None:
         resources = spec.resources
-        for sentence in spec.launch.contradictions(
+        for sentence in spec.launcher_command.contradictions(
             nodes=resources.nodes, ranks_per_node=spec.ranks_per_node, gpus_per_node=resources.gpus_per_node
         ):
             yield "command", sentence

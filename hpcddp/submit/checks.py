@@ -55,7 +55,7 @@ def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacl
     """Yield torchrun or another launcher as the command of several tasks that would not form one world."""
     words = spec.command or ()
     launcher = find_launcher(words, {**environment, **spec.environment.env})
-    if launcher is None or spec.tasks == 1 or spec.launch is not None:
+    if launcher is None or spec.tasks == 1 or spec.launcher_command is not None:
         return
     why = launcher.obstacle(tasks=spec.tasks, nodes=spec.resources.nodes)
     if why is not None:

@@ -122,7 +122,7 @@ class ProcessState:
             waiting=waiting,
             device=self.device,
             step=self.heartbeat.step,
-            who=who or (f"task {self.rank}" if self.inputs and self.inputs.spec.launch else None),
+            who=who or (f"task {self.rank}" if self.inputs and self.inputs.spec.launcher_command else None),
         )
 
 

@@ -147,7 +147,7 @@ def run_program(
             end=end,
             notice_s=_notice_s(spec, deadline),
             save_signal=spec.requeue.command_signal,
-            is_launcher=spec.launch is not None,
+            is_launcher=spec.launcher_command is not None,
             before_saving=PROCESS_STATE.cause if env.rank == 0 else lambda: None,
             on_poll=monitor.look,
         )

@@ -71,7 +71,7 @@ def run(run_directory: str) -> dict[str, Any] | None:
     left = timedelta(seconds=max(1.0, timeout.total_seconds() - (time.monotonic() - began)))
     if spec.command is not None:
         # This rank has found rank 0 and no longer needs its port.
-        launcher = None if spec.launch is None else spec.launch.launcher
+        launcher = None if spec.launcher_command is None else spec.launcher_command.launcher
         announce_rank(env, attempt, host=PROCESS_STATE.host, launcher=launcher)
         with submitters_umask(inputs.environment):
             _run_command(inputs, meeting, timeout=left)
@@ -101,11 +101,11 @@ def _run_command(inputs: TaskInputs, meeting: Rendezvous, *, timeout: timedelta)
         python=Path(sys.executable),
     )
     environment = {**inputs.environment, **variables}
-    for name in _OF_A_RANK if spec.launch is not None else ():
+    for name in _OF_A_RANK if spec.launcher_command is not None else ():
         environment.pop(name)
     command = spec.command or ()
-    if spec.launch is not None:
-        command = spec.launch.command(
+    if spec.launcher_command is not None:
+        command = spec.launcher_command.in_world(
             World(
                 nodes=env.nodes,
                 node_rank=env.node_rank,
