@@ -95,7 +95,11 @@ class JobSpec(Section):
     @property
     def _launcher_in_command(self) -> LauncherCommand | None:
         launch = None if self.command is None else launcher_command_of(self.command)
-        return None if launch is None or launch.states is not None else launch
+        if launch is None or launch.states is not None:
+            return None
+        # Launchers for another number of nodes may meet by environment variables, one in each task.
+        apart = launch.nodes is not None and launch.nodes not in {1, self.resources.nodes}
+        return None if apart and self.launcher is None else launch
 
     @property
     def ranks_per_node(self) -> int:

@@ -147,10 +147,10 @@ class LauncherCommand:
             return
         wanted = ranks_per_node * (nodes if self.is_total else 1)
         if self.ranks != str(wanted):
-            of = f"{nodes} nodes with {ranks_per_node} ranks each" if self.is_total else f"{wanted} ranks on each node"
+            where = "in all" if self.is_total else "on each node"
             yield (
-                f"has {self.rank_option} {self.ranks}, and resources makes {of}; write {self.rank_option} {wanted}, or "
-                "leave it out"
+                f"has {self.rank_option} {self.ranks}, and resources makes {wanted} ranks {where}; write "
+                f"{self.rank_option} {wanted}, or leave it out"
             )
 
     def in_world(self, world: World) -> tuple[str, ...]:

@@ -161,7 +161,7 @@ def _secondary(attempt: AttemptDirectory, records: Sequence[FailureRecord], firs
     return f"{_members(attempt, list(secondary))} failed as a consequence: {said}"
 
 
-def _members(attempt: AttemptDirectory, ranks: Sequence[int]) -> str:
+def _members(attempt: AttemptDirectory, ranks: list[int]) -> str:
     return f"{member_word(attempt)}{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
 
 

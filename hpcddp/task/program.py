@@ -642,8 +642,7 @@ def _end_of_ranks(lines: Sequence[str], *, root: int, code: int) -> LogEnd:
     # Ranks that lost a peer end at nearly the same time. A signal leaves no traceback of its own.
     own = (rank for rank, end in ends.items() if end.message and not log_says_peer_loss(end.traceback, ""))
     first = root if code < 0 else next(own, root)
-    tail = "\n".join(_RANK_PREFIX.sub("", line) for line in lines[-_TAIL_LINES:])
-    return replace(ends[first], tail=tail, rank=root if first is None else first, code=code)
+    return replace(ends[first], tail=ends[None].tail, rank=root if first is None else first, code=code)
 
 
 def _end_of(lines: Sequence[str]) -> LogEnd:

@@ -68,7 +68,7 @@ def test_torchrun_that_knows_of_one_task_only_is_refused_in_several(words: list[
         return check_submittable(request_of(JobSpec.model_validate(job), environment={"PATH": "/usr/bin:/bin"}))
 
     refusal = r"each of the 4 tasks would start a training of its own; leave .* a\.py$"
-    for options in ((), ("--nnodes=1",), ("--nnodes", "1:1", "--rdzv-endpoint=localhost:29500")):
+    for options in (("--standalone",), ("--nnodes", "1:1", "--rdzv-endpoint=localhost:29500")):
         with pytest.raises(SubmissionError, match=refusal):
             checked(4, *options)
     assert (checked(1), checked(4, "--nnodes=4")) == ((), ())
