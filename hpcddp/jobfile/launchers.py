@@ -71,6 +71,7 @@ _ACCELERATE_MEETING: Final = (
 )  # fmt: skip
 # torchrun counts the devices itself.
 _COUNTED_DEVICES: Final = frozenset({"auto", "gpu"})
+_COUNT: Final = re.compile("[0-9]{1,9}", re.ASCII)
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?", re.ASCII)
 
 
@@ -129,9 +130,8 @@ class LauncherCommand:
 
     def ranks_on_each(self, nodes: int) -> int | None:
         """Return the number of ranks on each of so many nodes that its options state; None if they state none."""
-        if self.ranks is None or not self.ranks.isdecimal():
-            return None
-        return int(self.ranks) // nodes if self.is_total else int(self.ranks)
+        ranks = _count(self.ranks)
+        return ranks // nodes if ranks is not None and self.is_total else ranks
 
     def contradictions(self, *, nodes: int, ranks_per_node: int, gpus_per_node: int) -> Iterator[str]:
         """Yield what its options state otherwise than the job; the arguments are those of the job.
@@ -143,7 +143,7 @@ class LauncherCommand:
                 f"has {self.node_option} {self.nodes}, and resources.nodes is {nodes}; write the same number, or leave "
                 f"{self.node_option} out"
             )
-        if self.ranks is None or (gpus_per_node and self.ranks in _COUNTED_DEVICES and not self.is_total):
+        if self.ranks is None or (gpus_per_node and self.ranks in _COUNTED_DEVICES):
             return
         wanted = ranks_per_node * (nodes if self.is_total else 1)
         if self.ranks != str(wanted):
@@ -342,8 +342,8 @@ def _accelerate(before: tuple[str, ...], words: tuple[str, ...], python: tuple[s
     # A single process in each task can be that task's rank.
     single = "--num_processes 1" if processes == "1" else None
     # A configuration file can set any number.
-    known = (machines or "1").isdecimal() and options.config_file is None and not single
-    count = int(machines) if machines and machines.isdecimal() else None
+    count = _count(machines)
+    known = (count is not None or machines is None) and options.config_file is None and not single
     kinds = tuple(flag for flag in _ACCELERATE_FLAGS if flag != "--cpu")
     return Launcher(
         name=_ACCELERATE,
@@ -410,6 +410,11 @@ def _default_configurations(environment: Mapping[str, str]) -> list[Path]:
 _FILLED_IN: Final[Mapping[LauncherName, Callable[[LauncherCommand, World], tuple[str, ...]]]] = MappingProxyType(
     {"torchrun": _torchrun_options, "accelerate": _accelerate_options}
 )
+
+
+def _count(text: str | None) -> int | None:
+    """Return the number that an option states; None if it is not given, or states none."""
+    return int(text) if text is not None and _COUNT.fullmatch(text) else None
 
 
 def _given(options: Namespace, names: Sequence[str]) -> str | None:

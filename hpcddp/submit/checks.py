@@ -238,8 +238,8 @@ def _refuse_other_tasks(element: JobSpec, job: JobSpec) -> None:
     """Refuse an element whose command has another launcher, or another number of ranks, than the job's."""
     if (element.tasks, element.ranks_per_node) != (job.tasks, job.ranks_per_node):
         raise SubmissionError(
-            f"the command starts {element.ranks_per_node} ranks in {element.tasks_per_node} tasks on each node, and "
-            f"the job's own command {job.ranks_per_node} in {job.tasks_per_node}; submit once for each command"
+            f"its command needs {element.tasks} Slurm tasks for {element.world_size} ranks, and the command of the job "
+            f"needs {job.tasks} for {job.world_size}; submit once for each command"
         )
 
 

@@ -222,6 +222,7 @@ def test_a_launcher_is_one_task_on_each_node_with_the_cpus_of_its_ranks(
         "torchrun --rdzv-backend=c10d --rdzv-endpoint=n1:29500 --nnodes=2 a.py",
         "torchrun --nnodes=2 --node_rank=0 a.py",
         "torchrun --an-option-of-tomorrow x a.py",
+        f"torchrun --nnodes {'9' * 5000} a.py",
         "accelerate launch --num_processes 1 a.py",
         "accelerate launch --machine_rank 0 a.py",
         "accelerate launch --cpu a.py",
