@@ -38,7 +38,7 @@ FIELDS = (
     _Field("resources.gpus_per_node", "--gpus-per-node", "GPUs on each node, one task each."),
     _Field("resources.gpu_type", "--gpu-type"),
     _Field("resources.tasks_per_node", "--tasks-per-node", "Ranks on each node of a CPU job."),
-    _Field("resources.cpus_per_task", "--cpus-per-task", "CPUs of each task."),
+    _Field("resources.cpus_per_task", "--cpus-per-task", "CPUs of each rank."),
     _Field("resources.mem", "--mem", "Memory of each node, such as 64G."),
     _Field("resources.mem_per_cpu", "--mem-per-cpu"),
     _Field("resources.mem_per_gpu", "--mem-per-gpu"),

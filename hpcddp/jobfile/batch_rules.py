@@ -105,7 +105,7 @@ def batch_reaches_every_rank(spec: JobSpec) -> Iterator[tuple[str, str]]:
             "batch.global_batch_size",
             (
                 f"is {batch}, fewer {spec.batch.unit}s than the {ranks} ranks ({spec.resources.nodes} x "
-                f"{spec.tasks_per_node}) that share them; write {ranks} or more, or ask for at most {batch} ranks"
+                f"{spec.ranks_per_node}) that share them; write {ranks} or more, or ask for at most {batch} ranks"
             ),
         )
 
@@ -124,7 +124,7 @@ def fixed_micro_batch_divides(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield (
             key,
             (
-                f"is {size}, and {ranks} ranks ({spec.resources.nodes} x {spec.tasks_per_node}) make {ranks * size} of "
+                f"is {size}, and {ranks} ranks ({spec.resources.nodes} x {spec.ranks_per_node}) make {ranks * size} of "
                 f"it in one micro-step, which does not divide batch.global_batch_size {batch}; write "
                 f"{', or '.join(fixed_ways_out(batch, ranks, size))}"
             ),

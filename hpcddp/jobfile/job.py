@@ -16,6 +16,7 @@ from hpcddp.errors import UserError
 from hpcddp.jobfile.document import Path
 from hpcddp.jobfile.environment import Environment
 from hpcddp.jobfile.fields import FunctionReference, Line, Name, ProfileName, Section, SweepField, Text
+from hpcddp.jobfile.launchers import LauncherCommand, LauncherName, launcher_command_of
 from hpcddp.jobfile.resources import Resources
 from hpcddp.jobfile.sections import (
     Batch,
@@ -52,6 +53,11 @@ class JobSpec(Section):
     command: Annotated[tuple[Text, ...], Field(strict=False)] | None = Field(
         None, description="Your own program in place of `train`, word by word: every task runs it."
     )
+    launcher: LauncherName | None = Field(
+        None,
+        description="The launcher that `command` begins with: one task on each node starts it, and it starts the ranks "
+        "of the node. null is the one that the command shows if the job has more than one rank, else none.",
+    )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When a checkpoint is written.")
     requeue: Requeue = Field(default_factory=Requeue, description="When the job is requeued.")
     launch: Launch = Field(default_factory=Launch, description="How long ranks wait for each other.")
@@ -81,14 +87,46 @@ class JobSpec(Section):
         return self.batch.global_batch_size
 
     @property
-    def tasks_per_node(self) -> int:
-        """Ranks on each node: as given, else one for each GPU, else one."""
-        return self.resources.tasks_per_node or self.resources.gpus_per_node or 1
+    def launcher_command(self) -> LauncherCommand | None:
+        """The launcher that starts the ranks of each node; None if every task is a rank."""
+        launch = self._launcher_in_command
+        return launch if self.launcher is not None or self.world_size > 1 else None
+
+    @property
+    def _launcher_in_command(self) -> LauncherCommand | None:
+        launch = None if self.command is None else launcher_command_of(self.command)
+        if launch is None or launch.states is not None:
+            return None
+        # Launchers for another number of nodes may meet by environment variables, one in each task.
+        apart = launch.nodes is not None and launch.nodes not in {1, self.resources.nodes}
+        return None if apart and self.launcher is None else launch
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node: as given, else one for each GPU, else as the command's launcher states, else one."""
+        given = self.resources.tasks_per_node or self.resources.gpus_per_node
+        launch = None if given else self._launcher_in_command
+        return given or (launch and launch.ranks_on_each(self.resources.nodes)) or 1
 
     @property
     def world_size(self) -> int:
         """Ranks in the job."""
+        return self.resources.nodes * self.ranks_per_node
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Slurm tasks on each node: the ranks, or one that starts the launcher."""
+        return self.ranks_per_node if self.launcher_command is None else 1
+
+    @property
+    def tasks(self) -> int:
+        """Slurm tasks in the job."""
         return self.resources.nodes * self.tasks_per_node
+
+    @property
+    def cpus_per_task(self) -> int:
+        """CPUs of each Slurm task: those of its ranks."""
+        return self.resources.cpus_per_task * (self.ranks_per_node // self.tasks_per_node)
 
     @property
     def uses_gpus(self) -> bool:

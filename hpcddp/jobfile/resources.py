@@ -156,7 +156,7 @@ class Resources(Section):
         0,
         ge=0,
         le=LARGEST_16_BIT_COUNT,
-        description="GPUs on each node, one task each; 0 is a CPU job (gloo).",
+        description="GPUs on each node, one rank each; 0 is a CPU job (gloo).",
         json_schema_extra={"unit": "GPUs"},
     )
     gpu_type: GpuType | None = Field(None, description="Kind of GPU: `a100` becomes `--gres=gpu:a100:N`.")
@@ -164,11 +164,12 @@ class Resources(Section):
         None,
         ge=1,
         le=LARGEST_16_BIT_COUNT,
-        description="Ranks on each node. null is `gpus_per_node`, or 1 for a CPU job; GPUs need one task each.",
+        description="Ranks on each node. null is `gpus_per_node`; for a CPU job what the launcher in `command` states, "
+        "or 1. GPUs need one rank each.",
         json_schema_extra={"unit": "tasks"},
     )
     cpus_per_task: int = Field(
-        1, ge=1, le=LARGEST_16_BIT_COUNT, description="CPUs of each task.", json_schema_extra={"unit": "CPUs"}
+        1, ge=1, le=LARGEST_16_BIT_COUNT, description="CPUs of each rank.", json_schema_extra={"unit": "CPUs"}
     )
     mem: Memory | None = Field(
         None,

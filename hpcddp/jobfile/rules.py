@@ -16,6 +16,7 @@ from hpcddp.jobfile.batch_rules import (
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.launchers import launcher_command_of
 from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.sections import Requeue
 from hpcddp.jobfile.units import format_duration
@@ -71,6 +72,27 @@ def one_kind_of_work(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield extra, f"is given, and {given[0]} is given too, but a job runs one thing; keep one of them"
     if spec.command is not None and not (spec.command and spec.command[0]):
         yield "command", "is empty, and a program has a name; write for example [python, train.py]"
+
+
+def launcher_fits(spec: JobSpec) -> Iterator[Finding]:
+    """Reject a launcher that the command does not begin with, and a command that contradicts the job."""
+    if spec.launcher is not None:
+        found = launcher_command_of(spec.command or ())
+        if found is None or found.launcher != spec.launcher:
+            begin = "torchrun" if spec.launcher == "torchrun" else "accelerate, launch"
+            sentence = (
+                f"is {spec.launcher}, and the job has no command that begins with it and with options that hpcddp "
+                f"knows; write for example command: [{begin}, train.py], or leave launcher out"
+            )
+            yield "launcher", sentence
+        elif found.states is not None:
+            yield "launcher", f"is {spec.launcher}, and the command has {found.states}; leave one of the two out"
+    if spec.launcher_command is not None:
+        resources = spec.resources
+        for sentence in spec.launcher_command.contradictions(
+            nodes=resources.nodes, ranks_per_node=spec.ranks_per_node, gpus_per_node=resources.gpus_per_node
+        ):
+            yield "command", sentence
 
 
 def batch_is_stated(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -380,6 +402,7 @@ _MEMORY = ("resources.mem", "resources.mem_per_cpu", "resources.mem_per_gpu")
 RULES = (
     Rule(("train", "entrypoint", "command"), one_kind_of_work),
     Rule(("train", "entrypoint", "command", "batch"), batch_is_stated),
+    Rule(("launcher", "command", *_RANKS), launcher_fits),
     Rule(("batch.global_batch_size", *_RANKS), batch_reaches_every_rank),
     Rule(("batch", *_RANKS), fixed_micro_batch_divides),
     Rule(("batch.unit", "batch.group"), groups_are_named),

@@ -299,6 +299,7 @@ _REFUSED: Mapping[Path, str] = {
     ("profile",): "a profile is one cluster; submit once for each, with --set profile=NAME",
     ("sweep",): "a sweep cannot contain a sweep; name the fields themselves",
     ("max_parallel",): "it is about all elements together; leave it out",
+    ("launcher",): _ONE_ARRAY,
     ("resources",): _ONE_ARRAY,
     ("environment",): _ONE_SCRIPT,
     ("requeue", "causes"): _ONE_ARRAY,

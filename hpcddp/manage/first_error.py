@@ -20,7 +20,7 @@ from hpcddp.run.failure import (
     read_failures,
 )
 from hpcddp.run.files import read_tail
-from hpcddp.run.job_records import known_hosts
+from hpcddp.run.job_records import known_hosts, member_word
 from hpcddp.task.attribution import PEER_LOSS
 
 _LAST_LINES: Final = 20
@@ -73,7 +73,7 @@ class FirstError:
         """Yield what a person reads."""
         yield f"attempt {self.attempt.number}: {self.sentence}"
         if self.text and not self.is_traceback:
-            yield f"the last lines of rank {self.ranks[0]}:"
+            yield f"the last lines of {member_word(self.attempt)} {self.ranks[0]}:"
         text = shortened(self.text)[-_LONGEST_TEXT:] if self.is_traceback else self.text
         yield from (f"  {line}".rstrip() for line in text)
         yield from (f"also {line}" for line in self.others)
@@ -124,18 +124,18 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
         step=next((record.step for record in [*named, *records] if record.step is not None), None),
         text=tuple(traceback or (_last_lines(attempt.rank_log(firsts[0])) if firsts else [])),
         is_traceback=bool(traceback),
-        others=(*_others(named[1:]), *damaged_failures(attempt)),
+        others=(*_others(attempt, named[1:]), *damaged_failures(attempt)),
         secondary=_secondary(attempt, records, {*firsts, *(record.rank for record in named)}),
     )
 
 
-def _others(records: Sequence[FailureRecord]) -> Iterator[str]:
+def _others(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> Iterator[str]:
     """Yield a line for each error; ranks with the same error share one, or a missing module would fill the screen."""
     same: dict[str, list[FailureRecord]] = {}
     for record in records:
         same.setdefault(f"{record.kind}: {record.headline}", []).append(record)
     for said, who in same.items():
-        where = who[0].place if len(who) == 1 else f"ranks {ranks_text([record.rank for record in who])}"
+        where = who[0].place if len(who) == 1 else _members(attempt, [record.rank for record in who])
         yield f"{where}: {said}"
 
 
@@ -157,9 +157,12 @@ def _secondary(attempt: AttemptDirectory, records: Sequence[FailureRecord], firs
     )
     if not secondary:
         return ""
-    ranks = ranks_text(list(secondary))
     said = Counter(secondary.values()).most_common(1)[0][0]
-    return f"rank{'s' if len(secondary) > 1 else ''} {ranks} failed as a consequence: {said}"
+    return f"{_members(attempt, list(secondary))} failed as a consequence: {said}"
+
+
+def _members(attempt: AttemptDirectory, ranks: list[int]) -> str:
+    return f"{member_word(attempt)}{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
 
 
 def _short(record: FailureRecord) -> str:

@@ -15,7 +15,7 @@ from hpcddp.errors import UserError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, read_failures
 from hpcddp.run.files import GrowingFile, lines_from, read_tail, why_unreadable
-from hpcddp.run.job_records import known_hosts, read_start
+from hpcddp.run.job_records import known_hosts, member_word, read_start
 from hpcddp.run.log_timestamps import Times, read_times
 from hpcddp.run.record import RecordError
 
@@ -37,6 +37,7 @@ class Source:
     Args:
         path: the file.
         rank: whose it is; None for the batch script.
+        member: what the number counts, as ``member_word`` returns it.
         host: where; None if that is not known yet.
         begin: the first byte that belongs to this attempt.
         end: the byte behind the last one; None for the end of the file.
@@ -45,13 +46,14 @@ class Source:
     path: Path
     rank: int | None
     host: str | None
+    member: str = "rank"
     begin: int = 0
     end: int | None = None
 
     @property
     def label(self) -> str:
         """Whose lines they are, in words."""
-        who = BATCH if self.rank is None else f"rank {self.rank}"
+        who = BATCH if self.rank is None else f"{self.member} {self.rank}"
         return f"{who} {self.host}" if self.host else who
 
 
@@ -109,13 +111,13 @@ def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool
     Raises:
         NoLogError: a rank that was asked for has no log.
     """
-    found = attempt.rank_logs()
+    found, member = attempt.rank_logs(), member_word(attempt)
     if missing := [rank for rank in ranks if rank not in found]:
-        has = "no rank has one yet" if not found else f"ranks 0 to {max(found)} have one"
-        raise NoLogError(f"rank {missing[0]} has no log in attempt {attempt.number}; {has}")
+        has = f"no {member} has one yet" if not found else f"{member}s 0 to {max(found)} have one"
+        raise NoLogError(f"{member} {missing[0]} has no log in attempt {attempt.number}; {has}")
     hosts = _hosts(attempt)
     chosen = sorted(rank for rank in found if not ranks or rank in ranks)
-    logs = [Source(path=found[rank], rank=rank, host=hosts.get(rank)) for rank in chosen]
+    logs = [Source(path=found[rank], rank=rank, host=hosts.get(rank), member=member) for rank in chosen]
     return [*_batch(attempt), *logs] if batch else logs
 
 

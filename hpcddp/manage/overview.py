@@ -257,14 +257,14 @@ def _table(
     dropped = [header[name] for name in _COLUMNS if name not in columns]
     if dropped:
         shown.append(f"(columns hidden: {', '.join(dropped)})")
-    return [*shown, *_damaged(lines)]
+    return [*shown, *_remarks(lines)]
 
 
-def _damaged(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield a sentence for each record that cannot be read, so that its run may be shown in a wrong state."""
+def _remarks(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield a sentence for each record that cannot be read, and for each program that starts over."""
     for line in lines:
         for run in [line] if isinstance(line, RunStatus) else line.elements:
-            yield from map(one_line, run.files.damaged)
+            yield from map(one_line, run.files.remarks)
 
 
 def _plain(text: str, _: State) -> str:
@@ -335,7 +335,7 @@ def details(status: RunStatus, *, paint: Paint) -> list[str]:
         "time": cells["time"],
         "directory": one_line(str(status.run.path)),
     }
-    return [*(f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING), *map(one_line, files.damaged)]
+    return [*(f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING), *map(one_line, files.remarks)]
 
 
 def _because(status: RunStatus) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
-from hpcddp.run.directory import RunDirectory
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, EventKind, read_event_log
-from hpcddp.run.files import TAIL_BYTES, why_unreadable
+from hpcddp.run.files import TAIL_BYTES, exists, open_regular, why_unreadable
 from hpcddp.run.job_records import Start, SubmissionRecord, newest_start, read_ranks, read_submission
 from hpcddp.run.metrics import MetricsLine, read_metrics, read_plan
 from hpcddp.run.record import Lines, RecordError, RecordT
-from hpcddp.run.result import Result, read_result
+from hpcddp.run.result import FINISHED, Result, read_result
 
 # submission.json is written a moment after the job was submitted, in which the job may start; clocks differ too.
 _SAME_SUBMISSION_S: Final = 300.0
@@ -52,6 +55,7 @@ class RunFiles:
         damaged: a sentence for each of its records that cannot be read.
         is_job_known: whether no damaged record is about its job or its result.
         is_result_damaged: whether its result is there and cannot be read.
+        starts_over: a sentence if its program starts over in each attempt; None if it does not, or nothing shows it.
     """
 
     run: RunDirectory
@@ -65,6 +69,12 @@ class RunFiles:
     damaged: tuple[str, ...] = ()
     is_job_known: bool = True
     is_result_damaged: bool = False
+    starts_over: str | None = None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What its user should know besides its state, a sentence each."""
+        return self.damaged if self.starts_over is None else (*self.damaged, self.starts_over)
 
     @property
     def start(self) -> Start | None:
@@ -126,7 +136,48 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
         damaged=damaged,
         is_job_known=not of_job,
         is_result_damaged=result_damage is not None,
+        starts_over=None if attempt is None or (result and result.status == FINISHED) else starts_over(run, attempt),
     )
+
+
+_ATTEMPTS_COMPARED: Final = 3
+_HEAD_BYTES: Final = 64 * 1024
+_LOSSES_COMPARED: Final = 3
+# "loss 2.3010", "Loss: 6.9078e+00", "{'train_loss': 2.3010}"; fewer digits could be equal by chance.
+_LOSS: Final = re.compile(r"loss\b['\"]?\s*[:=]?\s*([0-9]+\.[0-9]{3,}(?:e[-+]?[0-9]+)?)", re.ASCII | re.IGNORECASE)
+
+
+def starts_over(run: RunDirectory, newest: int) -> str | None:
+    """Return a sentence if the program of a command printed the same first losses in each of its last three attempts.
+
+    A program that had resumed would have another loss. Nothing shows a restart of a program that prints no loss, or
+    whose first losses differ from one start to the next because it sets no seed.
+
+    Args:
+        run: the run.
+        newest: its newest attempt.
+    """
+    if newest + 1 < _ATTEMPTS_COMPARED:
+        return None
+    numbers = range(newest + 1 - _ATTEMPTS_COMPARED, newest + 1)
+    printed = {tuple(_first_losses(run.attempt(number))) for number in numbers}
+    losses = next(iter(printed))
+    if len(printed) > 1 or len(set(losses)) < _LOSSES_COMPARED:
+        return None
+    return (
+        f"run {run.run_id} probably starts over in each attempt: attempts {numbers[0]} to {newest} printed the same first "
+        f"losses ({', '.join(losses)}); how to resume: docs/any-script.md"
+    )
+
+
+def _first_losses(attempt: AttemptDirectory) -> list[str]:
+    """Return the first losses in the log of rank 0 of a command."""
+    if not (exists(attempt.rank_exit_reserve(0)) or exists(attempt.rank_exit(0))):
+        return []
+    with suppress(OSError), open_regular(attempt.rank_log(0)) as (stream, _):
+        text = stream.read(_HEAD_BYTES).decode("utf-8", errors="replace")
+        return [match[1] for match in islice(_LOSS.finditer(text), _LOSSES_COMPARED)]
+    return []
 
 
 T = TypeVar("T")

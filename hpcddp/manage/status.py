@@ -221,6 +221,7 @@ class RunStatus:
             "limit_s": self.limit_s,
             "result": None if files.result is None else files.result.as_json(),
             **({"damaged": list(files.damaged)} if files.damaged else {}),
+            **({"starts_over": files.starts_over} if files.starts_over else {}),
         }
 
 

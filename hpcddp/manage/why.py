@@ -76,7 +76,7 @@ class Answer:
             "run_id": self.status.run.run_id,
             "state": str(self.status.state),
             "why": self.why,
-            "facts": [*self.facts, *self.status.files.damaged],
+            "facts": [*self.facts, *self.status.files.remarks],
             "history": list(self.history),
             "advice": self.advice,
             "next": self.command,
@@ -86,7 +86,7 @@ class Answer:
         """Yield what a person reads."""
         yield f"{self.status.run.run_id} ({self.status.run.path.parent.name}): {self.why}"
         yield from (f"  {fact}" for fact in self.facts)
-        yield from (f"  {damage}" for damage in self.status.files.damaged)
+        yield from (f"  {remark}" for remark in self.status.files.remarks)
         yield from (f"  {line}" for line in self.history)
         if self.advice is not None:
             yield self.advice

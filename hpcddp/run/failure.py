@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import exists, read_tail
-from hpcddp.run.job_records import known_hosts, read_exits
+from hpcddp.run.job_records import known_hosts, member_word, read_exits
 from hpcddp.run.record import Record, RecordError, create_record, read_record
 from hpcddp.stop.reasons import Cause
 
@@ -34,6 +34,7 @@ class FailureRecord(Record):
         waiting: whether the rank was found waiting for others, so that it is not the one that held them up.
         device: its device, None if it had none yet.
         step: optimizer steps that it had done; None before the first.
+        who: which rank failed, or which task of a launcher, in words; None for the rank itself.
     """
 
     ADVICE: ClassVar[str] = "why that rank failed is not known; its log may tell"
@@ -49,11 +50,12 @@ class FailureRecord(Record):
     waiting: bool = False
     device: str | None = None
     step: int | None = None
+    who: str | None = None
 
     @property
     def place(self) -> str:
         """Which rank it is, and where: ``rank 3 on n2 (cuda:1)``."""
-        return f"rank {self.rank} on {self.host}" + (f" ({self.device})" if self.device else "")
+        return f"{self.who or f'rank {self.rank}'} on {self.host}" + (f" ({self.device})" if self.device else "")
 
     @property
     def when(self) -> str:
@@ -184,7 +186,7 @@ def _places(attempt: AttemptDirectory, ranks: Sequence[int]) -> str:
     hosts = {rank: f" on {known[rank]}" for rank in ranks if rank < len(known)}
     named = ", ".join(f"{rank}{hosts.get(rank, '')}" for rank in ranks[:_RANKS_NAMED])
     more = f" and {len(ranks) - _RANKS_NAMED} more" if len(ranks) > _RANKS_NAMED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"
+    return f"{member_word(attempt)}{'s' if len(ranks) > 1 else ''} {named}{more}"
 
 
 def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str:

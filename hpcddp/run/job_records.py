@@ -279,12 +279,14 @@ class Rank(Record):
     Args:
         host: its host.
         gpu: its GPU; None if it has none, or runs a command.
+        launcher: the launcher that this task starts for the ranks of its host; None if the task is a rank.
     """
 
     ADVICE: ClassVar[str] = _RANKS_ADVICE
 
     host: str
     gpu: str | None = None
+    launcher: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +329,15 @@ def known_hosts(attempt: AttemptDirectory) -> list[str] | None:
     except RecordError:
         return None
     return None if ranks is None else [rank.host for rank in ranks]
+
+
+def member_word(attempt: AttemptDirectory) -> str:
+    """Return what the numbers of logs and records count: ``rank``, or ``task`` where each task starts a launcher."""
+    try:
+        ranks = read_ranks(attempt)
+    except RecordError:
+        ranks = None
+    return "task" if ranks and ranks[0].launcher else "rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,17 +429,17 @@ def write_exit(attempt: AttemptDirectory, record: ProgramExit) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnd:
-    """How the programs of all ranks of an attempt ended.
+    """How the programs of all tasks of an attempt ended.
 
     Args:
         exits: the records; that of a killed task is missing.
-        world_size: ranks in the job.
+        tasks: Slurm tasks of the job.
         requested: whether the program has created the file that requests a requeue.
         damage: a record that cannot be read; it counts as missing where Slurm says enough.
     """
 
     exits: Sequence[ProgramExit]
-    world_size: int
+    tasks: int
     requested: bool
     damage: RecordError | None = None
 
@@ -454,8 +465,8 @@ class ProgramEnd:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every rank left a record. One that did not was killed together with its task, or its node is gone."""
-        return len(self.exits) == self.world_size
+        """Whether every task left a record. One that did not was killed together with its task, or its node is gone."""
+        return len(self.exits) == self.tasks
 
     @property
     def finished(self) -> bool:
@@ -464,12 +475,12 @@ class ProgramEnd:
         return well and not (self.was_signalled or self.requeue_requested)
 
 
-def read_program_end(attempt: AttemptDirectory, *, world_size: int) -> ProgramEnd:
+def read_program_end(attempt: AttemptDirectory, *, tasks: int) -> ProgramEnd:
     """Return how the programs of an attempt ended.
 
     Args:
         attempt: the attempt.
-        world_size: ranks in the job.
+        tasks: Slurm tasks of the job.
     """
     exits: list[ProgramExit] = []
     damage: RecordError | None = None
@@ -480,7 +491,7 @@ def read_program_end(attempt: AttemptDirectory, *, world_size: int) -> ProgramEn
             damage = damage or error
         else:
             exits += [record] if record is not None else []
-    return ProgramEnd(exits=exits, world_size=world_size, requested=attempt.requeue_file.exists(), damage=damage)
+    return ProgramEnd(exits=exits, tasks=tasks, requested=attempt.requeue_file.exists(), damage=damage)
 
 
 def read_exits(attempt: AttemptDirectory) -> list[ProgramExit]:

@@ -315,7 +315,7 @@ def what_a_node_needs(spec: JobSpec) -> str:
 
 
 def _cpus(spec: JobSpec) -> int:
-    return spec.tasks_per_node * spec.resources.cpus_per_task
+    return spec.ranks_per_node * spec.resources.cpus_per_task
 
 
 def _memory_field(spec: JobSpec) -> str:
@@ -341,7 +341,7 @@ def _shown_memory(megabytes: float) -> str:
 
 
 def _says_cpus(spec: JobSpec) -> str:
-    tasks, each = spec.tasks_per_node, spec.resources.cpus_per_task
+    tasks, each = spec.ranks_per_node, spec.resources.cpus_per_task
     return str(each) if tasks == 1 else f"{each}, which is {_cpus(spec)} CPUs for the {tasks} tasks of a node"
 
 
@@ -352,7 +352,7 @@ def _says_memory(spec: JobSpec) -> str:
 
 
 def _fewer_cpus(spec: JobSpec, most: float) -> str:
-    each = int(most) // spec.tasks_per_node
+    each = int(most) // spec.ranks_per_node
     return f"write {each} or less" if each else f"use {int(most)} tasks on a node or less, and more nodes"
 
 

@@ -151,7 +151,7 @@ def _size(spec: JobSpec) -> Iterator[Directive]:
     if spec.uses_gpus:
         kind = f":{resources.gpu_type}" if resources.gpu_type else ""
         yield Directive("gres", f"gpu{kind}:{resources.gpus_per_node}", "resources.gpu_type")
-    yield Directive("cpus-per-task", str(resources.cpus_per_task), "resources.cpus_per_task")
+    yield Directive("cpus-per-task", str(spec.cpus_per_task), "resources.cpus_per_task")
 
 
 def _given(resources: Resources, flags: dict[str, str]) -> Iterator[Directive]:

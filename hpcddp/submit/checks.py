@@ -15,11 +15,11 @@ from hpcddp.errors import UserError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
 from hpcddp.jobfile.sweep import SweepTable, as_text, assignment, element_spec
 from hpcddp.run.metrics import PACKAGES, is_installed
 from hpcddp.submit.environment_checks import container_obstacles, environment_obstacles
 from hpcddp.submit.request import Check, Obstacle, SubmissionError, SubmitRequest
-from hpcddp.task.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
 
 # python(1): with these options there is no script.
 _NO_SCRIPT = ("-c", "-m")
@@ -55,9 +55,9 @@ def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacl
     """Yield torchrun or another launcher as the command of several tasks that would not form one world."""
     words = spec.command or ()
     launcher = find_launcher(words, {**environment, **spec.environment.env})
-    if launcher is None or spec.world_size == 1:
+    if launcher is None or spec.tasks == 1 or spec.launcher_command is not None:
         return
-    why = launcher.obstacle(tasks=spec.world_size, nodes=spec.resources.nodes)
+    why = launcher.obstacle(tasks=spec.tasks, nodes=spec.resources.nodes)
     if why is not None:
         line = f": -- {shlex.join(launcher.program)}" if launcher.program else ""
         yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}; {launcher.advice}{line}")
@@ -219,6 +219,7 @@ def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[
     for combination in table.combinations(_checked_keys(table)):
         try:
             job = replace(request.job, spec=element_spec(request.job.spec, combination.values))
+            _refuse_other_tasks(job.spec, request.job.spec)
             notes |= dict.fromkeys(check_submittable(replace(request, job=job), checks))
         except UserError as error:
             if not combination.values:
@@ -231,6 +232,15 @@ def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[
         # All elements share one environment, and checking it may take seconds.
         checks = CHECKS_OF_ELEMENT
     return tuple(notes)
+
+
+def _refuse_other_tasks(element: JobSpec, job: JobSpec) -> None:
+    """Refuse an element whose command has another launcher, or another number of ranks, than the job's."""
+    if (element.tasks, element.ranks_per_node) != (job.tasks, job.ranks_per_node):
+        raise SubmissionError(
+            f"its command needs {element.tasks} Slurm tasks for {element.world_size} ranks, and the command of the job "
+            f"needs {job.tasks} for {job.world_size}; submit once for each command"
+        )
 
 
 def _checked_keys(table: SweepTable) -> list[str]:

@@ -260,7 +260,7 @@ def submit_script(
         executor = executors.RenderedSlurmExecutor(
             run.submitit,
             script=script,
-            tasks=spec.world_size,
+            tasks=spec.tasks,
             environment=clean,
             directory=directory,
             dependency=request.dependency,

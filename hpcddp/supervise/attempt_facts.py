@@ -164,7 +164,7 @@ class AttemptFacts:
         """How the programs of a command ended; None where the job runs something else."""
         if self.spec.command is None:
             return None
-        return read_program_end(self.attempt, world_size=self.spec.world_size)
+        return read_program_end(self.attempt, tasks=self.spec.tasks)
 
     @property
     def first_failure(self) -> FailureRecord | None:

@@ -158,7 +158,7 @@ def _conclude_program(attempt_facts: AttemptFacts, program: ProgramEnd) -> None:
                 status=FINISHED,
                 exit_code=0,
                 attempts=attempt.number + 1,
-                world_size=program.world_size,
+                world_size=attempt_facts.spec.world_size,
                 wall_s=_wall_s(attempt),
             )
             finish_run(attempt.run, result, attempt=attempt.number)

@@ -62,10 +62,10 @@ def tasks_have_ended(attempt: AttemptDirectory) -> bool:
     if attempt.run.result.exists() or attempt.decision.exists():
         return True
     try:
-        world_size = parse_resolved(attempt.run.job_file.read_text(encoding="utf-8")).world_size
+        tasks = parse_resolved(attempt.run.job_file.read_text(encoding="utf-8")).tasks
     except OSError:
         return False
-    ended = (attempt.rank_exit(rank).exists() or attempt.rank_error(rank).exists() for rank in range(world_size))
+    ended = (attempt.rank_exit(rank).exists() or attempt.rank_error(rank).exists() for rank in range(tasks))
     return all(ended)
 
 

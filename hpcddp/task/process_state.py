@@ -107,6 +107,7 @@ class ProcessState:
         exit_code: int,
         secondary: bool = False,
         waiting: bool = False,
+        who: str | None = None,
     ) -> FailureRecord:
         """Return the failure record of this rank; the arguments are those of ``FailureRecord``."""
         return FailureRecord(
@@ -121,6 +122,7 @@ class ProcessState:
             waiting=waiting,
             device=self.device,
             step=self.heartbeat.step,
+            who=who or (f"task {self.rank}" if self.inputs and self.inputs.spec.launcher_command else None),
         )
 
 

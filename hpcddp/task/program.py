@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NoReturn
@@ -47,12 +47,13 @@ from hpcddp.task.attribution import log_says_peer_loss, save_failure
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE, ProcessState
 from hpcddp.task.watchdog import trace_variables
-from hpcddp.task.world_check import LauncherMonitor, SeparateWorldsError
+from hpcddp.task.world_check import LauncherMonitor, SeparateWorldsError, children_of
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG: Final = 1
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _OTHER_SIGNALS: Final = (signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+_SAVE_SIGNALS: Final = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _FORWARDED: Final = frozenset({*_STOP_SIGNALS, *_OTHER_SIGNALS, signal.SIGKILL})
 _NOTICE_BY_SIGNAL: Final[Mapping[int, StopNotice]] = MappingProxyType(
     {signal.SIGTERM: "terminated", signal.SIGUSR2: "warned"}
@@ -87,7 +88,13 @@ _CHAINS: Final = (
     "During handling of the above exception, another exception occurred:",
 )
 # torch writes the rank at the beginning of each line (torch/distributed/__init__.py, _distributed_excepthook).
-_RANK_PREFIX: Final = re.compile(r"^\[rank\d+\]: ?", re.ASCII)
+_RANK_PREFIX: Final = re.compile(r"^\[rank(\d+)\]: ?", re.ASCII)
+# What torchrun says at its end (torch/distributed/elastic/multiprocessing/errors/__init__.py, ChildFailedError).
+_CHILD_FAILED: Final = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+_ROOT_CAUSE: Final = re.compile(
+    r"^Root Cause .*\n\[\d+\]:\n(?:  .*\n)*?  rank +: (?P<rank>\d+) .*\n  exitcode +: (?P<code>-?\d+) ",
+    re.ASCII | re.MULTILINE,
+)
 # The line that the task writes for a signal can come between the lines of a traceback (stop/listener.py).
 _SIGNAL_LINE: Final = re.compile(r"^hpcddp: \d\d:\d\d:\d\d SIG", re.ASCII)
 
@@ -103,11 +110,12 @@ def run_program(
     env: RankEnv,
     attempt: AttemptDirectory,
     *,
+    command: Sequence[str],
     environment: Mapping[str, str],
     port: int,
     deadline: Deadline,
 ) -> None:
-    """Run the job's command as this rank.
+    """Run the job's command as this task.
 
     Return when the program succeeded, ended after a stop request, or failed and left the requeue file; otherwise end
     the task.
@@ -116,20 +124,21 @@ def run_program(
         spec: the job.
         env: the rank.
         attempt: its attempt.
+        command: the job's command, with the options of its launcher.
         environment: the whole environment of the program.
         port: MASTER_PORT of the run.
         deadline: the end of the job as the attempt began.
     """
-    command = spec.command or ()
+    written = spec.command or ()
     # Does not return in a process that is about to exit.
     PROCESS_STATE.start_training()
     if env.rank == 0:
-        reason = shlex.join(command[:2])
+        reason = shlex.join(written[:2])
         with suppress(OSError):
             append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
     with suppress(OSError):
         reserve_exit(attempt, env.rank)
-    monitor = LauncherMonitor(command, env, attempt, port=port)
+    monitor = LauncherMonitor(written, env, attempt, port=port)
     try:
         end = _end_time(env, attempt, environment, deadline)
         program = Program(
@@ -138,6 +147,7 @@ def run_program(
             end=end,
             notice_s=_notice_s(spec, deadline),
             save_signal=spec.requeue.command_signal,
+            is_launcher=spec.launcher_command is not None,
             before_saving=PROCESS_STATE.cause if env.rank == 0 else lambda: None,
             on_poll=monitor.look,
         )
@@ -160,7 +170,7 @@ def run_program(
     # A rank that lost this one as its peer may have written its record first: only a first cause counts.
     other_first = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
     failure = program_failure(
-        command,
+        written,
         code,
         attempt.rank_log(env.rank),
         stop_requested=program.notice is not None,
@@ -298,6 +308,7 @@ class Program:
         end: the end of the job.
         notice_s: how long before the end it gets SIGTERM, in seconds; SIGKILL comes after half of it, or later.
         save_signal: the signal after which it saves; None = SIGUSR2, or SIGUSR1 if it listens only to that.
+        is_launcher: whether it has started the ranks, which get the signals to save in its place.
         before_saving: called before the program gets the signal after which it saves because of SIGTERM: a program that
             then requeues its job, as Lightning does, makes Slurm forget a preemption.
         on_poll: called with its process id about twice a second while it runs; an exception of it ends the wait.
@@ -318,6 +329,7 @@ class Program:
         end: EndTime,
         notice_s: float,
         save_signal: CommandSignal | None = None,
+        is_launcher: bool = False,
         before_saving: Callable[[], object] = lambda: None,
         on_poll: Callable[[int], object] = lambda _: None,
     ) -> None:
@@ -326,6 +338,8 @@ class Program:
         self._end, self._notice_s = end, notice_s
         self._before_saving, self._on_poll = before_saving, on_poll
         self._save_signal = None if save_signal is None else signal.Signals[f"SIG{save_signal}"]
+        to_save = {*_SAVE_SIGNALS, self._save_signal or signal.SIGUSR2}
+        self._for_ranks = frozenset(to_save if is_launcher else ())
         self._handled: frozenset[int] = frozenset()
         self._process = _start(command, environment)
         LISTENER.forward(self._send, more=_OTHER_SIGNALS)
@@ -340,7 +354,7 @@ class Program:
             try:
                 code = self._process.wait(_POLL_S)
             except subprocess.TimeoutExpired:
-                self._handled |= _handled_signals(self._process.pid)
+                self._handled |= self._handled_now()
                 self._check_end_time()
                 self._check_processes()
             else:
@@ -395,7 +409,7 @@ class Program:
         if process.poll() is not None or signum not in _FORWARDED:
             # A program that has already ended got no request to stop.
             return
-        handled_now = _handled_signals(process.pid)
+        handled_now = self._handled_now()
         self._handled |= handled_now
         if signum == signal.SIGTERM:
             # Once: Slurm sends SIGTERM again while the program saves.
@@ -413,13 +427,27 @@ class Program:
         # Of a signal that it handled before, Slurm has sent it one too, and Python is exiting without its handlers: the
         # signal would kill it.
         if signum in handled_now or signum not in self._handled:
-            process.send_signal(signum)
+            self._deliver(signum)
+
+    def _deliver(self, signum: signal.Signals) -> None:
+        if signum not in self._for_ranks:
+            self._process.send_signal(signum)
+            return
+        for pid in list(_handlers_below(self._process.pid, signum)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    def _handled_now(self) -> frozenset[int]:
+        """Return the signals that the program handles; of those for the ranks of a launcher, what the ranks handle."""
+        pid = self._process.pid
+        of_ranks = {signum for signum in self._for_ranks if any(_handlers_below(pid, signum))}
+        return _handled_signals(pid) - self._for_ranks | of_ranks
 
     def _save_and_terminate(self, save_signal: signal.Signals) -> None:
         self._before_saving()
         _print(f"{save_signal.name} before SIGTERM, for the program to save")
         for signum in (save_signal, signal.SIGTERM):
-            self._process.send_signal(signum)
+            self._deliver(signum)
 
     @property
     def _warning(self) -> signal.Signals:
@@ -475,6 +503,15 @@ def _handled_signals(pid: int) -> frozenset[int]:
     return frozenset(signum for signum in _FORWARDED if mask >> (signum - 1) & 1)
 
 
+def _handlers_below(pid: int, signum: int) -> Iterator[int]:
+    """Yield the processes below a launcher that handle a signal, without their own: a data loader has the same."""
+    for child in children_of(pid):
+        if signum in _handled_signals(child):
+            yield child
+        else:
+            yield from _handlers_below(child, signum)
+
+
 def program_failure(
     command: Sequence[str],
     code: int,
@@ -502,6 +539,7 @@ def program_failure(
     if code in {ExitCode.FINISHED, ExitCode.STOPPED} or (stop_requested and not another_rank_failed_first):
         return None
     end = read_log_end(log)
+    code = code if end.code is None else end.code
     killed = _signal_of(code)
     if killed is signal.SIGABRT and end.message:
         # An exception ended it, and an object that it left behind aborted, such as a process group with pending work.
@@ -519,6 +557,7 @@ def program_failure(
         traceback=end.traceback or end.tail,
         exit_code=ExitCode.INFRASTRUCTURE if infrastructure else ExitCode.USER_CODE,
         secondary=secondary,
+        who=None if end.rank is None else f"rank {end.rank}",
     )
 
 
@@ -543,7 +582,9 @@ def _failure_message(command: Sequence[str], code: int, killed: signal.Signals |
         # submitit/helpers.py: its variables are those of torchrun, which the task has set.
         exported = message.startswith("Cannot export environment variables as ")
         return f"{message}; write TorchDistributedEnvironment().export(overwrite=True)" if exported else message
-    return f"{program} ended with exit code {code}"
+    asked = code == ExitCode.STOPPED
+    hint = ", which its launcher does not pass on; to be run again, create $HPCDDP_REQUEUE_FILE and end with 0"
+    return f"{program} ended with exit code {code}" + (hint if asked else "")
 
 
 def _exception_type(end: LogEnd) -> str | None:
@@ -560,18 +601,51 @@ class LogEnd:
         traceback: the last traceback with the exceptions that caused it; empty if there is none.
         message: the exception's own line; empty if there is none.
         tail: the last lines of the log, with or without a traceback.
+        rank: the rank that torchrun names as the first to fail; None where no torchrun has ended.
+        code: the exit code of that rank.
     """
 
     traceback: str = ""
     message: str = ""
     tail: str = ""
+    rank: int | None = None
+    code: int | None = None
 
 
 def read_log_end(log: Path) -> LogEnd:
-    """Return the end of a log; everything is empty if the log cannot be read."""
-    lines = [
-        _RANK_PREFIX.sub("", line) for line in read_tail(log, _TAIL_BYTES).splitlines() if not _SIGNAL_LINE.match(line)
-    ]
+    """Return the end of a log; everything is empty if the log cannot be read.
+
+    The log of a launcher has the output of all ranks of its node. Of these, the one that failed first counts.
+    """
+    lines = [line for line in read_tail(log, _TAIL_BYTES).splitlines() if not _SIGNAL_LINE.match(line)]
+    last = max((number for number, line in enumerate(lines) if line == _TRACEBACK), default=len(lines))
+    of_launcher = "\n".join(lines[last:])
+    root = _ROOT_CAUSE.search(of_launcher) if f"\n{_CHILD_FAILED}" in of_launcher else None
+    if root is None:
+        return _end_of([_RANK_PREFIX.sub("", line) for line in lines])
+    return _end_of_ranks(lines[:last], root=int(root["rank"]), code=int(root["code"]))
+
+
+def _end_of_ranks(lines: Sequence[str], *, root: int, code: int) -> LogEnd:
+    """Return the end of the rank that failed first.
+
+    Args:
+        lines: the output of the ranks of a launcher.
+        root: the rank whose failure the launcher saw first.
+        code: the exit code of that rank.
+    """
+    output: dict[int | None, list[str]] = {root: [], None: []}
+    for line in lines:
+        prefix = _RANK_PREFIX.match(line)
+        output.setdefault(None if prefix is None else int(prefix[1]), []).append(_RANK_PREFIX.sub("", line))
+    ends = {rank: _end_of(of_rank) for rank, of_rank in output.items()}
+    # Ranks that lost a peer end at nearly the same time. A signal leaves no traceback of its own.
+    own = (rank for rank, end in ends.items() if end.message and not log_says_peer_loss(end.traceback, ""))
+    first = root if code < 0 else next(own, root)
+    return replace(ends[first], tail=ends[None].tail, rank=root if first is None else first, code=code)
+
+
+def _end_of(lines: Sequence[str]) -> LogEnd:
     tail = "\n".join(lines[-_TAIL_LINES:])
     begins = [number for number, line in enumerate(lines) if line == _TRACEBACK]
     if not begins:

@@ -13,11 +13,12 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from threading import Timer
-from typing import Any
+from typing import Any, Final
 
 from hpcddp import __version__
 from hpcddp.errors import HpcddpError, printable
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.launchers import World
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_records import Rank, read_start, write_ranks
 from hpcddp.run.ownership import RunDirectoryError
@@ -35,6 +36,9 @@ from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
 from hpcddp.task.program import program_environment, run_program
 from hpcddp.task.rendezvous import Identity, Rendezvous, RendezvousError, meet
 from hpcddp.task.watchdog import start_watchdog, trace_variables
+
+# What a launcher sets for each of the ranks that it starts.
+_OF_A_RANK: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 class NotATaskError(HpcddpError):
@@ -90,16 +94,33 @@ def _run_command(inputs: TaskInputs) -> None:
         python=Path(sys.executable),
     )
     environment = {**inputs.environment, **variables}
+    for name in _OF_A_RANK if spec.launcher_command is not None else ():
+        environment.pop(name)
+    command = spec.command or ()
+    if spec.launcher_command is not None:
+        command = spec.launcher_command.in_world(
+            World(
+                nodes=env.nodes,
+                node_rank=env.node_rank,
+                ranks_per_node=spec.ranks_per_node,
+                address=meeting.address,
+                port=meeting.port,
+                name=f"{attempt.run.run_id}-{attempt.number}",
+                environment=environment,
+            )
+        )
     with submitters_umask(inputs.environment):
-        run_program(spec, env, attempt, environment=environment, port=meeting.port, deadline=deadline)
+        run_program(spec, env, attempt, command=command, environment=environment, port=meeting.port, deadline=deadline)
 
 
 def _meet(inputs: TaskInputs, identity: Identity) -> Rendezvous:
     """Meet the other ranks, and record where all of them run."""
-    meeting = meet(inputs.env, inputs.attempt, identity, timeout=inputs.spec.launch.rendezvous_timeout)
+    spec, attempt = inputs.spec, inputs.attempt
+    meeting = meet(inputs.env, attempt, identity, timeout=spec.launch.rendezvous_timeout)
     _choose_interfaces(inputs, meeting)
     if inputs.env.rank == 0:
-        write_ranks(inputs.attempt, [Rank(host=rank.host, gpu=rank.gpu) for rank in meeting.identities])
+        launcher = None if spec.launcher_command is None else spec.launcher_command.launcher
+        write_ranks(attempt, [Rank(host=rank.host, gpu=rank.gpu, launcher=launcher) for rank in meeting.identities])
     return meeting
 
 

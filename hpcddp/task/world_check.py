@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.launchers import Launcher, launcher_of
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_records import SeparateWorld, report_separate_world
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.task.launchers import Launcher, launcher_of
 
 _PROC: Final = Path("/proc")
 # A look costs milliseconds: first there is one at each poll, later the pause is a tenth of the program's run time.
@@ -107,7 +107,7 @@ class LauncherMonitor:
         waiting = [program]
         while waiting:
             pid = waiting.pop()
-            words, children = _words(pid), _children(pid)
+            words, children = _words(pid), children_of(pid)
             launcher = launcher_of(words, _environment(pid))
             if launcher is None:
                 waiting += children
@@ -140,13 +140,14 @@ def _strings(pid: int, name: str) -> list[str]:
     return []
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started; none if it has ended."""
     with contextlib.suppress(OSError):
-        return [int(child) for task in (_PROC / str(pid) / "task").iterdir() for child in _read_children(task)]
+        return [int(child) for task in (_PROC / str(pid) / "task").iterdir() for child in _readchildren_of(task)]
     return []
 
 
-def _read_children(task: Path) -> Iterator[str]:
+def _readchildren_of(task: Path) -> Iterator[str]:
     # The thread may have ended.
     with contextlib.suppress(OSError):
         yield from (task / "children").read_text(encoding="ascii").split()

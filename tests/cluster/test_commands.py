@@ -495,6 +495,69 @@ def test_torchrun_in_a_script_that_two_hosts_run_is_one_world_or_fails(
     assert "bash run.sh has started torch.distributed.run in several tasks" in tracked.result["reason"]
 
 
+BIN = Path(sys.executable).parent
+ON_TWO_HOSTS = ("--nodes", "2", "--time", "10")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--global-batch-size", "64", "--", BIN / "torchrun", "--nproc-per-node", "2", EXAMPLES / "torchrun_script.py"),
+        ("--tasks-per-node", "2", "--", BIN / "accelerate", "launch", EXAMPLES / "accelerate_script.py"),
+    ],
+    ids=["torchrun", "accelerate"],
+)
+def test_a_launcher_as_the_command_is_started_once_on_each_host_and_all_ranks_are_one_world(
+    sandbox: Sandbox, tmp_path: Path, words: tuple[str | Path, ...]
+) -> None:
+    tracked = start(sandbox, tmp_path, *ON_TWO_HOSTS, *words)
+    tracked.wait_until_finished(timeout_s=240)
+    said = re.findall(r"(rank \d of \d+):.* accuracy ([\d.]+)", tracked.log())
+    assert {who for who, _ in said} == RANKS
+    assert min(float(accuracy) for accuracy in dict(said).values()) > 0.85
+    assert (tracked.result["status"], tracked.result["world_size"]) == ("finished", 4)
+    assert sorted(tracked.attempt.rank_logs()) == [0, 1]
+
+
+def test_ranks_of_a_launcher_save_at_a_preemption_and_go_on_in_the_next_attempt(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    program = script(tmp_path, SAVES.replace("CODE", "0"))
+    on = ("--nodes", "2", "--nodelist", "n1,n2", "--partition", "low", "--time", "10")
+    tracked = start(sandbox, tmp_path, *on, "--", BIN / "torchrun", "--nproc-per-node", "2", program)
+    for task in (0, 1):
+        wait_for_text(tracked.run.attempts / "0" / f"rank-{task}.log", "begins at 0\nbegins at 0")
+    high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
+    sandbox.submit(*high, "--wrap=sleep 2")
+    tracked.wait_until_finished(timeout_s=240)
+    assert [event.cause for event in tracked.events("requeue")] == ["preemption"]
+    again = re.findall(r"begins at (\d+)", (tracked.run.attempts / "1" / "rank-0.log").read_text())
+    assert len(again) == 2
+    assert min(map(int, again)) > 0
+
+
+def test_why_names_the_exception_of_the_rank_that_failed_in_a_launcher(sandbox: Sandbox, tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        """
+        import os
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        for step in range(100):
+            dist.all_reduce(torch.ones(1))
+            if step == 5 and os.environ["RANK"] == "3":
+                raise ValueError("my own mistake")
+        """,
+    )
+    tracked = start(sandbox, tmp_path, *ON_TWO_HOSTS, "--", BIN / "torchrun", "--nproc-per-node=2", program)
+    fields = tracked.wait_for_end("FAILED", timeout_s=240)
+    assert (fields["ExitCode"], fields["Restarts"]) == ("70:0", "0")
+    assert re.search(r"rank 3 on n\d failed first: ValueError: my own mistake", tracked.result["reason"])
+    said = sandbox.run(*HPCDDP, "why", tracked.run.path, cwd=tmp_path).stdout
+    assert "ValueError: my own mistake" in said
+    assert "ChildFailedError" not in said
+
+
 FUNCTION = """
 import time
 import torch

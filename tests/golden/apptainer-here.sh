@@ -194,6 +194,7 @@ train:
   seed: 0
 entrypoint: null
 command: null
+launcher: null
 checkpoint:
   every: "10min"
   keep: 3

@@ -151,6 +151,7 @@ train:
   seed: 0
 entrypoint: null
 command: null
+launcher: null
 checkpoint:
   every: "10min"
   keep: 3
@@ -205,7 +206,7 @@ hpcddp_task=(sh -c "$hpcddp_inside" python3 -P -u -m hpcddp.task)
 # If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
 hpcddp_code=143
 if [[ -z $hpcddp_interrupted ]]; then
-  # One task is one rank. Each task ignores USR2 until it has installed a handler (the imports take seconds), and writes
+  # One task is one rank, or one launcher. Each task ignores USR2 until it has installed a handler (the imports take seconds), and writes
   # to its own log. srun's --output is not used, because it changes paths with a percent sign.
   srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=1 \
     --distribution=block --kill-on-bad-exit=1 --unbuffered \

@@ -136,6 +136,7 @@ train:
   seed: 0
 entrypoint: null
 command: null
+launcher: null
 checkpoint:
   every: "10min"
   keep: 3

@@ -145,6 +145,7 @@ train:
   seed: 0
 entrypoint: null
 command: null
+launcher: null
 checkpoint:
   every: "10min"
   keep: 3
@@ -184,7 +185,7 @@ export HPCDDP_ATTEMPT_DIR
 # If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
 hpcddp_code=143
 if [[ -z $hpcddp_interrupted ]]; then
-  # One task is one rank. Each task ignores USR2 until it has installed a handler (the imports take seconds), and writes
+  # One task is one rank, or one launcher. Each task ignores USR2 until it has installed a handler (the imports take seconds), and writes
   # to its own log. srun's --output is not used, because it changes paths with a percent sign.
   srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
     --distribution=block --kill-on-bad-exit=1 --unbuffered \

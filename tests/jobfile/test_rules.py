@@ -79,6 +79,32 @@ def test_fields_that_do_not_fit_together_are_refused(more: str, line: str, refus
     assert [found.partition(" ")[2] for found in lines] == [line]
 
 
+UNKNOWN = (
+    "and the job has no command that begins with it and with options that hpcddp knows; write for example command:"
+)
+OF_LAUNCHERS = {
+    "launcher: torchrun\ncommand: [python, a.py]": f"launcher: is torchrun, {UNKNOWN} [torchrun, train.py], or leave "
+    "launcher out",
+    "launcher: accelerate\ncommand: [torchrun, a.py]": f"launcher: is accelerate, {UNKNOWN} [accelerate, launch, "
+    "train.py], or leave launcher out",
+    "launcher: torchrun\ncommand: [torchrun, --standalone, a.py]": "launcher: is torchrun, and the command has "
+    "--standalone; leave one of the two out",
+    "command: [torchrun, --nproc-per-node, '2', a.py]\nresources: {gpus_per_node: 4}": "command: has --nproc-per-node "
+    "2, and resources makes 4 ranks on each node; write --nproc-per-node 4, or leave it out",
+    "command: [torchrun, --nproc-per-node=gpu, a.py]\nresources: {tasks_per_node: 2}": "command: has --nproc-per-node "
+    "gpu, and resources makes 2 ranks on each node; write --nproc-per-node 2, or leave it out",
+    "command: [torchrun, --nnodes=1, a.py]\nresources: {nodes: 2}": "command: has --nnodes 1, and resources.nodes is "
+    "2; write the same number, or leave --nnodes out",
+    "command: [accelerate, launch, --num_processes, '3', a.py]\nresources: {nodes: 2}": "command: has --num_processes "
+    "3, and resources makes 2 ranks in all; write --num_processes 2, or leave it out",
+}
+
+
+@pytest.mark.parametrize(("more", "line"), OF_LAUNCHERS.items())
+def test_a_launcher_that_does_not_fit_the_job_is_refused(more: str, line: str, refuse: Refuse) -> None:
+    assert [found.partition(" ")[2] for found in refuse(good=f"name: a\n{more}\n")] == [line]
+
+
 @pytest.mark.parametrize(("more", "line"), IN_TRAIN.items())
 def test_a_training_that_cannot_be_is_refused(more: str, line: str, refuse: Refuse) -> None:
     assert refuse(good=train(more)) == [f"job.yaml:3: {line}"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.manage.first_error import failed_attempt, first_error, shortened
+from hpcddp.manage.logs import sources
 from hpcddp.run.failure import beginning
 from tests.manage.runs import FakeRun, make
 
@@ -107,6 +108,16 @@ def test_other_errors_of_their_own_are_told_too(made: FakeRun) -> None:
         "also rank 7 on n2: ValueError: another bug",
         "ranks 0-5 failed as a consequence: connection closed by peer",
     ]
+
+
+def test_tasks_that_start_a_launcher_are_not_called_ranks(made: FakeRun) -> None:
+    made.attempt().ranks.write_text(json.dumps([{"host": f"n{task}", "launcher": "torchrun"} for task in range(8)]))
+    made.failed(1, who="rank 5")
+    follow(made, 0, 2)
+    found = first_error(made.attempt())
+    assert found.sentence.startswith("rank 5 on n1 failed first")
+    assert found.secondary.startswith("tasks 0, 2-7 failed as a consequence")
+    assert [source.label for source in sources(made.attempt(), ranks=[2])] == ["task 2 n2"]
 
 
 def test_the_newest_attempt_in_which_something_failed_is_looked_at(made: FakeRun) -> None:

@@ -37,14 +37,14 @@ def attempt_of(path: Path, *ends: tuple[int, StopNotice | None]) -> AttemptDirec
 def test_a_run_has_finished_only_if_every_rank_ended_well_by_itself(
     tmp_path: Path, ends: list[tuple[int, StopNotice | None]], *, finished: bool, wants: bool, out_of_time: bool
 ) -> None:
-    end = read_program_end(attempt_of(tmp_path, *ends), world_size=2)
+    end = read_program_end(attempt_of(tmp_path, *ends), tasks=2)
     assert (end.finished, end.requeue_requested, end.out_of_time) == (finished, wants, out_of_time)
 
 
 def test_the_requeue_file_requests_a_requeue_whatever_the_exit_code(tmp_path: Path) -> None:
     attempt = attempt_of(tmp_path, (0, None))
     attempt.requeue_file.touch()
-    end = read_program_end(attempt, world_size=1)
+    end = read_program_end(attempt, tasks=1)
     assert end.requeue_requested
     assert not end.finished
 
@@ -57,5 +57,5 @@ def test_a_program_that_ends_on_a_full_disk_leaves_its_record(tmp_path: Path, fi
         reserve_exit(attempt, 0)
         fill(disk)
         write_exit(attempt, ProgramExit(rank=0, host="n1", time=0.0, code=0))
-        assert read_program_end(attempt, world_size=1).finished
+        assert read_program_end(attempt, tasks=1).finished
         assert [path.name for path in attempt.path.iterdir()] == ["exit-rank-0.json"]

@@ -54,6 +54,13 @@ def test_the_environment_of_a_sweep_is_looked_at_once(here: Path) -> None:
     assert (here / "looks").read_text() == "look\n"
 
 
+def test_the_elements_of_a_sweep_have_the_same_launcher_and_ranks(here: Path) -> None:
+    job = {"train": None, "command": ("python", "a.py"), "resources": {"tasks_per_node": 2}}
+    spec = spec_of({}, sweep={"command": [["python", "a.py"], ["torchrun", "a.py"]]}, **job)
+    with pytest.raises(SubmissionError, match=r"element 1 of the sweep, .* needs 1 Slurm tasks for 2 ranks"):
+        prepare(request_of(spec, environment={"PATH": f"{here}/bin:/usr/bin:/bin"}))
+
+
 @pytest.mark.parametrize(
     "words", [["/bin/torchrun", "--nproc-per-node", "2"], ["python", "-m", "torch.distributed.run"]]
 )
@@ -68,7 +75,7 @@ def test_torchrun_that_knows_of_one_task_only_is_refused_in_several(words: list[
         return check_submittable(request_of(JobSpec.model_validate(job), environment={"PATH": "/usr/bin:/bin"}))
 
     refusal = r"each of the 4 tasks would start a training of its own; leave .* a\.py$"
-    for options in ((), ("--nnodes=1",), ("--nnodes", "1:1", "--rdzv-endpoint=localhost:29500")):
+    for options in (("--standalone",), ("--nnodes", "1:1", "--rdzv-endpoint=localhost:29500")):
         with pytest.raises(SubmissionError, match=refusal):
             checked(4, *options)
     assert (checked(1), checked(4, "--nnodes=4")) == ((), ())

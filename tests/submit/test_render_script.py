@@ -56,6 +56,15 @@ def test_srun_is_told_how_many_tasks_and_each_has_a_log(runner: ScriptRunner) ->
     assert f"HPCDDP_ATTEMPT_DIR={attempt}" in runner.words("environment")
 
 
+def test_srun_starts_one_launcher_on_each_node(runner: ScriptRunner) -> None:
+    resources = {"nodes": 3, "gpus_per_node": 2, "cpus_per_task": 4}
+    script = script_of(runner, resources=resources, train=None, command=("torchrun", "train.py"))
+    directives = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+    for directive in ("--nodes=3", "--ntasks-per-node=1", "--gres=gpu:2", "--cpus-per-task=8"):
+        assert directive in directives
+    assert "srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --cpus-per-task=8 " in script
+
+
 def test_on_this_machine_submitits_controller_starts_the_tasks(runner: ScriptRunner) -> None:
     assert runner.run(script_of(runner, launcher="local")) == (0, "")
     assert runner.words("srun") == []

@@ -113,14 +113,15 @@ for name in sys.argv[1:]:
 print("ready", flush=True)
 time.sleep(%s)
 '''
-signals, handled, saves = (words.split() for words in sys.argv[1:])
+signals, handled, saves, launcher = (words.split() for words in sys.argv[1:])
+begins = "import subprocess, sys; subprocess.call([sys.executable, *sys.argv[1:]])"
 end = EndTime(KnownEnd(end_time=time.time() + 3.0, time=0.0))
 environment = dict(os.environ)
 read_end, write_end = os.pipe()
 os.dup2(write_end, 1)
 running = program.Program(
-    [sys.executable, "-c", body % 2, *handled], environment, end=end, notice_s=0.5,
-    save_signal=saves[0] if saves else None,
+    [sys.executable, *(["-c", begins] if launcher else []), "-c", body % 2, *handled], environment, end=end,
+    notice_s=0.5, save_signal=saves[0] if saves else None, is_launcher=bool(launcher),
 )
 with open(read_end) as said:
     assert said.readline() == "ready\\n"
@@ -136,21 +137,27 @@ os._exit(0)
 
 
 @pytest.mark.parametrize(
-    ("signals", "handled", "saves", "got"),
+    ("signals", "handled", "saves", "launcher", "got"),
     [
-        ("USR2", "USR1 TERM", "", "0 warned SIGUSR1"),
-        ("TERM", "USR1 TERM", "", "0 terminated SIGUSR1 SIGTERM"),
-        ("TERM TERM", "USR1 TERM", "", "0 terminated SIGUSR1 SIGTERM SIGTERM"),
-        ("USR2 TERM", "USR1 USR2 TERM", "", "0 warned SIGUSR2 SIGTERM"),
-        ("USR2 TERM", "USR1 USR2 TERM", "USR1", "0 warned SIGUSR1 SIGUSR1 SIGTERM"),
-        ("USR2", "INT", "INT", "0 warned SIGINT"),
-        ("USR2", "TERM", "USR1", "0 None"),
-        ("TERM", "TERM", "USR1", "0 terminated SIGTERM"),
+        ("USR2", "USR1 TERM", "", "", "0 warned SIGUSR1"),
+        ("TERM", "USR1 TERM", "", "", "0 terminated SIGUSR1 SIGTERM"),
+        ("TERM TERM", "USR1 TERM", "", "", "0 terminated SIGUSR1 SIGTERM SIGTERM"),
+        ("USR2 TERM", "USR1 USR2 TERM", "", "", "0 warned SIGUSR2 SIGTERM"),
+        ("USR2 TERM", "USR1 USR2 TERM", "USR1", "", "0 warned SIGUSR1 SIGUSR1 SIGTERM"),
+        ("USR2", "INT", "INT", "", "0 warned SIGINT"),
+        ("USR2", "TERM", "USR1", "", "0 None"),
+        ("TERM", "TERM", "USR1", "", "0 terminated SIGTERM"),
+        ("USR2", "USR1", "", "a launcher", "0 warned SIGUSR1"),
+        ("USR2", "USR1 USR2", "", "a launcher", "0 warned SIGUSR2"),
+        ("USR2", "HUP", "HUP", "a launcher", "0 warned SIGHUP"),
+        ("USR2", "", "", "a launcher", "0 None"),
     ],
 )
-def test_a_program_gets_the_signal_after_which_it_saves(signals: str, handled: str, saves: str, got: str) -> None:
+def test_a_program_gets_the_signal_after_which_it_saves(
+    signals: str, handled: str, saves: str, launcher: str, got: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LISTENS, signals, handled, saves],
+        [sys.executable, "-c", LISTENS, signals, handled, saves, launcher],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

@@ -96,6 +96,78 @@ def test_a_port_of_the_run_that_another_process_took_is_no_failure_of_the_user(
     assert (record.kind, record.exit_code, record.secondary) == ("DistNetworkError", exit_code, False)
 
 
+LAUNCHED = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 7, in <module>
+[rank0]: Traceback (most recent call last):
+[rank1]:     raise ValueError("boom")
+[rank1]: ValueError: boom
+[rank0]:   File "train.py", line 4, in <module>
+[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:148.
+W1122 19:17:36 1916 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 3361 closing signal SIGTERM
+"""
+SUMMARY = """\
+Traceback (most recent call last):
+  File "/v/bin/torchrun", line 6, in <module>
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-22_19:17:36
+  host      : localhost
+  rank      : 9 (local_rank: 0)
+  exitcode  : -15 (pid: 3361)  (SIGTERM)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 3361
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_19:17:36
+  host      : localhost
+  rank      : RANK (local_rank: 1)
+  exitcode  : CODE (pid: 3364) 
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""  # noqa: W291  torchrun writes the blanks at the ends of its lines
+BEFORE_THE_WORLD = 'Traceback (most recent call last):\n  File "train.py"\nImportError: no module\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "code", "who", "kind", "message", "exit_code"),
+    [
+        (LAUNCHED, 1, 1, "rank 1", "ValueError", "boom", 70),
+        # The launcher has noticed first that another rank lost its peer.
+        (LAUNCHED, 0, 1, "rank 1", "ValueError", "boom", 70),
+        (LAUNCHED, 3, -9, "rank 3", "killed", "was killed by SIGKILL, most often because memory ran out", 71),
+        (BEFORE_THE_WORLD, 2, 1, "rank 2", "ImportError", "no module", 70),
+        ("", 2, 3, "rank 2", "exit", "ended with exit code 3", 70),
+        ("", 2, 75, "rank 2", "exit", "create $HPCDDP_REQUEUE_FILE and end with 0", 70),
+    ],
+)
+def test_the_failure_of_a_launcher_is_that_of_the_rank_that_failed_first(
+    tmp_path: Path, text: str, rank: int, code: int, who: str, kind: str, message: str, exit_code: int
+) -> None:
+    printed = log(tmp_path, text + SUMMARY.replace("RANK", str(rank)).replace("CODE", str(code)))
+    record = program_failure(COMMAND, 1, printed, stop_requested=False, another_rank_failed_first=False)
+    assert record is not None
+    assert (record.who, record.kind, record.exit_code, record.secondary) == (who, kind, exit_code, False)
+    assert message in record.message
+    assert record.place.startswith(who)
+    assert "ChildFailedError" not in record.traceback
+
+
+def test_ranks_of_a_launcher_that_only_lost_a_peer_on_another_node_are_secondary(tmp_path: Path) -> None:
+    lost = "".join(line for line in LAUNCHED.splitlines(keepends=True) if line.startswith("[rank0]"))
+    printed = log(tmp_path, lost + SUMMARY.replace("RANK", "0").replace("CODE", "1"))
+    record = program_failure(COMMAND, 1, printed, stop_requested=False, another_rank_failed_first=False)
+    assert record is not None
+    assert (record.secondary, record.exit_code) == (True, 71)
+
+
 def test_a_server_that_the_program_itself_could_not_reach_is_no_lost_peer(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(
         "Traceback (most recent call last):\n"

@@ -62,7 +62,7 @@ def processes_of(run: RunDirectory) -> list[str]:
     ("words", "instead"),
     [
         (("bash", "-c", "torchrun --rdzv_endpoint=localhost:29500 train.py --lr 1"), "python train.py --lr 1"),
-        (("accelerate", "launch", "--num_processes", "2", "train.py"), "python train.py"),
+        (("bash", "-c", "accelerate launch --num_processes 2 train.py"), "python train.py"),
     ],
 )
 def test_a_launcher_of_one_task_is_refused_with_the_line_to_type(

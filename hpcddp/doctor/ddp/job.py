@@ -51,7 +51,7 @@ class Comparison:
     def nodes(self) -> int:
         """Number of nodes of the W ranks: at most those of the job, with two ranks per node if the job has them."""
         nodes = self.job.resources.nodes
-        return min(nodes, ceil_div(self.world_size, min(self.job.tasks_per_node, _LEAST_RANKS)))
+        return min(nodes, ceil_div(self.world_size, min(self.job.ranks_per_node, _LEAST_RANKS)))
 
     @property
     def plan(self) -> BatchPlan:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from hpcddp.task.launchers import find_launcher, launcher_of
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.launchers import World, find_launcher, launcher_command_of, launcher_of
 
 ALONE = "each of the 4 tasks would start a training of its own"
 
@@ -131,6 +134,113 @@ def test_launchers_on_several_hosts_do_not_meet_at_localhost(host: str) -> None:
 def test_a_variable_of_torchrun_is_the_default_of_its_option() -> None:
     assert obstacle(["torchrun", "a.py"], PET_NNODES="4") is None
     assert obstacle(["torchrun", "--nnodes=1", "a.py"], PET_NNODES="4") == ALONE
+
+
+WORLD = World(
+    nodes=2, node_rank=1, ranks_per_node=4, address="10.0.0.1", port=29000, name="r-0", environment={"HOME": "/none"}
+)
+TORCHRUN = (
+    "--nnodes=2 --nproc-per-node=4 --rdzv-backend=static --rdzv-id=r-0 --node-rank=1 --master-addr=10.0.0.1 "
+    "--master-port=29000"
+)
+ACCELERATE = (
+    "--num_machines=2 --num_processes=8 --machine_rank=1 --main_process_ip=10.0.0.1 --main_process_port=29000 "
+    "--deepspeed_multinode_launcher=standard"
+)
+
+
+def filled_in(words: str, world: World = WORLD) -> str:
+    command = launcher_command_of(tuple(shlex.split(words)))
+    assert command is not None
+    assert command.states is None
+    return shlex.join(command.in_world(world))
+
+
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        ("torchrun a.py --nnodes 9", f"torchrun {TORCHRUN} a.py --nnodes 9"),
+        ("torchrun --nproc-per-node=gpu -- a.py", f"torchrun --nproc-per-node=gpu {TORCHRUN} a.py"),
+        ("/v/torchrun --max-restarts 3 -m pkg.a -x", f"/v/torchrun --max-restarts 3 -m {TORCHRUN} pkg.a -x"),
+        ("python3 -u -m torch.distributed.run a.py", f"python3 -u -m torch.distributed.run {TORCHRUN} a.py"),
+        ("env A=b uv run torchrun a.py", f"env A=b uv run torchrun {TORCHRUN} a.py"),
+        ("accelerate launch a.py --cpu", f"accelerate launch {ACCELERATE} --multi_gpu a.py --cpu"),
+        ("accelerate launch --use_fsdp -m pkg.a", f"accelerate launch {ACCELERATE} --use_fsdp -m pkg.a"),
+    ],
+)
+def test_the_options_that_join_the_launchers_of_all_nodes_are_filled_in(words: str, started: str) -> None:
+    assert filled_in(words) == started
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_own"), [("NO", False), ("MULTI_GPU", False), ("FSDP", True), ("DEEPSPEED", True), (None, False)]
+)
+def test_the_kind_of_training_in_a_configuration_of_accelerate_stays(
+    tmp_path: Path, kind: str | None, *, is_own: bool
+) -> None:
+    text = "mixed_precision: bf16\n" + (f"distributed_type: {kind}\n" if kind else "")
+    (tmp_path / "one.yaml").write_text(text)
+    options = "" if is_own else " --multi_gpu"
+    words = f"--config_file {tmp_path}/one.yaml a.py"
+    assert filled_in(f"accelerate launch {words}") == f"accelerate launch {ACCELERATE}{options} {words}"
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_text(text)
+    at_home = replace(WORLD, environment={"HF_HOME": str(tmp_path)})
+    assert filled_in("accelerate launch a.py", at_home) == f"accelerate launch {ACCELERATE}{options} a.py"
+
+
+def job_of(words: str, **resources: int) -> JobSpec:
+    return JobSpec.model_validate({"name": "a", "resources": resources, "command": tuple(shlex.split(words))})
+
+
+@pytest.mark.parametrize(
+    ("words", "resources", "ranks"),
+    [
+        ("torchrun a.py", {"nodes": 2, "gpus_per_node": 4}, 4),
+        ("torchrun --nproc-per-node 4 a.py", {}, 4),
+        ("torchrun --nproc-per-node auto a.py", {"gpus_per_node": 4}, 4),
+        ("torchrun --nnodes 2 a.py", {"nodes": 2, "tasks_per_node": 3}, 3),
+        ("accelerate launch --num_processes 8 a.py", {"nodes": 2}, 4),
+        ("accelerate launch a.py", {"tasks_per_node": 3}, 3),
+    ],
+)
+def test_a_launcher_is_one_task_on_each_node_with_the_cpus_of_its_ranks(
+    words: str, resources: dict[str, int], ranks: int
+) -> None:
+    job = job_of(words, cpus_per_task=5, **resources)
+    assert job.launcher_command is not None
+    assert (job.ranks_per_node, job.world_size) == (ranks, ranks * job.resources.nodes)
+    assert (job.tasks_per_node, job.tasks, job.cpus_per_task) == (1, job.resources.nodes, 5 * ranks)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "torchrun --standalone --nproc-per-node 2 a.py",
+        "torchrun --nnodes 1:2 a.py",
+        "torchrun --nnodes 4 a.py",
+        "torchrun --rdzv-backend=c10d --rdzv-endpoint=n1:29500 --nnodes=2 a.py",
+        "torchrun --nnodes=2 --node_rank=0 a.py",
+        "torchrun --an-option-of-tomorrow x a.py",
+        f"torchrun --nnodes {'9' * 5000} a.py",
+        "accelerate launch --num_processes 1 a.py",
+        "accelerate launch --machine_rank 0 a.py",
+        "accelerate launch --cpu a.py",
+        "bash -c 'torchrun a.py'",
+        "bash torchrun",
+        "python a.py",
+    ],
+)
+def test_every_task_is_a_rank_where_the_command_starts_a_world_in_its_own_way(words: str) -> None:
+    job = job_of(words, nodes=2, tasks_per_node=2)
+    assert job.launcher_command is None
+    assert (job.tasks, job.world_size) == (4, 4)
+
+
+def test_a_single_rank_needs_no_launcher_unless_the_job_names_it() -> None:
+    assert job_of("torchrun a.py").launcher_command is None
+    named = JobSpec.model_validate({"name": "a", "launcher": "torchrun", "command": ("torchrun", "a.py")})
+    assert named.launcher_command is not None
 
 
 def test_a_shell_is_no_launcher_itself() -> None:

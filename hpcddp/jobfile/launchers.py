@@ -1,15 +1,25 @@
-"""Find torchrun and ``accelerate launch`` in a command: how many launchers share a world, and what they launch."""
+"""Torchrun and ``accelerate launch`` in a command: what they launch, and the options that join them into one world.
+
+A command that begins with a launcher is started once on each node, with the options that the job fills in. A launcher
+that is hidden, or that states itself where the launchers meet, gets no options: it is only examined for whether the
+launchers of several tasks would share a world.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 from argparse import REMAINDER, ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import dropwhile, groupby, pairwise, takewhile
 from pathlib import Path
-from typing import Final, NoReturn
+from types import MappingProxyType
+from typing import Final, Literal, NoReturn
+
+LauncherName = Literal["torchrun", "accelerate"]
 
 PYTHON: Final = re.compile(r"python[0-9.]*", re.ASCII)
 # python(1): the options that take a separate argument.
@@ -46,7 +56,106 @@ _SHELL_COMMAND_OPTION: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*", re.ASCII)
 _SHELL_CONDITIONS: Final = frozenset({"if", "case", "for", "while", "until", "select", "[", "[[", "test", "||"})
 _BEFORE_A_COMMAND: Final = frozenset({"exec", "time", "nohup"})
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.ASCII | re.DOTALL)
+# With one of these the command itself says where the launchers meet.
+_TORCHRUN_MEETING: Final = (
+    "--standalone", "--rdzv-endpoint", "--rdzv-backend", "--master-addr", "--master-port", "--node-rank",
+)  # fmt: skip
+# accelerate launch --help; --cpu starts its processes by MPI.
+_ACCELERATE_FLAGS: Final = ("--cpu", "--multi-gpu", "--tpu", "--use-deepspeed", "--use-fsdp", "--use-megatron-lm")
+_ACCELERATE_VALUES: Final = (
+    "--num-machines", "--num-processes", "--main-process-ip", "--main-process-port", "--machine-rank",
+    "--rdzv-backend", "--config-file",
+)  # fmt: skip
+_ACCELERATE_MEETING: Final = (
+    "--main-process-ip", "--main-process-port", "--machine-rank", "--rdzv-backend", "--cpu", "--tpu",
+)  # fmt: skip
+# torchrun counts the devices itself.
+_COUNTED_DEVICES: Final = frozenset({"auto", "gpu"})
+_COUNT: Final = re.compile("[0-9]{1,9}", re.ASCII)
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The world that the launchers of a job join, as one of them sees it.
+
+    Args:
+        nodes: nodes of the job, each with one launcher.
+        node_rank: 0 to nodes - 1.
+        ranks_per_node: the ranks that each launcher starts.
+        address: the first node, as this one reaches it.
+        port: a port that is free there.
+        name: identifies the world.
+        environment: the environment of the launcher.
+    """
+
+    nodes: int
+    node_rank: int
+    ranks_per_node: int
+    address: str
+    port: int
+    name: str
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherCommand:
+    """A launcher at the beginning of a command, with options that are all known.
+
+    Args:
+        launcher: the launcher.
+        words: the words in front of the place where more options can stand.
+        arguments: the words behind it.
+        nodes: how many nodes its options state; None if they do not.
+        node_option: the option for that.
+        ranks: how many ranks its options state, as text; None if they do not.
+        rank_option: the option for that.
+        is_total: whether that is the number of ranks on all nodes, not on each.
+        states: the option by which the command starts the world in its own way; None if there is none.
+        kind: the option of accelerate for the kind of training; None if there is none.
+        configuration: accelerate's configuration file; None if its options do not give one.
+    """
+
+    launcher: LauncherName
+    words: tuple[str, ...]
+    arguments: tuple[str, ...]
+    nodes: int | None = None
+    node_option: str
+    ranks: str | None = None
+    rank_option: str
+    is_total: bool = False
+    states: str | None = None
+    kind: str | None = None
+    configuration: str | None = None
+
+    def ranks_on_each(self, nodes: int) -> int | None:
+        """Return the number of ranks on each of so many nodes that its options state; None if they state none."""
+        ranks = _count(self.ranks)
+        return ranks // nodes if ranks is not None and self.is_total else ranks
+
+    def contradictions(self, *, nodes: int, ranks_per_node: int, gpus_per_node: int) -> Iterator[str]:
+        """Yield what its options state otherwise than the job; the arguments are those of the job.
+
+        Each text continues the sentence "command ...".
+        """
+        if self.nodes not in {None, nodes}:
+            yield (
+                f"has {self.node_option} {self.nodes}, and resources.nodes is {nodes}; write the same number, or leave "
+                f"{self.node_option} out"
+            )
+        if self.ranks is None or (gpus_per_node and self.ranks in _COUNTED_DEVICES):
+            return
+        wanted = ranks_per_node * (nodes if self.is_total else 1)
+        if self.ranks != str(wanted):
+            where = "in all" if self.is_total else "on each node"
+            yield (
+                f"has {self.rank_option} {self.ranks}, and resources makes {wanted} ranks {where}; write "
+                f"{self.rank_option} {wanted}, or leave it out"
+            )
+
+    def in_world(self, world: World) -> tuple[str, ...]:
+        """Return the command of one node's task, with the options that join its launcher to the others."""
+        return (*self.words, *_FILLED_IN[self.launcher](self, world), *self.arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +169,7 @@ class Launcher:
         host: the host of the rendezvous; None if the command does not give it.
         may_inherit: whether its process may be a rank of the world in its own environment variables.
         program: the command that it launches; empty if it is not known.
+        options: the same with its options, if these are all known; None otherwise, and in a shell.
     """
 
     name: str
@@ -68,6 +178,7 @@ class Launcher:
     host: str | None = None
     may_inherit: bool = False
     program: tuple[str, ...] = ()
+    options: LauncherCommand | None = None
 
     @property
     def is_alone(self) -> bool:
@@ -108,6 +219,17 @@ class _Parser(ArgumentParser):
         raise ValueError(message)
 
 
+@cache
+def launcher_command_of(command: tuple[str, ...]) -> LauncherCommand | None:
+    """Return the launcher that a command begins with, also behind ``env`` or ``uv run``; None if there is none.
+
+    Args:
+        command: the command, word by word.
+    """
+    launcher = find_launcher(command, {})
+    return None if launcher is None else launcher.options
+
+
 def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that a command starts, also behind ``env``, ``uv run`` or ``bash -c``; None if there is none.
 
@@ -136,11 +258,12 @@ def launcher_of(words: Sequence[str], environment: Mapping[str, str]) -> Launche
     name, rest, python = _program_of(words)
     if name in _ACCELERATE_CLI and rest[:1] == ("launch",):
         name, rest = _ACCELERATE, rest[1:]
+    before = words[: len(words) - len(rest)]
     try:
         if name in _TORCHRUN:
-            return _torchrun(name, rest, environment, python)
+            return _torchrun(name, before, rest, environment, python)
         if name == _ACCELERATE or name in _ACCELERATE_LAUNCH:
-            return _accelerate(rest, python)
+            return _accelerate(before, rest, python)
     except ValueError:
         return Launcher(name=name, option="")
     return None
@@ -160,8 +283,24 @@ def _program_of(words: tuple[str, ...]) -> tuple[str, tuple[str, ...], tuple[str
     return "", (), ()
 
 
-def _torchrun(name: str, words: tuple[str, ...], environment: Mapping[str, str], python: tuple[str, ...]) -> Launcher:
+def _torchrun(
+    name: str, before: tuple[str, ...], words: tuple[str, ...], environment: Mapping[str, str], python: tuple[str, ...]
+) -> Launcher:
     options, program = _parsed(words, _TORCHRUN_FLAGS, _TORCHRUN_VALUES)
+    own = words[: len(words) - len(program)]
+    numbers = None if options.nnodes is None else _RANGE.fullmatch(options.nnodes)
+    # Only the launchers themselves can agree on a number of nodes in a range.
+    elastic = options.nnodes is not None and (numbers is None or numbers[2] not in {None, numbers[1]})
+    launch = LauncherCommand(
+        launcher="torchrun",
+        words=(*before, *(own[:-1] if own[-1:] == ("--",) else own)),
+        arguments=program,
+        nodes=None if numbers is None else int(numbers[1]),
+        node_option="--nnodes",
+        ranks=options.nproc_per_node,
+        rank_option="--nproc-per-node",
+        states="--nnodes" if elastic else _given(options, _TORCHRUN_MEETING),
+    )
     if not options.no_python:
         program = (*python, *(("-m",) if options.module else ()), *program)
     # The default of an option is the variable PET_<NAME> (torch/distributed/argparse_util.py).
@@ -173,27 +312,114 @@ def _torchrun(name: str, words: tuple[str, ...], environment: Mapping[str, str],
         shared_by=None if numbers is None else (int(numbers[1]), int(numbers[2] or numbers[1])),
         host=options.rdzv_endpoint or options.master_addr,
         program=program,
+        options=launch,
     )
 
 
-def _accelerate(words: tuple[str, ...], python: tuple[str, ...]) -> Launcher:
-    # Only these options are parsed. If the script has options of the same names, the launcher is not refused.
-    parser = _Parser(add_help=False)
-    for option in ("--num-machines", "--num-processes", "--main-process-ip", "--config-file"):
-        parser.add_argument(*_spellings(option))
-    options, _ = parser.parse_known_args(words)
-    machines = options.num_machines or "1"
-    # A configuration file can set any number; a single process in each task can be that task's rank.
-    known = machines.isdecimal() and options.config_file is None and options.num_processes != "1"
+def _torchrun_options(_: LauncherCommand, world: World) -> tuple[str, ...]:
+    return (
+        f"--nnodes={world.nodes}",
+        f"--nproc-per-node={world.ranks_per_node}",
+        "--rdzv-backend=static",
+        f"--rdzv-id={world.name}",
+        f"--node-rank={world.node_rank}",
+        f"--master-addr={world.address}",
+        f"--master-port={world.port}",
+    )
+
+
+def _accelerate(before: tuple[str, ...], words: tuple[str, ...], python: tuple[str, ...]) -> Launcher:
     script = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
+    module = next((number + 2 for number, word in enumerate(words) if word in {"-m", "--module"}), None)
+    # Only these options are parsed, in front of the script: a script can have options of the same names.
+    parser = _Parser(add_help=False)
+    for flag in _ACCELERATE_FLAGS:
+        parser.add_argument(*_spellings(flag), action="store_true")
+    for value in _ACCELERATE_VALUES:
+        parser.add_argument(*_spellings(value))
+    options, _ = parser.parse_known_args(words[: script if script is not None else module])
+    machines, processes = options.num_machines, options.num_processes
+    # A single process in each task can be that task's rank.
+    single = "--num_processes 1" if processes == "1" else None
+    # A configuration file can set any number.
+    count = _count(machines)
+    known = (count is not None or machines is None) and options.config_file is None and not single
+    kinds = tuple(flag for flag in _ACCELERATE_FLAGS if flag != "--cpu")
     return Launcher(
         name=_ACCELERATE,
         option="--num_machines",
-        shared_by=(int(machines), int(machines)) if known else None,
+        shared_by=(count or 1, count or 1) if known else None,
         host=options.main_process_ip,
         may_inherit=True,
         program=() if script is None else (*python, *words[script:]),
+        options=LauncherCommand(
+            launcher="accelerate",
+            words=before,
+            arguments=words,
+            nodes=count,
+            node_option="--num_machines",
+            ranks=processes,
+            rank_option="--num_processes",
+            is_total=True,
+            states=_given(options, _ACCELERATE_MEETING) or single,
+            kind=_given(options, kinds),
+            configuration=options.config_file,
+        ),
     )
+
+
+def _accelerate_options(launch: LauncherCommand, world: World) -> tuple[str, ...]:
+    ranks = world.nodes * world.ranks_per_node
+    # Without --multi_gpu, which works on CPUs too, accelerate starts a single process if it sees fewer than two GPUs on
+    # the node. The other kinds of training start as many processes as they are told to.
+    is_chosen = launch.kind is not None or _configured_kind(launch, world.environment) in _KINDS_OF_THEIR_OWN
+    return (
+        f"--num_machines={world.nodes}",
+        f"--num_processes={ranks}",
+        f"--machine_rank={world.node_rank}",
+        f"--main_process_ip={world.address}",
+        f"--main_process_port={world.port}",
+        # DeepSpeed would otherwise reach the other nodes by ssh.
+        "--deepspeed_multinode_launcher=standard",
+        *(() if is_chosen or ranks == 1 else ("--multi_gpu",)),
+    )
+
+
+_KINDS_OF_THEIR_OWN: Final = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA"})
+_DISTRIBUTED_TYPE: Final = re.compile(r"""^\s*"?distributed_type"?:\s*["']?(\w+)""", re.ASCII | re.MULTILINE)
+_LONGEST_CONFIGURATION: Final = 1 << 20
+
+
+def _configured_kind(launch: LauncherCommand, environment: Mapping[str, str]) -> str | None:
+    """Return the kind of training in accelerate's configuration file; None without one."""
+    files = [Path(launch.configuration)] if launch.configuration else _default_configurations(environment)
+    for file in files:
+        with suppress(OSError, UnicodeDecodeError), file.open(encoding="utf-8") as text:
+            found = _DISTRIBUTED_TYPE.search(text.read(_LONGEST_CONFIGURATION))
+            return None if found is None else found[1]
+    return None
+
+
+def _default_configurations(environment: Mapping[str, str]) -> list[Path]:
+    # accelerate/commands/config/config_args.py
+    cache_home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "~")) / ".cache")
+    home = Path(environment.get("HF_HOME") or Path(cache_home) / "huggingface")
+    return [home / "accelerate" / f"default_config.{suffix}" for suffix in ("yaml", "json")]
+
+
+_FILLED_IN: Final[Mapping[LauncherName, Callable[[LauncherCommand, World], tuple[str, ...]]]] = MappingProxyType(
+    {"torchrun": _torchrun_options, "accelerate": _accelerate_options}
+)
+
+
+def _count(text: str | None) -> int | None:
+    """Return the number that an option states; None if it is not given, or states none."""
+    return int(text) if text is not None and _COUNT.fullmatch(text) else None
+
+
+def _given(options: Namespace, names: Sequence[str]) -> str | None:
+    """Return the first of some options that a command gives."""
+    return next((name for name in names if getattr(options, name[2:].replace("-", "_"))), None)
 
 
 def _behind_env(words: tuple[str, ...], environment: Mapping[str, str]) -> Launcher | None:
@@ -213,9 +439,14 @@ def _behind_uv(words: tuple[str, ...], environment: Mapping[str, str]) -> Launch
 
 
 def _with_prefix(prefix: tuple[str, ...], launcher: Launcher | None) -> Launcher | None:
-    if launcher is None or not launcher.program:
-        return launcher
-    return replace(launcher, program=(*prefix, *launcher.program))
+    if launcher is None:
+        return None
+    options = launcher.options
+    return replace(
+        launcher,
+        program=(*prefix, *launcher.program) if launcher.program else (),
+        options=None if options is None else replace(options, words=(*prefix, *options.words)),
+    )
 
 
 def _in_shell(words: tuple[str, ...], environment: Mapping[str, str]) -> Launcher | None:
@@ -233,7 +464,7 @@ def _in_shell(words: tuple[str, ...], environment: Mapping[str, str]) -> Launche
         if launcher is not None:
             # A program that needs the shell, or is one of several commands, cannot replace the text.
             stays = command != tokens or "$" in text or "`" in text
-            return replace(launcher, program=()) if stays else launcher
+            return replace(launcher, options=None, program=() if stays else launcher.program)
     return None
 
 
