@@ -201,7 +201,6 @@ def test_the_built_in_training_trains_a_model_of_timm(sandbox: Sandbox, tmp_path
 def test_ray_resumes_on_two_hosts_after_a_preemption(sandbox: Sandbox, tmp_path: Path, short_path: Path) -> None:
     write_files(RAY, tmp_path)
     tracked = check_that_it_resumes(RAY, sandbox, tmp_path, {"TMPDIR": str(short_path)})
-    assert {path.name for path in short_path.iterdir()} == {f"ray-{tracked.job_id}-{rank}" for rank in range(2)}
     assert tracked.log().count("of 2 begins at 0") == 2
     assert (tracked.run.path / "ray-token").stat().st_mode & 0o777 == 0o600
 
