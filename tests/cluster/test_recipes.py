@@ -53,6 +53,10 @@ class Recipe:
 
 
 ACCELERATE = Recipe(section="accelerate", replaced=(SLOW_STEP,))
+LIGHTNING = Recipe(
+    section="Lightning",
+    replaced=(("        return self.layer", "        import time; time.sleep(0.1); return self.layer"),),
+)
 HYDRA = Recipe(section="Hydra", replaced=(SLOW_STEP, ("steps: 200", "steps: 60")))
 RAY = Recipe(section="Ray", checkpoint="ray/checkpoint_*/state.pt", replaced=(SLOW_STEP, ("1000000000", "80000000")))
 IMAGENET = Recipe(
@@ -171,7 +175,7 @@ def check_that_it_resumes(
     return tracked
 
 
-@pytest.mark.parametrize("recipe", [ACCELERATE, HYDRA], ids=lambda recipe: recipe.section)
+@pytest.mark.parametrize("recipe", [ACCELERATE, LIGHTNING, HYDRA], ids=lambda recipe: recipe.section)
 def test_a_program_of_the_page_resumes_after_a_preemption(recipe: Recipe, sandbox: Sandbox, tmp_path: Path) -> None:
     write_files(recipe, tmp_path)
     check_that_it_resumes(recipe, sandbox, tmp_path)
