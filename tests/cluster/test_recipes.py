@@ -88,7 +88,8 @@ TIMM = Recipe(
     resumes_at=r"Train: (\d+) \[",
     checkpoint="timm/last.pth.tar",
     checkout="pytorch-image-models",
-    replaced=(("1024", "16"), ("resnet50", "resnet10t")),
+    # As it is, each of several ranks needs a GPU.
+    replaced=(("device_ids=[device], ", ""), ("1024", "16"), ("resnet50", "resnet10t")),
     arguments="--num-classes 10 --img-size 32 --device cpu --workers 1 --epochs 10",
 )
 
@@ -167,8 +168,7 @@ def check_that_it_resumes(
     high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
     sandbox.submit(*high, "--wrap=sleep 2")
     tracked.wait_until_finished(timeout_s=400)
-    assert [event.cause for event in tracked.events("requeue")] == ["preemption"]
-    assert tracked.result["status"] == "finished"
+    assert (tracked.result["status"], tracked.attempts) == ("finished", 2)
     begun = re.search(recipe.resumes_at, logs[1].read_text(), re.MULTILINE)
     assert begun is not None, logs[1].read_text()
     assert int(begun[1]) > 0
@@ -214,11 +214,13 @@ def test_ray_resumes_on_two_hosts_after_a_preemption(sandbox: Sandbox, tmp_path:
 def test_a_program_of_a_checkout_resumes_after_a_preemption(recipe: Recipe, sandbox: Sandbox, tmp_path: Path) -> None:
     directory = tmp_path / "checkout"
     shutil.copytree(Path(str(CHECKOUTS), str(recipe.checkout)), directory)
+    write_files(Recipe(section="A save that a kill cannot break"), directory)
     write_files(recipe, directory)
     write_images(directory / "images")
+    program = directory / ("main.py" if recipe is IMAGENET else "train.py")
+    program.write_text(edited(program.read_text(), recipe))
     if recipe is NANOGPT:
-        program = directory / "train.py"
-        program.write_text(edited(program.read_text(), recipe))
-        (directory / "data" / "shakespeare_char" / "input.txt").write_text(PAGE)
-        sandbox.run(sys.executable, directory / "data" / "shakespeare_char" / "prepare.py")
+        data = directory / "data" / "shakespeare_char"
+        (data / "input.txt").write_text(PAGE)
+        sandbox.run(sys.executable, data / "prepare.py")
     check_that_it_resumes(recipe, sandbox, directory)
