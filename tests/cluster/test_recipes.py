@@ -175,20 +175,24 @@ def check_that_it_resumes(
     return tracked
 
 
-@pytest.mark.parametrize("recipe", [ACCELERATE, LIGHTNING, HYDRA], ids=lambda recipe: recipe.section)
-def test_a_program_of_the_page_resumes_after_a_preemption(recipe: Recipe, sandbox: Sandbox, tmp_path: Path) -> None:
-    write_files(recipe, tmp_path)
-    check_that_it_resumes(recipe, sandbox, tmp_path)
+def test_accelerate_resumes_after_a_preemption(sandbox: Sandbox, tmp_path: Path) -> None:
+    write_files(ACCELERATE, tmp_path)
+    check_that_it_resumes(ACCELERATE, sandbox, tmp_path)
 
 
-def test_hydra_writes_its_output_into_the_run_directory(sandbox: Sandbox, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_lightning_resumes_on_two_hosts_after_a_preemption(sandbox: Sandbox, tmp_path: Path) -> None:
+    write_files(LIGHTNING, tmp_path)
+    check_that_it_resumes(LIGHTNING, sandbox, tmp_path)
+
+
+def test_hydra_resumes_after_a_preemption_and_writes_into_the_run_directory(sandbox: Sandbox, tmp_path: Path) -> None:
     write_files(HYDRA, tmp_path)
-    tracked = submit(Recipe(section="Hydra", arguments="steps=2"), sandbox, tmp_path)
-    tracked.wait_until_finished()
+    tracked = check_that_it_resumes(HYDRA, sandbox, tmp_path)
     for rank in range(2):
-        output = tracked.run.path / "hydra" / "attempt-0" / f"rank-{rank}"
+        output = tracked.run.path / "hydra" / "attempt-1" / f"rank-{rank}"
         assert "lr=0.2" in (output / ".hydra" / "overrides.yaml").read_text()
-        assert "finished 2 steps with lr 0.2" in (output / "hydra_train.log").read_text()
+        assert "finished 60 steps with lr 0.2" in (output / "hydra_train.log").read_text()
     assert not (tmp_path / "outputs").exists()
 
 
