@@ -101,7 +101,7 @@ TIMM = Recipe(
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """Return a directory whose path leaves room for the name of a socket."""
-    path = Path(tempfile.mkdtemp(prefix="hpcddp-"))
+    path = Path(tempfile.mkdtemp(prefix="ray-"))
     yield path
     shutil.rmtree(path)
 
