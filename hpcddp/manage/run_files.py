@@ -165,8 +165,8 @@ def starts_over(run: RunDirectory, newest: int) -> str | None:
     if len(printed) > 1 or len(set(losses)) < _LOSSES_COMPARED:
         return None
     return (
-        f"run {run.run_id} probably starts over in each attempt: attempts {numbers[0]} to {newest} printed the same first "
-        f"losses ({', '.join(losses)}); how to resume: docs/any-script.md"
+        f"run {run.run_id} probably starts over in each attempt: attempts {numbers[0]} to {newest} printed the same "
+        f"first losses ({', '.join(losses)}); how to resume: docs/any-script.md"
     )
 
 

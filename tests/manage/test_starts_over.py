@@ -16,8 +16,8 @@ from tests.manage.runs import NOON, FakeRun, make, queued
 
 FRESH = "loading 50000 samples took {seconds} s\nstep 1 loss 2.3010\nstep 2 loss 2.2544\nstep 3 loss 2.1903\n"
 SENTENCE = (
-    "run run-1 probably starts over in each attempt: attempts 0 to 2 printed the same first losses (2.3010, 2.2544, 2.1903); "
-    "how to resume: docs/any-script.md"
+    "run run-1 probably starts over in each attempt: attempts 0 to 2 printed the same first losses (2.3010, 2.2544, "
+    "2.1903); how to resume: docs/any-script.md"
 )
 
 
