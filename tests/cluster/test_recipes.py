@@ -171,7 +171,9 @@ def check_that_it_resumes(
         tracked.wait_until(lambda: [*tracked.run.path.glob(pattern)], "the first checkpoint")
     high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
     sandbox.submit(*high, "--wrap=sleep 2")
-    tracked.wait_until_finished(timeout_s=400)
+    sandbox.wait(tracked.job_id, states={"COMPLETED"}, timeout=400)
+    # Ray's agents end some time after the process that has started them.
+    tracked.wait_until(lambda: not tracked.processes(), "the end of all processes", timeout_s=90)
     assert (tracked.result["status"], tracked.attempts) == ("finished", 2)
     begun = re.search(recipe.resumes_at, logs[1].read_text(), re.MULTILINE)
     assert begun is not None, logs[1].read_text()
