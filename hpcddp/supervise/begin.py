@@ -21,7 +21,7 @@ from hpcddp.run.directory import AttemptDirectory, ReservedRecord, RunDirectory
 from hpcddp.run.events import Event, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import cause_in_log
 from hpcddp.run.files import exists, full_disk_sentence, is_full, make_reserves, write_text
-from hpcddp.run.job_records import Start, newest_start, read_refusal, write_refusal, write_start
+from hpcddp.run.job_records import Start, newest_start, read_program_end, read_refusal, write_refusal, write_start
 from hpcddp.run.moved import refuse_other_script
 from hpcddp.run.ownership import (
     RunDirectoryError,
@@ -235,7 +235,7 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
     number = run.newest_attempt() or 0
     if previous.job_id == start.job_id and start.restart_count:
         if not any(event.kind == "requeue" and event.attempt == number for event in events):
-            cause = _cause_of_requeue(run.attempt(number), events)
+            cause = _cause_of_requeue(run.attempt(number), events, tasks=spec.tasks)
             if spec.command is not None:
                 record_progress(run.attempt(number), now=start.time, interrupted=is_interruption(cause))
             _append_requeue_event(run, start, number, cause)
@@ -258,8 +258,11 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
     raise BudgetError(f"run {run.run_id} is not started again: {why}. To resume: {resume_command(run)}")
 
 
-def _cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event]) -> Cause:
+def _cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event], *, tasks: int) -> Cause:
     """Return why Slurm has requeued the job on its own, as the records of the attempt before show it."""
+    # A program can requeue its job itself, after which Slurm no longer shows the preemption.
+    if read_program_end(attempt, tasks=tasks).preempted:
+        return Cause.PREEMPTION
     stops = [event for event in events if event.kind == "stop" and event.attempt == attempt.number]
     cause = stops[-1].known_cause if stops and stops[-1].cause else Cause.REQUEUED
     return cause_in_log(attempt) or cause if cause is Cause.REQUEUED else cause

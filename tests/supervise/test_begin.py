@@ -15,7 +15,7 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import read_json, write_json
-from hpcddp.run.job_records import Start
+from hpcddp.run.job_records import ProgramExit, Start, write_exit
 from hpcddp.run.ownership import RunDirectoryError, is_alive
 from hpcddp.slurm import commands
 from hpcddp.supervise.__main__ import main
@@ -171,6 +171,15 @@ def test_what_slurm_requeued_by_itself_is_written_down_as_what_it_was(tmp_path: 
     begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
     (requeue,) = [event for event in read_events(attempt.run.events) if event.kind == "requeue"]
     assert (requeue.attempt, requeue.cause, requeue.by) == (0, "preemption", "slurm")
+
+
+def test_a_program_that_requeued_its_job_after_a_preemption_was_preempted(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
+    write_exit(attempt, ProgramExit(rank=0, host="n1", time=0.0, code=0, notice="terminated", cause="preemption"))
+    begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    (requeue,) = [event for event in read_events(attempt.run.events) if event.kind == "requeue"]
+    assert requeue.cause == "preemption"
 
 
 def test_a_requeue_that_is_written_down_already_is_not_written_twice(tmp_path: Path) -> None:
