@@ -279,10 +279,15 @@ def _report_requeue(attempt_facts: AttemptFacts, action: Action, *, by: str) -> 
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=str(attempt_facts.counted_cause), job_id=job_id, by=by)
     expedite = attempt_facts.spec.requeue.expedite
     soon = "in a few seconds, if its nodes are free" if expedite else "in about two minutes"
-    next_step = f"Slurm runs {attempt_facts.job} again {soon}, and the run resumes from that step."
+    next_step = f"Slurm runs {attempt_facts.job} again {soon}, and {_continuation(attempt_facts)}."
     return Ending(
         exit_code=action.exit_code, text=_summary(attempt_facts, next_step), expedite=job_id if expedite else None
     )
+
+
+def _continuation(attempt_facts: AttemptFacts) -> str:
+    """Return what the next attempt does."""
+    return "the run resumes from that step" if attempt_facts.spec.command is None else "the program starts again"
 
 
 def _continue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
@@ -297,7 +302,7 @@ def _continue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     cause = str(attempt_facts.counted_cause)
     _append_stop(attempt_facts)
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=cause, job_id=submission.job_id, by="hpcddp")
-    next_step = f"Job {submission.job_id} was submitted, and the run resumes from that step."
+    next_step = f"Job {submission.job_id} was submitted, and {_continuation(attempt_facts)}."
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step))
 
 

@@ -75,7 +75,7 @@ def test_a_preempted_command_is_requeued_whatever_its_exit_code(
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
     assert ending.text == (
         "attempt 0 of run r1 has ended: job 7 was preempted. Slurm runs job 7 again in a few seconds, if its nodes are "
-        "free, and the run resumes from that step."
+        "free, and the program starts again."
     )
     assert command.last("requeue").cause == "preemption"
 
