@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks of one attempt: they find rank 0, say who they are, and all hear one verdict.
+"""Rendezvous of the ranks of one attempt: they find rank 0, say who they are, and all get one verdict.
 
 Rank 0 publishes its address in the attempt's own directory. What is said there is in ``exchange``. The process that
 serves a port binds it and keeps it bound, so no other job on the node can take it in between. The first part of the

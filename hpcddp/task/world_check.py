@@ -143,11 +143,11 @@ def _strings(pid: int, name: str) -> list[str]:
 def children_of(pid: int) -> list[int]:
     """Return the processes that a process has started; none if it has ended."""
     with contextlib.suppress(OSError):
-        return [int(child) for task in (_PROC / str(pid) / "task").iterdir() for child in _readchildren_of(task)]
+        return [int(child) for task in (_PROC / str(pid) / "task").iterdir() for child in _read_children(task)]
     return []
 
 
-def _readchildren_of(task: Path) -> Iterator[str]:
+def _read_children(task: Path) -> Iterator[str]:
     # The thread may have ended.
     with contextlib.suppress(OSError):
         yield from (task / "children").read_text(encoding="ascii").split()

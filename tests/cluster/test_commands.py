@@ -59,6 +59,16 @@ FIXED = [
     "!!",
 ]
 
+RAISES = """
+import os
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(100):
+    dist.all_reduce(torch.ones(1))
+    if step == 5 and os.environ["RANK"] == "{rank}":
+        raise ValueError("my own mistake")
+"""
+
 
 def start(sandbox: Sandbox, directory: Path, *words: str | Path, env: dict[str, str] | None = None) -> TrackedRun:
     """Submit a command from ``directory``."""
@@ -230,18 +240,7 @@ def test_a_command_that_only_ever_asks_to_go_on_is_ended_by_the_budget(sandbox: 
 
 
 def test_a_failed_command_is_not_run_again_and_names_the_first_rank(sandbox: Sandbox, tmp_path: Path) -> None:
-    program = script(
-        tmp_path,
-        """
-        import os, time
-        import torch, torch.distributed as dist
-        dist.init_process_group("gloo")
-        for step in range(100):
-            dist.all_reduce(torch.ones(1))
-            if step == 5 and os.environ["RANK"] == "2":
-                raise ValueError("my own mistake")
-        """,
-    )
+    program = script(tmp_path, RAISES.format(rank=2))
     tracked = start(
         sandbox, tmp_path, "--nodes", "2", "--tasks-per-node", "2", "--time", "10", "--", sys.executable, program
     )
@@ -537,18 +536,7 @@ def test_ranks_of_a_launcher_save_at_a_preemption_and_go_on_in_the_next_attempt(
 
 
 def test_why_names_the_exception_of_the_rank_that_failed_in_a_launcher(sandbox: Sandbox, tmp_path: Path) -> None:
-    program = script(
-        tmp_path,
-        """
-        import os
-        import torch, torch.distributed as dist
-        dist.init_process_group("gloo")
-        for step in range(100):
-            dist.all_reduce(torch.ones(1))
-            if step == 5 and os.environ["RANK"] == "3":
-                raise ValueError("my own mistake")
-        """,
-    )
+    program = script(tmp_path, RAISES.format(rank=3))
     tracked = start(sandbox, tmp_path, *ON_TWO_HOSTS, "--", BIN / "torchrun", "--nproc-per-node=2", program)
     fields = tracked.wait_for_end("FAILED", timeout_s=240)
     assert (fields["ExitCode"], fields["Restarts"]) == ("70:0", "0")
