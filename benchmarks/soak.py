@@ -1,5 +1,8 @@
 """Run three trainings at once on a real Slurm with random faults: each result must equal that without faults.
 
+The faults are preemptions, signals, ranks that are killed or stopped, hosts and links that are lost, slurmctld ended or
+killed, a full disk, run directories that are away for seconds, and damaged checkpoints and records.
+
 usage: python -m benchmarks.soak [--seconds 1800] [--every 20] [--seed 0] [--results benchmarks/results]
 
 As root: the hosts are network namespaces. After the given time no new run begins and no fault is injected; the
@@ -18,19 +21,23 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hpcddp.run.checkpoints import list_checkpoints, valid_or_none
 from hpcddp.slurm.hostlist import expand
 from tests.cluster.comparison import RunComparison, compare_runs
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.scenarios import References, ScenarioContext
 from tests.cluster.slurm_faults import link_cut, wait_for_node, without_controller, without_slurmd
+from tests.cluster.test_stop_disk import away
 from tests.cluster.tracked_run import TrackedRun, trace_file
+from tests.small_disk import FILLS, make_room, small_disk
 
 RUNS_AT_ONCE = 3
 # Twice as long as in the usual scenarios: faults have something to hit.
@@ -41,6 +48,9 @@ _SECTIONS: dict[str, dict[str, Any]] = {
     "requeue": {"max_failures": 1000, "max_attempts_without_progress": 1000},
     "launch": {"hang_timeout": "20s", "rendezvous_timeout": "60s"},
 }
+# slurmctld saves its state every five seconds.
+_STATE_SAVED_S = 6
+_DAMAGED = (b"", b"null", b"12\n", b"\xff\xfe", b'{"version": 1, "kind"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +84,7 @@ class Soak:
         dice: decides.
         faults: what happened, with the seconds after the beginning.
         ended: the runs that have ended.
-        submitting: held while a run is submitted, which needs a controller.
+        undisturbed: held while a run is submitted or compared, which needs slurmctld, space and its directory.
     """
 
     context: ScenarioContext
@@ -83,7 +93,7 @@ class Soak:
     dice: random.Random
     faults: list[tuple[float, str]] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
-    submitting: threading.Lock = field(default_factory=threading.Lock)
+    undisturbed: threading.Lock = field(default_factory=threading.Lock)
     _living: dict[int, TrackedRun] = field(default_factory=dict)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -105,12 +115,13 @@ class Soak:
         number = 0
         while not self._stopping.is_set():
             name = f"lane{lane}-run{number}"
-            with self.submitting:
+            with self.undisturbed:
                 tracked = self.context.start(name, seconds=_STEP_S, sections=_SECTIONS)
             self._living[lane] = tracked
             try:
                 tracked.wait_until_finished(timeout_s=_LONGEST_RUN_S)
-                ended = Ended(name=name, account=compare_runs(tracked, reference))
+                with self.undisturbed:
+                    ended = Ended(name=name, account=compare_runs(tracked, reference))
             except AssertionError as error:
                 ended = Ended(name=name, account=None, problem=str(error))
             self._tell(ended)
@@ -207,9 +218,61 @@ def _host_away(soak: Soak, tracked: TrackedRun, away: Callable[..., Any]) -> Non
 
 
 def _controller_away(soak: Soak, tracked: TrackedRun) -> None:
-    with soak.submitting, without_controller(tracked.sandbox):
+    with soak.undisturbed, without_controller(tracked.sandbox):
         soak.signal(tracked, signal.SIGUSR2)
         time.sleep(soak.dice.uniform(1, 15))
+
+
+def _controller_killed(soak: Soak, tracked: TrackedRun) -> None:
+    """It forgets what it has not saved: a requeue is to be repeated, a submission could not be."""
+    with soak.undisturbed:
+        time.sleep(_STATE_SAVED_S)
+        soak.signal(tracked, signal.SIGUSR2)
+        time.sleep(soak.dice.uniform(0, 8))
+        with without_controller(tracked.sandbox, signal="KILL"):
+            time.sleep(soak.dice.uniform(0, 4))
+
+
+def _disk_full(soak: Soak, tracked: TrackedRun) -> None:
+    fill = FILLS[soak.dice.choice(list(FILLS))]
+    with soak.undisturbed:
+        fill(soak.context.directory)
+        try:
+            if soak.dice.choice([True, False]):
+                soak.signal(tracked, signal.SIGUSR2)
+            time.sleep(soak.dice.uniform(1, 15))
+        finally:
+            make_room(soak.context.directory)
+
+
+def _directory_away(soak: Soak, tracked: TrackedRun) -> None:
+    """The directory of a job that runs: Slurm fails one that it starts meanwhile, as it cannot open the job's log."""
+    if soak.host_of(tracked) is None:
+        return
+    if soak.dice.choice([True, False]):
+        soak.signal(tracked, signal.SIGUSR2)
+        time.sleep(soak.dice.uniform(0, 2))
+    with soak.undisturbed:
+        away(tracked, soak.dice.uniform(0.5, 15))
+
+
+def _checkpoint_damaged(soak: Soak, tracked: TrackedRun) -> None:
+    """The newest one, where an older one is valid."""
+    newest, *older = list_checkpoints(tracked.run.checkpoints) or [None]
+    if newest is not None and any(map(valid_or_none, older)):
+        with suppress(FileNotFoundError):
+            soak.dice.choice(sorted(newest.iterdir())).write_bytes(soak.dice.choice(_DAMAGED))
+    soak.signal(tracked, signal.SIGKILL)
+
+
+def _records_damaged(soak: Soak, tracked: TrackedRun) -> None:
+    """A line of a log, and a record of an attempt that has ended."""
+    damage = soak.dice.choice(_DAMAGED)
+    with soak.dice.choice([tracked.run.events, tracked.run.metrics]).open("ab") as log:
+        log.write(damage)
+    ended = [path for number in range(tracked.attempts - 1) for path in tracked.run.attempt(number).path.glob("*.json")]
+    if ended:
+        soak.dice.choice(sorted(ended)).write_bytes(damage)
 
 
 FAULTS: tuple[Callable[[Soak, TrackedRun], None], ...] = (
@@ -223,7 +286,24 @@ FAULTS: tuple[Callable[[Soak, TrackedRun], None], ...] = (
     _slurmd_killed,
     _link_cut,
     _controller_away,
+    _controller_killed,
+    _disk_full,
+    _directory_away,
+    _checkpoint_damaged,
+    _records_damaged,
 )
+
+
+@contextmanager
+def place_of_soak(directory: Path) -> Iterator[ScenarioContext]:
+    """Start a Slurm whose runs lie on a disk that a fault can fill.
+
+    Args:
+        directory: where the disk is mounted; all runs lie in it.
+    """
+    # The hosts of a Slurm do not see what is mounted later.
+    with small_disk(directory, size="512m", inodes=20_000), sandbox_with(*QUICK) as sandbox:
+        yield ScenarioContext(sandbox=sandbox, directory=directory, references=References(sandbox, directory))
 
 
 def summary(soak: Soak, *, seed: int) -> dict[str, Any]:
@@ -251,10 +331,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
-    with sandbox_with(*QUICK) as sandbox, tempfile.TemporaryDirectory(prefix="hpcddp-soak-") as directory:
-        context = ScenarioContext(
-            sandbox=sandbox, directory=Path(directory), references=References(sandbox, Path(directory))
-        )
+    with (
+        tempfile.TemporaryDirectory(prefix="hpcddp-soak-") as directory,
+        place_of_soak(Path(directory)) as context,
+    ):
         soak = Soak(context=context, seconds=options.seconds, every=options.every, dice=random.Random(options.seed))
         soak.run()
         document = summary(soak, seed=options.seed)

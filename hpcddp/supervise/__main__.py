@@ -15,7 +15,7 @@ from hpcddp.run.files import ignore_output_errors, why_unreadable
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.supervise.begin import begin
 from hpcddp.supervise.end import end
-from hpcddp.supervise.slurm_requeue import expedite
+from hpcddp.supervise.slurm_requeue import DIRECTORY_AWAY_DELAY_S, START_DELAY_S, expedite
 from hpcddp.supervise.watch import watch
 
 
@@ -75,7 +75,8 @@ def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     ending = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
     sys.stderr.write(f"hpcddp: {printable(ending.text)}\n")
     if ending.expedite is not None:
-        expedite(ending.expedite)
+        is_there = attempt.run.path.is_dir()
+        expedite(ending.expedite, delay_s=START_DELAY_S if is_there else DIRECTORY_AWAY_DELAY_S)
     return ending.exit_code
 
 

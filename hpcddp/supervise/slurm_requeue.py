@@ -19,6 +19,12 @@ from hpcddp.stop.reasons import Cause
 PATIENCE_S = 60.0
 """How long to wait for a controller that does not respond."""
 
+START_DELAY_S = 2
+"""Seconds from the end of an attempt to the start of the next one."""
+
+DIRECTORY_AWAY_DELAY_S = 120
+"""The same, where the run directory is away: Slurm opens the job's log in it, and fails a job where it cannot."""
+
 _TRIES = 3
 _PAUSE_S = 2.0
 # The controller raises the restart count before it answers; a busy one may show it a little late.
@@ -29,7 +35,6 @@ _LONGEST_GRACE_S = 900.0
 _LONG_POLL_S = 3.0
 # slurmctld writes a change to its disk within 6 s (SAVE_MAX_WAIT is 5 in its source) and the time that the write takes.
 _SAVE_S = 7
-_START_DELAY_S = 2
 
 
 class RequeueOutcome(Enum):
@@ -123,7 +128,7 @@ def stay_until_saved(
     for _ in range(_TRIES):
         saved = time.monotonic() + _SAVE_S
         if set_start_time:
-            expedite(job_id, delay_s=_SAVE_S + _START_DELAY_S)
+            expedite(job_id, delay_s=_SAVE_S + START_DELAY_S)
         time.sleep(max(0.0, saved - time.monotonic()))
         job = ask_slurm(job_id, patience_s=PATIENCE_S)
         if job is None:
@@ -173,7 +178,7 @@ def wait_for_controller(job_id: str) -> None:
     wait_until(lambda: ask_slurm(job_id), timeout_s=_LONGEST_GRACE_S, poll_s=_LONG_POLL_S)
 
 
-def expedite(job_id: str, *, delay_s: int = _START_DELAY_S) -> None:
+def expedite(job_id: str, *, delay_s: int = START_DELAY_S) -> None:
     """Set an earlier start time for a job that was just requeued; Slurm waits until its old credentials have expired.
 
     Call it last: what ends later than the start time that is set here gets Slurm's own start time, two minutes on. And

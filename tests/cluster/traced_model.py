@@ -10,6 +10,9 @@ import hashlib
 import os
 import signal
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch  # noqa: TID253
@@ -29,7 +32,7 @@ class Traced(nn.Module):
         self.behaviour, self.forwards = behaviour, 0
         self.rank = int(os.environ["RANK"])
         path = Path(os.environ["HPCDDP_ATTEMPT_DIR"]) / f"trace-{self.rank}"
-        self.trace = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.trace = repeated(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 
     def forward(self, images: Tensor) -> Tensor:
         if not self.training:
@@ -38,7 +41,10 @@ class Traced(nn.Module):
             return self._scores(images)
         self.forwards += 1
         digest = hashlib.blake2b(images.numpy().tobytes(), digest_size=8).hexdigest()
-        os.write(self.trace, f"{time.time():.4f} {len(images)} {digest}\n".encode())
+        line = f"{time.time():.4f} {len(images)} {digest}\n".encode()
+        while line:
+            written = repeated(partial(os.write, self.trace, line))
+            line = line[written:]
         slow = self.rank == self.behaviour.get("slow_rank")
         time.sleep(self.behaviour.get("seconds", 0) * (3 if slow else 1))
         return self._misbehave(self._scores(images))
@@ -59,6 +65,15 @@ class Traced(nn.Module):
         if self.forwards == self.behaviour.get("exit_at"):
             os._exit(0)
         return scores * torch.nan if self.forwards == self.behaviour.get("nan_at") else scores
+
+
+def repeated(action: Callable[[], int]) -> int:
+    """Do what fails on a full disk or in a directory that is away, again for up to a minute."""
+    for _ in range(600):
+        with suppress(OSError):
+            return action()
+        time.sleep(0.1)
+    return action()
 
 
 def build(num_classes: int, *, missing_on: int | None = None, **behaviour: float) -> nn.Module:

@@ -159,6 +159,9 @@ def processes_with(text: str) -> list[Process]:
 
 
 def records(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the training records of a run's metrics."""
-    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    return [record for record in lines if "loss" in record]
+    """Return the training records of a run's metrics; a damaged line is none."""
+    found = []
+    for line in run.metrics.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [record for record in found if isinstance(record, dict) and "loss" in record]

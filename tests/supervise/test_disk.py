@@ -266,6 +266,26 @@ def test_a_directory_that_goes_away_during_the_requeue_is_no_newer_attempt(
     assert scenario.end().exit_code == STOPPED
 
 
+@pytest.mark.parametrize("away", [False, True])
+def test_a_job_whose_directory_is_away_starts_late(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, *, away: bool
+) -> None:
+    scenario = Scenario(tmp_path, SLURM)
+    scenario.stop()
+    slurm.become("RUNNING", **PREEMPTED)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def requeue(job_id: str) -> None:
+        if away:
+            scenario.attempt.run.path.rename(tmp_path / "away")
+        slurm.requeue(job_id)
+
+    monkeypatch.setattr("hpcddp.slurm.commands.requeue", requeue)
+    environment = {**SLURM, "HPCDDP_ATTEMPT_DIR": str(scenario.attempt.path)}
+    assert main(["end", "--code", "75"], environment) == STOPPED
+    assert slurm.start_times[-1] == ("now+120seconds" if away else "now+2seconds")
+
+
 def test_the_result_of_a_run_waits_for_its_directory(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
