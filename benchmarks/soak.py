@@ -258,10 +258,10 @@ def _directory_away(soak: Soak, tracked: TrackedRun) -> None:
 
 def _checkpoint_damaged(soak: Soak, tracked: TrackedRun) -> None:
     """The newest one, where an older one is valid."""
-    newest, *older = list_checkpoints(tracked.run.checkpoints) or [None]
-    if newest is not None and any(map(valid_or_none, older)):
+    saved = list_checkpoints(tracked.run.checkpoints)
+    if any(map(valid_or_none, saved[1:])):
         with suppress(FileNotFoundError):
-            soak.dice.choice(sorted(newest.iterdir())).write_bytes(soak.dice.choice(_DAMAGED))
+            soak.dice.choice(sorted(saved[0].iterdir())).write_bytes(soak.dice.choice(_DAMAGED))
     soak.signal(tracked, signal.SIGKILL)
 
 
