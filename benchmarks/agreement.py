@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.train.loop.agreement import PendingAgreement, Votes
+from hpcddp.train.loop.agreement import PendingAgreement, StepPart, Votes
 
 WAYS = ("loss", "ride", "late", "at once")
 WARM_UP_STEPS = 20
@@ -65,7 +65,7 @@ class Ride:
 
     def __call__(self, loss: Tensor) -> None:
         """Start this step's sum, and read the one before."""
-        before, self._pending = self._pending, PendingAgreement(loss, Votes())
+        before, self._pending = self._pending, PendingAgreement([StepPart(loss)], Votes())
         if before is not None:
             before.read()
 

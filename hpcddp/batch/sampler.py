@@ -7,6 +7,7 @@ by their first sample, so that the numbers depend only on the data and on the us
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterable
@@ -16,6 +17,9 @@ import numpy as np  # noqa: TID253
 from hpcddp.batch.order import Indices, KeyedOrder, SampleOrder, TorchOrder
 from hpcddp.batch.plan import BatchPlan, plan_batch
 from hpcddp.jobfile.sections import OrderName, Tail
+
+# Positions whose samples are computed together; numpy's calls take about as long for a few of them.
+_BLOCK = 4096
 
 
 class GlobalBatches:
@@ -41,6 +45,10 @@ class GlobalBatches:
         self._make_order = KeyedOrder if order == "keyed" else TorchOrder
         self._seed = seed
         self._current: tuple[int, SampleOrder] | None = None
+        last = self.steps_per_epoch - 1
+        self._epoch_end = last * global_batch_size + self._plan.batch_size(last)
+        # Epoch, first position and samples of the positions that were computed last.
+        self._block: tuple[int, int, Indices] = -1, 0, np.empty(0, dtype=np.int64)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -58,9 +66,16 @@ class GlobalBatches:
             ValueError: there is no such step.
         """
         first = step * self._plan.global_batch_size
-        positions = np.arange(first, first + self._plan.batch_size(step), dtype=np.int64)
+        end = first + self._plan.batch_size(step)
+        known_epoch, begin, known = self._block
+        if epoch != known_epoch or not begin <= first <= end <= begin + len(known):
+            begin, known = first, self._indices_at(epoch, first, max(end, min(first + _BLOCK, self._epoch_end)))
+            self._block = epoch, begin, known
+        return known[first - begin : end - begin]
+
+    def _indices_at(self, epoch: int, first: int, end: int) -> Indices:
         # A tail that wraps continues at the beginning of the order, several times if B > N.
-        return self._order(epoch)(positions % self._samples)
+        return self._order(epoch)(np.arange(first, end, dtype=np.int64) % self._samples)
 
     def _order(self, epoch: int) -> SampleOrder:
         if self._current is None or self._current[0] != epoch:
@@ -78,10 +93,15 @@ def share_of(plan: BatchPlan, indices: Indices, rank: int) -> list[Indices]:
         indices: a global batch, ``[b]`` with b <= B.
         rank: 0..W-1.
     """
-    sizes = plan.rank_share(len(indices), rank)
-    start = plan.rank_offset(len(indices), rank)
-    bounds = np.cumsum((start, *sizes))
-    return [indices[begin:end] for begin, end in itertools.pairwise(bounds)]
+    return [indices[begin:end] for begin, end in _spans(plan, len(indices), rank)]
+
+
+# Nearly all batches of a training have the same size.
+@functools.lru_cache(maxsize=16)
+def _spans(plan: BatchPlan, batch: int, rank: int) -> list[tuple[int, int]]:
+    """Return where each micro-batch of one rank begins and ends in a global batch, ``[A]``."""
+    bounds = itertools.accumulate(plan.rank_share(batch, rank), initial=plan.rank_offset(batch, rank))
+    return list(itertools.pairwise(bounds))
 
 
 class GroupTable:

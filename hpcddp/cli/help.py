@@ -1,9 +1,10 @@
-"""Move the examples of each docstring to the end of the help, one line each."""
+"""The groups and commands of the help: examples at the end, and commands that are built when they are called."""
 
 from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import typer
@@ -19,14 +20,50 @@ def add_examples(app: typer.Typer) -> None:
 
     A docstring, or the help of a group, has a paragraph ``Example: hpcddp ...`` for each.
     """
-    app.info.help, app.info.epilog = _parts(str(app.info.help))
-    app.info.cls = _showing_examples(TyperGroup)
+    if isinstance(app.info.help, str):
+        app.info.help, app.info.epilog = _parts(app.info.help)
+    app.info.cls = _showing_examples(app.info.cls if isinstance(app.info.cls, type) else TyperGroup)
     for command in app.registered_commands:
         command.help, command.epilog = _parts(command.help or inspect.getdoc(command.callback) or "")
         command.cls = _showing_examples(command.cls or TyperCommand)
     for group in app.registered_groups:
         if group.typer_instance is not None:
             add_examples(group.typer_instance)
+
+
+class Summary(TyperCommand):
+    """Name and help of a command or group whose parameters are not built yet.
+
+    Args:
+        name: its name.
+        register: adds it to an app.
+    """
+
+    def __init__(self, name: str, register: Callable[[typer.Typer], None]) -> None:
+        self._app = typer.Typer(rich_markup_mode=None)
+        register(self._app)
+        add_examples(self._app)
+        texts = [command.help for command in self._app.registered_commands]
+        texts += [group.typer_instance.info.help for group in self._app.registered_groups if group.typer_instance]
+        super().__init__(name, help=texts[0])
+
+    def build(self) -> ClickObject:
+        """Return the command with its parameters."""
+        return typer.main.get_group(self._app).commands[str(self.name)]
+
+
+class CommandsOnDemand(TyperGroup):
+    """A group that builds a command when it is called: to build all of them takes half as long as to import typer."""
+
+    def resolve_command(self, ctx: ClickObject, args: list[str]) -> tuple[str | None, ClickObject, list[str]]:
+        """Return the name of the command that is called, the command, and its arguments."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, built(command), rest
+
+
+def built(command: ClickObject) -> ClickObject:
+    """Return a command with its parameters."""
+    return command.build() if isinstance(command, Summary) else command
 
 
 def examples_of(command: ClickObject) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,7 +25,7 @@ from hpcddp.cli import (
     submit,
     why,
 )
-from hpcddp.cli.help import add_examples
+from hpcddp.cli.help import CommandsOnDemand, Summary, add_examples
 from hpcddp.cli.output import echo
 
 app = typer.Typer(
@@ -61,8 +61,24 @@ def hpcddp(
 
 
 # The order of the help.
-for group in (init, render, submit, status, logs, why, cancel, requeue, checkpoints, plan, doctor, schema, sandbox):
-    group.register(app)
+_SUMMARIES = tuple(
+    Summary(module.__name__.rpartition(".")[2], module.register)
+    for module in (
+        init, render, submit, status, logs, why, cancel, requeue, checkpoints, plan, doctor, schema, sandbox,
+    )
+)  # fmt: skip
+
+
+class _Commands(CommandsOnDemand):
+    """All commands."""
+
+    def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  those of typer's groups
+        super().__init__(**attributes)
+        for summary in _SUMMARIES:
+            self.add_command(summary)
+
+
+app.info.cls = _Commands
 add_examples(app)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import typer
 
-from hpcddp.cli.help import ClickObject, examples_of
+from hpcddp.cli.help import ClickObject, built, examples_of
 from hpcddp.cli.job_arguments import FIELDS
 
 INDEX: Final = "README.md"
@@ -99,7 +99,7 @@ def _below(words: tuple[str, ...], command: ClickObject) -> Iterator[tuple[tuple
     yield words, command
     for name, below in getattr(command, "commands", {}).items():
         if not below.hidden:
-            yield from _below((*words, name), below)
+            yield from _below((*words, name), built(below))
 
 
 def command_pages(app: typer.Typer) -> dict[str, str]:

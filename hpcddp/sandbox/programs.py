@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from hpcddp.errors import HpcddpError
 from hpcddp.sandbox.processes import TOKEN_VARIABLE
 
@@ -65,11 +63,16 @@ class Instructions:
 
     def as_line(self) -> str:
         """Return the instructions as JSON without a line break."""
+        # The command line imports this module for every command.
+        from pydantic import TypeAdapter
+
         return TypeAdapter(Instructions).dump_json(self).decode()
 
     @staticmethod
     def from_line(line: str) -> Instructions:
         """Return the instructions that ``as_line`` wrote."""
+        from pydantic import TypeAdapter
+
         return TypeAdapter(Instructions).validate_json(line)
 
 

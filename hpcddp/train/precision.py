@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -38,9 +38,9 @@ class Precision:
         return torch.float64 if self.name == "fp64" else torch.float32
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the autocast context of a forward pass."""
+        """Return the autocast context of a forward pass; it does nothing except in bf16 and fp16."""
         dtype = _AUTOCAST.get(self.name)
-        return torch.autocast(self.device_type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+        return nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)
 
     def scaler(self) -> torch.amp.GradScaler:
         """Return the gradient scaler; it does nothing except in fp16."""

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcddp.batch.order import KeyedOrder
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.refusals import PlanError
 from hpcddp.batch.sampler import GlobalBatches, share_of
+from hpcddp.jobfile.sections import Tail
 
 sizes = st.integers(1, 300)
 
@@ -63,6 +65,20 @@ def test_a_batch_does_not_depend_on_what_was_asked_before(order: Literal["keyed"
     epoch_of(batches, 0)
     assert np.array_equal(batches.indices(2, 3), first)
     assert np.array_equal(GlobalBatches(203, 32, "keep", order, 1).indices(2, 3), first)
+
+
+@pytest.mark.parametrize("tail", ["keep", "drop", "wrap"])
+def test_batches_of_a_large_epoch_are_slices_of_its_order(tail: Tail) -> None:
+    samples, batch = 9_500, 48
+    batches = GlobalBatches(samples, batch, tail, "keyed", 3)
+    for epoch in (0, 1):
+        order = KeyedOrder(samples, 3, epoch)(np.arange(samples))
+        # Forwards, then somewhere else, as a resumed training begins.
+        steps = [*range(batches.steps_per_epoch), 7, batches.steps_per_epoch - 1, 100, 101, 0]
+        for step in steps:
+            positions = np.arange(step * batch, (step + 1) * batch)
+            expected = order[positions[positions < samples] if tail == "keep" else positions % samples]
+            assert batches.indices(epoch, step).tolist() == expected.tolist(), (epoch, step)
 
 
 def test_torch_order_gives_the_batches_of_randperm() -> None:

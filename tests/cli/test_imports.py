@@ -79,6 +79,19 @@ def test_commands_that_only_look_load_nothing_slow(words: list[str]) -> None:
     assert SLOW & set(done.stderr.split()) == set()
 
 
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+def test_the_list_of_commands_loads_no_models_and_builds_no_command(words: list[str]) -> None:
+    run = (
+        "import atexit, sys, typer.main\n"
+        "build, built = typer.main.get_command_from_info, []\n"
+        "typer.main.get_command_from_info = lambda info, **more: built.append(info.callback) or build(info, **more)\n"
+        "atexit.register(lambda: print(built, 'pydantic' in sys.modules, file=sys.stderr))\n"
+        "from hpcddp.cli import main; main()"
+    )
+    done = python(run, *words)
+    assert (done.returncode, done.stderr) == (0, "[] False\n")
+
+
 def test_rendering_a_script_loads_neither_the_planner_nor_progress_bars() -> None:
     run = (
         "import sys\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from hpcddp.stop.reasons import StopReason
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.loop.job import run_training
+from hpcddp.train.loop.loop import Loop
+
+MEASURED_BLOCK_LENGTH = Loop._block_length
 
 
 def main(plan_path: Path, rank: int) -> int:
@@ -54,10 +58,16 @@ def main(plan_path: Path, rank: int) -> int:
     return code
 
 
+def block_length(steps: int | None) -> Callable[[Loop], int]:
+    """Return the length of every block; None = it follows from the measured durations."""
+    return MEASURED_BLOCK_LENGTH if steps is None else lambda _: steps
+
+
 def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
     run = RunDirectory(Path(job["run"]))
     # Not before: an attempt that is there already fences those before it.
     run.attempt(job.get("attempt", 0)).path.mkdir(parents=True, exist_ok=True)
+    Loop._block_length = block_length(job.get("block_length"))  # type: ignore[method-assign, assignment]
     stop_at = job.get("stop_after_calls") if rank == job.get("stop_rank", 0) else None
     kill_at = job.get("kill_after_calls")
     faults.arm(job.get("faults"), rank=rank, attempt=job.get("attempt", 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,15 @@ def job_document(**changes: Any) -> dict[str, Any]:
     return document
 
 
-def run_ranks(folder: Path, world_size: int, jobs: Sequence[Mapping[str, Any]]) -> Outcome:
+def run_ranks(folder: Path, world_size: int, jobs: Sequence[dict[str, Any]]) -> Outcome:
     """Run jobs one after the other in the same ``world_size`` processes; each job has ``run`` and ``spec``."""
     folder.mkdir(parents=True, exist_ok=True)
     for job in jobs:
         Path(job["run"]).mkdir(parents=True, exist_ok=True)
         job["spec"].setdefault("resources", {})["tasks_per_node"] = world_size
+        if "stop_after_calls" in job or "kill_after_calls" in job:
+            # A rank is asked once per block of steps.
+            job.setdefault("block_length", 1)
     plan = folder / "plan.json"
     store = folder / f"store-{len(list(folder.iterdir()))}"
     plan.write_text(json.dumps({"world_size": world_size, "store": str(store), "jobs": jobs}, default=str))

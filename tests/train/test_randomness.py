@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,9 @@ from torch.nn import functional
 
 from hpcddp.train.randomness import (
     SampleKeys,
+    SampleSeeding,
     keyed_seed,
-    random_states_put_back,
     seed_initialisation,
-    seed_sample,
     seed_step,
     split_mix,
 )
@@ -90,28 +90,70 @@ def test_fractions_are_uniform_and_independent_of_each_other() -> None:
     assert np.abs([*correlations.flat, *neighbours]).max() < 5 / np.sqrt(20_000)
 
 
-def draw() -> tuple[float, float, float]:
-    return random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
+DRAWS: dict[str, Callable[[], float]] = {
+    "random": random.random,
+    "numpy": lambda: float(np.random.random()),  # noqa: NPY002
+    "torch": lambda: float(torch.rand(())),
+}
 
 
-def test_seeded_generators_repeat_and_are_put_back() -> None:
-    states = random.getstate(), torch.get_rng_state()
-    before = np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
-    drawn = []
-    for words in ([1, 2, 3], [1 << 63, 1 << 63, MASK], [1, 2, 3]):
-        with random_states_put_back():
-            seed_sample(words)
-            drawn.append(draw())
-    assert drawn[0] == drawn[2] != drawn[1]
-    with pytest.raises(ValueError, match="Overflow"), random_states_put_back():
-        seed_sample([4, 5, MASK + 1])
+def seeded_draw(index: int, name: str) -> float:
+    """Draw as the sample of an index does, with all generators seeded by its key."""
+    for_python, for_numpy, for_torch = (int(word) for word in keys(indices=[index]).words(3)[0])
+    random.seed(for_python)
+    np.random.seed(for_numpy >> 32)  # noqa: NPY002
+    torch.default_generator.manual_seed(for_torch)
+    return DRAWS[name]()
+
+
+def draws_of(index: int) -> list[str]:
+    """Return the generators that a sample draws from: none, one or several."""
+    return [name for bit, name in enumerate(DRAWS) if index >> bit & 1]
+
+
+@pytest.mark.parametrize(
+    "batches", [[range(8)], [[0], [1], [2], [4], [7]], [[7, 6], [5, 4, 3], [2, 1, 0]], [[0, 0], [3]]]
+)
+def test_a_sample_depends_on_its_key_only(batches: list[Sequence[int]]) -> None:
+    reads: list[int] = []
+
+    def sample(index: int) -> list[float]:
+        reads.append(index)
+        return [DRAWS[name]() for name in draws_of(index)]
+
+    seeding = SampleSeeding()
+    states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
+    found = [[*seeding.read(keys(indices=batch), sample)] for batch in batches]
     assert random.getstate() == states[0]
     assert torch.equal(torch.get_rng_state(), states[1])
-    assert np.array_equal(np.random.get_state()[1], before)  # type: ignore[index]  # noqa: NPY002
+    assert np.array_equal(np.random.get_state()[1], states[2])  # type: ignore[index]  # noqa: NPY002
+    expected = [[[seeded_draw(index, name) for name in draws_of(index)] for index in batch] for batch in batches]
+    assert found == expected
+    # A generator is found once, and then only the batch that has moved it is read again.
+    reads.clear()
+    seeding.read(keys(indices=batches[-1]), sample)
+    assert reads == [*batches[-1]]
+
+
+def test_the_initial_seed_of_torch_is_that_of_the_sample() -> None:
+    expected = keys().words(3)[:, 2].tolist()
+    assert SampleSeeding().read(keys(), lambda _: torch.initial_seed()) == expected
+
+
+def test_generators_are_put_back_after_an_error() -> None:
+    states = random.getstate(), torch.get_rng_state()
+
+    def sample(_: int) -> float:
+        raise ValueError(f"{random.random()} {torch.rand(())}")
+
+    with pytest.raises(ValueError, match="0"):
+        SampleSeeding().read(keys(), sample)
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
 
 
 def mask(seed: int, step: int, rank: int) -> torch.Tensor:
-    seed_step(seed, step, rank)
+    seed_step(seed, step, rank, torch.device("cpu"))
     return functional.dropout(torch.ones(256))
 
 

@@ -146,7 +146,7 @@ def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[
     seed, rank = setting.context.train.seed, setting.context.rank
 
     def outputs(step: int, *, dropout: bool, rows: torch.Tensor = inputs) -> torch.Tensor:
-        seed_step(seed, step, rank)
+        seed_step(seed, step, rank, inputs.device)
         with buffers_put_back(model):
             return forward(model, rows, dropout=dropout)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
@@ -45,8 +45,9 @@ class MicroBatchKeys:
         self._steps = range(first_step, last_step)
 
     def __iter__(self) -> Iterator[SampleKeys]:
+        steps_per_epoch = self._batches.steps_per_epoch
         for step in self._steps:
-            epoch, step_in_epoch = divmod(step, self._batches.steps_per_epoch)
+            epoch, step_in_epoch = divmod(step, steps_per_epoch)
             indices = self._batches.indices(epoch, step_in_epoch)
             for share in share_of(self._plan, indices, self._rank):
                 if len(share):
@@ -99,13 +100,19 @@ class Batches:
     ) -> None:
         self._name, self._classes = data.name, data.classes
         self._placement = placement
+        # A whole batch needs no collating.
+        collate: Callable[[Any], Any] = _unchanged if isinstance(part, WholeBatches) else default_collate
+        if not workers and placement.device.type == "cpu":
+            # A DataLoader adds a tenth to the time of a small batch.
+            keyed = Keyed(part)
+            self._iterator: Iterator[Any] = (collate(keyed[batch]) for batch in keys)
+            return
         loader: DataLoader[Any] = DataLoader(
             Keyed(part),
             # torch's types ask for lists of indices; it hands to the data set whatever comes.
             batch_sampler=cast("Iterable[list[int]]", keys),
             num_workers=workers,
-            # A whole batch needs no collating.
-            collate_fn=_unchanged if isinstance(part, WholeBatches) else None,
+            collate_fn=collate,
             pin_memory=placement.device.type == "cuda",
             worker_init_fn=start_worker if workers else None,
             # Its own generator: the DataLoader draws a seed for its workers, which must not advance the training's

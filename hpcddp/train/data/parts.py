@@ -15,9 +15,7 @@ from torch.utils.data import Dataset
 from hpcddp.batch.sampler import GroupTable
 from hpcddp.train.data.augmentation import CROP_AND_FLIP_DRAWS, crop_and_flip
 from hpcddp.train.errors import DataError
-from hpcddp.train.randomness import SampleKeys, random_states_put_back, seed_sample
-
-_WORDS_PER_SAMPLE = 3
+from hpcddp.train.randomness import SampleKeys, SampleSeeding
 
 
 class MapStyle(Protocol):
@@ -39,12 +37,13 @@ class KeyedPart(Dataset[Any], ABC):
 class Keyed(Dataset[Any]):
     """A part of any data set, indexed by ``SampleKeys``.
 
-    Samples of the user's own data set are read one by one, and ``random``, ``numpy.random`` and torch's CPU generator
-    are seeded for each, in about 10 microseconds. Other generators are not seeded.
+    Samples of the user's own data set are read one by one, with ``random``, ``numpy.random`` and torch's CPU generator
+    seeded for each. Other generators are not seeded.
     """
 
     def __init__(self, part: MapStyle) -> None:
         self._part = part
+        self._seeding = SampleSeeding()
 
     def __getitem__(self, keys: SampleKeys) -> Sequence[Any]:
         """Return the samples: one batch, or a list of them."""
@@ -54,17 +53,7 @@ class Keyed(Dataset[Any]):
         """Return the samples: one batch, or a list of them."""
         if isinstance(self._part, KeyedPart):
             return self._part.take(keys)
-        with random_states_put_back():
-            return [self._sample(index, words) for index, words in zip(keys.indices, self._seeds(keys), strict=True)]
-
-    @staticmethod
-    def _seeds(keys: SampleKeys) -> list[list[int]]:
-        seeds: list[list[int]] = keys.words(_WORDS_PER_SAMPLE).tolist()
-        return seeds
-
-    def _sample(self, index: int, words: list[int]) -> object:
-        seed_sample(words)
-        return self._part[index]
+        return self._seeding.read(keys, self._part.__getitem__)
 
 
 IMAGE_DIMENSIONS: Final = 4

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import NonFiniteError, StoppedError
-from hpcddp.train.loop.agreement import Agreed, Votes
+from hpcddp.train.loop.agreement import PendingAgreement, StepPart, StepSums, Votes
 from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
 from hpcddp.train.loop.schedule import Schedule
 from hpcddp.train.loop.state import TrainingProgress
@@ -23,6 +24,9 @@ from hpcddp.train.stopper import RunStopper
 
 # Some hundred times the duration of the all-reduce of an agreement.
 _SLOW_STEP_S: Final = 0.5
+# The ranks agree once in this time, if steps are shorter.
+_BLOCK_S: Final = 0.02
+_LONGEST_BLOCK: Final = 100
 
 
 class Loop:
@@ -51,7 +55,10 @@ class Loop:
         self._progress = progress
         self._began = self._saved_at = self._resumed_at = context.monotonic()
         self._wall_before_s = progress.wall_s
-        self._pending: tuple[StepOutcome, float] | None = None
+        # The parts and outcomes of the steps that no agreement holds yet, and an agreement with its steps.
+        self._parts: list[StepPart] = []
+        self._outcomes: list[tuple[StepOutcome, float]] = []
+        self._pending: tuple[PendingAgreement, list[tuple[StepOutcome, float]]] | None = None
         self._save_requested = False
         self._last_step_s = self._step_s = 0.0
         self._stopper = RunStopper(context, checkpointer)
@@ -73,11 +80,12 @@ class Loop:
         for position in self._schedule.positions(self._progress.step):
             faults.inject("step", step=position.step)
             before, slow = self._resumed_at, self._is_slow()
-            outcome = self._stepper.take(position, self._votes)
+            outcome = self._stepper.take(position, partial(self._agree, position))
             self._resumed_at = self._context.monotonic()
-            # The agreement of the step before has arrived by now, so reading it does not block.
+            self._outcomes.append((outcome, self._resumed_at - before))
+            # An agreement that was started in an earlier step has arrived by now, so reading it does not block.
             self._read_pending()
-            self._pending = outcome, self._resumed_at - before
+            self._keep(outcome.agreement)
             if slow:
                 self._read_pending()
             self._guard.check(self._replica, position.step + 1)
@@ -98,6 +106,31 @@ class Loop:
         """
         return self._step_s >= _SLOW_STEP_S
 
+    def _agree(self, position: Position, part: StepPart) -> PendingAgreement | None:
+        """Take this rank's part of a step, and start the agreement if the step is the last one of its block.
+
+        The same on all ranks: the length of a block follows from durations on which they have agreed.
+        """
+        self._parts.append(part)
+        is_last = len(self._parts) >= self._block_length()
+        if is_last or self._schedule.evaluates_after(position) or self._schedule.saves_after(position):
+            return self._start_agreement()
+        return None
+
+    def _start_agreement(self) -> PendingAgreement:
+        parts, self._parts = self._parts, []
+        return PendingAgreement(parts, self._votes())
+
+    def _block_length(self) -> int:
+        if self._context.world_size == 1 or self._context.train.nonfinite_loss == "skip" or not self._step_s:
+            return 1
+        return min(_LONGEST_BLOCK, max(1, int(_BLOCK_S / self._step_s)))
+
+    def _keep(self, agreement: PendingAgreement | None) -> None:
+        """Keep an agreement that was started, and the steps that it holds, until it is read."""
+        if agreement is not None:
+            self._pending, self._outcomes = (agreement, self._outcomes), []
+
     def _votes(self) -> Votes:
         every = self._context.spec.checkpoint.every.duration
         due = every is not None and self._context.monotonic() - self._saved_at >= every.total_seconds()
@@ -110,7 +143,7 @@ class Loop:
         evaluates, save_reason = self._schedule.evaluates_after(position), self._schedule.saves_after(position)
         if not (evaluates or save_reason or self._save_requested or self._stopper.agreed):
             return
-        self._read_pending()
+        self._read_all()
         self._flush()
         finished = position.step + 1 == self._schedule.total_steps
         if self._stopper.agreed and not finished:
@@ -140,19 +173,31 @@ class Loop:
             outcome=outcome,
         )
 
+    def _read_all(self) -> None:
+        """Read the agreements of all steps so far; a collective."""
+        self._read_pending()
+        if self._parts:
+            self._keep(self._start_agreement())
+            self._read_pending()
+
     def _read_pending(self) -> None:
-        """Read the agreement of the pending step, and add the step to the progress and the metrics."""
+        """Read the pending agreement, and add its steps to the progress and the metrics."""
         if self._pending is None:
             return
-        (outcome, seconds), self._pending = self._pending, None
-        agreed = outcome.agreement.read()
+        (agreement, outcomes), self._pending = self._pending, None
+        agreed = agreement.read()
         self._save_requested |= agreed.save
         self._stopper.set_agreed(agreed.stop)
-        self._last_step_s, self._step_s = seconds, agreed.seconds / self._context.world_size
-        loss = agreed.loss_sum / outcome.position.samples
+        self._last_step_s = sum(seconds for _, seconds in outcomes) / len(outcomes)
+        self._step_s = agreed.seconds / self._context.world_size
+        for (outcome, seconds), sums in zip(outcomes, agreed.steps, strict=True):
+            self._add_step(outcome, sums, seconds)
+
+    def _add_step(self, outcome: StepOutcome, sums: StepSums, seconds: float) -> None:
+        loss = sums.loss_sum / outcome.position.samples
         step = outcome.position.step + 1
         # The GradScaler of fp16 skips steps with a nonfinite gradient itself.
-        skipped = outcome.skipped or agreed.nonfinite
+        skipped = outcome.skipped or sums.nonfinite
         self._progress = replace(
             self._progress,
             step=step,
@@ -160,7 +205,7 @@ class Loop:
             samples_seen=self._progress.samples_seen + outcome.position.samples,
             skipped_steps=self._progress.skipped_steps + skipped,
             last_loss=loss if math.isfinite(loss) else None,
-            noise=self._progress.noise if skipped else self._observed_noise(agreed, outcome.position),
+            noise=self._progress.noise if skipped else self._observed_noise(sums, outcome.position),
         )
         self._stopper.add_step(seconds)
         self._record_step(outcome, loss, seconds, skipped=skipped)
@@ -172,10 +217,10 @@ class Loop:
                 step=step,
             )
 
-    def _observed_noise(self, agreed: Agreed, position: Position) -> NoiseScale | None:
+    def _observed_noise(self, sums: StepSums, position: Position) -> NoiseScale | None:
         if not self._context.train.noise_scale:
             return None
-        small, large = agreed.norms
+        small, large = sums.norms
         noise = self._progress.noise or NoiseScale()
         return noise.observed(small=small, large=large, shares=self._schedule.shares(position.units))
 

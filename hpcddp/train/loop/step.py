@@ -6,6 +6,7 @@ The order of the operations is that of the batch contract, section 4.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from hpcddp.jobfile.sections import Train
 from hpcddp.train.buffers import copy_buffers, restore_buffers
 from hpcddp.train.data.parts import MicroBatch
 from hpcddp.train.errors import UserCodeError
-from hpcddp.train.loop.agreement import Agreed, PendingAgreement, Votes
+from hpcddp.train.loop.agreement import PendingAgreement, StepPart, StepSums
 from hpcddp.train.losses import Reduction, Share
 from hpcddp.train.model.noise import nonfinite_gradient
 from hpcddp.train.model.objective import ModelOutputs, choose_loss, no_rows, zero_loss
@@ -51,14 +52,14 @@ class StepOutcome:
     """Result of a step whose work the device may still be doing.
 
     Args:
-        agreement: its loss and the requests of the ranks, perhaps not yet complete.
         skipped: whether the update was skipped because of a nonfinite loss or gradient. If only fp16's GradScaler skips
             steps, the agreement says so instead.
+        agreement: the agreement that was started in this step, perhaps not yet complete; None = it comes later.
     """
 
     position: Position
-    agreement: PendingAgreement
     skipped: bool
+    agreement: PendingAgreement | None
 
 
 class Stepper:
@@ -74,20 +75,22 @@ class Stepper:
     ) -> None:
         self._replica, self._plan, self._train, self._batches, self._rank = replica, plan, train, batches, rank
         self._loss = choose_loss(train, replica.placeholder.device)
+        self._shares = functools.cache(plan.rank_share)
 
-    def take(self, position: Position, votes: Callable[[], Votes]) -> StepOutcome:
+    def take(self, position: Position, agree: Callable[[StepPart], PendingAgreement | None]) -> StepOutcome:
         """Make one step.
 
         Args:
             position: the step.
-            votes: returns this rank's requests; called as late as possible.
+            agree: called before the update with this rank's part of the step's sums. It returns the agreement that it
+                has started, which holds this step alone if ``train.nonfinite_loss`` is skip; None if it started none.
         """
         replica = self._replica
         if replica.norms is not None:
             replica.norms.begin()
         if replica.statistics is not None:
             replica.statistics.begin()
-        seed_step(self._train.seed, position.step, self._rank)
+        seed_step(self._train.seed, position.step, self._rank, replica.placeholder.device)
         set_learning_rate(replica.optimizer, position.learning_rate)
         before = copy_buffers(replica.model) if self._train.nonfinite_loss == "skip" else None
         loss_sum = self._accumulate(position)
@@ -95,32 +98,32 @@ class Stepper:
             replica.statistics.merge()
         replica.scaler.unscale_(replica.optimizer)
         nonfinite = self._nonfinite_gradient()
-        agreement = PendingAgreement(loss_sum, votes(), nonfinite, self._gradient_norms(position))
-        skipped = before is not None and _is_nonfinite(agreement.read())
+        agreement = agree(StepPart(loss_sum, nonfinite, self._gradient_norms(position)))
+        skipped = before is not None and agreement is not None and _is_nonfinite(agreement.read().steps[-1])
         if skipped and before is not None:
             restore_buffers(replica.model, before)
         else:
             update(replica, self._train.clip_grad_norm, nonfinite if before is None else None)
         replica.scaler.update()
         replica.optimizer.zero_grad(set_to_none=True)
-        return StepOutcome(position=position, agreement=agreement, skipped=skipped)
+        return StepOutcome(position=position, skipped=skipped, agreement=agreement)
 
     def _accumulate(self, position: Position) -> Tensor:
         """Run forward and backward of all micro-steps and return this rank's sum of losses, float64."""
-        shares = self._plan.rank_share(position.units, self._rank)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._replica.placeholder.device)
+        shares = self._shares(position.units, self._rank)
+        losses: list[Tensor] = []
         for micro_step, share in enumerate(shares):
             last = micro_step == len(shares) - 1
             # The forward belongs inside: there DDP decides whether the backward reduces gradients.
-            with contextlib.nullcontext() if last else self._replica.parallel.no_sync():
+            with contextlib.nullcontext() if last else self._replica.no_sync():
                 if share:
-                    loss_sum += self._backward(next(self._batches), position.samples)
+                    losses.append(self._backward(next(self._batches), position.samples))
                 else:
                     # Rank 0 has samples whenever some rank has.
-                    others = bool(self._plan.rank_share(position.units, 0)[micro_step])
-                    loss_sum += self._backward_nothing(position.samples, others_have_samples=others)
+                    others = bool(self._shares(position.units, 0)[micro_step])
+                    losses.append(self._backward_nothing(position.samples, others_have_samples=others))
         self._refuse_unreached(position)
-        return loss_sum
+        return sum(losses[1:], start=losses[0])
 
     def _refuse_unreached(self, position: Position) -> None:
         """Raise if some parameter got no gradient: otherwise the other ranks would wait for its all-reduce forever.
@@ -128,10 +131,8 @@ class Stepper:
         Raises:
             UserCodeError: names the first parameter without a gradient.
         """
-        # torch leaves the method without types, and has no public one.
-        check: Callable[[], None] = self._replica.parallel._check_reducer_finalized  # noqa: SLF001
         try:
-            check()
+            self._replica.check_gradients()
         except RuntimeError as error:
             named = self._replica.model.named_parameters()
             unreached = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
@@ -185,14 +186,14 @@ class Stepper:
         replica = self._replica
         if replica.norms is None:
             return None
-        share = sum(self._plan.rank_share(position.units, self._rank))
+        share = sum(self._shares(position.units, self._rank))
         # get_scale() would wait for the device.
         scale = replica.scaler.scale(torch.ones((), dtype=torch.float64, device=replica.placeholder.device))
         return replica.norms.read(replica.model, share=share, samples=position.units, scale=scale)
 
 
-def _is_nonfinite(agreed: Agreed) -> bool:
-    return agreed.nonfinite or not math.isfinite(agreed.loss_sum)
+def _is_nonfinite(sums: StepSums) -> bool:
+    return sums.nonfinite or not math.isfinite(sums.loss_sum)
 
 
 def update(replica: Replica, clip_grad_norm: float | None, overflowed: Tensor | None = None) -> None:

@@ -103,9 +103,13 @@ class DeclaredLoss:
             # The sum of the outputs times 0, never a mean, which would be NaN (batch contract, section 2).
             zero = _zero(outputs)
             return ShareLoss(backward=zero, logged=zero.detach().double())
-        loss = self._checked(self.function(outputs, targets), share.samples).sum()
+        loss = self._checked(self.function(outputs, targets), share.samples)
+        if self.reduction is Reduction.PER_SAMPLE:
+            loss = loss.sum()
         weight = self._weight(share)
-        return ShareLoss(backward=loss * weight, logged=loss.detach().double() * (weight / share.world_size))
+        logged = loss.detach().double() * (weight / share.world_size)
+        # A product with 1 changes nothing, and has a backward of its own.
+        return ShareLoss(backward=loss if weight == 1 else loss * weight, logged=logged)
 
     def _weight(self, share: Share) -> float:
         if self.reduction is Reduction.GLOBAL:

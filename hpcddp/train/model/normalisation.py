@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Final, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,6 @@ from hpcddp.jobfile.sections import BatchNorm
 from hpcddp.train.errors import ModelError
 from hpcddp.train.losses.ranks import add_over_ranks, world_size
 
-_NormForward: TypeAlias = Callable[["SyncBatchNorm", Tensor], Tensor]
-
-# torch leaves the decorator without types.
-_not_compiled: Callable[[_NormForward], _NormForward] = torch.compiler.disable
 # [n, C], before any dimensions of space.
 _LEAST_DIMENSIONS: Final = 2
 
@@ -175,8 +171,6 @@ class SyncBatchNorm(_BatchNorm):
         if inputs.ndim < _LEAST_DIMENSIONS:
             raise ValueError(f"expected at least 2D input (got {inputs.ndim}D input)")
 
-    # Collectives and control flow that depends on data cannot be compiled.
-    @_not_compiled
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
         """Normalise ``[n, C, ...]``.
 
@@ -276,6 +270,15 @@ def choose_batch_norm(model: nn.Module, mode: BatchNorm, device_type: str) -> No
             _change_class(layer, device_type)
             # Both synchronised layers have one.
             cast("SyncBatchNorm", layer).process_group = None
+
+
+def keep_uncompiled(model: nn.Module) -> None:
+    """Keep the synchronised layers of a model out of ``torch.compile``: collectives, and branches that depend on data.
+
+    Only for a model that will be compiled: it loads torch's compiler, which takes as long as torch itself.
+    """
+    if any(isinstance(layer, SyncBatchNorm) for layer in model.modules()):
+        SyncBatchNorm.forward = torch.compiler.disable(SyncBatchNorm.forward)  # type: ignore[method-assign, no-untyped-call]
 
 
 def _change_class(layer: nn.Module, device_type: str) -> None:

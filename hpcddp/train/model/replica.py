@@ -20,7 +20,7 @@ from hpcddp.train.buffers import buffers_put_back
 from hpcddp.train.errors import ModelError, UserCodeError
 from hpcddp.train.model.merging import OrderedStatistics, merged_buffers
 from hpcddp.train.model.noise import GradientNorms
-from hpcddp.train.model.normalisation import absent, synchronised_batch_norms
+from hpcddp.train.model.normalisation import absent, keep_uncompiled, synchronised_batch_norms
 from hpcddp.train.model.objective import ModelOutputs, zero_loss
 from hpcddp.train.precision import Precision
 
@@ -144,7 +144,7 @@ class Replica:
 
     Args:
         model: the model without wrapper.
-        parallel: the model in DDP.
+        parallel: the model in DDP; with one rank the model itself.
         scaler: the gradient scaler of fp16; disabled in other precisions.
         precision: precision of the forward.
         placeholder: inputs ``[n, ...]``, n >= 2, on the device, for a micro-step without samples.
@@ -152,10 +152,11 @@ class Replica:
         norms: measures this rank's gradient; None without ``train.noise_scale``.
         samples: samples that this rank has trained on, which weight its running statistics in merges.
         statistics: merges running statistics in every step; None = only evaluations and checkpoints see them merged.
+        needed: with one rank, the parameters that must get a gradient in every step.
     """
 
     model: nn.Module
-    parallel: DistributedDataParallel
+    parallel: nn.Module
     optimizer: optim.Optimizer
     scaler: torch.amp.GradScaler
     precision: Precision
@@ -164,6 +165,7 @@ class Replica:
     norms: GradientNorms | None = None
     samples: int = 0
     statistics: OrderedStatistics | None = None
+    needed: tuple[nn.Parameter, ...] = ()
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -173,6 +175,23 @@ class Replica:
     @property
     def _weight(self) -> int | None:
         return self.samples if self.statistics is None else None
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which backwards add to the gradients of this rank, without the other ranks."""
+        return self.parallel.no_sync() if isinstance(self.parallel, DistributedDataParallel) else nullcontext()
+
+    def check_gradients(self) -> None:
+        """Check that the last backward has reached every parameter that it must reach.
+
+        Raises:
+            RuntimeError: one has no gradient, for which the other ranks would wait forever.
+        """
+        if isinstance(self.parallel, DistributedDataParallel):
+            # torch leaves the method without types, and has no public one.
+            check: Callable[[], None] = self.parallel._check_reducer_finalized  # noqa: SLF001
+            check()
+        elif any(parameter.grad is None for parameter in self.needed):
+            raise RuntimeError("a parameter has no gradient")
 
     @contextmanager
     def merged(self) -> Iterator[None]:
@@ -242,14 +261,9 @@ def build_replica(
         _refuse_complex(model)
     ema = None if train.ema_decay is None else Ema(model, train.ema_decay)
     if train.compile:
+        keep_uncompiled(model)
         model.compile()
-    parallel = DistributedDataParallel(
-        model,
-        device_ids=None if device.type == "cpu" else [device],
-        gradient_as_bucket_view=True,
-        find_unused_parameters=unused_parameters,
-        **_no_buffer_broadcast(),
-    )
+    parallel = model if dist.get_world_size() == 1 else _in_ddp(model, device, unused_parameters=unused_parameters)
     replica = Replica(
         model=model,
         parallel=parallel,
@@ -258,8 +272,9 @@ def build_replica(
         precision=precision,
         placeholder=placeholder,
         ema=ema,
-        norms=GradientNorms(parallel) if train.noise_scale else None,
+        norms=GradientNorms(parallel) if isinstance(parallel, DistributedDataParallel) and train.noise_scale else None,
         statistics=OrderedStatistics(model) if fixed_micro_batch and dist.get_world_size() > 1 else None,
+        needed=() if unused_parameters else tuple(p for p in model.parameters() if p.requires_grad),
     )
     model.train()
     replica.backward_placeholder()
@@ -276,8 +291,16 @@ def _refuse_complex(model: nn.Module) -> None:
             )
 
 
-def _no_buffer_broadcast() -> dict[str, Any]:
-    """Return the DDP option that leaves each rank its own buffers; ``merging`` merges them when needed."""
+def _in_ddp(model: nn.Module, device: torch.device, *, unused_parameters: bool) -> DistributedDataParallel:
+    """Wrap a model; each rank keeps its own buffers, which ``merging`` merges when needed."""
     # torch 2.15 renamed the option and warns about the old name.
     options = inspect.signature(DistributedDataParallel.__init__).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers": False}
+    option = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"
+    no_broadcast: dict[str, Any] = {option: False}
+    return DistributedDataParallel(
+        model,
+        device_ids=None if device.type == "cpu" else [device],
+        gradient_as_bucket_view=True,
+        find_unused_parameters=unused_parameters,
+        **no_broadcast,
+    )
