@@ -132,7 +132,7 @@ class SampleSeeding:
         self._numpy = np.random.MT19937()
 
     def read(self, keys: SampleKeys, sample: Callable[[int], object]) -> list[object]:
-        """Return the samples of ``keys``. The generators are restored, but for a normal number that numpy has cached.
+        """Return the samples of ``keys``. The generators are restored, except for a normal number that numpy caches.
 
         Args:
             keys: the keys of the samples.
@@ -162,6 +162,8 @@ class SampleSeeding:
                 self._random_used |= random_is_new
                 self._numpy_used |= numpy_is_new
         finally:
+            # numpy caches every second normal number: that of a sample is forgotten.
+            np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002
             random.setstate(python)
             set_bit_generator(arrays)
             torch.set_rng_state(tensors)

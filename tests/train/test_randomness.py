@@ -140,6 +140,16 @@ def test_the_initial_seed_of_torch_is_that_of_the_sample() -> None:
     assert SampleSeeding().read(keys(), lambda _: torch.initial_seed()) == expected
 
 
+def test_a_normal_number_that_numpy_caches_leaves_no_sample() -> None:
+    np.random.seed(5)  # noqa: NPY002
+    expected = np.random.normal(size=2).tolist()  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002
+    seeding = SampleSeeding()
+    drawn = [seeding.read(keys(indices=[1]), lambda _: np.random.normal())[0] for _ in range(2)]  # noqa: NPY002
+    assert drawn[0] == drawn[1]
+    assert np.random.normal(size=2).tolist() == expected  # noqa: NPY002
+
+
 def test_generators_are_put_back_after_an_error() -> None:
     states = random.getstate(), torch.get_rng_state()
 
