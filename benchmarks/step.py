@@ -1,6 +1,6 @@
 """Measure the built-in training step beside loops that people write by hand.
 
-    python -m benchmarks.step [--ranks 1 2] [--models mlp resnet18] [--rounds 5] [--output FILE]
+    python -m benchmarks.step [--rounds 5] [--output FILE]
 
 Contenders, with the same data set of the user's own (map-style, in memory), model, optimizer and global batch of 32:
 
@@ -11,7 +11,7 @@ Contenders, with the same data set of the user's own (map-style, in memory), mod
     lightning   Trainer with manual logging of the loss to the same log; one rank only
 
 They run in turn, each in processes of its own. The time of a step is that between two lines of the log, of the steps
-after the first fifth. Prints one JSON document: medians over rounds, and ratios to ``ddp`` with their range.
+after the first fifth.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import argparse
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -36,13 +36,13 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from benchmarks.turns import Case, in_turn, main
+
 BATCH: Final = 32
 STEPS: Final = {"mlp": 1500, "resnet18": 60}
 SHAPES: Final = {"mlp": (64,), "resnet18": (3, 32, 32)}
 WAYS: Final = ("hpcddp", "ddp", "plain", "accelerate", "lightning")
 ONE_RANK: Final = ("plain", "lightning")
-# More load at the start makes a measurement invalid.
-QUIET: Final = 0.5
 CLASSES: Final = 10
 
 
@@ -65,7 +65,7 @@ class Samples(Dataset[tuple[Tensor, int]]):
 
 def samples(split: str, model: str) -> Samples:
     """Return the data set, as ``train.dataset`` takes it."""
-    return Samples(SHAPES[model], STEPS[model] * BATCH if split == "train" else BATCH)
+    return Samples(SHAPES[model], int(os.environ["STEPS"]) * BATCH if split == "train" else BATCH)
 
 
 def build(num_classes: int, *, name: str) -> nn.Module:
@@ -177,6 +177,7 @@ def with_hpcddp(model_name: str, log: Path) -> None:
         "resources": {"nodes": 1, "tasks_per_node": world},
         "batch": {"global_batch_size": BATCH},
         "learning_rate": {"base": 0.01},
+        "trackers": {"use": []},
         "train": {
             "model": "benchmarks.step:build", "model_args": {"name": model_name},
             "dataset": "benchmarks.step:samples", "dataset_args": {"model": model_name}, "num_workers": 0,
@@ -222,73 +223,57 @@ def rank_main(way: str, model_name: str, log: Path) -> None:
     os._exit(0)
 
 
+def run_ranks(way: str, model: str, ranks: int, directory: Path, *, steps: int) -> Path:
+    """Run a contender in processes of its own, and return the log of rank 0."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    log = directory / "log-0.jsonl"
+    processes = []
+    for rank in range(ranks):
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        environment = {
+            **os.environ, **{name: str(value) for name, value in numbers.items()}, "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "STEPS": str(steps),
+        }  # fmt: skip
+        path = log if way == "hpcddp" else log.with_name(f"log-{rank}.jsonl")
+        words = [sys.executable, "-m", "benchmarks.step", "--rank", way, "--model", model, "--output", str(path)]
+        processes.append(subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        sys.exit(f"{way} with {ranks} ranks ended with {codes}")
+    return log
+
+
 def step_us(way: str, model: str, ranks: int) -> float:
     """Run a contender, and return the time of a step in microseconds."""
-    with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        server.close()
-        log = Path(directory, "log-0.jsonl")
-        processes = []
-        for rank in range(ranks):
-            numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-            environment = {
-                **os.environ, **{name: str(value) for name, value in numbers.items()}, "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-            }  # fmt: skip
-            path = log if way == "hpcddp" else log.with_name(f"log-{rank}.jsonl")
-            words = [sys.executable, "-m", "benchmarks.step", "--rank", way, "--models", model, "--output", str(path)]
-            processes.append(subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL))
-        codes = [process.wait() for process in processes]
-        if any(codes):
-            sys.exit(f"{way} with {ranks} ranks ended with {codes}")
-        times: list[float] = [
-            record["time"] for record in map(json.loads, log.read_text().splitlines()) if "loss" in record
-        ]
+    with tempfile.TemporaryDirectory() as directory:
+        lines = run_ranks(way, model, ranks, Path(directory), steps=STEPS[model]).read_text().splitlines()
+    times: list[float] = [record["time"] for record in map(json.loads, lines) if "loss" in record]
     first = len(times) // 5
     return (times[-1] - times[first]) / (len(times) - 1 - first) * 1e6
 
 
-def compare(models: list[str], ranks: list[int], ways: list[str], rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield the result of each case."""
-    for model in models:
-        for world in ranks:
-            here = [way for way in ways if world == 1 or way not in ONE_RANK]
-            taken: dict[str, list[float]] = {way: [] for way in here}
-            for _ in range(rounds):
-                for way in here:
-                    taken[way].append(step_us(way, model, world))
-            ratios = {
-                way: sorted(one / other for one, other in zip(taken[way], taken["ddp"], strict=True)) for way in here
-            }
-            yield {
-                "model": model,
-                "ranks": world,
-                "us": {way: round(statistics.median(times)) for way, times in taken.items()},
-                "ratio_to_ddp": {way: round(statistics.median(values), 3) for way, values in ratios.items()},
-                "range": {way: [round(values[0], 3), round(values[-1], 3)] for way, values in ratios.items()},
-            }
-
-
-def main() -> None:
-    """Run the comparison, or one rank of a contender."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--models", nargs="+", default=["mlp", "resnet18"])
-    parser.add_argument("--ways", nargs="+", default=list(WAYS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.rank is not None:
-        rank_main(options.rank, options.models[0], options.output)
-        return
-    load = os.getloadavg()[0]
-    results = list(compare(options.models, options.ranks, options.ways, options.rounds))
-    document = json.dumps({"load_at_start": load, "valid": load <= QUIET, "results": results}, indent=2)
-    if options.output is not None:
-        options.output.write_text(f"{document}\n")
-    print(document)
+def cases(rounds: int) -> Iterator[Case]:
+    """Yield the comparisons."""
+    for model in STEPS:
+        for ranks in (1, 2):
+            ways = [way for way in WAYS if ranks == 1 or way not in ONE_RANK]
+            yield in_turn(
+                f"step of {model}, {ranks} rank{'s' if ranks > 1 else ''}",
+                {way: partial(step_us, way, model, ranks) for way in ways},
+                base="ddp",
+                unit="us",
+                rounds=rounds,
+            )
 
 
 if __name__ == "__main__":
-    main()
+    if "--rank" in sys.argv:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--rank")
+        parser.add_argument("--model")
+        parser.add_argument("--output", type=Path)
+        options = parser.parse_args()
+        rank_main(options.rank, options.model, options.output)
+    else:
+        main("benchmarks.step", __doc__, cases, rounds=5)

@@ -106,13 +106,14 @@ class Heartbeat:
     def stood_still_s(self) -> float:
         """Return how long the watchdog thread did not run until a moment ago, in seconds; 0 if it ran.
 
-        The whole process did not run then: it was stopped, or its host was.
+        The whole process did not run then: it was stopped, or its host was. A time too short for the watchdogs of the
+        other ranks counts as 0: they have not given this rank up for it.
         """
         now = self._monotonic()
         gap_s = now - self._looked
-        if self._running and gap_s > self._standstill_threshold_s:
-            return gap_s
-        return self._last_standstill_s if now - self._resumed < _STANDSTILL_MEMORY_S else 0.0
+        if not (self._running and gap_s > self._standstill_threshold_s):
+            gap_s = self._last_standstill_s if now - self._resumed < _STANDSTILL_MEMORY_S else 0.0
+        return gap_s if gap_s > self.timeout_s / 2 else 0.0
 
     def start(self) -> None:
         """Start the watchdog."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -118,6 +119,14 @@ def mix(words: Words) -> Words:
     return words
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _States:
+    """States of generators before samples are read."""
+
+    python: tuple[object, ...]
+    torch: torch.Tensor
+
+
 class SampleSeeding:
     """Seeds torch's CPU generator, ``random`` and ``numpy.random`` for each sample that is read.
 
@@ -138,13 +147,11 @@ class SampleSeeding:
             keys: the keys of the samples.
             sample: returns the sample of an index.
         """
-        python, tensors, arrays = random.getstate(), torch.get_rng_state(), get_bit_generator()
         # One list for each generator.
         for_python, for_numpy, for_torch = keys.words(_WORDS_PER_SAMPLE).T.tolist()
         # torch.manual_seed would also seed the GPU's generators, which belong to the model.
         seed_torch = torch.default_generator.manual_seed
-        set_bit_generator(self._numpy)
-        try:
+        with self._generators_restored() as before:
             while True:
                 np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002  the generator that transforms draw from
                 samples = []
@@ -155,15 +162,45 @@ class SampleSeeding:
                     if self._numpy_used:
                         np.random.seed(for_numpy[number] >> 32)  # noqa: NPY002
                     samples.append(sample(index))
-                random_is_new = not self._random_used and random.getstate() != python
-                numpy_is_new = not self._numpy_used and self._numpy.random_raw(2).tolist() != _NEXT_OF_UNUSED
+                random_is_new = not self._random_used and random.getstate() != before.python
+                numpy_is_new = not self._numpy_used and self._numpy_has_drawn()
                 if not (random_is_new or numpy_is_new):
                     return samples
                 self._random_used |= random_is_new
                 self._numpy_used |= numpy_is_new
+
+    def read_unseeded(
+        self, indices: Sequence[int], samples: Callable[[list[int]], Sequence[object]]
+    ) -> Sequence[object] | None:
+        """Return several samples that draw no random numbers; None if they drew some. The generators are restored.
+
+        Args:
+            indices: of the samples.
+            samples: returns the samples of indices.
+        """
+        with self._generators_restored() as before:
+            np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002
+            read = samples([*indices])
+            drew = (
+                random.getstate() != before.python
+                or not torch.equal(torch.get_rng_state(), before.torch)
+                or self._numpy_has_drawn()
+            )
+            return None if drew else read
+
+    def _numpy_has_drawn(self) -> bool:
+        """Return whether numbers were drawn from numpy's generator since it was seeded with ``_SEED_OF_UNUSED``."""
+        return bool(self._numpy.random_raw(2).tolist() != _NEXT_OF_UNUSED)
+
+    @contextmanager
+    def _generators_restored(self) -> Iterator[_States]:
+        before, arrays = _States(python=random.getstate(), torch=torch.get_rng_state()), get_bit_generator()
+        set_bit_generator(self._numpy)
+        try:
+            yield before
         finally:
             # numpy caches every second normal number: that of a sample is forgotten.
             np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002
-            random.setstate(python)
+            random.setstate(before.python)
             set_bit_generator(arrays)
-            torch.set_rng_state(tensors)
+            torch.set_rng_state(before.torch)

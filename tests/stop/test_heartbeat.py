@@ -80,7 +80,9 @@ def test_time_in_which_the_process_stood_still_counts_toward_no_timeout(clock: C
 
 def test_a_standstill_is_reported_for_a_minute_after_it(clock: Clock) -> None:
     heartbeat = Heartbeat(300.0, monotonic=clock)
-    clock.now += 100.0
+    heartbeat.at_step(1)
+    heartbeat.look()
+    clock.now += 200.0
     heartbeat.look()
     told = []
     for _ in range(70):
@@ -90,9 +92,13 @@ def test_a_standstill_is_reported_for_a_minute_after_it(clock: Clock) -> None:
     assert told == [True] * 60 + [False] * 10
 
 
-def test_a_busy_host_is_no_standstill(clock: Clock) -> None:
+@pytest.mark.parametrize("seconds", [3.0, 5.0, 140.0])
+def test_a_standstill_for_which_no_watchdog_gives_a_rank_up_is_none(clock: Clock, seconds: float) -> None:
+    """The host was busy, or the job was suspended: another rank failed for another reason."""
     heartbeat = Heartbeat(300.0, monotonic=clock)
-    clock.now += 3.0
+    heartbeat.at_step(1)
+    heartbeat.look()
+    clock.now += seconds
     heartbeat.look()
     assert heartbeat.stood_still_s() == 0.0
 

@@ -23,10 +23,19 @@ from hpcddp.train.randomness import SampleKeys
 from tests.train.cifar10_files import write_binary
 
 LARGEST = 1 - 2**-53
+NORMALISED = transforms.Compose(
+    [transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
+)
 
 
 def keys(*indices: int, epoch: int = 0, seed: int = 0) -> SampleKeys:
     return SampleKeys(seed=seed, split="train", epoch=epoch, indices=list(indices))
+
+
+def inputs(data: Data, *indices: int, **changes: int) -> torch.Tensor:
+    """Return the training images of indices as a model takes them, on the CPU."""
+    images: torch.Tensor = data.train.to_inputs(data.train.take(keys(*indices, **changes))[0])
+    return images
 
 
 def pixels(samples: int, height: int = 32, width: int = 32) -> torch.Tensor:
@@ -117,12 +126,12 @@ def test_training_images_of_cifar10_are_augmented_and_validation_images_never(tm
     data = cifar(tmp_path / "cifar")
     plain = cifar(tmp_path / "cifar", augment=False)
     wanted = keys(*range(4))
-    images, labels = data.train.take(wanted)
-    expected, expected_labels = plain.train.take(wanted)
+    images, labels = inputs(data, *range(4)), data.train.take(wanted)[1]
+    expected, expected_labels = inputs(plain, *range(4)), plain.train.take(wanted)[1]
     assert images.shape == expected.shape == (4, 3, 32, 32)
     assert not torch.equal(images, expected)
     assert torch.equal(labels, expected_labels)
-    assert torch.equal(data.val.take(wanted)[0], plain.val.__getitems__(range(4))[0])
+    assert torch.equal(data.val.to_inputs(data.val.take(wanted)[0]), plain.val.__getitems__(range(4))[0])
     # Indexing never augments: the fingerprint of the data rests on it.
     assert torch.equal(data.train.__getitems__(range(4))[0], expected)
     assert data.fingerprint == plain.fingerprint
@@ -138,7 +147,7 @@ def test_augmented_image_depends_on_seed_epoch_and_index_alone(tmp_path: Path) -
 
 def test_augmented_image_is_the_normalised_crop(tmp_path: Path) -> None:
     data, plain = cifar(tmp_path / "cifar"), cifar(tmp_path / "cifar", augment=False)
-    image = data.train.take(keys(5))[0][0]
+    image = inputs(data, 5)[0]
     (row, column, flip), *_ = keys(5).fractions(3).tolist()
     mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
     black = (-mean / std).tolist()
@@ -170,25 +179,46 @@ def open_folder(folder: Path, **arguments: Any) -> Data:
 
 def test_training_images_of_a_folder_are_random_parts_of_the_image(folder: Path) -> None:
     data, plain = open_folder(folder), open_folder(folder, augment=False)
-    (image, label), (again, _) = data.train.take(keys(3, 3))
-    assert (tuple(image.shape), label) == ((3, 16, 16), 1)
+    stored, labels = data.train.take(keys(3, 3))
+    assert (stored.dtype, labels.tolist()) == (torch.uint8, [1, 1])
+    image, again = inputs(data, 3, 3)
+    assert image.shape == (3, 16, 16)
     assert torch.equal(image, again)
-    assert torch.equal(data.train.take(keys(0, 3))[1][0], image)
-    assert not torch.equal(data.train.take(keys(3, epoch=1))[0][0], image)
+    assert torch.equal(inputs(data, 0, 3)[1], image)
+    assert not torch.equal(inputs(data, 3, epoch=1)[0], image)
     *for_box, for_flip = keys(3).fractions(BOX_DRAWS + 1).tolist()[0]
     box = random_box(60, 80, for_box)
     with Image.open(folder / "train" / "dog" / "1.png") as whole:
         part = functional.resized_crop(whole, box.top, box.left, box.height, box.width, [16, 16])
     part = functional.horizontal_flip(part) if for_flip < 0.5 else part
-    expected = functional.normalize(
-        functional.to_dtype(functional.pil_to_tensor(part), torch.float32, scale=True),
-        [0.485, 0.456, 0.406],
-        [0.229, 0.224, 0.225],
-    )
-    assert torch.allclose(image, expected, atol=1e-6)
+    expected = NORMALISED(part)
+    # Bit for bit: a run may have begun with torchvision's.
+    assert torch.equal(image, expected)
     assert torch.equal(data.train[3][0], plain.train[3][0])
     assert torch.equal(data.val[3][0], plain.val[3][0])
     assert (data.fingerprint, data.classes) == (plain.fingerprint, plain.classes)
+
+
+def test_validation_images_of_a_folder_are_those_of_torchvision(folder: Path) -> None:
+    val = open_folder(folder, resize=20).val
+    usual = transforms.Compose([transforms.Resize(20), transforms.CenterCrop(16), NORMALISED])
+    expected = [usual(Image.open(path)) for path, _ in val.samples]
+    images, labels = val.take(keys(*range(4)))
+    assert torch.equal(val.to_inputs(images), torch.stack(expected))
+    assert labels.tolist() == [0, 0, 1, 1]
+    assert torch.equal(val[2][0], expected[2])
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK"])
+def test_image_of_another_mode_becomes_one_of_three_colours(folder: Path, mode: str) -> None:
+    path = folder / "val" / "cat" / "0.tif"
+    with Image.open(folder / "val" / "cat" / "0.png") as image:
+        image.convert(mode).save(path)
+    val = open_folder(folder).val
+    (index,) = (number for number, (name, _) in enumerate(val.samples) if name == str(path))
+    with Image.open(path) as image:
+        image.convert("RGB").save(folder / "val" / "cat" / "0.png")
+    assert torch.equal(val[index][0], val[0][0])
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "imagefolder"])

@@ -211,10 +211,14 @@ def test_image_folder_whose_parts_have_other_classes_is_refused(tmp_path: Path) 
         open_dataset("imagefolder", data_dir=str(tmp_path))
 
 
-def test_broken_image_is_named(training: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["no image", "a part of one"])
+def test_broken_image_is_named(training: Any, tmp_path: Path, content: str) -> None:
     folder = write_folder(tmp_path / "data")
-    (folder / "train" / "dog" / "2.png").write_bytes(b"no image")
-    with pytest.raises(TrainingError, match=r"loading samples of dataset imagefolder failed: .*dog/2.png"):
+    path = folder / "train" / "dog" / "2.png"
+    path.write_bytes(b"no image" if content == "no image" else path.read_bytes()[:-30])
+    with pytest.raises(
+        TrainingError, match=r"loading samples of dataset imagefolder failed: .*dog/2.png cannot be read"
+    ):
         training.train(
             train__dataset="imagefolder",
             train__data_dir=str(folder),

@@ -58,17 +58,64 @@ class _Draws(FewDigits):
         return torch.tensor(drawn, dtype=torch.float64), index
 
     def __getitems__(self, indices: list[int]) -> Any:
-        raise AssertionError(indices)
+        return [self[index] for index in indices]
 
 
 def test_generators_are_seeded_alike_in_every_version() -> None:
-    # A data set that could give many samples at once is asked for one after the other all the same.
+    # A data set that draws random numbers is asked for one sample after the other, even if it could give many at once.
     samples = Keyed(_Draws()).__getitems__(SampleKeys(seed=0, split="train", epoch=0, indices=[0, 2]))
     assert [index for _, index in samples] == [0, 2]
     assert torch.stack([drawn for drawn, _ in samples]).tolist() == [
         [0.858575090397728, 0.04939589982374337, 0.1883484125137329],
         [0.3641312903818634, 0.643941922966534, 0.13179785013198853],
     ]
+
+
+class _Many(FewDigits):
+    """Gives many samples at once, and counts how often; the samples of some indices draw random numbers."""
+
+    def __init__(self, *, noisy_from: int = 100, error: float = 0.0) -> None:
+        super().__init__("train", 8, first=0, poison=None)
+        self.noisy_from, self.error = noisy_from, error
+        self.together, self.alone = 0, 0
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.alone += 1
+        return self._sample(index)
+
+    def _sample(self, index: int) -> tuple[torch.Tensor, int]:
+        noise = torch.rand(()) if index >= self.noisy_from else torch.zeros(())
+        return torch.tensor(float(index)) + noise, index
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
+        self.together += 1
+        return [(value + self.error, index) for value, index in map(self._sample, indices)]
+
+
+def read(part: _Many, *batches: list[int]) -> list[list[float]]:
+    keyed = Keyed(part)
+    keys = [SampleKeys(seed=0, split="train", epoch=0, indices=indices) for indices in batches]
+    return [[float(value) for value, _ in keyed.__getitems__(key)] for key in keys]
+
+
+def test_data_set_that_gives_many_samples_at_once_is_asked_for_them_at_once() -> None:
+    part = _Many()
+    assert read(part, [0, 1], [2, 3], [4, 5]) == [[0, 1], [2, 3], [4, 5]]
+    # The first batch is read both ways, to compare them.
+    assert (part.together, part.alone) == (3, 2)
+
+
+def test_data_set_whose_batches_are_not_its_samples_is_asked_for_one_after_the_other() -> None:
+    part = _Many(error=1e-6)
+    assert read(part, [0, 1], [2, 3], [4, 5]) == [[0, 1], [2, 3], [4, 5]]
+    assert (part.together, part.alone) == (1, 6)
+
+
+def test_samples_that_draw_later_are_keyed_all_the_same() -> None:
+    part, alone = _Many(noisy_from=3), _Many(noisy_from=3, error=1.0)
+    batches = [[0, 1], [2, 3], [4, 5]]
+    assert read(part, *batches) == read(alone, *batches)
+    assert (part.together, part.alone) == (2, 6)
 
 
 def test_generator_of_ones_own_can_be_seeded_from_the_sample() -> None:

@@ -80,7 +80,7 @@ def test_workers_deliver_the_same_batches_as_none() -> None:
 
 def test_workers_survive_the_signals_that_ask_for_a_save() -> None:
     data, others = own_data(), set(children())
-    batches = Batches(data, data.train, keys_of(*([index] for index in range(30))), PLACEMENT, workers=1)
+    batches = iter(Batches(data, data.train, keys_of(*([index] for index in range(30))), PLACEMENT, workers=1))
     next(batches)
     (worker,) = set(children()) - others
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
@@ -89,13 +89,25 @@ def test_workers_survive_the_signals_that_ask_for_a_save() -> None:
     assert len(list(batches)) == 29
 
 
+def test_workers_load_one_evaluation_after_the_other() -> None:
+    data, others = own_data(), set(children())
+    batches = Batches(data, data.val, keys_of([0, 1], [2], [3, 4]), PLACEMENT, workers=2)
+    passes, workers = [], []
+    for _ in range(3):
+        passes.append([labels.tolist() for _, labels in batches])
+        workers.append(set(children()) - others)
+    assert passes[0] == passes[1] == passes[2]
+    assert workers[0] == workers[1] == workers[2]
+    assert len(workers[0]) == 2
+
+
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, signal\n"
         "from tests.train.test_loader import PLACEMENT, Batches, children, keys_of, own_data\n"
         "data = own_data()\n"
-        "batches = Batches(data, data.train, keys_of(*([i] for i in range(99))), PLACEMENT, workers=2)\n"
+        "batches = iter(Batches(data, data.train, keys_of(*([i] for i in range(99))), PLACEMENT, workers=2))\n"
         "next(batches)\n"
         "print(*children(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -121,7 +133,7 @@ def test_process_that_still_holds_a_loader_ends_by_itself(tmp_path: Path) -> Non
         "import builtins\n"
         "from tests.train.test_loader import PLACEMENT, Batches, keys_of, own_data\n"
         "data = own_data()\n"
-        "builtins.kept = Batches(data, data.train, keys_of(*([i] for i in range(99))), PLACEMENT, workers=2)\n"
+        "builtins.kept = iter(Batches(data, data.train, keys_of(*([i] for i in range(99))), PLACEMENT, workers=2))\n"
         "next(builtins.kept)\n"
     )
     root = Path(__file__).parents[2]

@@ -115,7 +115,7 @@ def _steps(setting: Setting, replica: Replica, record: Path, steps: int) -> Iter
         }
 
 
-def _batches(setting: Setting, steps: int) -> Batches:
+def _batches(setting: Setting, steps: int) -> Iterator[MicroBatch]:
     spec, data, train = setting.context.spec, setting.data, setting.context.train
     keys = MicroBatchKeys(
         GlobalBatches(data.units, spec.global_batch_size, spec.batch.tail, spec.batch.order, train.seed),
@@ -126,7 +126,7 @@ def _batches(setting: Setting, steps: int) -> Batches:
         first_step=0,
         last_step=min(steps, setting.schedule.total_steps),
     )
-    return Batches(data, data.train, keys, setting.placement, workers=0)
+    return iter(Batches(data, data.train, keys, setting.placement, workers=0))
 
 
 def _gradients(model: nn.Module) -> Iterator[tuple[str, NDArray[Any]]]:

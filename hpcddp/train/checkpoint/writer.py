@@ -7,6 +7,7 @@ lock that the writing thread holds.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ _FAILURES_ALLOWED: Final = 2
 # A file server that restarts is back after some minutes; a loop may save many times in that time.
 _OUTAGE_ALLOWED_S: Final = 300.0
 _LOOK_EVERY_S: Final = 1.0
+# The training has the CPUs first.
+_NICENESS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +210,8 @@ class CheckpointWriter:
             ) from last.error
 
     def _work(self, write: _Write) -> None:
+        # In Linux the niceness is that of the thread (setpriority(2), "C library/kernel differences").
+        os.nice(_NICENESS)
         step = write.manifest.step
         try:
             published = publish(self._run.checkpoints, write.manifest, write.writers, may_publish=self._raise_if_fenced)

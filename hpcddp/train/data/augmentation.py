@@ -97,10 +97,8 @@ def _between(bounds: tuple[float, float], fraction: float) -> float:
 
 def cut_resize_flip(image: Image, box: Box, *, size: int, flip: bool) -> Image:
     """Return the part of a PIL image in ``box``, resized to ``size`` x ``size``, flipped from left to right or not."""
-    from torchvision.transforms.v2 import functional
+    from PIL.Image import Resampling, Transpose
 
-    cut: Image = functional.resized_crop(image, box.top, box.left, box.height, box.width, [size, size], antialias=True)
-    if not flip:
-        return cut
-    flipped: Image = functional.horizontal_flip(cut)
-    return flipped
+    part = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
+    resized = part.resize((size, size), Resampling.BILINEAR)
+    return resized.transpose(Transpose.FLIP_LEFT_RIGHT) if flip else resized

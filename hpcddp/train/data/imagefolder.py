@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcddp.train.data.augmentation import BOX_DRAWS, FLIP_PROBABILITY, cut_resize_flip, random_box
-from hpcddp.train.data.parts import KeyedPart, refuse_unknown, take_flag, take_size
+from hpcddp.train.data.parts import KeyedPart, MicroBatch, Normalisation, refuse_unknown, take_flag, take_size
 from hpcddp.train.errors import DataError
 from hpcddp.train.randomness import SampleKeys
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 # Of ImageNet's training part, as torchvision's weights use them.
 _MEAN: Final = (0.485, 0.456, 0.406)
 _STD: Final = (0.229, 0.224, 0.225)
+_LEVELS: Final = 255
 _IMAGE_SIZE, _RESIZE = 224, 256
 
 
@@ -37,31 +41,26 @@ def load_imagefolder(data_dir: Path, arguments: dict[str, Any]) -> tuple[Any, An
     Raises:
         DataError: a folder is missing or has no images, the classes of the parts differ, or an argument is wrong.
     """
-    from torchvision import datasets, transforms
+    from torchvision import datasets
 
     refuse_unknown("imagefolder", arguments, ("image_size", "resize", "augment"))
     image_size = take_size(arguments, "image_size", _IMAGE_SIZE)
     resize = take_size(arguments, "resize", image_size * _RESIZE // _IMAGE_SIZE)
     augment = take_flag(arguments, "augment", default=True)
-    normalise = transforms.Compose(
-        [
-            transforms.PILToTensor(),
-            transforms.ConvertImageDtype(torch.float32),
-            transforms.Normalize(_MEAN, _STD),
-        ]
-    )
-    transform = transforms.Compose([transforms.Resize(resize), transforms.CenterCrop(image_size), normalise])
     parts = []
     for split in ("train", "val"):
         try:
-            parts.append(datasets.ImageFolder(str(data_dir / split), transform=transform))
+            parts.append(datasets.ImageFolder(str(data_dir / split)))
         except OSError as error:
             raise DataError(
                 f"train.data_dir is {data_dir}, and its folder {split} cannot be used ({error}); "
                 f"write a folder that holds {split}/CLASS/IMAGE files"
             ) from error
     _compare_classes(data_dir, parts[0].classes, parts[1].classes)
-    return AugmentedFolder(parts[0], image_size, normalise) if augment else parts[0], parts[1]
+    return (
+        ImageFiles(parts[0], image_size, resize, augment=augment),
+        ImageFiles(parts[1], image_size, resize, augment=False),
+    )
 
 
 class _ImageFolder(Protocol):
@@ -71,45 +70,77 @@ class _ImageFolder(Protocol):
     classes: list[str]
     samples: list[tuple[str, int]]
     targets: list[int]
-    loader: Callable[[str], Image]
-
-    def __getitem__(self, index: int, /) -> tuple[Tensor, int]: ...
 
 
-class AugmentedFolder(KeyedPart):
-    """An image folder whose images are cropped, resized and flipped at random, by the keys of the samples.
+class ImageFiles(KeyedPart):
+    """The image files of one part.
 
     Args:
-        folder: the image folder, without augmentation.
-        image_size: the side of the crops after resizing.
-        normalise: from a PIL image to a tensor.
+        folder: the files.
+        image_size: the side of the images after all.
+        resize: the shorter side before a crop in the centre.
+        augment: whether images are cropped, resized and flipped at random, instead of cropped in the centre.
     """
 
-    def __init__(self, folder: _ImageFolder, image_size: int, normalise: Callable[[Image], Tensor]) -> None:
+    def __init__(self, folder: _ImageFolder, image_size: int, resize: int, *, augment: bool) -> None:
+        from torchvision import transforms
+
         self.root, self.classes = folder.root, folder.classes
         self.samples, self.targets = folder.samples, folder.targets
-        self._folder, self._size, self._normalise = folder, image_size, normalise
+        self._size, self._augment = image_size, augment
+        self._crop_centre = transforms.Compose([transforms.Resize(resize), transforms.CenterCrop(image_size)])
+        self._normalise = Normalisation(torch.tensor(_MEAN), torch.tensor(_STD), unit=_LEVELS)
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return one sample without augmentation."""
-        image, label = self._folder[index]
-        return image, label
-
-    def take(self, keys: SampleKeys) -> list[tuple[Tensor, int]]:
-        """Return the samples of ``keys``, augmented: images ``[3, image_size, image_size]``, and labels."""
-        draws = keys.fractions(BOX_DRAWS + 1).tolist()
-        return [self._augmented(index, fractions) for index, fractions in zip(keys.indices, draws, strict=True)]
-
-    def _augmented(self, index: int, fractions: list[float]) -> tuple[Tensor, int]:
+        """Return one sample without augmentation: a normalised image ``[3, image_size, image_size]`` and its label."""
         path, label = self.samples[index]
-        image = self._folder.loader(path)
+        return self.to_inputs(_as_images([_read(path, self._crop_centre)]))[0], label
+
+    def take(self, keys: SampleKeys) -> MicroBatch:
+        """Return images ``[n, 3, image_size, image_size]``, uint8, augmented if the part is, and labels ``[n]``."""
+        files = [self.samples[index] for index in keys.indices]
+        if self._augment:
+            draws = keys.fractions(BOX_DRAWS + 1).tolist()
+            pixels = [
+                _read(path, partial(self._crop_at_random, fractions))
+                for (path, _), fractions in zip(files, draws, strict=True)
+            ]
+        else:
+            pixels = [_read(path, self._crop_centre) for path, _ in files]
+        return _as_images(pixels), torch.tensor([label for _, label in files])
+
+    def to_inputs(self, images: Tensor) -> Tensor:
+        """Return normalised images, float32."""
+        return self._normalise(images)
+
+    def _crop_at_random(self, fractions: list[float], image: Image) -> Image:
         *for_box, for_flip = fractions
         box = random_box(image.height, image.width, for_box)
-        flip = for_flip < FLIP_PROBABILITY
-        return self._normalise(cut_resize_flip(image, box, size=self._size, flip=flip)), label
+        return cut_resize_flip(image, box, size=self._size, flip=for_flip < FLIP_PROBABILITY)
+
+
+def _read(path: str, crop: Callable[[Image], Image]) -> NDArray[np.uint8]:
+    """Return the pixels of a part of an image, ``[H, W, 3]``.
+
+    Raises:
+        DataError: the file cannot be read, or is no image.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return np.asarray(crop(image if image.mode == "RGB" else image.convert("RGB")))
+    # PIL raises the last two for some damaged files.
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"image {path} cannot be read ({error}); replace it or take it out of the folder") from error
+
+
+def _as_images(pixels: list[NDArray[np.uint8]]) -> Tensor:
+    """Return arrays ``[H, W, 3]`` as one tensor ``[n, 3, H, W]``, in channels-last memory format."""
+    return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
 
 
 def _compare_classes(data_dir: Path, train: list[str], val: list[str]) -> None:

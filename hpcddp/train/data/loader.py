@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
-from hpcddp.train.data.parts import IMAGE_DIMENSIONS, Data, Keyed, MapStyle, MicroBatch, WholeBatches
+from hpcddp.train.data.parts import IMAGE_DIMENSIONS, Data, Keyed, KeyedPart, MapStyle, MicroBatch
 from hpcddp.train.data.workers import lost_worker, remember, signals_held, start_worker
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.precision import kept_in
@@ -67,19 +67,22 @@ class Placement:
     def __init__(self, device: torch.device, dtype: torch.dtype, *, channels_last: bool) -> None:
         self.device, self.dtype, self.channels_last = device, dtype, channels_last
 
-    def place(self, batch: MicroBatch) -> MicroBatch:
-        """Return the batch on the device."""
-        return self.place_inputs(batch[0]), batch[1].to(self.device, torch.int64, non_blocking=True)
+    def place(self, batch: MicroBatch, part: MapStyle) -> MicroBatch:
+        """Return a batch of a part of a data set on the device."""
+        inputs, labels = batch
+        if isinstance(part, KeyedPart):
+            inputs = part.to_inputs(inputs.to(self.device, non_blocking=True))
+        return self.place_inputs(inputs), labels.to(self.device, torch.int64, non_blocking=True)
 
     def place_inputs(self, inputs: Tensor) -> Tensor:
         """Return the inputs on the device."""
         are_images = inputs.ndim == IMAGE_DIMENSIONS
-        layout = torch.channels_last if self.channels_last and are_images else torch.preserve_format
+        layout = torch.channels_last if self.channels_last and are_images else torch.contiguous_format
         return inputs.to(self.device, kept_in(inputs, self.dtype), non_blocking=True, memory_format=layout)
 
 
 class Batches:
-    """An iterator over batches on the device.
+    """Batches of a part of a data set, on the device. Each iteration gives all of them, with the same loader processes.
 
     Args:
         data: the data set; its name is used in errors.
@@ -99,53 +102,60 @@ class Batches:
         workers: int,
     ) -> None:
         self._name, self._classes = data.name, data.classes
-        self._placement = placement
+        self._part, self._keys, self._placement = part, keys, placement
+        self._keyed = Keyed(part)
         # A whole batch needs no collating.
-        collate: Callable[[Any], Any] = _unchanged if isinstance(part, WholeBatches) else default_collate
+        self._collate: Callable[[Any], Any] = _unchanged if isinstance(part, KeyedPart) else default_collate
+        self._loader: DataLoader[Any] | None = None
         if not workers and placement.device.type == "cpu":
             # A DataLoader adds a tenth to the time of a small batch.
-            keyed = Keyed(part)
-            self._iterator: Iterator[Any] = (collate(keyed[batch]) for batch in keys)
             return
-        loader: DataLoader[Any] = DataLoader(
-            Keyed(part),
+        self._loader = DataLoader(
+            self._keyed,
             # torch's types ask for lists of indices; it hands to the data set whatever comes.
             batch_sampler=cast("Iterable[list[int]]", keys),
             num_workers=workers,
-            collate_fn=collate,
+            collate_fn=self._collate,
             pin_memory=placement.device.type == "cuda",
             worker_init_fn=start_worker if workers else None,
             # Its own generator: the DataLoader draws a seed for its workers, which must not advance the training's
             # generator. The seed itself is not used, since samples are seeded by their keys.
             generator=torch.Generator(),
             multiprocessing_context="fork" if workers else None,
+            persistent_workers=workers > 0,
         )
-        with signals_held():
-            self._iterator = iter(loader)
-        if workers:
-            remember(self._iterator)
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        return self
+        if self._loader is None:
+            batches = self._load(self._collate(self._keyed[keys]) for keys in self._keys)
+        else:
+            with signals_held():
+                iterator = iter(self._loader)
+            remember(iterator)
+            batches = self._load(iterator)
+        device = self._placement.device
+        return _place_ahead(batches, self._place, device) if device.type == "cuda" else map(self._place, batches)
 
-    def __next__(self) -> MicroBatch:
-        return self._placement.place(self._load())
+    def _place(self, batch: MicroBatch) -> MicroBatch:
+        return self._placement.place(batch, self._part)
 
-    def _load(self) -> MicroBatch:
-        try:
-            inputs, labels = next(self._iterator)
-        except StopIteration:
-            raise
-        except Exception as error:
-            if (lost := lost_worker(error)) is not None:
-                raise lost from error
-            kind = UserCodeError if is_own(self._name) else DataError
-            raise kind(
-                f"loading samples of dataset {self._name} failed: {describe(error)}", traceback=traceback.format_exc()
-            ) from error
-        if is_own(self._name):
-            self._check_labels(labels)
-        return inputs, labels
+    def _load(self, iterator: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        while True:
+            try:
+                inputs, labels = next(iterator)
+            except StopIteration:
+                return
+            except Exception as error:
+                if (lost := lost_worker(error)) is not None:
+                    raise lost from error
+                kind = UserCodeError if is_own(self._name) else DataError
+                raise kind(
+                    f"loading samples of dataset {self._name} failed: {describe(error)}",
+                    traceback=traceback.format_exc(),
+                ) from error
+            if is_own(self._name):
+                self._check_labels(labels)
+            yield inputs, labels
 
     def _check_labels(self, labels: Tensor) -> None:
         """Refuse labels outside 0..K-1: the loss silently ignores some, and others break the CUDA context."""
@@ -156,6 +166,32 @@ class Batches:
                 f"{self._classes} classes, 0..{self._classes - 1}; write a larger train.num_classes, with labels from "
                 "0 on"
             )
+
+
+def _place_ahead(
+    batches: Iterator[MicroBatch], place: Callable[[MicroBatch], MicroBatch], device: torch.device
+) -> Iterator[MicroBatch]:
+    """Place each batch on a GPU while the one before it is in use, on a stream of its own."""
+    # torch leaves the class without types.
+    new_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
+    stream = new_stream(device)
+
+    def place_next() -> MicroBatch | None:
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        with torch.cuda.stream(stream):
+            return place(batch)
+
+    coming = place_next()
+    while coming is not None:
+        current, in_use = coming, torch.cuda.current_stream(device)
+        in_use.wait_stream(stream)
+        for tensor in current:
+            # Its memory is not given to the next batch before the training's stream has used it.
+            tensor.record_stream(in_use)
+        coming = place_next()
+        yield current
 
 
 def choose_workers(num_workers: int | None, data: Data, cpus: int) -> int:

@@ -217,7 +217,7 @@ def _training_batches(setting: Setting, first_step: int) -> Iterator[MicroBatch]
         first_step=first_step,
         last_step=setting.schedule.total_steps,
     )
-    return Batches(data, data.train, keys, setting.placement, workers=setting.workers)
+    return iter(Batches(data, data.train, keys, setting.placement, workers=setting.workers))
 
 
 def notes_of(setting: Setting, replica: Replica) -> list[str]:

@@ -123,9 +123,10 @@ class Evaluator:
     def __init__(
         self, data: Data, placement: Placement, *, batch_size: int, workers: int, seed: int, rank: int, world_size: int
     ) -> None:
-        self._data, self._placement, self._workers, self._seed = data, placement, workers, seed
-        self._batch_size, self._ranks = batch_size, world_size
+        self._device, self._batch_size, self._ranks = placement.device, batch_size, world_size
         self._share = ValidationShare(len(data.val), batch_size, rank=rank, ranks=world_size)
+        keys = [SampleKeys(seed=seed, split="val", epoch=0, indices=indices) for indices in self._share]
+        self._batches = Batches(data, data.val, keys, placement, workers=min(workers, len(keys)))
         self._metrics: dict[str, Metric] = {"val_loss": CrossEntropy(), "val_accuracy": TopKAccuracy(1)}
         if data.classes > _TOP:
             self._metrics["val_top5"] = TopKAccuracy(_TOP)
@@ -143,7 +144,7 @@ class Evaluator:
         Raises:
             EvaluationStoppedError: the ranks agreed to stop.
         """
-        device = self._placement.device
+        device = self._device
         pauses = Pauses(self._share.samples, self._batch_size, ranks=self._ranks, device=device, vote=vote)
         with replica.evaluated() as model:
             results = _with_stop_checks(self._results(model, replica.precision), pauses, beat)
@@ -152,11 +153,7 @@ class Evaluator:
 
     def _results(self, model: nn.Module, precision: Precision) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits and labels of each batch of this rank's share."""
-        if not len(self._share):
-            return
-        keys = (SampleKeys(seed=self._seed, split="val", epoch=0, indices=indices) for indices in self._share)
-        workers = min(self._workers, len(self._share))
-        for inputs, labels in Batches(self._data, self._data.val, keys, self._placement, workers=workers):
+        for inputs, labels in self._batches:
             with precision.autocast():
                 logits = next(all_logits(model(inputs)))
             yield logits, labels
