@@ -18,7 +18,7 @@ from benchmarks import command_line, data, save, start, step
 from benchmarks.turns import report
 
 COMPARISONS: Final = {"step": step, "start": start, "data": data, "save": save, "command_line": command_line}
-ROUNDS: Final = {"step": 5, "start": 7, "data": 9, "save": 15, "command_line": 20}
+ROUNDS: Final = {"step": 3, "start": 3, "data": 9, "save": 15, "command_line": 20}
 RESULTS: Final = Path(__file__).with_name("results")
 PAGE: Final = Path(__file__).parents[1] / "docs" / "measurements.md"
 BEGIN, END = "<!-- from benchmarks/results: {} -->", "<!-- end -->"

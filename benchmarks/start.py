@@ -1,6 +1,6 @@
 """Measure the CPU time of a rank from the start of its interpreter to its first step, beside a script with DDP.
 
-    python -m benchmarks.start [--rounds 7] [--output FILE]
+    python -m benchmarks.start [--rounds 3] [--output FILE]
 
 The contenders ``hpcddp`` and ``ddp`` are those of ``benchmarks.step``, here with a small model and two steps. They open
 gloo, and end without tearing anything down.
@@ -36,4 +36,4 @@ def cases(rounds: int) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    main("benchmarks.start", __doc__, cases, rounds=7)
+    main("benchmarks.start", __doc__, cases, rounds=3)

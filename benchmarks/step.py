@@ -1,6 +1,6 @@
 """Measure the built-in training step beside loops that people write by hand.
 
-    python -m benchmarks.step [--rounds 5] [--output FILE]
+    python -m benchmarks.step [--rounds 3] [--output FILE]
 
 Contenders, with the same data set of the user's own (map-style, in memory), model, optimizer and global batch of 32:
 
@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from benchmarks.turns import Case, in_turn, main
 
 BATCH: Final = 32
-STEPS: Final = {"mlp": 1500, "resnet18": 60}
+STEPS: Final = {"mlp": 1500, "resnet18": 20}
 SHAPES: Final = {"mlp": (64,), "resnet18": (3, 32, 32)}
 WAYS: Final = ("hpcddp", "ddp", "plain", "accelerate", "lightning")
 ONE_RANK: Final = ("plain", "lightning")
@@ -276,4 +276,4 @@ if __name__ == "__main__":
         options = parser.parse_args()
         rank_main(options.rank, options.model, options.output)
     else:
-        main("benchmarks.step", __doc__, cases, rounds=5)
+        main("benchmarks.step", __doc__, cases, rounds=3)
