@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from hpcddp.jobfile.overrides import Override
     from hpcddp.jobfile.problems import Problem
     from hpcddp.jobfile.read import DefaultSettings, ResolvedJob
+    from hpcddp.run.directory import RunDirectory
     from hpcddp.submit.request import SubmitRequest
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
@@ -51,17 +53,35 @@ def run_argument(run: Path) -> str:
     return run.name if run.parent.parent == root else str(run)
 
 
+def short_argument(run: RunDirectory) -> str:
+    """Return the shortest RUN argument for a run: the random letters of its id if they name it, else its path."""
+    from hpcddp.run.find import find_run, token_of
+
+    token = token_of(run.run_id)
+    with suppress(HpcddpError):
+        if find_run(token, default_run_root()).path == run.path:
+            return token
+    return str(run.path)
+
+
 def _chosen_root(context: typer.Context, root: Path) -> Path:
     source = context.get_parameter_source("run_root")
     return default_run_root() if source is not None and source.name == "DEFAULT" else root
 
 
 def complete_runs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return the run ids that start with a text, each with its job's name and its state on disk, for the shell."""
-    from hpcddp.run.find import all_runs, brief
+    """Return the run ids, or their short forms, that start with a text, each with its job's name and its state on disk.
+
+    For the shell, which offers nothing that starts with another text.
+    """
+    from hpcddp.run.find import all_runs, brief, token_of
 
     root = context.params.get("run_root") or RUN_ROOT
-    return [(run.run_id, brief(run)) for run in all_runs(Path(root)) if run.run_id.startswith(incomplete)]
+    found = all_runs(Path(root)) or all_runs(Path(root), everywhere=True)
+    names = [(name, run) for run in found for name in dict.fromkeys((run.run_id, token_of(run.run_id)))]
+    # The short forms are offered to who has begun one.
+    names = [(name, run) for name, run in names if name.startswith(incomplete) and (incomplete or name == run.run_id)]
+    return [(name, brief(run)) for name, run in names]
 
 
 RunRoot = Annotated[
@@ -78,7 +98,7 @@ Run = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="Run id, the start of one, or run directory; without it, the last run.",
+        help="Run id or a part of it, job name, Slurm job id, last, or run directory; without it, the last run.",
         autocompletion=complete_runs,
     ),
 ]

@@ -32,6 +32,7 @@ from hpcddp.cli.options import (
     default_run_root,
     read_sweep,
     run_argument,
+    short_argument,
     submit_request,
 )
 from hpcddp.cli.output import echo, write
@@ -190,7 +191,7 @@ def _print_submission(submission: Submission, *, as_json: bool) -> None:
     echo(f"run id         {submission.run.run_id}")
     echo(f"job id         {submission.job_id}  ({kind} on {submission.cluster})")
     echo(f"run directory  {submission.run.path}")
-    echo(f"next           {shlex.join(['hpcddp', 'logs', str(submission.run.path), '--follow'])}")
+    echo(f"next           {shlex.join(['hpcddp', 'logs', short_argument(submission.run), '--follow'])}")
 
 
 def _print_notes(submission: Submission) -> None:

@@ -141,6 +141,11 @@ class RunStatus:
         return self.files.run
 
     @property
+    def is_alive(self) -> bool:
+        """Whether a job of it waits or runs."""
+        return self.state.is_alive
+
+    @property
     def step(self) -> int | None:
         """Optimizer steps done; None where the run records none."""
         result, progress = self.files.result, self.files.progress

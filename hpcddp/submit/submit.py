@@ -17,6 +17,7 @@ from hpcddp.errors import printable
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
+from hpcddp.run.index import remember
 from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
 from hpcddp.site.rules import check_site
@@ -301,6 +302,8 @@ def submit_script(
         raise SubmissionError(
             f"job {job.job_id} was cancelled, because {run.submission} cannot be written: {error.strerror}"
         ) from error
+    if element is None:
+        remember(run)
     return Submission(
         run=run,
         cluster=cluster,

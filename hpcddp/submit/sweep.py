@@ -15,6 +15,7 @@ from typing import Any
 
 from hpcddp.errors import HpcddpError
 from hpcddp.run.files import write_text
+from hpcddp.run.index import remember
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
@@ -98,6 +99,7 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
         **identity(directory.path),
     )
     write_submission_record(directory, record)
+    remember(directory)
     return SweepSubmission(sweep=sweep, dropped=dropped, notes=job.notes)
 
 
