@@ -198,6 +198,7 @@ def submit_request(
     template: str | None,
     environment: Mapping[str, str],
     dependency: str | None = None,
+    force: bool = False,
 ) -> SubmitRequest:
     """Return the request to submit a job, or to render its script, from the working directory."""
     from hpcddp.submit.request import SubmitRequest
@@ -211,4 +212,5 @@ def submit_request(
         directory=Path.cwd(),
         environment=environment,
         dependency=dependency,
+        force=force,
     )

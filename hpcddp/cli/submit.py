@@ -86,6 +86,10 @@ def submit(  # noqa: PLR0913  each is an option
     after_any: AfterAny = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Submit although something is missing on this machine.", hidden=True),
+    ] = False,
     as_json: AsJson = False,
     words: JobWords,
 ) -> None:
@@ -130,6 +134,7 @@ def submit(  # noqa: PLR0913  each is an option
             template=template,
             environment=environment,
             dependency=_wait_for(after, after_any, run_root, environment, cluster=chosen),
+            force=force,
         )
         if dry_run:
             _print_preview(request, resume, run_root, as_json=as_json)
