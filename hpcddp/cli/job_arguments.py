@@ -92,7 +92,7 @@ class JobWords:
         Raises:
             UserError: there is neither a file nor a command, or one of them is invalid.
         """
-        from hpcddp.cli.options import read_job
+        from hpcddp.api import read_job
         from hpcddp.errors import UserError
         from hpcddp.jobfile.overrides import read_options
 

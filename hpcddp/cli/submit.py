@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcddp.api import default_run_root, request_to_submit
 from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.follow import follow_run
 from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
@@ -29,11 +30,9 @@ from hpcddp.cli.options import (
     SweepFile,
     SweepOptions,
     complete_runs,
-    default_run_root,
     read_sweep,
     run_argument,
     short_argument,
-    submit_request,
 )
 from hpcddp.cli.output import echo, write
 from hpcddp.errors import UserError
@@ -127,7 +126,7 @@ def submit(  # noqa: PLR0913  each is an option
     else:
         job = words.load(job_file, overrides=overrides, sweep=sweep)
         chosen = choose_cluster(cluster.value, environment)
-        request = submit_request(
+        request = request_to_submit(
             job,
             run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
             cluster=chosen,

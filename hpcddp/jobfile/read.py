@@ -59,7 +59,7 @@ NO_DEFAULTS = DefaultSettings()
 
 
 def load_job(
-    path: FilePath | None,
+    path: FilePath | Mapping[str, Any] | None,
     *,
     overrides: Sequence[str] = (),
     options: Sequence[Override | Problem] = (),
@@ -68,7 +68,7 @@ def load_job(
     """Read a job file, or build a job from the command line alone.
 
     Args:
-        path: the YAML file; None for a job without one.
+        path: the YAML file, or its content; None for a job without one.
         overrides: ``key.path=value`` each; the last of two for one key counts.
         options: values of other command-line options; ``overrides`` have precedence over them.
         defaults: the files with default settings.
@@ -79,10 +79,12 @@ def load_job(
     Raises:
         JobFileError: with every problem of the files and the overrides.
     """
-    file = Document(value={}, lines={}, written={}, faults=()) if path is None else _read_file(path)
+    content = {} if path is None else path
+    is_file = isinstance(content, FilePath)
+    file = _read_file(content) if isinstance(content, FilePath) else Document(value=dict(content))
     source = Source(
         origin=JOB_FILE,
-        file=f"the {COMMAND_LINE}" if path is None else str(path),
+        file=str(path) if is_file else f"the {COMMAND_LINE}" if path is None else "the job",
         lines=file.lines,
         written=file.written,
     )
