@@ -196,11 +196,7 @@ def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> N
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
-    lines = (
-        table(found.lines, width=width, paint=_styled)
-        if found.lines
-        else [f"there is no run under {one_line(str(run_root.absolute()))}"]
-    )
+    lines = table(found.lines, width=width, paint=_styled) if found.lines else [_nothing(run_root)]
     if run is not None:
         (only,) = found.lines
         if isinstance(only, RunStatus):
@@ -215,6 +211,14 @@ def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> N
     write(head + "\n".join(lines))
     if found.unanswered is not None:
         echo(f"Slurm could not be asked, so these states are as far as files tell: {found.unanswered}", err=True)
+
+
+def _nothing(run_root: Path) -> str:
+    from hpcddp.manage.format import one_line
+    from hpcddp.run.index import indexed_runs
+
+    elsewhere = "; hpcddp status --all shows those of other run roots" if indexed_runs() else ""
+    return f"there is no run under {one_line(str(run_root.absolute()))}{elsewhere}"
 
 
 def _styled(text: str, state: State) -> str:

@@ -363,9 +363,12 @@ def test_a_scan_makes_runs_known_from_any_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     assert run(capsys, "why", "b-failed")[0] == 2
+    nothing = f"there is no run under {Path.cwd()}/runs"
+    assert run(capsys, "status")[1] == f"{nothing}\n"
     code, _, err = run(capsys, "status", "--scan", str(root.parent), "--all")
     assert (code, err.splitlines()[0]) == (0, f"3 runs found under {root.parent}")
     assert run(capsys, "why", "b-failed")[0] == 0
+    assert run(capsys, "status")[1] == f"{nothing}; hpcddp status --all shows those of other run roots\n"
     assert run(capsys, "status", "--scan", "nothing")[0] == 2
 
 
