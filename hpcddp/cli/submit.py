@@ -97,7 +97,7 @@ def submit(  # noqa: PLR0913  each is an option
 
     Example: hpcddp submit --nodes 2 --gpus-per-node 4 --time 2h -- python train.py
 
-    Example: hpcddp submit job.yaml --sweep train.seed=0..4 --max-parallel 2
+    Example: hpcddp submit --sweep lr=0.1,0.2 --max-parallel 2 -- python train.py --lr {lr}
 
     Example: hpcddp submit --resume 20260314-1544
     """

@@ -66,7 +66,7 @@ class JobSpec(Section):
         None,
         description=(
             "Values of fields, `{train.seed: 0..4, learning_rate.base: [0.1, 0.2]}`: one run for each combination, all "
-            "in one job array. Or a list of mappings, one run each."
+            "in one job array. Or a list of mappings, one run each. `{lr: [0.1, 0.2]}` replaces `{lr}` in `command`."
         ),
     )
     max_parallel: int | None = Field(

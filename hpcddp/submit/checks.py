@@ -16,7 +16,7 @@ from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
-from hpcddp.jobfile.sweep import SweepTable, as_text, assignment, element_spec
+from hpcddp.jobfile.sweep import SweepTable, as_text, assignment, element_spec, is_placeholder
 from hpcddp.run.metrics import PACKAGES, is_installed
 from hpcddp.submit.environment_checks import container_obstacles, environment_obstacles
 from hpcddp.submit.request import Check, Obstacle, SubmissionError, SubmitRequest
@@ -245,4 +245,8 @@ def _refuse_other_tasks(element: JobSpec, job: JobSpec) -> None:
 
 def _checked_keys(table: SweepTable) -> list[str]:
     """Return the keys of a sweep whose values have influence on the checks."""
-    return [key for key in table.keys if key not in _UNPLANNED and key.partition(".")[0] in _PLANNED]
+    return [
+        key
+        for key in table.keys
+        if is_placeholder(key) or (key not in _UNPLANNED and key.partition(".")[0] in _PLANNED)
+    ]

@@ -205,6 +205,24 @@ def test_a_program_is_swept_by_its_environment(sandbox: Sandbox, tmp_path: Path)
         assert (tmp_path / f"rate-{index}").read_text() == rate
 
 
+def test_a_program_is_swept_by_the_words_of_its_command(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import json, os, sys\nfrom pathlib import Path\n"
+        "path = Path(f\"words-{os.environ['HPCDDP_SWEEP_INDEX']}.json\")\n"
+        "path.write_text(json.dumps(sys.argv[1:]))\n"
+    )
+    words = ("--name", "mine", "--nodes", "1", "--time", "5", "--sweep", "lr=1e-3,$HOME 'x'", "--sweep", "seed=0..1")
+    program = ("python", "train.py", "--lr={lr}", "{seed}", '{{"a": {seed}}}')
+    done = sandbox.run(*HPCDDP, "submit", *words, "--json", "--", *program, cwd=tmp_path)
+    sweep = sweep_at(json.loads(done.stdout))
+    for index in range(4):
+        sandbox.wait(str(sweep.job_id(index)))
+        lr, seed = ("1e-3", "$HOME 'x'")[index // 2], index % 2
+        seen = json.loads((tmp_path / f"words-{index}.json").read_text())
+        assert seen == [f"--lr={lr}", str(seed), f'{{"a": {seed}}}']
+        assert sweep.elements[index] == {"lr": lr, "seed": seed}
+
+
 def test_a_cancelled_element_is_resumed_alone_even_before_it_began(sandbox: Sandbox, tmp_path: Path) -> None:
     job = job_in(
         tmp_path, resources={"sbatch": {"hold": True}}, train={"epochs": 1}, environment={"env": {"WORD": "x"}}
