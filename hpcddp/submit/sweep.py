@@ -7,6 +7,7 @@ values that the script knows, so that one pickle is enough for all of them: ``be
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -85,7 +86,7 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
         write_text(directory.job_file, request.job_text)
         write_text(directory.script, job.script)
         clean, dropped = submission_environment(request.environment)
-        clean[PICKLE_DIGEST] = _dump(sweep)
+        clean[PICKLE_DIGEST] = pickle_digest(sweep)
         chunks = _Arrays(script=directory.script, request=request, environment=clean).submit(len(table))
     sweep = replace(sweep, chunks=tuple(chunks))
     write_sweep(sweep)
@@ -101,12 +102,16 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
     return SweepSubmission(sweep=sweep, dropped=dropped, notes=job.notes)
 
 
-def _dump(sweep: Sweep) -> str:
-    """Write the pickle of all elements, and return its sha256."""
+def pickle_digest(sweep: Sweep) -> str:
+    """Return the sha256 of the pickle of all elements, which is written if it is not there."""
+    path = sweep.directory.submitit / PICKLE
+    if path.exists():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     from hpcddp.submit import executors
     from hpcddp.task import work
 
-    return executors.dump_call(sweep.directory.submitit / PICKLE, work.run, str(sweep.path))
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    return executors.dump_call(path, work.run, str(sweep.path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
