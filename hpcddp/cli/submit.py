@@ -193,9 +193,18 @@ def _resume_sweep(
         return
     _print_remarks(resumed.dropped, resumed.warnings)
     echo(f"{len(left)} element{' continues' if len(left) == 1 else 's continue'}; {rest}")
-    echo(f"job id           {', '.join(resumed.job_ids)}")
+    echo(f"job id           {_first_words(resumed.job_ids)}")
     echo(f"sweep directory  {sweep.path}")
     echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")
+
+
+_LISTED = 5
+
+
+def _first_words(words: Sequence[str]) -> str:
+    """Return a list in words; of a long one, the first words and how many there are more."""
+    more = f" and {len(words) - _LISTED} more" if len(words) > _LISTED else ""
+    return f"{', '.join(words[:_LISTED])}{more}"
 
 
 def _submit_sweep(request: SubmitRequest, *, follow: bool, as_json: bool) -> None:
@@ -342,9 +351,12 @@ def _print_sweep(submission: SweepSubmission, *, as_json: bool) -> None:
     _print_remarks(submission.dropped, submission.warnings)
     sweep = submission.sweep
     last = len(sweep.elements) - 1
-    arrays = "a job array" if len(sweep.chunks) == 1 else f"{len(sweep.chunks)} job arrays"
     echo(f"sweep id         {sweep.sweep_id}")
     echo(f"runs             {last + 1}: {sweep.run_id(0)} ... {sweep.run_id(last)}")
-    echo(f"job id           {', '.join(chunk.job_id for chunk in sweep.chunks)}  ({arrays} on slurm)")
+    if submission.cluster == "local":
+        echo(f"job id           {_first_words(submission.job_ids)}  (processes on this machine)")
+    else:
+        arrays = "a job array" if len(sweep.chunks) == 1 else f"{len(sweep.chunks)} job arrays"
+        echo(f"job id           {', '.join(submission.job_ids)}  ({arrays} on slurm)")
     echo(f"sweep directory  {sweep.path}")
     echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")

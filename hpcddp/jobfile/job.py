@@ -70,7 +70,7 @@ class JobSpec(Section):
         ),
     )
     max_parallel: int | None = Field(
-        None, ge=1, description="Elements of the sweep that run at the same time. null is all."
+        None, ge=1, description="Elements of the sweep that run at the same time. null is all; on this machine, one."
     )
 
     @property

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.run.directory import RunDirectory
@@ -105,9 +106,10 @@ class SweepResumption:
     """
 
     sweep: Sweep
+    cluster: Cluster
     jobs: Mapping[int, str]
-    dropped: tuple[str, ...]
-    warnings: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def job_ids(self) -> list[str]:
@@ -119,7 +121,7 @@ class SweepResumption:
         return {
             "sweep_id": self.sweep.sweep_id,
             "sweep_dir": str(self.sweep.path),
-            "cluster": "slurm",
+            "cluster": self.cluster,
             "job_ids": self.job_ids,
             "elements": [
                 {"run_id": self.sweep.run_id(index), "job_id": job_id, "run_dir": str(self.sweep.run(index).path)}
@@ -147,6 +149,10 @@ def resume_sweep(
     check_run_directory(sweep.path)
     owner = sweep.directory
     previous = read_submission(owner)
+    if previous is not None and previous.cluster == "local":
+        _refuse_copy(owner)
+        here = {index: resume(sweep.run(index), environment=environment).job_id for index in elements}
+        return SweepResumption(sweep=sweep, cluster="local", jobs=here)
     if previous is None or not owner.script.exists():
         raise SubmissionError(
             f"the script of the sweep {sweep.path} was submitted by hand and is not kept there; give the job file, and "
@@ -197,6 +203,7 @@ def resume_sweep(
     }
     return SweepResumption(
         sweep=sweep,
+        cluster="slurm",
         jobs=dict(sorted(jobs.items())),
         dropped=dropped,
         warnings=(*notes, *group_writable_warnings(sweep.path)),

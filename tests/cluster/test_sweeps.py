@@ -230,7 +230,7 @@ def test_the_unfinished_elements_of_a_sweep_continue_in_one_array(sandbox: Sandb
     done = sandbox.run(*HPCDDP, "submit", *words, "--json", "--", *program, cwd=tmp_path)
     sweep = sweep_at(json.loads(done.stdout))
     for index in range(3):
-        sandbox.wait(str(sweep.job_id(index)))
+        sandbox.wait(str(sweep.job_id(index)), {"COMPLETED", "FAILED"})
     (tmp_path / "file").touch()
     resumed = sandbox.run(*HPCDDP, "submit", "--resume", sweep.sweep_id, cwd=tmp_path)
     assert resumed.stdout.startswith("2 elements continue; 1 finished, 0 alive\n")
