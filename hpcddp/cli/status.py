@@ -22,6 +22,7 @@ from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
     from hpcddp.manage.overview import Filter, Overview
+    from hpcddp.manage.ranking import Ranking
     from hpcddp.manage.status import State
 
 _SHORTEST_INTERVAL_S = 2.0
@@ -81,13 +82,17 @@ def status(
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=_SHORTEST_INTERVAL_S, help="Time between refreshes.")
     ] = 10.0,
+    sort: Annotated[
+        str | None, typer.Option(metavar="METRIC", help="Sort the runs of a sweep by METRIC, such as loss.")
+    ] = None,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of runs.
 
     Without RUN: all runs in the run root, newest first, and one line for each sweep. With RUN: one run in detail. With
-    the id of a sweep: all its elements. Slurm is queried once for all runs.
+    the id of a sweep: all its elements; --sort sorts them by a metric, the best first. Slurm is queried once for all
+    runs.
 
     Example: hpcddp status --watch
 
@@ -102,10 +107,12 @@ def status(
     look = _looker(run, run_root, everything=everything, wanted=wanted)
     while True:
         found = look()
+        ranking = None if sort is None else _ranking(found, run, sort)
         if as_json:
-            echo(json.dumps(found.as_json(), indent=2))
+            sweeps = {} if ranking is None else {"sweeps": [ranking.as_json()]}
+            echo(json.dumps({**found.as_json(), **sweeps}, indent=2))
         else:
-            _show(found, run, run_root, again=watch)
+            _show(found, run, run_root, again=watch, ranking=ranking)
         if not watch:
             return
         time.sleep(interval)
@@ -189,7 +196,19 @@ def _looker(run: str | None, run_root: Path, *, everything: bool, wanted: Filter
     return look
 
 
-def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> None:
+def _ranking(found: Overview, run: str | None, metric: str) -> Ranking:
+    from hpcddp.manage.overview import SweepStatus
+    from hpcddp.manage.ranking import RankingError, rank
+
+    if run is None:
+        raise RankingError("--sort sorts the runs of one sweep; name it: hpcddp status SWEEP --sort METRIC")
+    (only,) = found.lines
+    if not isinstance(only, SweepStatus):
+        raise RankingError(f"--sort sorts the runs of one sweep, and {only.run.run_id} is one run; leave --sort out")
+    return rank(only, metric)
+
+
+def _show(found: Overview, run: str | None, run_root: Path, *, again: bool, ranking: Ranking | None) -> None:
     from hpcddp.manage.format import one_line
     from hpcddp.manage.overview import SweepStatus, details, elements_table, table
     from hpcddp.manage.status import RunStatus
@@ -203,7 +222,11 @@ def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> N
             lines = details(only, paint=_styled)
         elif isinstance(only, SweepStatus):
             name = one_line(only.sweep.sweep_id)
-            lines = [f"sweep {name}: {only.sentence}", *elements_table(only, width=width, paint=_styled)]
+            if ranking is None:
+                lines = [f"sweep {name}: {only.sentence}", *elements_table(only, width=width, paint=_styled)]
+            else:
+                order = one_line(ranking.sentence)
+                lines = [f"sweep {name}: {only.sentence}; {order}", *ranking.table(width=width, paint=_styled)]
     if found.left_out:
         lines.append(f"{found.left_out} older runs have ended; --all shows them too")
     head = _CLEAR if again and terminal else ""

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shlex
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -38,11 +39,12 @@ from hpcddp.cli.output import echo, write
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hpcddp.jobfile.cluster import Cluster
     from hpcddp.manage.follow import Outcome
     from hpcddp.run.result import Result
+    from hpcddp.run.sweep import Sweep
     from hpcddp.submit.request import SubmitRequest
     from hpcddp.submit.submit import Submission
     from hpcddp.submit.sweep import SweepSubmission
@@ -74,7 +76,7 @@ def submit(  # noqa: PLR0913  each is an option
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Continue this run: its id, or the start of it.",
+            help="Continue this run, or the rest of this sweep.",
             autocompletion=complete_runs,
         ),
     ] = None,
@@ -101,10 +103,11 @@ def submit(  # noqa: PLR0913  each is an option
 
     Example: hpcddp submit --nodes 2 --gpus-per-node 4 --time 2h -- python train.py
 
-    Example: hpcddp submit job.yaml --sweep train.seed=0..4 --max-parallel 2
+    Example: hpcddp submit --sweep lr=0.1,0.2 --max-parallel 2 -- python train.py --lr {lr}
 
     Example: hpcddp submit --resume 20260314-1544
     """
+    from hpcddp.run.sweep import read_sweep as sweep_at
     from hpcddp.submit.resume import resume as resume_run
     from hpcddp.submit.resume import resume_with_job
     from hpcddp.submit.submit import choose_cluster, new_run_id
@@ -118,7 +121,11 @@ def submit(  # noqa: PLR0913  each is an option
     unchanged = job_file is None and words.is_empty and not (overrides or sweep or template or dry_run)
     if resume is not None and unchanged and cluster is ClusterChoice.AUTO:
         dependency = _wait_for(after, after_any, run_root, environment)
-        submission = resume_run(find_to_resume(resume, run_root), environment=environment, dependency=dependency)
+        run = find_to_resume(resume, run_root)
+        if (whole := sweep_at(run.path)) is not None:
+            _resume_sweep(whole, environment, dependency, follow=follow, as_json=as_json)
+            return
+        submission = resume_run(run, environment=environment, dependency=dependency)
     elif job_file is None and words.command is None:
         raise UserError(
             "no JOB is given; write a job file, a command after --, or --resume RUN alone to go on as it was"
@@ -154,11 +161,62 @@ def submit(  # noqa: PLR0913  each is an option
     raise typer.Exit(_exit_code(outcome))
 
 
+_NOT_FOLLOWED = "--follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP"
+
+
+def _resume_sweep(
+    sweep: Sweep, environment: Mapping[str, str], dependency: str | None, *, follow: bool, as_json: bool
+) -> None:
+    """Continue the elements of a sweep that have ended and not finished."""
+    from hpcddp.manage.overview import SweepStatus, overview_of
+    from hpcddp.manage.status import State
+    from hpcddp.slurm import commands
+    from hpcddp.submit.resume import resume_sweep
+
+    if follow:
+        raise UserError(_NOT_FOLLOWED)
+    found = overview_of([sweep], ask=lambda: commands.queue(environment), now=time.time())
+    (status,) = found.lines
+    elements = status.elements if isinstance(status, SweepStatus) else ()
+    unknown = next((element for element in elements if element.state is State.UNKNOWN), None)
+    if unknown is not None:
+        why = found.unanswered or next(iter(unknown.files.damaged), "see hpcddp why")
+        raise UserError(f"nothing was resumed: the state of the run {unknown.run.run_id} is unknown: {why}")
+    finished = sum(element.state is State.FINISHED for element in elements)
+    alive = sum(element.state.is_alive for element in elements)
+    left = [
+        index
+        for index, element in enumerate(elements)
+        if element.state is not State.FINISHED and not element.state.is_alive
+    ]
+    rest = f"{finished} finished, {alive} alive"
+    if not left:
+        raise UserError(f"the sweep {sweep.sweep_id} has no run to resume: {rest}")
+    resumed = resume_sweep(sweep, left, environment=environment, dependency=dependency)
+    if as_json:
+        echo(json.dumps({**resumed.as_json(), "finished": finished, "alive": alive}, indent=2))
+        return
+    _print_remarks(resumed.dropped, resumed.warnings)
+    echo(f"{len(left)} element{' continues' if len(left) == 1 else 's continue'}; {rest}")
+    echo(f"job id           {_first_words(resumed.job_ids)}")
+    echo(f"sweep directory  {sweep.path}")
+    echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")
+
+
+_LISTED = 5
+
+
+def _first_words(words: Sequence[str]) -> str:
+    """Return a list in words; of a long one, the first words and how many there are more."""
+    more = f" and {len(words) - _LISTED} more" if len(words) > _LISTED else ""
+    return f"{', '.join(words[:_LISTED])}{more}"
+
+
 def _submit_sweep(request: SubmitRequest, *, follow: bool, as_json: bool) -> None:
     from hpcddp.submit.sweep import submit_sweep
 
     if follow:
-        raise UserError("--follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP")
+        raise UserError(_NOT_FOLLOWED)
     _print_sweep(submit_sweep(request), as_json=as_json)
 
 
@@ -199,9 +257,13 @@ def _print_submission(submission: Submission, *, as_json: bool) -> None:
 
 
 def _print_notes(submission: Submission) -> None:
-    if submission.dropped:
-        echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
-    for warning in submission.warnings:
+    _print_remarks(submission.dropped, submission.warnings)
+
+
+def _print_remarks(dropped: Sequence[str], warnings: Iterable[str]) -> None:
+    if dropped:
+        echo(f"not passed on, they would override the script: {', '.join(dropped)}", err=True)
+    for warning in warnings:
         echo(f"warning: {warning}", err=True)
 
 
@@ -291,15 +353,15 @@ def _print_sweep(submission: SweepSubmission, *, as_json: bool) -> None:
     if as_json:
         echo(json.dumps(submission.as_json(), indent=2))
         return
-    if submission.dropped:
-        echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
-    for warning in submission.warnings:
-        echo(f"warning: {warning}", err=True)
+    _print_remarks(submission.dropped, submission.warnings)
     sweep = submission.sweep
     last = len(sweep.elements) - 1
-    arrays = "a job array" if len(sweep.chunks) == 1 else f"{len(sweep.chunks)} job arrays"
     echo(f"sweep id         {sweep.sweep_id}")
     echo(f"runs             {last + 1}: {sweep.run_id(0)} ... {sweep.run_id(last)}")
-    echo(f"job id           {', '.join(chunk.job_id for chunk in sweep.chunks)}  ({arrays} on slurm)")
+    if submission.cluster == "local":
+        echo(f"job id           {_first_words(submission.job_ids)}  (processes on this machine)")
+    else:
+        arrays = "a job array" if len(sweep.chunks) == 1 else f"{len(sweep.chunks)} job arrays"
+        echo(f"job id           {', '.join(submission.job_ids)}  ({arrays} on slurm)")
     echo(f"sweep directory  {sweep.path}")
     echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")

@@ -81,6 +81,13 @@ class _SweepFiles:
         return files if files.attempt is not None or files.events else replace(files, events=self.events)
 
 
+def short_keys(sweep: Sweep) -> dict[str, str]:
+    """Return what each key of a sweep is called: its last word where that is enough."""
+    keys = dict.fromkeys(key for values in sweep.elements for key in values)
+    words = Counter(key.rpartition(".")[2] for key in keys)
+    return {key: last if words[last := key.rpartition(".")[2]] == 1 else key for key in keys}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
     """A sweep at one moment.
@@ -112,9 +119,7 @@ class SweepStatus:
     @property
     def values(self) -> list[str]:
         """What tells each element from the others, ``base=0.1 seed=0``: a key is its last word where that is enough."""
-        keys = {key for values in self.sweep.elements for key in values}
-        words = Counter(key.rpartition(".")[2] for key in keys)
-        short = {key: last if words[last := key.rpartition(".")[2]] == 1 else key for key in keys}
+        short = short_keys(self.sweep)
         return [
             " ".join(f"{short[key]}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
             for values in self.sweep.elements
@@ -297,7 +302,7 @@ def _table(
     dropped = [header[name] for name in _COLUMNS if name not in columns]
     if dropped:
         shown.append(f"(columns hidden: {', '.join(dropped)})")
-    return [*shown, *_remarks(lines)]
+    return [*shown, *remarks_on(lines)]
 
 
 def _widths(header: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> dict[str, int]:
@@ -310,7 +315,7 @@ def _with_tokens(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     return [{**row, "run": token} if counted[token := token_of(row["run"])] == 1 else row for row in rows]
 
 
-def _remarks(lines: Sequence[Line]) -> Iterator[str]:
+def remarks_on(lines: Sequence[Line]) -> Iterator[str]:
     """Yield a sentence for each record that cannot be read, and for each program that starts over."""
     for line in lines:
         for run in [line] if isinstance(line, RunStatus) else line.elements:

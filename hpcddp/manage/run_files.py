@@ -31,12 +31,14 @@ class Job:
         local: whether it is a process on some machine.
         submitted: when the run was submitted, in seconds since the epoch; None if by hand.
         start: the start of the newest attempt if this job has begun it, else None.
+        host: the machine of a process; None if unknown.
     """
 
     job_id: str
     local: bool = False
     submitted: float | None = None
     start: Start | None = None
+    host: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +213,7 @@ def _job(submission: SubmissionRecord | None, start: Start | None) -> Job | None
         local=submission.cluster == "local",
         submitted=submitted,
         start=start if mine else None,
+        host=submission.host,
     )
 
 

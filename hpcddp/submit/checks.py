@@ -18,7 +18,7 @@ from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
-from hpcddp.jobfile.sweep import SweepTable, as_text, assignment, element_spec
+from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder
 from hpcddp.run.metrics import PACKAGES, is_installed
 from hpcddp.submit.environment_checks import container_obstacles, environment_obstacles, runs_in_this_python
 from hpcddp.submit.function_checks import function_obstacles
@@ -227,6 +227,10 @@ _PLANNED = ("batch", "learning_rate", "train", "entrypoint", "command")
 _UNPLANNED = frozenset({"train.seed"})
 
 
+LARGEST_LOCAL_SWEEP = 256
+"""The most elements of a sweep on this machine: each is a process from the submission on."""
+
+
 def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[str, ...]:
     """Check a sweep as ``check_submittable`` checks a job.
 
@@ -240,14 +244,13 @@ def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[
         What may keep the elements from running, a sentence each.
 
     Raises:
-        SubmissionError: the sweep is for this machine, or an element cannot run; its values are named.
+        SubmissionError: the sweep has too many elements for this machine, or an element cannot run; its values are
+            named.
     """
-    if request.cluster == "local":
-        first = table.element(0)
-        words = [word for key, value in first.items() for word in ("--set", f"{key}={as_text(value)}")]
+    if request.cluster == "local" and len(table) > LARGEST_LOCAL_SWEEP:
         raise SubmissionError(
-            "a sweep is a job array of Slurm, and --cluster local runs one job on this machine; to try one element "
-            f"here, write: --set sweep=null {shlex.join(words)}"
+            f"the sweep has {len(table)} elements, each of them a process of this machine, and {LARGEST_LOCAL_SWEEP} "
+            "are the most; split it into several sweeps"
         )
     notes: dict[str, None] = {}
     checks = CHECKS
@@ -281,4 +284,8 @@ def _refuse_other_tasks(element: JobSpec, job: JobSpec) -> None:
 
 def _checked_keys(table: SweepTable) -> list[str]:
     """Return the keys of a sweep whose values have influence on the checks."""
-    return [key for key in table.keys if key not in _UNPLANNED and key.partition(".")[0] in _PLANNED]
+    return [
+        key
+        for key in table.keys
+        if is_placeholder(key) or (key not in _UNPLANNED and key.partition(".")[0] in _PLANNED)
+    ]

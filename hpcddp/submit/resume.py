@@ -1,4 +1,4 @@
-"""The resumption of a run: submit it again, with the same run id and a new job id."""
+"""The resumption of a run or a sweep: submit it again, with the same run id and a new job id."""
 
 from __future__ import annotations
 
@@ -7,26 +7,38 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
+from hpcddp.run.files import exists, write_bytes, write_text
 from hpcddp.run.job_file import read_job_file, read_script
 from hpcddp.run.job_records import SubmissionRecord, newest_start, read_submission
-from hpcddp.run.moved import original_of, update_script_path
-from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training
+from hpcddp.run.moved import is_same_directory, original_of, update_script_path
+from hpcddp.run.ownership import (
+    check_run_directory,
+    group_writable_warnings,
+    is_alive,
+    refuse_another_training,
+)
 from hpcddp.run.result import has_finished, resume_command
-from hpcddp.run.sweep import index_of, read_sweep, sweep_of
+from hpcddp.run.sweep import Chunk, Sweep, index_of, read_sweep, sweep_of
+from hpcddp.slurm import commands
 from hpcddp.slurm.job import ENDED_STATES, ask_slurm, slurm_job_id
-from hpcddp.slurm.job_environment import ArrayPlace, submitters_umask
-from hpcddp.submit.checks import check_submittable
+from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, ArrayPlace, submission_environment, submitters_umask
+from hpcddp.submit.checks import check_submittable, check_sweep_submittable
 from hpcddp.submit.request import SubmissionError, SubmitRequest
 from hpcddp.submit.submit import Submission, check_path, prepare, submit_script, write_run
-from hpcddp.submit.sweep_element import array_of_one
+from hpcddp.submit.sweep import pickle_digest
+from hpcddp.submit.sweep_element import array_of_one, begin_element, write_submission
 
 
 def resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: str | None = None) -> Submission:
@@ -63,6 +75,7 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
             directory is not safe.
     """
     check_run_directory(run.path)
+    _refuse_whole_sweep(run)
     original = original_of(run)
     _refuse_alive_or_finished(run, read_submission(run), original=original)
     job = prepare(replace(request, run_id=run.run_id, job=job_of_run(run, request.job)))
@@ -79,6 +92,177 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
         shutil.rmtree(run.trackers, ignore_errors=True)
     write_run(run, job)
     return _submit_again(run, job.request, job.notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResumption:
+    """Elements of a sweep that continue.
+
+    Args:
+        sweep: the sweep.
+        jobs: the new job id of each element that continues, by its index.
+        dropped: names of inherited variables that sbatch did not get, because they would override directives.
+        warnings: for the user, a sentence each.
+    """
+
+    sweep: Sweep
+    cluster: Cluster
+    jobs: Mapping[int, str]
+    dropped: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def job_ids(self) -> list[str]:
+        """The ids of the new jobs; an array is one."""
+        return list(dict.fromkeys(job_id.partition("_")[0] for job_id in self.jobs.values()))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``submit --json`` prints, without the number of the other elements."""
+        return {
+            "sweep_id": self.sweep.sweep_id,
+            "sweep_dir": str(self.sweep.path),
+            "cluster": self.cluster,
+            "job_ids": self.job_ids,
+            "elements": [
+                {"run_id": self.sweep.run_id(index), "job_id": job_id, "run_dir": str(self.sweep.run(index).path)}
+                for index, job_id in self.jobs.items()
+            ],
+            "dropped_environment": list(self.dropped),
+            "warnings": list(self.warnings),
+        }
+
+
+def resume_sweep(
+    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: str | None = None
+) -> SweepResumption:
+    """Submit elements of a sweep again, with the script of the sweep: as one job array, or several of a long sweep.
+
+    Args:
+        sweep: the sweep.
+        elements: the indices of the elements, in order: all have ended and none has finished.
+        environment: the submitter's environment.
+        dependency: the value of sbatch's ``--dependency``; None waits for nothing.
+
+    Raises:
+        HpcddpError: the sweep is a copy of another, has no script of its own, or Slurm refused it.
+    """
+    check_run_directory(sweep.path)
+    owner = sweep.directory
+    previous = read_submission(owner)
+    if previous is not None and previous.cluster == "local":
+        _refuse_copy(owner)
+        here = {index: resume(sweep.run(index), environment=environment).job_id for index in elements}
+        return SweepResumption(sweep=sweep, cluster="local", jobs=here)
+    if previous is None or not owner.script.exists():
+        raise SubmissionError(
+            f"the script of the sweep {sweep.path} was submitted by hand and is not kept there; give the job file, and "
+            f"resume its runs one by one: {_with_job(sweep.run(elements[0]))}"
+        )
+    _refuse_copy(owner)
+    request = _same_request(owner, previous, environment, dependency)
+    table = request.sweep_table
+    notes = () if table is None else check_sweep_submittable(request, table)
+    check_path(owner.path, "slurm")
+    _, directory = update_script_path(owner, request.directory)
+    # An element with a script or a log of its own was resumed alone, and cannot share those of the array.
+    alone = [index for index in elements if _is_on_its_own(sweep, index)]
+    together = [index for index in elements if index not in alone]
+    clean, dropped = submission_environment(environment)
+    clean[PICKLE_DIGEST] = pickle_digest(sweep)
+    jobs: dict[int, str] = {}
+    results = {index: _prepare_to_continue(sweep, index) for index in together}
+    try:
+        for chunk in sweep.chunks:
+            indices = [index for index in together if 0 <= index - chunk.first < chunk.count]
+            if indices:
+                limit = request.job.spec.max_parallel
+                before = [job_id.partition("_")[0] for job_id in list(jobs.values())[-1:]] if limit else []
+                jobs |= _submit_array(
+                    sweep,
+                    chunk,
+                    indices,
+                    environment=clean,
+                    directory=directory,
+                    dependency=",".join(
+                        [*([dependency] if dependency else []), *(f"afterany:{one}" for one in before)]
+                    ),
+                    limit=limit,
+                )
+    except HpcddpError:
+        for job_id in dict.fromkeys(job_id.partition("_")[0] for job_id in jobs.values()):
+            commands.cancel([job_id], clean)
+        for index, result in results.items():
+            if result is not None:
+                write_bytes(sweep.run(index).result, result)
+        raise
+    for index, job_id in jobs.items():
+        write_submission(sweep, index, job_id, directory=directory, python=request.python)
+    jobs |= {
+        index: resume(begin_element(sweep, index), environment=environment, dependency=dependency).job_id
+        for index in alone
+    }
+    return SweepResumption(
+        sweep=sweep,
+        cluster="slurm",
+        jobs=dict(sorted(jobs.items())),
+        dropped=dropped,
+        warnings=(*notes, *group_writable_warnings(sweep.path)),
+    )
+
+
+def _is_on_its_own(sweep: Sweep, index: int) -> bool:
+    run = sweep.run(index)
+    log = sweep.batch_log(sweep.job_id(index) or "")
+    own_log = exists(run.batch_log) and not is_same_directory(run.batch_log, log) and run.batch_log.stat().st_size > 0
+    return run.script.exists() or own_log
+
+
+def _prepare_to_continue(sweep: Sweep, index: int) -> bytes | None:
+    """Prepare an element to continue in an array, and return the result that it had, which is removed."""
+    run = begin_element(sweep, index)
+    check_run_directory(run.path)
+    result = run.result.read_bytes() if exists(run.result) else None
+    if not run.batch_log.is_symlink():
+        log = sweep.batch_log(sweep.job_id(index) or "")
+        if not exists(log):
+            write_text(log, "")
+        run.batch_log.unlink(missing_ok=True)
+        run.batch_log.symlink_to(os.path.relpath(log, run.path))
+    _record_resumption(run)
+    run.result.unlink(missing_ok=True)
+    return result
+
+
+def _submit_array(
+    sweep: Sweep,
+    chunk: Chunk,
+    indices: Sequence[int],
+    *,
+    environment: Mapping[str, str],
+    directory: Path,
+    dependency: str,
+    limit: int | None,
+) -> dict[int, str]:
+    """Submit elements of one array of the sweep as an array again, and return their job ids."""
+    places = [index - chunk.first for index in indices]
+    at_once = "" if limit is None else f"%{limit}"
+    # Each batch script appends to the log of its element.
+    log = str(sweep.batch_log(f"{chunk.job_id}_ARRAY_INDEX")).replace("%", "%%").replace("ARRAY_INDEX", "%a")
+    job_id = commands.sbatch(
+        sweep.directory.script,
+        environment={**environment, **({FIRST: str(chunk.first)} if chunk.first else {})},
+        directory=directory,
+        dependency=dependency or None,
+        options=(f"--array={_ranges(places)}{at_once}", f"--output={log}", f"--error={log}"),
+    )
+    return {index: f"{job_id}_{place}" for index, place in zip(indices, places, strict=True)}
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as sbatch takes them: ``0-2,4``."""
+    groups = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    spans = [[number for _, number in group] for _, group in groups]
+    return ",".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
 
 
 def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
@@ -169,9 +353,13 @@ def _refuse_whole_sweep(run: RunDirectory) -> None:
     sweep = read_sweep(run.path)
     if sweep is not None:
         raise SubmissionError(
-            f"{run.run_id} is a sweep of {len(sweep.elements)} runs; resume one of them: hpcddp submit --resume "
-            f"{sweep.run_id(0)}"
+            f"{run.run_id} is a sweep, and its runs continue as they were submitted: hpcddp submit --resume "
+            f"{run.run_id}; for another job, resume one of them: {_with_job(sweep.run(0))}"
         )
+
+
+def _with_job(run: RunDirectory) -> str:
+    return shlex.join(["hpcddp", "submit", "JOB", "--resume", run.run_id])
 
 
 def _refuse_copy(run: RunDirectory) -> None:

@@ -8,24 +8,29 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcddp.errors import printable
 from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.jobfile.sweep import SweepTable, element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
 from hpcddp.run.index import remember
+from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
+from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
 from hpcddp.site.rules import check_site
 from hpcddp.slurm import commands
-from hpcddp.slurm.job_environment import ArrayPlace, submission_environment
+from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environment
 from hpcddp.submit.checks import check_submittable, check_sweep_submittable
 from hpcddp.submit.render import render_script
 from hpcddp.submit.request import SubmissionError, SubmitRequest, write_plan
+from hpcddp.submit.turns import Turns
 
 if TYPE_CHECKING:
     from submitit import Job
@@ -113,7 +118,17 @@ def prepare(request: SubmitRequest) -> PreparedJob:
     table = request.sweep_table
     notes = check_submittable(request) if table is None else check_sweep_submittable(request, table)
     check_site(request.job, request.cluster, request.environment)
-    return PreparedJob(request=request, script=render_script(request).text, notes=notes)
+    # On this machine each element has a script of its own; they differ in their values.
+    local = table is not None and request.cluster == "local"
+    script = render_script(element_request(request, table, 0) if local and table is not None else request).text
+    return PreparedJob(request=request, script=script, notes=notes)
+
+
+def element_request(request: SubmitRequest, table: SweepTable, index: int) -> SubmitRequest:
+    """Return the request of an element of a sweep as a run of its own."""
+    spec = element_spec(request.job.spec, table.element(index))
+    run_id = element_id(request.run.run_id, index)
+    return replace(request, run_id=run_id, job=ResolvedJob(spec=spec, origins={}))
 
 
 def submit(request: SubmitRequest) -> Submission:
@@ -224,6 +239,11 @@ def check_path(path: Path, cluster: Cluster) -> None:
         )
 
 
+def turns_of(sweep: Sweep) -> Turns:
+    """Return the turns of the elements of a sweep on this machine: one after another, unless its job says more."""
+    return Turns(directory=sweep.path, count=read_job_file(sweep.directory).max_parallel or 1)
+
+
 def write_run(run: RunDirectory, job: PreparedJob) -> None:
     """Write the resolved job, its batch plan and its script into a run directory."""
     write_text(run.job_file, job.request.job_text)
@@ -256,6 +276,7 @@ def submit_script(
 
     spec, cluster, directory, python = request.job.spec, request.cluster, request.directory, request.python
     clean, dropped = submission_environment(request.environment)
+    sweep = sweep_of(run) if cluster == "local" else None
     executor: executors.RenderedSlurmExecutor | executors.RenderedLocalExecutor
     if cluster == "slurm":
         executor = executors.RenderedSlurmExecutor(
@@ -269,9 +290,13 @@ def submit_script(
         )
     else:
         limit, lead = spec.resources.time_limit, spec.signal_lead
+        program = ["/bin/bash", str(run.script)]
+        if sweep is not None:
+            program = turns_of(sweep).command(run.script)
+            clean[INDEX] = str(index_of(run))
         executor = executors.RenderedLocalExecutor(
             run.submitit,
-            script=run.script,
+            program=program,
             log=run.batch_log,
             command=shlex.join([python, "-P", "-u", "-m", "hpcddp.task"]),
             tasks=spec.tasks_per_node,
@@ -282,6 +307,7 @@ def submit_script(
         )
     # Read before the submission, because the job may begin at once.
     newest, before = run.newest_attempt(), read_submission(run)
+    place = (before.sweep, before.index) if before else (sweep.sweep_id, index_of(run)) if sweep else (None, None)
     job = executor.submit(work.run, str(run.path))
     record = SubmissionRecord(
         cluster=cluster,
@@ -290,8 +316,8 @@ def submit_script(
         python=python,
         time=time.time(),
         host=socket.gethostname(),
-        sweep=None if before is None else before.sweep,
-        index=None if before is None else before.index,
+        sweep=place[0],
+        index=place[1],
         **identity(run.path),
     )
     try:

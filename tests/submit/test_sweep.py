@@ -112,17 +112,6 @@ def test_a_site_without_arrays_says_so(slurm: FakeSlurm) -> None:
     )
 
 
-def test_a_sweep_on_this_machine_is_refused_with_the_words_that_try_one_element(slurm: FakeSlurm) -> None:
-    sweep = sweep_overrides(["train.seed=3..4", 'environment.env.WORD="a b",c'], None, None)
-    job = load_job(Path("job.yaml"), options=sweep)
-    with pytest.raises(SubmissionError) as caught:
-        prepare(request_of(job, cluster="local", environment=slurm.environment()))
-    assert str(caught.value) == (
-        "a sweep is a job array of Slurm, and --cluster local runs one job on this machine; to try one element here, "
-        "write: --set sweep=null --set train.seed=3 --set 'environment.env.WORD=\"a b\"'"
-    )
-
-
 def refusal_of(slurm: FakeSlurm, *axes: str) -> str:
     job = load_job(Path("job.yaml"), overrides=["batch.split=error"], options=sweep_overrides(axes, None, None))
     with pytest.raises(SubmissionError) as caught:
