@@ -6,9 +6,9 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,7 @@ from hpcddp.errors import printable
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
-from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
+from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
 from hpcddp.site.rules import check_site
 from hpcddp.slurm import commands
@@ -141,6 +141,7 @@ class Submission:
         epochs: the epochs of the training.
         first_attempt: the number of the job's first attempt.
         notes: what may keep the job from running, a sentence each.
+        consequences: what a resumption changes in the training, a sentence each.
     """
 
     run: RunDirectory
@@ -150,6 +151,7 @@ class Submission:
     epochs: int
     first_attempt: int = 0
     notes: tuple[str, ...] = ()
+    consequences: tuple[str, ...] = ()
 
     @property
     def job_id(self) -> str:
@@ -170,6 +172,7 @@ class Submission:
             "cluster": self.cluster,
             "dropped_environment": list(self.dropped),
             "warnings": self.warnings,
+            **({"changes": list(self.consequences)} if self.consequences else {}),
         }
 
 
@@ -237,6 +240,7 @@ def submit_script(
     *,
     element: ArrayPlace | None = None,
     notes: tuple[str, ...] = (),
+    changes: Sequence[Change] = (),
 ) -> Submission:
     """Give a script to sbatch, or start it on this machine, and record the submission in the run directory.
 
@@ -246,6 +250,7 @@ def submit_script(
         script: the text of the script.
         element: the element of a sweep to run as an array of one, where the script is that of the whole sweep.
         notes: what may keep the job from running, a sentence each.
+        changes: what this submission changes in the training.
 
     Raises:
         HpcddpError: the job could not be submitted.
@@ -281,6 +286,7 @@ def submit_script(
         )
     # Read before the submission, because the job may begin at once.
     newest, before = run.newest_attempt(), read_submission(run)
+    first_attempt = 0 if newest is None else newest + 1
     job = executor.submit(work.run, str(run.path))
     record = SubmissionRecord(
         cluster=cluster,
@@ -291,6 +297,11 @@ def submit_script(
         host=socket.gethostname(),
         sweep=None if before is None else before.sweep,
         index=None if before is None else before.index,
+        template=request.template,
+        changes=(
+            *(() if before is None else before.changes),
+            *(replace(change, attempt=first_attempt) for change in changes),
+        ),
         **identity(run.path),
     )
     try:
@@ -307,6 +318,6 @@ def submit_script(
         job=job,
         dropped=dropped if cluster == "slurm" else (),
         epochs=spec.train.epochs if spec.train else 1,
-        first_attempt=0 if newest is None else newest + 1,
+        first_attempt=first_attempt,
         notes=notes,
     )

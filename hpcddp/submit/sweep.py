@@ -95,6 +95,7 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
         directory=str(request.directory),
         python=request.python,
         time=time.time(),
+        template=request.template,
         **identity(directory.path),
     )
     write_submission_record(directory, record)
