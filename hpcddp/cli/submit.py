@@ -108,12 +108,12 @@ def submit(  # noqa: PLR0913  each is an option
     from hpcddp.submit.submit import choose_cluster, new_run_id
     from hpcddp.submit.submit import submit as submit_new
 
-    environment = dict(os.environ)
+    environment, is_auto = dict(os.environ), cluster is ClusterChoice.AUTO
     # Only a run that is named has to be found.
     run_root = words.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
     sweep = read_sweep(axes, sweep_file, max_parallel)
     unchanged = job_file is None and words.is_empty and not (overrides or sweep or template or dry_run)
-    if resume is not None and unchanged and cluster is ClusterChoice.AUTO:
+    if resume is not None and unchanged and is_auto:
         dependency = _wait_for(after, after_any, run_root, environment)
         submission = resume_run(_find(resume, run_root, dry_run=False), environment=environment, dependency=dependency)
     elif resume is None and job_file is None and words.command is None:
@@ -122,7 +122,7 @@ def submit(  # noqa: PLR0913  each is an option
         run = None if resume is None else _find(resume, run_root, dry_run=dry_run)
         if run is not None and job_file is None:
             change = partial(words.change, file=str(run.job_file), overrides=overrides, sweep=sweep)
-            where = None if cluster is ClusterChoice.AUTO else choose_cluster(cluster.value, environment)
+            where = None if is_auto else choose_cluster(cluster.value, environment)
             request = own_request(run, change, environment=environment, cluster=where, template=template)
         else:
             request = submit_request(

@@ -287,7 +287,9 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
         if event.kind == "start":
             yield f"{moment}  attempt {event.attempt} began on {event.host}"
         elif event.kind == "resume":
-            yield f"{moment}  {event.reason}"
+            changes = event.facts.get("changes")
+            named = [str(change) for change in changes] if isinstance(changes, list) else []
+            yield f"{moment}  {event.reason}" + "".join(f", {change}" for change in named)
         elif event.kind == "requeue":
             cause = "its user requested it" if event.by == "user" else _CAUSES.get(str(event.cause), event.cause)
             yield f"{moment}  attempt {event.attempt} stopped{step}, to be requeued: {cause}"

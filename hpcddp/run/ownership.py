@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.sweep import as_text
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import is_full, trusted_users
 from hpcddp.run.job_file import read_job_file
@@ -105,7 +106,7 @@ def _why_not(change: Change, spec: JobSpec) -> str | None:
         return "and a run cannot go on with fewer epochs"
     if change.key == BATCH and spec.train is None:
         return f"and only the loop of train takes up another batch within an epoch; this {_kind(spec)} owns its loop"
-    kinds_differ = change.key == "command" and None in {change.before, change.after}
+    kinds_differ = change.key == "command" and None in (change.before, change.after)
     return "which would be another training" if kinds_differ else None
 
 
@@ -118,7 +119,7 @@ def _request(run: RunDirectory, change: Change) -> str:
     resume = ["hpcddp", "submit", "--resume", str(run.path)]
     if change.key == "command":
         return shlex.join([*resume, "--", *change.after])
-    return shlex.join([*resume, "--set", f"{change.key}={json.dumps(change.after)}"])
+    return shlex.join([*resume, "--set", f"{change.key}={as_text(change.after)}"])
 
 
 def identity(run: Path) -> dict[str, Any]:

@@ -49,6 +49,8 @@ def _of_command() -> Iterator[str]:
 
 
 def _of_rate(before: JobSpec, now: JobSpec) -> Iterator[str]:
+    if now.batch.global_batch_size is None:
+        return
     old, new = scaled_hyperparameters(before), scaled_hyperparameters(now)
     if new.learning_rate != old.learning_rate:
         yield f"HPCDDP_LEARNING_RATE and the context say {new.learning_rate:g} instead of {old.learning_rate:g}"

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from hpcddp.run.job_file import read_job_file, read_script
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
 from hpcddp.run.moved import original_of, resume_command_with_job, script_owner, update_script_path
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training
+from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import index_of, read_sweep, sweep_of
 from hpcddp.slurm.job import ENDED_STATES, ask_slurm, slurm_job_id
@@ -314,12 +315,20 @@ _MORE_WORK: Final = frozenset({"train.epochs", "command"})
 
 
 def _refuse_finished(run: RunDirectory) -> None:
-    if has_finished(run):
-        raise SubmissionError(
-            f"the run {run.run_id} has finished, and there is nothing to resume; see {run.result}",
-            hint=f"To train for more epochs: {shlex.join(['hpcddp', 'submit', '--resume', str(run.path)])} "
-            "--set train.epochs=N",
-        )
+    if not has_finished(run):
+        return
+    spec = None
+    with suppress(RecordError):
+        spec = read_job_file(run)
+    resume = shlex.join(["hpcddp", "submit", "--resume", str(run.path)])
+    hint = None
+    if spec is not None and spec.train is not None:
+        hint = f"To train for more epochs: {resume} --set train.epochs=N"
+    elif spec is not None and spec.command is not None:
+        hint = f"To run it once more, with other arguments: {resume} -- COMMAND"
+    raise SubmissionError(
+        f"the run {run.run_id} has finished, and there is nothing to resume; see {run.result}", hint=hint
+    )
 
 
 def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None, *, original: Path | None = None) -> None:
