@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.sweep import as_text
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import is_full, trusted_users
 from hpcddp.run.job_file import read_job_file
@@ -119,7 +118,9 @@ def _request(run: RunDirectory, change: Change) -> str:
     resume = ["hpcddp", "submit", "--resume", str(run.path)]
     if change.key == "command":
         return shlex.join([*resume, "--", *change.after])
-    return shlex.join([*resume, "--set", f"{change.key}={as_text(change.after)}"])
+    # Texts among these fields are plain words.
+    value = change.after if isinstance(change.after, str) else json.dumps(change.after)
+    return shlex.join([*resume, "--set", f"{change.key}={value}"])
 
 
 def identity(run: Path) -> dict[str, Any]:

@@ -193,7 +193,8 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
             "learning_rate={base: 0.2, schedule: cosine}",
             (
                 "learning_rate.base is 0.1 there and 0.2 here, and such a change is made only if the command line "
-                "names it; bring the old value back, or ask for it: hpcddp submit --resume RUN --set learning_rate.base=0.2"
+                "names it; bring the old value back, or ask for it: hpcddp submit --resume RUN --set "
+                "learning_rate.base=0.2"
             ),
         ),
         (
