@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ from hpcddp.submit.render import exported_values, render_script
 from hpcddp.submit.request import SubmissionError, SubmitRequest
 from hpcddp.submit.resume import own_request, prepare_resumption, resume, resume_with_job
 from hpcddp.submit.submit import prepare, write_run
+from hpcddp.submit.sweep import submit_sweep
+from hpcddp.submit.sweep_element import begin_element
 from tests.submit.fake_sbatch import FakeSlurm, make_fake_slurm
 from tests.submit.requests import request_of
 from tests.submit.test_resume import directory as directory  # noqa: PLC0414  a fixture
@@ -451,6 +454,51 @@ def test_a_training_goes_on_with_more_epochs_and_another_rate(directory: Path) -
     code, out, error = submit(directory, "--resume", run.run_id, "--set", "train.epochs=8", "--follow", "--json")
     assert code == 0, error
     assert steps_of(run_of(directory)) == list(range(1, 185))
+
+
+def test_a_training_goes_on_with_another_global_batch(directory: Path) -> None:
+    follower = start(directory, "job.yaml", "--cluster", "local", "--follow")
+    run = wait_for_step(directory, 5)
+    follower.terminate()
+    follower.communicate(timeout=60)
+    stopped = steps_of(run)[-1]
+    epochs, step_in_epoch = divmod(stopped, 23)
+    left = 1437 - 64 * step_in_epoch
+    # 128 samples are 12 steps of a whole epoch.
+    total = stopped + -(-left // 128) + 12 * (5 - epochs)
+    words = ["--resume", run.run_id, "--global-batch-size", "128", "--time", "20min"]
+    code, out, error = submit(directory, *words, "--follow", "--json")
+    assert code == 0, error
+    assert f"epoch {epochs + 1} goes on with its other {left} of 1437 samples, in the same order" in error
+    assert f"change: the training ends after step {total} instead of step 138\n" in error
+    assert steps_of(run) == list(range(1, total + 1))
+    document = json.loads(out)["result"]
+    assert (document["steps"], document["samples_seen"]) == (total, 6 * 1437)
+    explained = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "why", run.run_id], cwd=directory, capture_output=True, text=True, check=True
+    )
+    assert ", batch.global_batch_size 64 -> 128\n" in explained.stdout
+    shown = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "status", run.run_id, "--json"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert '"batch.global_batch_size 64 -> 128"' in shown.stdout
+
+
+def test_an_element_of_a_sweep_takes_a_value_that_the_command_line_names(slurm: FakeSlurm) -> None:
+    text = COMMAND + "sweep: {learning_rate.base: [0.1, 0.2], environment.env.SIDE: [left, right]}\n"
+    Path("job.yaml").write_text(text + "environment: {env: {TOKEN: secret}}\n")
+    sweep = submit_sweep(request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())).sweep
+    run = begin_element(sweep, 1)
+    request = changing(run, slurm, "learning_rate.base=0.3", "resources.time_limit=20min")
+    resume_with_job(run, request)
+    spec = parse_resolved(run.job_file.read_text())
+    assert (spec.learning_rate.base, spec.sweep) == (0.3, None)
+    assert exported_values(run.script.read_text()) == {"TOKEN": "secret", "SIDE": "right"}
+    assert "#SBATCH --array" not in run.script.read_text()
 
 
 def test_a_command_goes_on_with_other_arguments(tmp_path: Path) -> None:
