@@ -41,10 +41,9 @@ class Change:
         before, after = map(self._text, (self.before, self.after))
         return f"{self.key} {before} -> {after}"
 
-    @staticmethod
-    def _text(value: object) -> str:
-        is_command = isinstance(value, list) and all(isinstance(word, str) for word in value)
-        return shlex.join(value) if is_command else json.dumps(value)  # type: ignore[arg-type]
+    def _text(self, value: Any) -> str:  # noqa: ANN401  any value of a field
+        is_command = self.key == "command" and isinstance(value, list)
+        return shlex.join(map(str, value)) if is_command else json.dumps(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
