@@ -78,25 +78,35 @@ class _Course:
         )
 
 
+def total_steps(run: RunDirectory, spec: JobSpec) -> int | None:
+    """Return the optimizer steps of a training that goes on from its newest checkpoint; None if they are not known.
+
+    Args:
+        run: the run.
+        spec: the job with which it continues.
+    """
+    if spec.train is None:
+        return None
+    manifest = newest_manifest(run)
+    before = _steps_before(spec, manifest)
+    return None if before is None else _course(spec, before, 0 if manifest is None else manifest.step).total
+
+
+def _course(spec: JobSpec, before: Steps, step: int) -> _Course:
+    """Return the course of a job that takes over after a step, until which the steps were others."""
+    batch, steps = spec.global_batch_size, before
+    if batch != before.plan.global_batch_size:
+        steps = Steps(plan=replace(before.plan, global_batch_size=batch), start=before.change(step, batch))
+    epochs = 1 if spec.train is None else spec.train.epochs
+    return _Course(spec=spec, scaled=scaled_hyperparameters(spec), steps=steps, epochs=epochs)
+
+
 def _of_training(before: JobSpec, now: JobSpec, manifest: Manifest | None, step: int) -> Iterator[str]:
-    old_steps = _steps_before(before, manifest)
-    changed = now.global_batch_size != before.global_batch_size
-    if old_steps is not None:
-        new_steps = old_steps
-        if changed:
-            start = old_steps.change(step, now.global_batch_size)
-            new_steps = Steps(plan=replace(old_steps.plan, global_batch_size=now.global_batch_size), start=start)
-        old, new = (
-            _Course(
-                spec=spec,
-                scaled=scaled_hyperparameters(spec),
-                steps=steps,
-                epochs=1 if spec.train is None else spec.train.epochs,
-            )
-            for spec, steps in ((before, old_steps), (now, new_steps))
-        )
-        if changed:
-            yield _order_sentence(old_steps, new_steps)
+    known = _steps_before(before, manifest)
+    if known is not None:
+        old, new = _course(before, known, step), _course(now, known, step)
+        if new.steps != old.steps:
+            yield _order_sentence(old.steps, new.steps)
         if new.total != old.total:
             yield f"the training ends after step {new.total} instead of step {old.total}"
         if (rate := new.rate(step)) != (rate_before := old.rate(step)):
@@ -104,9 +114,9 @@ def _of_training(before: JobSpec, now: JobSpec, manifest: Manifest | None, step:
                 f"the learning rate of step {step + 1} is {rate:g} instead of {rate_before:g}; schedule "
                 f"{now.learning_rate.schedule}, {new.epochs} epochs"
             )
-        elif new.scaled.learning_rate == old.scaled.learning_rate:
+        else:
             yield f"the learning rate of step {step + 1} stays {rate:g}; schedule {now.learning_rate.schedule}"
-    if changed:
+    if now.global_batch_size != before.global_batch_size:
         yield _rule_sentence(before, now)
 
 
@@ -120,8 +130,8 @@ def _steps_before(before: JobSpec, manifest: Manifest | None) -> Steps | None:
         is_counted = manifest.contract.get("unit", "sample") == "sample"
         samples = manifest.contract.get("samples") if is_counted else None
         size = manifest.contract.get("global_batch_size", before.global_batch_size)
-        with suppress(TypeError):
-            start = BatchStart(**manifest.progress["batch_starts"][-1]) if "batch_starts" in manifest.progress else None
+        with suppress(KeyError):
+            start = BatchStart(**manifest.progress["batch_starts"][-1])
     if not isinstance(samples, int) or not isinstance(size, int):
         return None
     plan_of_one = plan_batch(global_batch_size=size, world_size=1, samples=samples, tail=before.batch.tail)

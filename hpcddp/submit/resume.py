@@ -23,6 +23,7 @@ from hpcddp.run.events import append_event
 from hpcddp.run.files import write_bytes
 from hpcddp.run.job_file import read_job_file, read_script
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
+from hpcddp.run.metrics import write_plan_record
 from hpcddp.run.moved import original_of, resume_command_with_job, script_owner, update_script_path
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training
 from hpcddp.run.record import RecordError
@@ -30,7 +31,7 @@ from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import index_of, read_sweep, sweep_of
 from hpcddp.slurm.job import ENDED_STATES, ask_slurm, slurm_job_id
 from hpcddp.slurm.job_environment import ArrayPlace, submitters_umask
-from hpcddp.submit.changes import consequences
+from hpcddp.submit.changes import consequences, total_steps
 from hpcddp.submit.checks import check_submittable
 from hpcddp.submit.render import DEFAULT_TEMPLATE, exported_values
 from hpcddp.submit.request import SubmissionError, SubmitRequest
@@ -190,6 +191,9 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
         for path in (run.job_file, run.plan, run.script):
             undo.callback(_restore, path, path.read_bytes() if path.exists() else None)
         write_run(run, job)
+        total = total_steps(run, job.request.job.spec)
+        if job.request.plan is not None and total is not None:
+            write_plan_record(run, {**job.request.plan.as_json(), "total_steps": total})
         submission = _submit_again(run, job.request, job.notes, resumption.changes)
         undo.pop_all()
     return replace(submission, consequences=resumption.consequences)

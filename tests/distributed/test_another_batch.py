@@ -30,8 +30,8 @@ JOB: dict[str, Any] = {
     "learning_rate__warmup_epochs": 1,
 }
 # Batches of 32 are 4 steps per epoch: step 6 is within the second epoch. Of the 36 samples that are left of it, 24 and
-# 12 are steps 7 and 8. Batches of 24 are 5 steps per epoch: step 10 is within the third. Of its other 52 samples, 40 and
-# 12 are steps 11 and 12; 3 more steps of 40 are the last epoch.
+# 12 are steps 7 and 8. Batches of 24 are 5 steps per epoch: step 10 is within the third. Of its other 52 samples, 40
+# and 12 are steps 11 and 12; 3 more steps of 40 are the last epoch.
 SEGMENTS = ((0, 6, 32), (6, 10, 24), (10, 15, 40))
 
 

@@ -474,6 +474,7 @@ def test_a_training_goes_on_with_another_global_batch(directory: Path) -> None:
     assert steps_of(run) == list(range(1, total + 1))
     document = json.loads(out)["result"]
     assert (document["steps"], document["samples_seen"]) == (total, 6 * 1437)
+    assert f"epoch 6/6  step {total}/{total}  " in error
     explained = subprocess.run(
         [sys.executable, "-m", "hpcddp", "why", run.run_id], cwd=directory, capture_output=True, text=True, check=True
     )
