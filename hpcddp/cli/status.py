@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
-def status(
+def status(  # noqa: PLR0913  each is an option
     run: Annotated[
         str | None,
         typer.Argument(

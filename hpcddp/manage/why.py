@@ -144,7 +144,7 @@ def _runs(status: RunStatus, called: str) -> Answer:
     job = status.files.job
     if status.state is State.PENDING:
         # Without a job in Slurm, only an element of a sweep on this machine waits.
-        why = "it waits for its turn: the runs of a sweep on this machine run one after another, or --max-parallel at once"
+        why = "it waits for its turn: --max-parallel says how many runs of a sweep this machine runs at the same time"
         return Answer(status=status, why=why, history=_history(status))
     where = status.job.node_list if status.job is not None else ", ".join(status.hosts or ())
     what = {State.REQUEUED: "has stopped, and its job is about to run again", State.STOPPING: "is being stopped"}
@@ -291,7 +291,9 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
         if event.kind == "start":
             yield f"{moment}  attempt {event.attempt} began on {event.host}"
         elif event.kind == "resume":
-            yield f"{moment}  {event.reason}"
+            changes = event.facts.get("changes")
+            named = [str(change) for change in changes] if isinstance(changes, list) else []
+            yield f"{moment}  {event.reason}" + "".join(f", {change}" for change in named)
         elif event.kind == "requeue":
             cause = "its user requested it" if event.by == "user" else _CAUSES.get(str(event.cause), event.cause)
             yield f"{moment}  attempt {event.attempt} stopped{step}, to be requeued: {cause}"

@@ -159,6 +159,7 @@ def _write_submission(request: SubmitRequest, cluster: Cluster, job_id: str) -> 
         directory=str(request.directory),
         python=request.python,
         time=time.time(),
+        template=request.template,
         **identity(request.run.path),
     )
     write_submission_record(request.run, record)

@@ -201,7 +201,7 @@ class Loop:
         self._progress = replace(
             self._progress,
             step=step,
-            epoch=step // self._schedule.steps_per_epoch,
+            epoch=self._schedule.epochs_after(outcome.position),
             samples_seen=self._progress.samples_seen + outcome.position.samples,
             skipped_steps=self._progress.skipped_steps + skipped,
             last_loss=loss if math.isfinite(loss) else None,
