@@ -25,6 +25,7 @@ from hpcddp.slurm.job import ENDED_STATES, ask_slurm, slurm_job_id
 from hpcddp.slurm.job_environment import ArrayPlace, submitters_umask
 from hpcddp.submit.checks import check_submittable
 from hpcddp.submit.request import SubmissionError, SubmitRequest
+from hpcddp.submit.source import record_source
 from hpcddp.submit.submit import Submission, check_path, prepare, submit_script, write_run
 from hpcddp.submit.sweep_element import array_of_one
 
@@ -48,6 +49,7 @@ def resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: str
     request = _same_request(run, previous, environment, dependency)
     notes = check_submittable(request)
     _record_resumption(run)
+    record_source(run, request)
     return _submit_again(run, request, notes)
 
 
@@ -74,6 +76,7 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
         )
     refuse_another_training(run, job.request.job.spec)
     _record_resumption(run)
+    record_source(run, job.request)
     if original is not None:
         # The copy becomes an independent run, also in every tracker.
         shutil.rmtree(run.trackers, ignore_errors=True)

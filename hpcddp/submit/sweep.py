@@ -21,6 +21,7 @@ from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, submission_environment
 from hpcddp.submit.request import SubmissionError, SubmitRequest
+from hpcddp.submit.source import record_source
 from hpcddp.submit.submit import new_run_directory, prepare
 from hpcddp.submit.sweep_element import PICKLE
 
@@ -84,6 +85,7 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
             folder.mkdir(mode=0o700)
         write_text(directory.job_file, request.job_text)
         write_text(directory.script, job.script)
+        record_source(directory, request)
         clean, dropped = submission_environment(request.environment)
         clean[PICKLE_DIGEST] = _dump(sweep)
         chunks = _Arrays(script=directory.script, request=request, environment=clean).submit(len(table))
