@@ -42,7 +42,7 @@ def report(
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Write a page about runs: curves, attempts, goodput, checkpoints, the first error.
+    """Write a page about runs: curves, goodput, attempts, errors.
 
     The page is one HTML file that needs no network. Several runs are drawn together, and the elements of a sweep are
     ranked. The page needs matplotlib; --json prints the numbers without it.

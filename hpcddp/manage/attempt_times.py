@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -241,9 +242,6 @@ def _time_of(kind: str, events: Sequence[Event]) -> float | None:
 
 def _lines_of(records: RunRecords, place: int, times: StepTimes) -> range:
     """Return which lines of metrics an attempt has written."""
-    # A short list of attempts, and a long one of lines that is sorted.
-    from bisect import bisect_left
-
     following = records.attempts[place + 1 : place + 2]
     first = 0 if place == 0 else bisect_left(times.times, records.attempts[place].began)
     return range(first, bisect_left(times.times, following[0].began) if following else len(times.times))
@@ -526,8 +524,8 @@ class Goodput:
 
     @property
     def total_device_hours(self) -> float | None:
-        """Hours of all devices together, without the queue; None as above."""
-        if any(attempt.ranks is None for attempt in self.attempts):
+        """Hours of all devices together, without the queue; None as above, and before the first attempt."""
+        if not self.attempts or any(attempt.ranks is None for attempt in self.attempts):
             return None
         return sum(attempt.on_nodes_s * (attempt.ranks or 0) for attempt in self.attempts) / 3600
 

@@ -1,4 +1,4 @@
-"""The numbers of a report about runs: outcome, metrics, attempts, goodput, throughput, checkpoints, first error, source."""
+"""The numbers of a report about runs: outcome, metrics, attempts, goodput, checkpoints, first error, what ran."""
 
 from __future__ import annotations
 
@@ -133,8 +133,10 @@ class RunReport:
 
     @property
     def device(self) -> str:
-        """What its hours are counted in: ``GPU``, or ``CPU rank``."""
-        return "GPU" if self.has_gpus else "CPU rank"
+        """What its hours are counted in."""
+        if self.has_gpus:
+            return "GPU"
+        return "device" if self.spec is None else "CPU rank"
 
     @property
     def goodput(self) -> Goodput:
@@ -430,19 +432,23 @@ def _what_to_do(report: RunReport, phase: Phase) -> str:
         return (
             f"Save every {max(1, round(every / 60))} minutes (checkpoint.every: {max(1, round(every / 60))}min): {lost}"
         )
-    if phase is Phase.START_UP:
-        if count > 1:
-            return f"Start less often: {count} attempts each had to start up. A longer time_limit, or a QOS that is not preempted, makes fewer."
-        return "Shorten the start-up: put the environment and the data on a local or faster disk, or train longer in a job."
-    if phase is Phase.EVALUATION:
-        return "Evaluate less often, or with larger batches (train.eval_every)."
-    if phase is Phase.SAVE:
-        return "Save less often (checkpoint.every), or to a faster disk: the training waited for the saves."
-    if phase is Phase.STOP:
-        return "Shorten the end: what runs after the last step, the save at a stop, and hooks of the job."
-    return (
-        "Look between the steps: the time is neither in steps nor in recorded evaluations and saves; profile the loop."
-    )
+    if phase is Phase.START_UP and count > 1:
+        return (
+            f"Start less often: {count} attempts each had to start up. A longer time_limit, or a QOS that is not "
+            "preempted, makes fewer."
+        )
+    return _ADVICE.get(phase, _BETWEEN_STEPS)
+
+
+_ADVICE: Final[Mapping[Phase, str]] = {
+    Phase.START_UP: "Shorten the start-up: put environment and data on a faster disk, or train longer in a job.",
+    Phase.EVALUATION: "Evaluate less often (train.eval_every).",
+    Phase.SAVE: "Save less often (checkpoint.every), or to a faster disk: the training waited for its saves.",
+    Phase.STOP: "Shorten the end: what runs after the last step, the save at a stop, and hooks of the job.",
+}
+_BETWEEN_STEPS: Final = (
+    "Profile the loop between its steps: this time is neither in steps nor in recorded evaluations and saves."
+)
 
 
 def _best_interval_s(report: RunReport, failures: int) -> float | None:

@@ -8,11 +8,11 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from importlib.resources import files
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, StrictUndefined
@@ -59,6 +59,7 @@ PHASES: Final[Mapping[Phase, str]] = {
 _VARIABLE: Final = re.compile(r"#e0(?P<kind>[0-9a-f]{2})(?P<number>[0-9a-f]{2})")
 _KINDS: Final = {"01": "c", "02": "p", "03": "ink", "04": "grid"}
 _INK, _GRID = "#e00300", "#e00400"
+_TAG: Final = re.compile("<[^>]+>")
 _DECIMALS: Final = re.compile(r"(\d\.\d\d)\d+")
 
 
@@ -162,9 +163,13 @@ class _Texts:
 
     def __init__(self) -> None:
         self._left = _TEXT
+        self._seen: set[str] = set()
 
     def take(self, text: str, most: int) -> str:
-        """Return the beginning of a text, without characters that control a terminal."""
+        """Return the beginning of a text, without control characters; nothing of one that is on the page already."""
+        if text in self._seen:
+            return ""
+        self._seen.add(text)
         kept = printable(text[: min(most, self._left)])
         self._left -= len(kept)
         return kept
@@ -292,13 +297,14 @@ def _charts(reports: Sequence[RunReport], draw: _Pen) -> Iterator[Chart]:
     longest = max((_length(report) for report in reports), default=0.0)
     unit_s, unit = next((size, unit) for at_least, size, unit in _UNITS if longest >= at_least)
     last_step = max((max(report.columns.steps) for report in reports), default=0.0)
+    wall_times = [_wall_times(report, unit_s) for report in reports]
     for name in names:
         by_step, by_time = [], []
-        for place, report in enumerate(reports):
-            steps, times, values = _points_of(report, name)
-            by_step.append(_Curve.of(steps, values, points, color=place))
-            gaps = [moment / unit_s for moment in _marks(report)[1]]
-            by_time.append(_Curve.of([moment / unit_s for moment in times], values, points, color=place, gaps=gaps))
+        for place, (report, times) in enumerate(zip(reports, wall_times, strict=True)):
+            column = report.columns.values.get(name, ())
+            values, gaps = _where(column, column), [moment / unit_s for moment in _marks(report)[1]]
+            by_step.append(_Curve.of(_where(column, report.columns.steps), values, points, color=place))
+            by_time.append(_Curve.of(_where(column, times), values, points, color=place, gaps=gaps))
         marks = _marks(reports[0]) if len(reports) == 1 else ((), ())
         yield Chart(
             title=_clean(name),
@@ -313,20 +319,20 @@ def _length(report: RunReport) -> float:
     return 0.0 if began is None else max(attempt.ended for attempt in report.attempts) - began
 
 
-def _points_of(report: RunReport, name: str) -> tuple[list[float], list[float], list[float]]:
-    """Return steps, seconds since the first start and values of a metric; a line without a time has the one before."""
-    columns = report.columns
-    values = columns.values.get(name, ())
+def _wall_times(report: RunReport, unit_s: float) -> list[float]:
+    """Return the time of each line of metrics since the first start; one without a time has that of the line before."""
     began = report.began or 0.0
-    steps, times, found = [], [], []
-    before = began
-    for step, moment, value in zip(columns.steps, columns.times, values, strict=False):
+    times, before = [], math.nan
+    for moment in report.columns.times:
         before = before if math.isnan(moment) else moment
-        if not math.isnan(value):
-            steps.append(step)
-            times.append(before - began)
-            found.append(value)
-    return steps, times, found
+        times.append((before - began) / unit_s)
+    return times
+
+
+def _where(column: Sequence[float], values: Sequence[float]) -> Sequence[float]:
+    """Return the values on the lines on which a metric has one."""
+    numbers = [not math.isnan(number) for number in column]
+    return values if all(numbers) else list(compress(values, numbers))
 
 
 def _marks(report: RunReport) -> tuple[list[float], list[float]]:
@@ -423,6 +429,7 @@ class _Pen:
             values = [value for curve in curves for value in (*curve.low, *curve.high) if not math.isnan(value)]
             if min(values) > 0 and max(values) / min(values) > _LOGARITHMIC_FROM:
                 axes.set_yscale("log")
+                axes.yaxis.set_major_formatter("{x:g}")
             axes.grid(visible=True, color=_GRID, linewidth=0.7)
 
         return self._svg(draw, width=5.4, height=2.3)
@@ -456,31 +463,43 @@ class _Pen:
             axes.grid(visible=True, axis="x", color=_GRID, linewidth=0.7)
             axes.set_axisbelow(True)
 
-        return self._svg(draw, width=8.6, height=0.62 + 0.3 * len(attempts))
+        return self._svg(draw, width=8.6, height=0.6 + 0.3 * len(attempts), left=0.95, below=0.45)
 
-    def _svg(self, draw: Callable[[Axes], None], *, width: float, height: float) -> Markup:
-        """Return a drawing as SVG for a page; nothing in it comes from a run but numbers."""
+    def _svg(
+        self, draw: Callable[[Axes], None], *, width: float, height: float, left: float = 0.6, below: float = 0.25
+    ) -> Markup:
+        """Return a drawing as SVG for a page; nothing in it comes from a run but numbers.
+
+        Args:
+            draw: draws on the axes.
+            width: inches.
+            height: inches.
+            left: inches for the labels at the left.
+            below: inches for the labels below the axes.
+        """
         self._drawn += 1
-        style = {
+        style: dict[Any, Any] = {
             "svg.fonttype": "none", "svg.hashsalt": str(self._drawn), "font.size": 8.5, "text.color": _INK,
             "axes.edgecolor": _GRID, "axes.labelcolor": _INK, "xtick.color": _GRID, "ytick.color": _GRID,
             "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "axes.spines.top": False, "axes.spines.right": False,
             "axes.unicode_minus": False, "text.parse_math": False, "axes.formatter.limits": (-4, 6),
         }  # fmt: skip
         with self._matplotlib.rc_context(style):
-            figure = self._matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
+            figure = self._matplotlib.figure.Figure(figsize=(width, height))
+            # A layout that adapts itself takes longer than the drawing.
+            edges = {"left": left / width, "right": 1 - 0.28 / width, "top": 1 - 0.1 / height, "bottom": below / height}
+            figure.subplots_adjust(**edges)
             figure.patch.set_visible(False)
             axes = figure.add_subplot()
             axes.patch.set_visible(False)
             draw(axes)
             text = io.StringIO()
-            canvas = self._matplotlib.backends.backend_svg.FigureCanvasSVG(figure)
-            canvas.print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+            figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
         return Markup(_for_page(text.getvalue()))  # noqa: S704
 
 
 def _for_page(svg: str) -> str:
-    """Return the SVG of matplotlib for the inside of a page: with variables as colours, and in the width of its place."""
+    """Return the SVG of matplotlib for a page: with variables as colours, and in the width of its place."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
@@ -488,7 +507,8 @@ def _for_page(svg: str) -> str:
     svg = re.sub(r'^(<svg[^>]*?) height="[^"]*"', r"\1", svg)
     svg = svg.replace("<svg ", '<svg role="img" ', 1)
     svg = _VARIABLE.sub(_variable, svg)
-    return _DECIMALS.sub(r"\1", svg)
+    # Numbers in paths need no more; those on the axes stay as they are.
+    return _TAG.sub(lambda tag: _DECIMALS.sub(r"\1", tag[0]), svg)
 
 
 def _variable(match: re.Match[str]) -> str:

@@ -179,9 +179,9 @@ def _documents(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the lines that are lines of metrics; all at once if all of them are JSON."""
     try:
         documents = json.loads(b"[" + b",".join(lines) + b"]")
-        if len(documents) != len(lines):
-            raise ValueError("a line holds several documents")
     except (ValueError, RecursionError):
+        documents = []
+    if len(documents) != len(lines):
         documents = []
         for line in lines:
             with suppress(ValueError, RecursionError):

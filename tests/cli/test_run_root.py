@@ -20,6 +20,7 @@ SAYS_OF_A_RUN = {
     "status": "chosen-run  digits  failed",
     "logs": "of run chosen-run",
     "why": "chosen-run (digits)",
+    "report": "chosen-run-report.html",
     "cancel": "run chosen-run has ended already",
     "requeue": "the run chosen-run has ended",
     "checkpoints": "digits/chosen-run/checkpoints holds no checkpoint",

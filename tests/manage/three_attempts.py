@@ -1,9 +1,9 @@
 """A run of three attempts, written by hand so that every number of its report is known.
 
-It is queued at 0 s. Attempt 0 (4 ranks, 100 s to 390 s) begins to train at 130 s: 20 steps of 10 s; saves after steps 10
-and 20 stop it for 1 s each; it fails at 386 s after step 25, so that 54 s are lost. Attempt 1 (4 ranks, 500 s to 730 s)
-goes on from step 20 at 520 s: 20 steps of 10 s, an evaluation of 5 s after step 30, a save of 3 s at its stop at 728 s.
-Attempt 2 (8 ranks, 900 s to 1020 s) goes on from step 40 at 915 s: 20 steps of 5 s and a last save of 4 s.
+It is queued at 0 s. Attempt 0 (4 ranks, 100 s to 390 s) begins to train at 130 s: 20 steps of 10 s; saves after steps
+10 and 20 stop it for 1 s each; it fails at 386 s after step 25, so that 54 s are lost. Attempt 1 (4 ranks, 500 s to
+730 s) goes on from step 20 at 520 s: 20 steps of 10 s, an evaluation of 5 s after step 30, a save of 3 s at its stop at
+728 s. Attempt 2 (8 ranks, 900 s to 1020 s) goes on from step 40 at 915 s: 20 steps of 5 s and a last save of 4 s.
 """
 
 from __future__ import annotations
