@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from hpcddp.run.events import Event, newest_saved_step
 from hpcddp.run.metrics import MetricsColumns
+from hpcddp.stop.reasons import Cause
 
 
 class Phase(StrEnum):
@@ -441,13 +442,15 @@ class _Part:
         if self._is_running:
             return "running"
         ends = [event for event in self.events if event.kind in {"finish", "failure", "stop", "requeue"}]
-        event = next((one for one in ends if one.cause), ends[-1] if ends else None)
+        event = next((one for one in ends if one.cause not in {None, Cause.UNKNOWN}), ends[-1] if ends else None)
         if event is None:
             return "ended without a record"
         if any(one.kind == "finish" for one in ends):
             return "finished"
-        words = (event.cause or event.kind).replace("_", " ")
-        return f"{words}, requeued" if any(one.kind == "requeue" for one in ends) else words
+        is_requeued = any(one.kind == "requeue" for one in ends)
+        if event.cause in {None, Cause.UNKNOWN}:
+            return "requeued" if is_requeued else "failed" if event.kind == "failure" else "stopped"
+        return str(event.cause).replace("_", " ") + (", requeued" if is_requeued else "")
 
     def _spans(
         self,

@@ -43,6 +43,9 @@ _LONGEST_LINE: Final = 400
 _FIRST_CHARTS: Final = ("loss", "val_loss", "val_accuracy", "val_top5")
 _LAST_CHARTS: Final = ("samples_per_s", "lr")
 _LOGARITHMIC_FROM: Final = 1000
+# What lies beyond is damage, and cannot be drawn: a value, and a time (the year 5138).
+_LARGEST: Final = 1e100
+_LATEST: Final = 1e11
 _UNITS: Final = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))
 PHASES: Final[Mapping[Phase, str]] = {
     Phase.QUEUE: "queue",
@@ -136,7 +139,7 @@ def _clean(text: object) -> str:
 
 
 def _moment(seconds: float | None) -> str:
-    if seconds is None:
+    if seconds is None or not 0 <= seconds < _LATEST:
         return NOTHING
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
@@ -324,14 +327,14 @@ def _wall_times(report: RunReport, unit_s: float) -> list[float]:
     began = report.began or 0.0
     times, before = [], math.nan
     for moment in report.columns.times:
-        before = before if math.isnan(moment) else moment
+        before = moment if 0 <= moment < _LATEST else before
         times.append((before - began) / unit_s)
     return times
 
 
 def _where(column: Sequence[float], values: Sequence[float]) -> Sequence[float]:
     """Return the values on the lines on which a metric has one."""
-    numbers = [not math.isnan(number) for number in column]
+    numbers = [abs(number) < _LARGEST for number in column]
     return values if all(numbers) else list(compress(values, numbers))
 
 
@@ -432,7 +435,7 @@ class _Pen:
                 axes.yaxis.set_major_formatter("{x:g}")
             axes.grid(visible=True, color=_GRID, linewidth=0.7)
 
-        return self._svg(draw, width=5.4, height=2.3)
+        return self._svg(draw, width=4.9, height=2.15)
 
     def timeline(self, report: RunReport) -> Markup:
         """Return the drawing of the attempts of a run, a row for each."""

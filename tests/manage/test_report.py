@@ -110,6 +110,13 @@ def test_all_steps_of_a_run_that_is_training_count_so_far(made: FakeRun) -> None
     assert found.attempts[0].as_json()["ended"] is None
 
 
+def test_a_stop_of_unknown_cause_is_told_as_its_supervisor_knows_it(made: FakeRun) -> None:
+    made.started().event("stop", at=50, step=5, saved=True, cause="unknown")
+    assert report(made).attempts[0].outcome == "stopped"
+    made.event("stop", at=51, step=5, cause="cancelled")
+    assert report(made).attempts[0].outcome == "cancelled"
+
+
 def test_an_attempt_that_left_no_end_makes_the_goodput_unknown_and_not_zero(made: FakeRun) -> None:
     made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
     made.event("requeue", at=500, cause="node_failure", by="slurm", reason="Slurm requeued the job on its own")
