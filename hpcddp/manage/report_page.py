@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _RUNS_DRAWN: Final = 10
-_RUNS_DETAILED: Final = 40
+_RUNS_DETAILED: Final = 20
 _ATTEMPTS_DRAWN: Final = 40
 _CHARTS: Final = 14
 # Points of all curves of a page together, and of one.
