@@ -230,7 +230,7 @@ def _source(run: RunDirectory) -> Iterator[str]:
     if damage is not None:
         yield damage
     if sources and sources[-1].commit is not None:
-        yield one_line(f"it runs {sources[-1].sentence}")
+        yield one_line(f"its code: {sources[-1].sentence}")
 
 
 def _failure(status: RunStatus) -> Iterator[str]:
