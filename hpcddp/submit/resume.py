@@ -49,6 +49,7 @@ from hpcddp.submit.changes import consequences, total_steps
 from hpcddp.submit.checks import check_submittable, check_sweep_submittable
 from hpcddp.submit.render import DEFAULT_TEMPLATE, exported_values
 from hpcddp.submit.request import SubmissionError, SubmitRequest
+from hpcddp.submit.source import record_source
 from hpcddp.submit.submit import PreparedJob, Submission, check_path, prepare, submit_script, write_run
 from hpcddp.submit.sweep import pickle_digest
 from hpcddp.submit.sweep_element import array_of_one, begin_element, write_submission
@@ -77,6 +78,7 @@ def resume(
     request = replace(_same_request(run, previous, environment, dependency), force=force)
     notes = check_submittable(request)
     _record_resumption(run)
+    record_source(run, request)
     return _submit_again(run, request, notes)
 
 
@@ -203,6 +205,7 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
     resumption = prepare_resumption(run, request)
     job = resumption.job
     _record_resumption(run, resumption.changes)
+    record_source(run, job.request)
     if resumption.original is not None:
         # The copy becomes an independent run, also in every tracker.
         shutil.rmtree(run.trackers, ignore_errors=True)

@@ -30,6 +30,7 @@ from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environme
 from hpcddp.submit.checks import check_submittable, check_sweep_submittable
 from hpcddp.submit.render import render_script
 from hpcddp.submit.request import SubmissionError, SubmitRequest, write_plan
+from hpcddp.submit.source import record_source
 from hpcddp.submit.turns import Turns
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def submit(request: SubmitRequest) -> Submission:
     with new_run_directory(run, request.cluster):
         run.submitit.mkdir(mode=0o700)
         write_run(run, job)
+        record_source(run, request)
         # Slurm would create it with the submitter's umask.
         write_text(run.batch_log, "")
         return submit_script(run, request, job.script, notes=job.notes)

@@ -20,6 +20,7 @@ SAYS_OF_A_RUN = {
     "status": "chosen-run  local  digits  failed",
     "logs": "of run chosen-run",
     "why": "chosen-run (digits)",
+    "report": "chosen-run-report.html",
     "cancel": "/chosen waits or runs, so there is nothing to cancel",
     "requeue": "the run chosen-run has ended",
     "checkpoints": "digits/chosen-run/checkpoints holds no checkpoint",
