@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import typer
 
+from hpcddp.cli.options import run_argument
 from hpcddp.cli.output import echo
 from hpcddp.errors import printable
 
@@ -63,8 +65,13 @@ def _follow(submission: Submission, display: Display) -> Outcome:
             first_attempt=submission.first_attempt,
         )
     except KeyboardInterrupt:
-        stop = f"kill {submission.job_id}" if local else f"scancel {submission.job_id}"
-        echo(f"\nno longer following; run {submission.run.run_id} goes on. To end it: {stop}", err=True)
+        run = run_argument(submission.run.path)
+        echo(
+            f"\nno longer following; run {submission.run.run_id} goes on\n"
+            f"to follow it again   {shlex.join(['hpcddp', 'logs', run, '--follow'])}\n"
+            f"to end it           {shlex.join(['hpcddp', 'cancel', run])}",
+            err=True,
+        )
         raise typer.Exit(_INTERRUPTED) from None
     finally:
         if local:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,6 +64,7 @@ def cancel(status: RunStatus, *, end: End) -> str:
         )
     if not status.state.is_alive or job is None:
         return f"run {run.run_id} has ended already ({status.state}); there is nothing to cancel"
+    _append_cancel_event(status)
     if job.local:
         os.kill(int(job.job_id), signal.SIGTERM)
         return f"run {run.run_id} was signalled; it saves and exits. To resume later: {resume_command(run)}"
@@ -75,6 +77,13 @@ def cancel(status: RunStatus, *, end: End) -> str:
         f"run {run.run_id} is being cancelled (job {job.job_id}): its tasks are signalled, and it is saved if that "
         f"fits into the seconds that Slurm gives them. To resume later: {resume_command(run)}"
     )
+
+
+def _append_cancel_event(status: RunStatus) -> None:
+    """Record who ends a running attempt: Slurm shows only that its job was signalled."""
+    if status.files.attempt is not None and status.state.has_nodes:
+        with suppress(OSError):
+            append_event(status.run.events, kind="cancel", time=status.now, attempt=status.files.attempt)
 
 
 def _conclude(run: RunDirectory, status: RunStatus) -> int | None:
@@ -121,6 +130,8 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
     alive = [element for element in status.elements if element.state.is_alive and element.files.job is not None]
     if not alive:
         return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); there is nothing to cancel"
+    for element in alive:
+        _append_cancel_event(element)
     end(_jobs(alive))
     for element in alive:
         if not element.state.has_nodes and element.run.path.is_dir():

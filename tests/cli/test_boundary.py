@@ -24,8 +24,37 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 def test_an_unknown_option_is_the_users_and_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "submit", "--folow", "x.yaml")
     assert (code, out) == (2, "")
-    assert err.startswith("hpcddp: No such option: --folow")
+    assert err.startswith("hpcddp: there is no option --folow; did you mean --follow?\n")
     assert err.endswith("See 'hpcddp submit --help'.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("submit", "--gpus", "2"), "there is no option --gpus; did you mean --gpus-per-node?"),
+        (("submit", "--job-name=x"), "there is no option --job-name; did you mean --name?"),
+        (("submit", "--xyz"), "there is no option --xyz"),
+        (
+            ("submit", "--cluster", "slrum"),
+            "Invalid value for '--cluster': 'slrum' is not one of 'auto', 'slurm', 'local'; did you mean slurm?",
+        ),
+        (
+            ("plan", "--rule", "none of them"),
+            "Invalid value for '--rule': 'none of them' is not one of 'none', 'linear', 'sqrt'.",
+        ),
+    ],
+)
+def test_an_option_or_a_value_that_does_not_exist_leads_to_the_one_that_was_meant(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+) -> None:
+    assert run(capsys, *words) == (2, "", f"hpcddp: {sentence}\n  See 'hpcddp {words[0]} --help'.\n")
+
+
+def test_a_group_of_commands_alone_is_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "doctor")
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: hpcddp doctor [OPTIONS] COMMAND")
+    assert "See 'hpcddp doctor --help'" not in err
 
 
 def test_json_errors_are_one_document_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,7 +99,7 @@ def test_a_followed_run_that_is_interrupted_saves_and_goes_on_when_it_is_resumed
     stopped = result["saved_step"]
     assert 30 <= stopped == steps_of(run)[-1] < 138
     assert (
-        f"cancelled: cancelled by Ctrl-C, hpcddp cancel or kill; step {stopped} is saved\nto go on: {resume}\n" in out
+        f"cancelled: cancelled by its user; step {stopped} is saved\nto go on: {resume}\n" in out
     )
 
     code, out, error = submit(directory, "--resume", run.run_id, "--follow", "--json")
