@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ import typer
 from hpcddp.errors import HpcddpError, UserError
 
 if TYPE_CHECKING:
-    from hpcddp.jobfile.cluster import Cluster
+    from hpcddp.jobfile.cluster import Cluster, ClusterFacts
     from hpcddp.jobfile.overrides import Override
     from hpcddp.jobfile.problems import Problem
     from hpcddp.jobfile.read import DefaultSettings, ResolvedJob
@@ -64,6 +64,64 @@ def complete_runs(context: typer.Context, incomplete: str) -> list[tuple[str, st
     return [(run.run_id, brief(run)) for run in all_runs(Path(root)) if run.run_id.startswith(incomplete)]
 
 
+def complete_partitions(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the partitions that start with a text: those of the profile, else those that sinfo lists at once."""
+    facts = _facts(context)
+    if facts is not None:
+        return _beginning_with(
+            incomplete, (name for name, partition in facts.partitions.items() if not partition.hidden)
+        )
+    from hpcddp.slurm.commands import SlurmCommandError, partitions
+
+    try:
+        return _beginning_with(incomplete, partitions(os.environ))
+    except SlurmCommandError:
+        return []
+
+
+def complete_accounts(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the user's accounts in the profile that start with a text."""
+    facts = _facts(context)
+    return [] if facts is None else _beginning_with(incomplete, facts.accounts.names)
+
+
+def complete_qos(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the user's QOS in the profile that start with a text."""
+    facts = _facts(context)
+    return [] if facts is None else _beginning_with(incomplete, facts.accounts.qos)
+
+
+def complete_gpu_types(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the kinds of GPU in the profile that start with a text."""
+    facts = _facts(context)
+    kinds = () if facts is None else (kind for partition in facts.partitions.values() for kind in partition.kinds)
+    return _beginning_with(incomplete, (gpu for kind in kinds for gpu in kind.gpu_types))
+
+
+def complete_mail_types(incomplete: str) -> list[str]:
+    """Return the types of mail that start with a text, the last of a list."""
+    from hpcddp.jobfile.resources import MAIL_TYPES
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in MAIL_TYPES if name.startswith(last.upper())]
+
+
+def _beginning_with(text: str, names: Iterable[str]) -> list[str]:
+    return sorted({name for name in names if name.startswith(text)})
+
+
+def _facts(context: typer.Context) -> ClusterFacts | None:
+    """Return what the user's profile says about the cluster; None without it, for the shell asks here, which reports nothing."""
+    from hpcddp.jobfile.profiles import SettingsError, read_profile
+
+    del context
+    try:
+        profile = read_profile(None, profiles_directory(os.environ))
+    except (SettingsError, HpcddpError, OSError):
+        return None
+    return None if profile is None else profile.cluster
+
+
 RunRoot = Annotated[
     Path,
     typer.Option(
@@ -100,7 +158,8 @@ SweepFile = Annotated[
     ),
 ]
 MaxParallel = Annotated[
-    int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Runs of a sweep at the same time.")
+    int | None,
+    typer.Option("--max-parallel", metavar="N", min=1, help="Runs of a sweep at the same time.", hidden=True),
 ]
 After = Annotated[
     list[str] | None,

@@ -86,6 +86,7 @@ def submit(  # noqa: PLR0913  each is an option
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
     as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the run id.", hidden=True)] = False,
     words: JobWords,
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
@@ -107,6 +108,8 @@ def submit(  # noqa: PLR0913  each is an option
     from hpcddp.submit.submit import submit as submit_new
     from hpcddp.submit.sweep_element import find_to_resume
 
+    if quiet and (follow or dry_run or as_json):
+        raise UserError("--quiet prints the run id and nothing else; leave it out, or --follow, --dry-run and --json")
     environment = dict(os.environ)
     # Only a run that is named has to be found.
     run_root = words.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
@@ -136,10 +139,13 @@ def submit(  # noqa: PLR0913  each is an option
         if resume is not None:
             submission = resume_with_job(find_to_resume(resume, run_root), request)
         elif job.spec.sweep is not None:
-            _submit_sweep(request, follow=follow, as_json=as_json)
+            _submit_sweep(request, follow=follow, as_json=as_json, quiet=quiet)
             return
         else:
             submission = submit_new(request)
+    if quiet:
+        echo(submission.run.run_id)
+        return
     if not follow:
         _print_submission(submission, as_json=as_json)
         return
@@ -149,12 +155,16 @@ def submit(  # noqa: PLR0913  each is an option
     raise typer.Exit(_exit_code(outcome))
 
 
-def _submit_sweep(request: SubmitRequest, *, follow: bool, as_json: bool) -> None:
+def _submit_sweep(request: SubmitRequest, *, follow: bool, as_json: bool, quiet: bool) -> None:
     from hpcddp.submit.sweep import submit_sweep
 
     if follow:
         raise UserError("--follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP")
-    _print_sweep(submit_sweep(request), as_json=as_json)
+    submission = submit_sweep(request)
+    if quiet:
+        echo(submission.sweep.sweep_id)
+        return
+    _print_sweep(submission, as_json=as_json)
 
 
 def _print_preview(request: SubmitRequest, resume: str | None, run_root: Path, *, as_json: bool) -> None:

@@ -98,6 +98,7 @@ TIMEOUT_S: Final = 60.0
 _MAX_TRIES: Final = 5
 # A query that only shows states is not worth a longer wait than that.
 _QUERY_TIMEOUT_S: Final = 20.0
+_COMPLETION_TIMEOUT_S: Final = 2.0
 # What a command prints when no controller answered, or too late; a request that is answered late may have been done.
 _AWAY: Final = (
     "Unable to contact",
@@ -448,6 +449,20 @@ def controller_answers(environment: Mapping[str, str]) -> bool:
         return _query(["scontrol", "ping"], environment).returncode == 0
     except SlurmUnavailableError:
         return False
+
+
+def partitions(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the partitions; asked by a shell that completes a word, so it waits two seconds at most.
+
+    Args:
+        environment: the command's environment; ``SLURM_CONF`` selects the cluster.
+
+    Raises:
+        SlurmUnavailableError: sinfo is not installed, or the controller does not answer in time.
+        SlurmCommandError: the controller refused the request.
+    """
+    done = _run(["sinfo", "--noheader", "--format=%R"], environment, timeout_s=_COMPLETION_TIMEOUT_S)
+    return sorted(set(_output(done, name="sinfo").split()))
 
 
 def node_states(environment: Mapping[str, str]) -> dict[str, str]:

@@ -34,7 +34,9 @@ def test_ctrl_c_names_the_commands_that_follow_again_and_that_end_the_run(
         raise KeyboardInterrupt
 
     made = make(tmp_path).submitted()
-    made.run.job_file.write_text("name: digits\ntrain: {model: resnet18, dataset: digits}\nbatch: {global_batch_size: 8}\n")
+    made.run.job_file.write_text(
+        "name: digits\ntrain: {model: resnet18, dataset: digits}\nbatch: {global_batch_size: 8}\n"
+    )
     monkeypatch.setattr(watch, "follow", interrupted)
     with pytest.raises(typer.Exit) as ended:
         follow_run(Submitted(made.run))  # type: ignore[arg-type]
