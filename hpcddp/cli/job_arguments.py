@@ -120,12 +120,18 @@ class JobWords:
         return read_job(job_file, overrides, options=[*options, *sweep])
 
 
-class JobCommand(TyperCommand):
+def words_of_command(context: typer.Context) -> tuple[str, ...] | None:
+    """Return the words after ``--``; None if there is no ``--``."""
+    words: tuple[str, ...] | None = context.meta.get(_COMMAND)
+    return words
+
+
+class CommandWords(TyperCommand):
     """A command that keeps the words after ``--`` unchanged."""
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
         """Return the words after the command's name in the first line of the help."""
-        return ["[JOB]", "[OPTIONS]", "[-- COMMAND...]"]
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  typer's own copy of click's Context
         """Keep the words after the first ``--``, and parse the others."""
@@ -137,6 +143,14 @@ class JobCommand(TyperCommand):
         return super().parse_args(ctx, words)
 
 
+class JobCommand(CommandWords):
+    """A command that takes a job file or the words of a command."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002
+        """Return the words after the command's name in the first line of the help."""
+        return ["[JOB]", "[OPTIONS]", "[-- COMMAND...]"]
+
+
 def takes_job_words(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options of ``FIELDS`` to a command, which receives them as its argument ``words``."""
 
@@ -144,7 +158,7 @@ def takes_job_words(function: Callable[..., None]) -> Callable[..., None]:
     def command(ctx: typer.Context, **arguments: Any) -> None:  # noqa: ANN401  typer has checked them
         given = {field.path: arguments.pop(_parameter(field)) for field in FIELDS}
         options = {path: str(value).lower() if value is True else value for path, value in given.items() if value}
-        function(**arguments, words=JobWords(options=options, command=ctx.meta.get(_COMMAND)))
+        function(**arguments, words=JobWords(options=options, command=words_of_command(ctx)))
 
     own = inspect.signature(function, eval_str=True).parameters
     kept = [parameter for name, parameter in own.items() if name != "words"]

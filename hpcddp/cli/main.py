@@ -21,6 +21,8 @@ from hpcddp.cli import (
     requeue,
     sandbox,
     schema,
+    shell,
+    stacks,
     status,
     submit,
     why,
@@ -65,7 +67,7 @@ def hpcddp(
 _SUMMARIES = tuple(
     Summary(module.__name__.rpartition(".")[2], module.register)
     for module in (
-        init, render, submit, status, logs, why, cancel, requeue, checkpoints, plan, doctor, schema, sandbox,
+        init, render, submit, status, logs, why, shell, stacks, cancel, requeue, checkpoints, plan, doctor, schema, sandbox,
     )
 )  # fmt: skip
 

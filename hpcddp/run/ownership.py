@@ -140,10 +140,8 @@ def group_writable_warnings(path: Path) -> list[str]:
     if not found:
         return []
     can = "can be written by its group" if len(found) == 1 else "can be written by their groups"
-    return [
-        f"{', '.join(found)}, above the run directory, {can}, who could put other files in its place; "
-        f"run: chmod g-w {shlex.join(found)}, or trust the group"
-    ]
+    where = f"{', '.join(found)}, above the run directory, {can}"
+    return [f"{where}, who could put other files in its place; run: chmod g-w {shlex.join(found)}, or trust the group"]
 
 
 def _dangers(path: Path) -> Iterator[str]:

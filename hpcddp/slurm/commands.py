@@ -451,6 +451,48 @@ def controller_answers(environment: Mapping[str, str]) -> bool:
         return False
 
 
+def overlapping_step(
+    job_id: str, command: Sequence[str], *, nodes: Sequence[str] | int, directory: Path, terminal: bool = False
+) -> list[str]:
+    """Return the srun command that runs a command inside a running job, beside its tasks, once on each node.
+
+    Args:
+        job_id: the job.
+        command: the command.
+        nodes: the nodes by name, or how many of the job's.
+        directory: where it runs.
+        terminal: whether it gets a pseudo-terminal.
+    """
+    count = nodes if isinstance(nodes, int) else len(nodes)
+    words = ["srun", f"--jobid={job_id}", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
+    words += [] if isinstance(nodes, int) else [f"--nodelist={','.join(nodes)}"]
+    # Otherwise Slurm waits for the memory that the tasks hold, or binds the command to one CPU (srun(1)).
+    words += ["--mem=0", "--cpu-bind=none", "--mpi=none", f"--chdir={directory}", *(["--pty"] if terminal else [])]
+    return [*words, *command]
+
+
+def run_attached(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command with this process's input and output to its end, which may be a person's; return its exit code.
+
+    Raises:
+        SlurmMissingError: it is not installed.
+    """
+    try:
+        return subprocess.run(command, env=dict(environment), check=False).returncode
+    except FileNotFoundError:
+        raise SlurmMissingError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
+
+
+def step_output(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return what a command of ``overlapping_step`` printed.
+
+    Raises:
+        SlurmUnavailableError: srun is not installed, or does not come back in time.
+        SlurmCommandError: it failed; the message has its reason.
+    """
+    return _output(_run(command, environment), name="srun")
+
+
 def partitions(environment: Mapping[str, str]) -> list[str]:
     """Return the names of the partitions; asked by a shell that completes a word, so it waits two seconds at most.
 
