@@ -11,6 +11,7 @@ class OutputError(HpcddpError):
     """The output of a command cannot be written."""
 
     kind = "output"
+    advice = "Write the output to another place."
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:

@@ -123,12 +123,14 @@ class SlurmCommandError(HpcddpError):
     """A command of Slurm refused a request; the message has its reason."""
 
     kind = "slurm"
+    advice = "The reason is Slurm's own; change the request, or ask the cluster's administrators."
 
 
 class SlurmUnavailableError(SlurmCommandError):
     """A command of Slurm is not installed here, or its controller does not answer; a later call may succeed."""
 
     kind = "slurm_unavailable"
+    advice = "Try again later; scontrol ping tells whether the controller answers."
 
 
 class SlurmMissingError(SlurmUnavailableError):
