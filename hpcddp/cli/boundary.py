@@ -16,8 +16,8 @@ from typing import Any, TextIO
 import typer
 
 from hpcddp.cli.help import ClickObject
-from hpcddp.cli.output import OutputError, echo, write
-from hpcddp.errors import HpcddpError
+from hpcddp.cli.output import OutputError, echo, styled, write
+from hpcddp.errors import HpcddpError, printable
 
 INTERRUPTED = 130
 _FIXABLE = 2
@@ -25,6 +25,7 @@ _SHOWN = 80
 # UsageError of click: from 0.20 on typer has a private copy of click and exports only some of its error classes.
 USAGE_ERROR: tuple[type[Any], ...] = typer.BadParameter.__bases__
 
+_PREFIX = "hpcddp:"
 _HELP = "NoArgsIsHelpError"
 _NOT_A_CHOICE = re.compile("'(?P<value>[^']*)' is not one of (?P<known>.*)")
 # Options that people know from sbatch and srun, where another name is the right one here.
@@ -154,7 +155,10 @@ def _report(document: Mapping[str, object], sentence: str, hint: str | None, *, 
             write(json.dumps(document, indent=2))
             return
     with suppress(OutputError, BrokenPipeError):
-        echo(sentence if hint is None else f"{sentence}\n  {hint}", err=True)
+        shown = printable(sentence)
+        if shown.startswith(_PREFIX):
+            shown = styled(_PREFIX, "bad", err=True) + shown.removeprefix(_PREFIX)
+        write(shown if hint is None else f"{shown}\n{styled(f'  {printable(hint)}', 'quiet', err=True)}", err=True)
 
 
 def _print_traceback() -> None:

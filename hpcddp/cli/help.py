@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from hpcddp.cli.output import styled
+
 ClickObject: TypeAlias = Any
 """A command, parameter, context or formatter of click, of which typer has a private copy without public types."""
 _EXAMPLE = "Example: "
@@ -94,6 +96,16 @@ class _Examples:
         with self._all_listed():
             found: list[ClickObject] = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
             return found
+
+    def format_help(self, ctx: ClickObject, formatter: ClickObject) -> None:
+        """Write the help, on a terminal in the colours of the theme."""
+        write_heading, write_dl, write_usage = formatter.write_heading, formatter.write_dl, formatter.write_usage
+        formatter.write_heading = lambda heading: write_heading(styled(heading, "heading"))
+        formatter.write_dl = lambda rows, *more, **named: write_dl(
+            [(styled(first, "name"), second) for first, second in rows], *more, **named
+        )
+        formatter.write_usage = lambda name, *more: write_usage(styled(name, "heading"), *more)
+        super().format_help(ctx, formatter)  # type: ignore[misc]
 
     def format_options(self, ctx: ClickObject, formatter: ClickObject) -> None:
         """Write the options; all of them with ``--help --all``."""

@@ -67,7 +67,8 @@ def hpcddp(
 _SUMMARIES = tuple(
     Summary(module.__name__.rpartition(".")[2], module.register)
     for module in (
-        init, render, submit, status, logs, why, shell, stacks, cancel, requeue, checkpoints, plan, doctor, schema, sandbox,
+        init, render, submit, status, logs, why, shell, stacks, cancel, requeue, checkpoints, plan, doctor, schema,
+        sandbox,
     )
 )  # fmt: skip
 

@@ -111,7 +111,7 @@ def _beginning_with(text: str, names: Iterable[str]) -> list[str]:
 
 
 def _facts(context: typer.Context) -> ClusterFacts | None:
-    """Return what the user's profile says about the cluster; None without it, for the shell asks here, which reports nothing."""
+    """Return what the user's profile says about the cluster; None if it cannot be read: a tab reports no error."""
     from hpcddp.jobfile.profiles import SettingsError, read_profile
 
     del context

@@ -7,14 +7,15 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
-from hpcddp.cli.output import echo, write
+from hpcddp.cli.output import Role, echo, styled, write
 
 if TYPE_CHECKING:
     from hpcddp.manage.overview import Overview
@@ -24,20 +25,22 @@ _SHORTEST_INTERVAL_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
 
 
-_COLOURS = {
-    "running": "green",
-    "finished": "green",
-    "starting": "cyan",
-    "stopping": "cyan",
-    "pending": "yellow",
-    "requeued": "yellow",
-    "held": "yellow",
-    "suspended": "yellow",
-    "failed": "red",
-    "lost": "red",
-    "timed out": "red",
-    "preempted": "red",
-}
+_ROLES: Final[Mapping[str, Role]] = MappingProxyType(
+    {
+        "running": "good",
+        "finished": "good",
+        "starting": "active",
+        "stopping": "active",
+        "pending": "waiting",
+        "requeued": "waiting",
+        "held": "waiting",
+        "suspended": "waiting",
+        "failed": "bad",
+        "lost": "bad",
+        "timed out": "bad",
+        "preempted": "bad",
+    }
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -129,8 +132,6 @@ def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> N
 
 
 def _styled(text: str, state: State) -> str:
-    """Return a text in the colour of a state, or unchanged without colours (https://no-color.org)."""
-    colour = _COLOURS.get(str(state))
-    if colour is None or os.environ.get("NO_COLOR") or not sys.stdout.isatty():
-        return text
-    return typer.style(text, fg=colour)
+    """Return a text in the colour of a state."""
+    role = _ROLES.get(str(state))
+    return text if role is None else styled(text, role)

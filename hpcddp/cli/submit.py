@@ -34,7 +34,7 @@ from hpcddp.cli.options import (
     run_argument,
     submit_request,
 )
-from hpcddp.cli.output import echo, write
+from hpcddp.cli.output import echo, warn, write
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _print_preview(request: SubmitRequest, resume: str | None, run_root: Path, *
         request = replace(request, run_id=run.run_id, job=job_of_run(run, request.job))
     prepared = prepare(request)
     for warning in prepared.notes:
-        echo(f"warning: {warning}", err=True)
+        warn(warning)
     _print_dry_run(prepared.as_json(), as_json=as_json)
 
 
@@ -207,7 +207,7 @@ def _print_notes(submission: Submission) -> None:
     if submission.dropped:
         echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
     for warning in submission.warnings:
-        echo(f"warning: {warning}", err=True)
+        warn(warning)
 
 
 def _print_submission_line(submission: Submission) -> None:
@@ -299,7 +299,7 @@ def _print_sweep(submission: SweepSubmission, *, as_json: bool) -> None:
     if submission.dropped:
         echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
     for warning in submission.warnings:
-        echo(f"warning: {warning}", err=True)
+        warn(warning)
     sweep = submission.sweep
     last = len(sweep.elements) - 1
     arrays = "a job array" if len(sweep.chunks) == 1 else f"{len(sweep.chunks)} job arrays"

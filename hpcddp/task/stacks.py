@@ -87,7 +87,9 @@ def stacks_of_host(attempt: str, *, node: str | None, programs: bool, host: str)
 
 
 def _is_task(process: _Process, attempt: str) -> bool:
-    return _TASK in process.command and process.environment.get("HPCDDP_ATTEMPT_DIR") == attempt
+    # srun, which has started the tasks, has the same words in its command line.
+    named = _TASK in process.command and process.environment.get("HPCDDP_ATTEMPT_DIR") == attempt
+    return named and _is_python(process.pid)
 
 
 def _own_processes() -> Iterator[_Process]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def test_a_job_without_a_name_is_called_after_its_program(command: list[str], na
 
 
 def test_the_short_options_of_sbatch_mean_the_same_here(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "-N 2 -p gpu -A lab -t 2h -J mine -c 3 -q high -C a100 -w n[1-2] -x n3 -L m:1".split()
+    words = shlex.split("-N 2 -p gpu -A lab -t 2h -J mine -c 3 -q high -C a100 -w n[1-2] -x n3 -L m:1")
     found = {item["flag"]: item["value"] for item in rendered(capsys, *words, "--", "python", "t.py")["directives"]}
     expected = {
         "nodes": "2",
