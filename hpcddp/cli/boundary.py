@@ -16,8 +16,8 @@ from typing import Any, TextIO
 import typer
 
 from hpcddp.cli.help import ClickObject
-from hpcddp.cli.output import OutputError, echo, styled, write
-from hpcddp.errors import HpcddpError, printable
+from hpcddp.cli.output import OutputError, echo, sentences, write
+from hpcddp.errors import HpcddpError
 
 INTERRUPTED = 130
 _FIXABLE = 2
@@ -155,10 +155,13 @@ def _report(document: Mapping[str, object], sentence: str, hint: str | None, *, 
             write(json.dumps(document, indent=2))
             return
     with suppress(OutputError, BrokenPipeError):
-        shown = printable(sentence)
-        if shown.startswith(_PREFIX):
-            shown = styled(_PREFIX, "bad", err=True) + shown.removeprefix(_PREFIX)
-        write(shown if hint is None else f"{shown}\n{styled(f'  {printable(hint)}', 'quiet', err=True)}", err=True)
+        if sentence.startswith(f"{_PREFIX} "):
+            sentences(_PREFIX, "bad", sentence.removeprefix(f"{_PREFIX} "))
+        else:
+            # The help, whose lines fit.
+            echo(sentence, err=True)
+        if hint is not None:
+            sentences("", "quiet", f"  {hint}")
 
 
 def _print_traceback() -> None:

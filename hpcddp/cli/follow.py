@@ -257,7 +257,11 @@ class BarDisplay:
         if event.kind == "train":
             self._wait(None)
         if (line := event_line(event)) is not None:
-            self._progress.console.print(printable(line), highlight=False, markup=False)
+            # A word that is longer than the line, such as a path, is not broken.
+            style = "red" if event.kind == "failure" else ""
+            self._progress.console.print(
+                printable(line), style=style, highlight=False, markup=False, overflow="ignore", crop=False
+            )
 
     def step(self, record: MetricsLine) -> None:
         """Move the bar of the record's epoch."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -49,9 +51,37 @@ def styled(text: str, role: Role, *, err: bool = False) -> str:
     return typer.style(text, **_THEME[role])
 
 
+def sentences(prefix: str, role: Role, text: str) -> None:
+    """Print sentences to stderr behind a prefix in a colour, on a terminal without breaking a word at its edge.
+
+    Args:
+        prefix: the word before them, ``hpcddp:`` or ``warning:``; empty for none.
+        role: the colour of the prefix; without one, of the text.
+        text: the sentences; newlines stay.
+
+    Raises:
+        OutputError: they cannot be written.
+        BrokenPipeError: the reader of the pipe has ended.
+    """
+    shown = printable(f"{prefix} {text}" if prefix else text)
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        shown = "\n".join(
+            textwrap.fill(
+                line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False,
+                replace_whitespace=False, drop_whitespace=True,
+            )
+            if len(line) > width
+            else line
+            for line in shown.split("\n")
+        )  # fmt: skip
+    coloured = prefix or shown
+    write(styled(coloured, role, err=True) + shown.removeprefix(coloured), err=True)
+
+
 def warn(text: str) -> None:
-    """Print a warning; errors as ``echo`` has them."""
-    write(f"{styled('warning:', 'waiting', err=True)} {printable(text)}", err=True)
+    """Print a warning; errors as ``sentences`` has them."""
+    sentences("warning:", "waiting", text)
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:

@@ -93,8 +93,7 @@ def run_inside(
         terminal: whether a person sits at a terminal.
 
     Raises:
-        UserError: there is no such rank.
-        SlurmUnavailableError: srun is not installed here.
+        UserError: there is no such rank or program, or no srun here.
     """
     node = live.node_of(rank)
     inherited, _ = submission_environment(environment)

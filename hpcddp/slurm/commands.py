@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, UserError
 
 # Only fields that Slurm writes itself, none that users write. Without a width, squeue cuts values after 20 characters.
 _FIELDS: Final = (
@@ -477,12 +477,14 @@ def run_attached(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command with this process's input and output to its end, which may be a person's; return its exit code.
 
     Raises:
-        SlurmMissingError: it is not installed.
+        UserError: there is no such program.
     """
     try:
         return subprocess.run(command, env=dict(environment), check=False).returncode
     except FileNotFoundError:
-        raise SlurmMissingError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
+        raise UserError(f"{command[0]} was not found; write a program that is on PATH here") from None
+    except OSError as error:
+        raise UserError(f"{command[0]} cannot be started: {error.strerror}; correct it") from None
 
 
 def step_output(command: Sequence[str], environment: Mapping[str, str]) -> str:
