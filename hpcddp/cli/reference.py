@@ -75,6 +75,8 @@ _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "logs": ("life-of-a-run",),
         "why": ("life-of-a-run",),
         "report": ("report",),
+        "shell": ("life-of-a-run",),
+        "stacks": ("life-of-a-run",),
         "cancel": ("life-of-a-run", "stop-and-requeue"),
         "requeue": ("life-of-a-run", "stop-and-requeue"),
         "checkpoints": ("checkpoints",),

@@ -168,13 +168,20 @@ def check_run_directory(path: Path) -> None:
 
 
 def group_writable_warnings(path: Path) -> list[str]:
-    """Return a sentence for each directory above ``path`` in which a group could put something else in its place."""
-    return [
-        f"{parent}, above the run directory, can be written by its group, who could put other files in its place; "
-        f"run: chmod g-w {shlex.quote(str(parent))}, or trust the group"
+    """Return a sentence if a group could put something else in the place of ``path``: it names every directory above.
+
+    One sentence for all of them, since under umask 002 every directory of a project is such a one.
+    """
+    found = [
+        str(parent)
         for parent in path.resolve().parents
         if parent.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP
     ]
+    if not found:
+        return []
+    can = "can be written by its group" if len(found) == 1 else "can be written by their groups"
+    where = f"{', '.join(found)}, above the run directory, {can}"
+    return [f"{where}, who could put other files in its place; run: chmod g-w {shlex.join(found)}, or trust the group"]
 
 
 def _dangers(path: Path) -> Iterator[str]:

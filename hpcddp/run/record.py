@@ -39,6 +39,8 @@ class RecordError(HpcddpError):
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
     path: Path
 
+    advice = "The file is one of hpcddp's own: restore it, or remove it, and run the command again."
+
     def __init__(self, message: str, *, path: Path, hint: str | None = None) -> None:
         super().__init__(message, hint=hint, path=path)
 

@@ -49,6 +49,8 @@ def test_importing_the_command_line_loads_nothing_slow() -> None:
         ["logs", "--help"],
         ["why", "--help"],
         ["report", "--help"],
+        ["shell", "--help"],
+        ["stacks", "--help"],
         ["cancel", "--help"],
         ["requeue", "--help"],
         ["render", str(JOBS / "resnet50_imagenet.yaml"), "--json"],

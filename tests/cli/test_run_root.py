@@ -22,6 +22,8 @@ SAYS_OF_A_RUN = {
     "why": "chosen-run (digits)",
     "report": "chosen-run-report.html",
     "cancel": "/chosen waits or runs, so there is nothing to cancel",
+    "shell": "run chosen-run is failed, so no process of it can be reached",
+    "stacks": "run chosen-run is failed, so no process of it can be reached",
     "requeue": "the run chosen-run has ended",
     "checkpoints": "digits/chosen-run/checkpoints holds no checkpoint",
 }
@@ -91,7 +93,7 @@ def test_a_run_is_looked_for_there(
     failed_run(tmp_path / "chosen", "chosen-run")
     failed_run(here / "of-the-project", "other-run")
     words = (command, "--run-root", chosen, *(("--yes",) if command == "cancel" else ()))
-    said = run(capsys, *words, code=2 if command == "requeue" else 0)
+    said = run(capsys, *words, code=2 if command in {"requeue", "shell", "stacks"} else 0)
     assert SAYS_OF_A_RUN[command] in said
     assert "other-run" not in said
 

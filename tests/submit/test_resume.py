@@ -98,9 +98,7 @@ def test_a_followed_run_that_is_interrupted_saves_and_goes_on_when_it_is_resumed
     assert (result["status"], result["exit_code"], result["resume"]) == ("cancelled", 130, resume)
     stopped = result["saved_step"]
     assert 30 <= stopped == steps_of(run)[-1] < 138
-    assert (
-        f"cancelled: cancelled by Ctrl-C, hpcddp cancel or kill; step {stopped} is saved\nto go on: {resume}\n" in out
-    )
+    assert f"cancelled: cancelled by its user; step {stopped} is saved\nto go on: {resume}\n" in out
 
     code, out, error = submit(directory, "--resume", run.run_id, "--follow", "--json")
     assert code == 0, error
