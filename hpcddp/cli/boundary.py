@@ -20,6 +20,8 @@ from hpcddp.errors import HpcddpError
 INTERRUPTED = 130
 _FIXABLE = 2
 _SHOWN = 80
+# What click raises for a group of commands that is called without one; typer's copy of click exports it from no module.
+_HELP_ERROR = "NoArgsIsHelpError"
 # UsageError of click: from 0.20 on typer has a private copy of click and exports only some of its error classes.
 USAGE_ERROR: tuple[type[Any], ...] = typer.BadParameter.__bases__
 
@@ -52,9 +54,11 @@ def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except USAGE_ERROR as error:
         message = error.format_message()
         document = {"error": {"kind": "usage", "message": message, "hint": None}}
-        # Without arguments the message is the help, which needs neither prefix nor hint.
-        hint = _usage_hint(error) if arguments else None
-        _report(document, f"hpcddp: {message}" if arguments else message, hint, as_json=as_json)
+        if type(error).__name__ == _HELP_ERROR:
+            # The message is the help, which needs neither prefix nor hint.
+            _report(document, message, None, as_json=as_json)
+        else:
+            _report(document, f"hpcddp: {message}", _usage_hint(error), as_json=as_json)
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED

@@ -17,7 +17,8 @@ from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
 from hpcddp.jobfile.sweep import SweepTable, as_text, assignment, element_spec
-from hpcddp.run.metrics import PACKAGES, is_installed
+from hpcddp.packages import is_installed
+from hpcddp.run.metrics import PACKAGES
 from hpcddp.submit.environment_checks import container_obstacles, environment_obstacles
 from hpcddp.submit.request import Check, Obstacle, SubmissionError, SubmitRequest
 
