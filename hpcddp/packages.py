@@ -39,7 +39,7 @@ def missing_packages(purpose: str, names: Iterable[str], python: str) -> str:
         names: the packages of the extra ``train``, as they are imported.
         python: the interpreter.
     """
-    listed = " and ".join(_DISTRIBUTIONS.get(name, name) for name in names)
+    listed = ", ".join(_DISTRIBUTIONS.get(name, name) for name in names)
     return (
         f"{purpose} needs {listed}, which {python} does not have; run: {shlex.quote(python)} -m pip install "
         "'hpcddp[train]'"

@@ -179,9 +179,7 @@ def test_without_slurm_a_dry_run_writes_nothing_and_json_is_one_document(
 
 
 @pytest.mark.parametrize("words", [["hpc1"], ["--partition", "gpu"], ["--account", "lab"], ["--qos", "long"]])
-def test_without_slurm_there_is_nothing_to_choose(
-    words: list[str], run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_slurm_there_is_nothing_to_choose(words: list[str], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     output, errors = run("init", *words, code=2)
     assert output == ""

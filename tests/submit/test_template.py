@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hpcddp.slurm.directives import Directive
 from hpcddp.packages import shipped_directory
+from hpcddp.slurm.directives import Directive
 from hpcddp.submit.render import TemplateError, find_template, render_template
 
 VALUES: dict[str, Any] = {
