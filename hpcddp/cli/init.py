@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hpcddp.jobfile.cluster import ClusterFacts, Partition
     from hpcddp.site.profile_writer import Choice
 
-# Part of scontrol's message when it is installed and finds no slurm.conf.
-_NO_CONFIGURATION = "configuration source"
 _LISTED_PARTITIONS = 20
 
 
@@ -141,7 +139,7 @@ def _query_cluster() -> ClusterFacts:
     except commands.SlurmUnavailableError:
         raise InitError("Slurm's controller does not answer, and only it knows the cluster; try again later") from None
     except commands.SlurmCommandError as error:
-        if _NO_CONFIGURATION in error.message:
+        if commands.NO_CONFIGURATION in error.message:
             raise _no_slurm("its commands find no slurm.conf") from None
         raise
     if answers.silence is not None:
