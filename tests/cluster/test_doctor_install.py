@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.jobs import HPCDDP
 from tests.cluster.sandbox import Sandbox
-from tests.cluster.slurm_faults import daemon_pid
+from tests.waiting import wait_until
 
 COMMAND = (*HPCDDP, "doctor", "install", "--on-nodes", "--set", "resources.nodelist=n[1-2]", "--json")
 
@@ -46,16 +46,17 @@ def test_sound_nodes_share_the_run_root_reach_each_other_and_agree_on_the_time(
     assert list(tmp_path.iterdir()) == []
 
 
-@contextlib.contextmanager
-def covered(sandbox: Sandbox, node: str, directory: Path) -> Iterator[None]:
-    """Give a node an empty file system of its own in place of a directory."""
-    inside = daemon_pid(sandbox, "slurmd", on=node)
-    enter = (*sandbox.enter_controller(), "nsenter", f"--target={inside}", "--mount", "--")
-    sandbox.run(*enter, "mount", "-t", "tmpfs", "tmpfs", str(directory))
-    try:
-        yield
-    finally:
-        sandbox.run(*enter, "umount", str(directory))
+def on_n2(directory: Path, command: str) -> tuple[str, str]:
+    """Return the option for an interpreter that on n2 is started by a command of a shell, with ``"$@"`` in it."""
+    wrapper = directory / "python"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        f"set -- '{sys.executable}' \"$@\"\n"
+        f'[ "$SLURMD_NODENAME" = n2 ] && {{ {command}; exit; }}\n'
+        'exec "$@"\n'
+    )
+    wrapper.chmod(0o700)
+    return "--set", f"environment.python={wrapper}"
 
 
 def test_a_node_with_a_file_system_of_its_own_in_place_of_the_run_root_is_named(
@@ -63,12 +64,35 @@ def test_a_node_with_a_file_system_of_its_own_in_place_of_the_run_root_is_named(
 ) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
-    with covered(sandbox, "n2", runs):
-        findings = examine(sandbox, tmp_path, code=1)
+    cover = f"""exec unshare --mount sh -c 'mount -t tmpfs tmpfs {runs} && exec "$@"' sh "$@\""""
+    findings = examine(sandbox, tmp_path, *on_n2(tmp_path, cover), code=1)
     assert of("run root", findings) == [("error", f"n2 does not see in {runs} what this machine wrote there")]
     (remedy,) = (finding["remedy"] for finding in findings if finding["name"] == "run root")
     assert remedy == "set run_root in hpcddp.toml or the profile to a directory that all nodes and the login node share"
     assert list(runs.iterdir()) == []
+
+
+def test_a_node_without_a_network_is_named(sandbox: Sandbox, tmp_path: Path) -> None:
+    findings = examine(sandbox, tmp_path, *on_n2(tmp_path, 'exec unshare --net "$@"'), code=1)
+    (there, back) = of("network", findings)
+    assert (there[0], back[0]) == ("error", "error")
+    assert there[1].startswith("n1 does not reach a free port of n2 (")
+    assert back[1].startswith("n2 does not reach a free port of n1 (")
+    assert of("run root", findings)[0][0] == "ok"
+
+
+def test_a_clock_that_is_wrong_is_named(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "import runpy, sys, time\n"
+        "real = time.time\n"
+        "time.time = lambda: real() - 60\n"
+        "sys.argv = sys.argv[:1]\n"
+        "runpy.run_module('hpcddp.doctor.install.probe', run_name='__main__')\n"
+    )
+    findings = examine(sandbox, tmp_path, *on_n2(tmp_path, f'exec "$1" -P -u {tmp_path}/late.py'), code=1)
+    ((verdict, found),) = of("clocks", findings)
+    assert verdict == "error"
+    assert re.fullmatch(r"the clock of (n1|this machine) is (59|60|61)\.\d s ahead of that of n2", found)
 
 
 def test_what_slurm_refuses_is_an_error_with_its_reason(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -85,5 +109,8 @@ def test_nodes_that_do_not_come_are_not_waited_for_and_leave_no_job(sandbox: San
     ((verdict, found),) = of("nodes", findings)
     assert verdict == "error"
     assert found.startswith("0 of 2 nodes have answered within 3 s: ")
-    queued = sandbox.run("squeue", "--noheader", "--format=%j").stdout
-    assert "hpcddp-doctor" not in queued
+
+    def queued() -> str:
+        return sandbox.run("squeue", "--noheader", "--format=%j").stdout
+
+    wait_until(lambda: "hpcddp-doctor" not in queued(), queued)
