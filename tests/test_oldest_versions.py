@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class Installed:
         )
 
 
-def environment(home: Path) -> Mapping[str, str]:
+def environment(home: Path) -> dict[str, str]:
     return {"HOME": str(home), "OMP_NUM_THREADS": "1", "SLURM_CONF": "/nonexistent", "COLUMNS": "80"}
 
 

@@ -151,7 +151,9 @@ def install(
 
     Exits with 1 if an error was found. A warning names what may keep runs from working.
 
-    Example: hpcddp doctor install --on-nodes --set resources.partition=gpu
+    Example: hpcddp doctor install
+
+    Example: hpcddp doctor install --on-nodes --json
     """
     from hpcddp.doctor.install.machine import examine_machine
     from hpcddp.doctor.install.nodes import examine_nodes
