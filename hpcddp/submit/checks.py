@@ -107,7 +107,8 @@ def _unset_variables(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) 
 
 def _missing_data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
     data_dir = spec.train.data_dir if spec.train else None
-    if data_dir is None:
+    stage = spec.environment.stage
+    if data_dir is None or (stage is not None and Path(data_dir).is_relative_to(stage.target)):
         return
     container = spec.environment.container
     mounts = container.mounted if container is not None else ()

@@ -35,6 +35,12 @@ def environment_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[
     """Yield the obstacles in the job's ``environment`` section."""
     section, is_local = spec.environment, cluster == "local"
     yield from _modules(section, environment)
+    if section.stage is not None and not Path(section.stage.source).exists():
+        yield Obstacle(
+            sentence=f"environment.stage.source is {section.stage.source!r}, which is not here; correct it, unless the "
+            "nodes have it",
+            certain=is_local,
+        )
     if section.conda is not None:
         yield from _conda(spec, section.conda, environment, is_local=is_local)
     elif section.venv is not None:

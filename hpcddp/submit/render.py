@@ -88,6 +88,7 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         "uv": spec.environment.uv,
         "container": _container(spec, variables),
         "setup": spec.environment.setup,
+        "stage": spec.environment.stage,
         "env": {name: value for name, value in spec.environment.env.items() if name not in variables},
         "is_sweep": spec.sweep is not None,
         "variables": variables,
