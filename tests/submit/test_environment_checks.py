@@ -182,6 +182,24 @@ def test_a_program_that_does_not_run_counts_as_one_that_says_no(here: Path) -> N
     assert os.access("venv/bin/python", os.X_OK)
 
 
+def test_data_to_copy_that_is_not_here_is_a_warning_and_an_error_on_this_machine(here: Path) -> None:
+    stage = {"stage": {"source": "/nowhere/a.tar", "target": "/tmp/a"}}
+    sentence = "environment.stage.source is '/nowhere/a.tar', which is not here; correct it, unless the nodes have it"
+    assert warnings_of(here, stage) == [sentence]
+    assert errors_of(here, stage, cluster="local") == [sentence]
+    (here / "a.tar").touch()
+    stage["stage"]["source"] = str(here / "a.tar")
+    assert warnings_of(here, stage) == []
+
+
+def test_a_data_directory_that_the_nodes_get_by_a_copy_need_not_be_here(here: Path) -> None:
+    stage = {"stage": {"source": str(here), "target": "/scratch-of-node/images"}}
+    train = {"model": "resnet18", "dataset": "imagefolder", "data_dir": "/scratch-of-node/images/full"}
+    assert warnings_of(here, stage, train=train) == []
+    (error,) = errors_of(here, stage, train=train | {"data_dir": "/scratch-of-node/images2"})
+    assert error.startswith("train.data_dir is '/scratch-of-node/images2', and there is no such directory; ")
+
+
 OTHER_PYTHON = "#!/bin/sh\necho {version} torch sklearn\n"
 
 
