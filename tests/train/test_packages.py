@@ -12,7 +12,7 @@ import pytest
 from hpcddp import packages
 from hpcddp.packages import MissingPackageError, require, shipped_directory
 
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 
 
 def load_digits() -> object:
