@@ -31,6 +31,8 @@ SLOW = {
     "task/test_signals.py",
     "task/test_task_stops.py",
     "test_fuzz.py",
+    "test_data_page.py",
+    "test_oldest_versions.py",
     "test_questions.py",
 }
 

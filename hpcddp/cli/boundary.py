@@ -22,6 +22,8 @@ from hpcddp.errors import HpcddpError
 INTERRUPTED = 130
 _FIXABLE = 2
 _SHOWN = 80
+# What click raises for a group of commands that is called without one; typer's copy of click exports it from no module.
+_HELP_ERROR = "NoArgsIsHelpError"
 # UsageError of click: from 0.20 on typer has a private copy of click and exports only some of its error classes.
 USAGE_ERROR: tuple[type[Any], ...] = typer.BadParameter.__bases__
 

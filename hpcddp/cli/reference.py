@@ -68,7 +68,7 @@ _SAID_DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
 # Pages of the documentation about the subject of a command.
 _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "init": ("profiles",),
+        "init": ("install", "profiles"),
         "render": ("job-file", "templates"),
         "submit": ("job-file", "any-script", "sweeps", "environments", "stop-and-requeue", "trackers"),
         "status": ("life-of-a-run",),
@@ -84,6 +84,7 @@ _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "doctor": ("questions",),
         "doctor loss": ("questions",),
         "doctor ddp": ("questions",),
+        "doctor install": ("install",),
         "schema": ("job-file",),
         "sandbox": ("sandbox",),
         "sandbox up": ("sandbox",),

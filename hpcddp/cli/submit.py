@@ -172,7 +172,7 @@ def _request_of(
         raise UserError("no JOB is given; write a job file, a command after --, or --resume RUN to continue a run")
     if run is not None and job_file is None:
         change = partial(words.change, file=str(run.job_file), overrides=overrides, sweep=sweep)
-        where = None if cluster is ClusterChoice.AUTO else choose_cluster(cluster.value, environment)
+        where = None if cluster.value == "auto" else choose_cluster(cluster.value, environment)
         return own_request(run, change, environment=environment, cluster=where, template=template)
     return request_to_submit(
         words.load(job_file, overrides=overrides, sweep=sweep),

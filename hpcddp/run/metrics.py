@@ -8,11 +8,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from hpcddp.packages import is_installed
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.record import Lines, Record, read_last_bytes, read_last_lines, read_record, write_record
 
@@ -203,15 +203,6 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
     {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 )
 """The smallest package that a tracker needs."""
-
-
-def is_installed(name: str) -> bool:
-    """Return whether this Python has a tracker's package; imports nothing.
-
-    A folder of that name, such as the ``wandb/`` that W&B leaves behind, is no package.
-    """
-    found = find_spec(name)
-    return found is not None and found.origin is not None
 
 
 def chosen(trackers: Trackers) -> tuple[str, ...]:

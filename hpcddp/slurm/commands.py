@@ -116,6 +116,8 @@ _KEY: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:]*)=")
 _TO_THE_END_OF_THE_LINE: Final = frozenset(
     {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
 )
+NO_CONFIGURATION: Final = "configuration source"
+"""Part of the message of a command that is installed and finds no slurm.conf."""
 _SLURMD_PORT: Final = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
 
 
@@ -285,6 +287,31 @@ def sbatch(
     if done.returncode != 0:
         raise SlurmCommandError(f"sbatch refused the job: {_reason(done)}", returncode=done.returncode)
     return parse_job_id(done.stdout)
+
+
+def start_srun(words: Sequence[str], *, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start srun outside of a job, with pipes for its input, output and errors; the caller ends it.
+
+    Args:
+        words: its options, then the program and its arguments.
+        environment: its environment; ``SLURM_CONF`` selects the cluster.
+
+    Raises:
+        SlurmMissingError: srun is not installed here.
+    """
+    command = ["srun", *words]
+    try:
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except FileNotFoundError:
+        raise SlurmMissingError("srun was not found; Slurm's commands must be on PATH here") from None
 
 
 def srun_knows(option: str, environment: Mapping[str, str]) -> bool:

@@ -69,6 +69,8 @@ def main() -> int:
         if spec.command is not None:
             LISTENER.meaning, PROCESS_STATE.saves_alone = "it is passed on to the program", True
         environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(spec)))
+        if spec.environment.stage is not None:
+            environment["HPCDDP_STAGED"] = spec.environment.stage.directory(environment) or ""
         # The user's own modules are in the directory of submission; -P keeps it from coming first.
         sys.path.append(str(Path.cwd()))
         _run(TaskInputs(environment=environment, env=env, attempt=attempt, job_text=text, spec=spec))
