@@ -23,6 +23,7 @@ exclude_patterns = ["_build"]
 root_doc = "index"
 html_theme = "furo"
 html_title = "hpcddp"
+smartquotes = False  # "--resume" stays as it is typed
 html_show_sphinx = False
 html_copy_source = False
 html_static_path = ["_static"]
