@@ -19,6 +19,8 @@ copyright = "the authors of hpcddp"  # noqa: A001  the name that Sphinx reads
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+# Defaults as the source has them: the value of os.environ holds what the builder of the site keeps secret.
+autodoc_preserve_defaults = True
 exclude_patterns = ["_build"]
 root_doc = "index"
 html_theme = "furo"

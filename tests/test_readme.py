@@ -53,6 +53,35 @@ def test_the_plan_is_what_plan_prints() -> None:
     assert python("-m", "hpcddp", *command.split()[2:]).startswith(text)
 
 
+BAD = """\
+name: bad
+resources:
+  nodes: -1
+  gpus: 4
+  time_limit: "0"
+batch:
+  global_batch_size: 64
+train:
+  model: ResNet50
+  dataset: cifar10
+"""
+
+
+def test_all_errors_of_a_job_file_are_reported_at_once(tmp_path: Path) -> None:
+    (shown,) = (block for block in blocks(OVERVIEW, "") if block.startswith("$ hpcddp render bad.yaml\n"))
+    (tmp_path / "bad.yaml").write_text(BAD, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "hpcddp", "render", "bad.yaml"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, shown.partition("\n")[2])
+
+
 def test_the_script_is_what_render_prints() -> None:
     (shown,) = (block for block in blocks(OVERVIEW, "bash") if block.startswith("#!/bin/bash"))
     interpreter = "environment.python=/home/you/project/.venv/bin/python"

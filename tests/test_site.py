@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+SECRET = "kept-out-of-every-page"
 
 
 def build(source: Path, directory: Path) -> subprocess.CompletedProcess[str]:
@@ -21,6 +23,7 @@ def build(source: Path, directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sphinx", *found[1].split(), str(source), str(directory)],
         cwd=ROOT,
+        env={**os.environ, "HPCDDP_TEST_SECRET": SECRET},
         capture_output=True,
         text=True,
         timeout=600,
@@ -48,6 +51,12 @@ def test_a_link_to_a_file_of_the_repository_is_shown_as_its_path(site: Path) -> 
     page = (site / "design" / "decisions.html").read_text(encoding="utf-8")
     assert "hpcddp/task/exchange.py</span></code>" in page
     assert not (site / "_downloads").exists()
+
+
+def test_no_page_shows_the_environment_of_who_builds_the_site(site: Path) -> None:
+    files = [path for path in site.rglob("*") if path.is_file()]
+    assert [path.name for path in files if SECRET.encode() in path.read_bytes()] == []
+    assert "hpcddp.Stopper" in (site / "python.html").read_text(encoding="utf-8")
 
 
 def test_a_new_page_needs_no_list_and_a_wrong_link_fails_the_build(tmp_path: Path) -> None:
