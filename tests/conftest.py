@@ -31,6 +31,7 @@ SLOW = {
     "task/test_task_stops.py",
     "test_fuzz.py",
     "test_questions.py",
+    "test_site.py",
 }
 
 
