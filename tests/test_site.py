@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import hpcddp
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SECRET = "kept-out-of-every-page"
@@ -56,7 +58,13 @@ def test_a_link_to_a_file_of_the_repository_is_shown_as_its_path(site: Path) -> 
 def test_no_page_shows_the_environment_of_who_builds_the_site(site: Path) -> None:
     files = [path for path in site.rglob("*") if path.is_file()]
     assert [path.name for path in files if SECRET.encode() in path.read_bytes()] == []
-    assert "hpcddp.Stopper" in (site / "python.html").read_text(encoding="utf-8")
+
+
+def test_the_reference_has_every_name_of_the_public_interface(site: Path) -> None:
+    page = (site / "python-api.html").read_text(encoding="utf-8")
+    public = [name for name in hpcddp.__all__ if not name.startswith("__")]
+    assert len(public) > 20
+    assert [name for name in public if f'id="hpcddp.{name}"' not in page] == []
 
 
 def test_a_new_page_needs_no_list_and_a_wrong_link_fails_the_build(tmp_path: Path) -> None:
