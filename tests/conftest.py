@@ -34,6 +34,7 @@ SLOW = {
     "test_data_page.py",
     "test_oldest_versions.py",
     "test_questions.py",
+    "test_site.py",
 }
 
 

@@ -22,12 +22,11 @@ from hpcddp.errors import HpcddpError
 INTERRUPTED = 130
 _FIXABLE = 2
 _SHOWN = 80
-# What click raises for a group of commands that is called without one; typer's copy of click exports it from no module.
-_HELP_ERROR = "NoArgsIsHelpError"
 # UsageError of click: from 0.20 on typer has a private copy of click and exports only some of its error classes.
 USAGE_ERROR: tuple[type[Any], ...] = typer.BadParameter.__bases__
 
 _PREFIX = "hpcddp:"
+# What click raises for a group of commands that is called without one; typer's copy of click exports it from no module.
 _HELP = "NoArgsIsHelpError"
 _NOT_A_CHOICE = re.compile("'(?P<value>[^']*)' is not one of (?P<known>.*)")
 # Options that people know from sbatch and srun, where another name is the right one here.
