@@ -15,6 +15,7 @@ import typer
 
 from hpcddp.cli.follow import PlainDisplay, follow_run
 from hpcddp.manage import follow as watch
+from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm import commands
 from tests.manage.runs import make
