@@ -144,7 +144,7 @@ def _runs(status: RunStatus, called: str) -> Answer:
     job = status.files.job
     if status.state is State.PENDING:
         # Without a job in Slurm, only an element of a sweep on this machine waits.
-        why = "it waits for its turn: the runs of a sweep on this machine run one after another, or --max-parallel at once"
+        why = "it waits for its turn: on this machine the runs of a sweep run one by one, or --max-parallel at once"
         return Answer(status=status, why=why, history=_history(status))
     where = status.job.node_list if status.job is not None else ", ".join(status.hosts or ())
     what = {State.REQUEUED: "has stopped, and its job is about to run again", State.STOPPING: "is being stopped"}
