@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from hpcddp.cli.options import AsJson, JobFile, Overrides, read_job
+from hpcddp.api import read_job
+from hpcddp.cli.options import AsJson, JobFile, Overrides
 from hpcddp.cli.output import echo
 
 doctor = typer.Typer(

@@ -7,15 +7,17 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcddp.api import default_run_root, request_to_submit
 from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.follow import follow_run
 from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
@@ -30,10 +32,9 @@ from hpcddp.cli.options import (
     SweepFile,
     SweepOptions,
     complete_runs,
-    default_run_root,
     read_sweep,
     run_argument,
-    submit_request,
+    short_argument,
 )
 from hpcddp.cli.output import echo, write
 from hpcddp.errors import UserError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from hpcddp.jobfile.cluster import Cluster
     from hpcddp.manage.follow import Outcome
+    from hpcddp.run.directory import RunDirectory
     from hpcddp.run.result import Result
     from hpcddp.run.sweep import Sweep
     from hpcddp.submit.request import SubmitRequest
@@ -87,13 +89,17 @@ def submit(  # noqa: PLR0913  each is an option
     after_any: AfterAny = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Submit although something is missing on this machine.", hidden=True),
+    ] = False,
     as_json: AsJson = False,
     words: JobWords,
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
     Prints the run id and returns. --follow waits, through requeues, for the end: exit code 0 if finished, else 1.
-    --resume continues an ended run.
+    --resume continues an ended run; options change its job.
 
     Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
 
@@ -104,45 +110,47 @@ def submit(  # noqa: PLR0913  each is an option
     Example: hpcddp submit --resume 20260314-1544
     """
     from hpcddp.run.sweep import read_sweep as sweep_at
+    from hpcddp.submit.resume import own_request, resume_with_job
     from hpcddp.submit.resume import resume as resume_run
-    from hpcddp.submit.resume import resume_with_job
     from hpcddp.submit.submit import choose_cluster, new_run_id
     from hpcddp.submit.submit import submit as submit_new
-    from hpcddp.submit.sweep_element import find_to_resume
 
-    environment = dict(os.environ)
+    environment, is_auto = dict(os.environ), cluster is ClusterChoice.AUTO
     # Only a run that is named has to be found.
     run_root = words.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
     sweep = read_sweep(axes, sweep_file, max_parallel)
     unchanged = job_file is None and words.is_empty and not (overrides or sweep or template or dry_run)
-    if resume is not None and unchanged and cluster is ClusterChoice.AUTO:
+    if resume is not None and unchanged and is_auto:
         dependency = _wait_for(after, after_any, run_root, environment)
-        run = find_to_resume(resume, run_root)
-        if (whole := sweep_at(run.path)) is not None:
+        ended = _find(resume, run_root, dry_run=False)
+        if (whole := sweep_at(ended.path)) is not None:
             _resume_sweep(whole, environment, dependency, follow=follow, as_json=as_json)
             return
-        submission = resume_run(run, environment=environment, dependency=dependency)
-    elif job_file is None and words.command is None:
-        raise UserError(
-            "no JOB is given; write a job file, a command after --, or --resume RUN alone to go on as it was"
-        )
+        submission = resume_run(ended, environment=environment, dependency=dependency, force=force)
+    elif resume is None and job_file is None and words.command is None:
+        raise UserError("no JOB is given; write a job file, a command after --, or --resume RUN to continue a run")
     else:
-        job = words.load(job_file, overrides=overrides, sweep=sweep)
-        chosen = choose_cluster(cluster.value, environment)
-        request = submit_request(
-            job,
-            run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
-            cluster=chosen,
-            template=template,
-            environment=environment,
-            dependency=_wait_for(after, after_any, run_root, environment, cluster=chosen),
-        )
+        run = None if resume is None else _find(resume, run_root, dry_run=dry_run)
+        if run is not None and job_file is None:
+            change = partial(words.change, file=str(run.job_file), overrides=overrides, sweep=sweep)
+            where = None if is_auto else choose_cluster(cluster.value, environment)
+            request = own_request(run, change, environment=environment, cluster=where, template=template)
+        else:
+            request = request_to_submit(
+                words.load(job_file, overrides=overrides, sweep=sweep),
+                run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
+                cluster=choose_cluster(cluster.value, environment),
+                template=template,
+                environment=environment,
+            )
+        dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
+        request = replace(request, dependency=dependency, force=force)
         if dry_run:
-            _print_preview(request, resume, run_root, as_json=as_json)
+            _print_preview(request, run, as_json=as_json)
             return
-        if resume is not None:
-            submission = resume_with_job(find_to_resume(resume, run_root), request)
-        elif job.spec.sweep is not None:
+        if run is not None:
+            submission = resume_with_job(run, request)
+        elif request.job.spec.sweep is not None:
             _submit_sweep(request, follow=follow, as_json=as_json)
             return
         else:
@@ -215,22 +223,26 @@ def _submit_sweep(request: SubmitRequest, *, follow: bool, as_json: bool) -> Non
     _print_sweep(submit_sweep(request), as_json=as_json)
 
 
-def _print_preview(request: SubmitRequest, resume: str | None, run_root: Path, *, as_json: bool) -> None:
+def _find(text: str, run_root: Path, *, dry_run: bool) -> RunDirectory:
+    """Return the run to resume; a dry run makes no directory for an element of a sweep that never began."""
     from hpcddp.run.find import find_run
-    from hpcddp.submit.resume import job_of_run
-    from hpcddp.submit.submit import prepare
-    from hpcddp.submit.sweep_element import checked_run
+    from hpcddp.submit.sweep_element import checked_run, find_to_resume
 
-    if resume is not None:
-        run = checked_run(find_run(resume, run_root))
-        request = replace(request, run_id=run.run_id, job=job_of_run(run, request.job))
-    prepared = prepare(request)
+    return checked_run(find_run(text, run_root)) if dry_run else find_to_resume(text, run_root)
+
+
+def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json: bool) -> None:
+    """Print what would be submitted: a new run, or a resumption of ``run``."""
+    from hpcddp.submit.resume import prepare_resumption
+    from hpcddp.submit.submit import prepare
+
+    resumption = None if run is None else prepare_resumption(run, request)
+    prepared = prepare(request) if resumption is None else resumption.job
+    consequences = () if resumption is None else resumption.consequences
     for warning in prepared.notes:
         echo(f"warning: {warning}", err=True)
-    _print_dry_run(prepared.as_json(), as_json=as_json)
-
-
-def _print_dry_run(preview: dict[str, Any], *, as_json: bool) -> None:
+    _print_changes(consequences)
+    preview = {**prepared.as_json(), **({"changes": list(consequences)} if consequences else {})}
     if as_json:
         echo(json.dumps(preview, indent=2))
         return
@@ -248,10 +260,16 @@ def _print_submission(submission: Submission, *, as_json: bool) -> None:
     echo(f"run id         {submission.run.run_id}")
     echo(f"job id         {submission.job_id}  ({kind} on {submission.cluster})")
     echo(f"run directory  {submission.run.path}")
-    echo(f"next           {shlex.join(['hpcddp', 'logs', str(submission.run.path), '--follow'])}")
+    echo(f"next           {shlex.join(['hpcddp', 'logs', short_argument(submission.run), '--follow'])}")
+
+
+def _print_changes(consequences: Sequence[str]) -> None:
+    for sentence in consequences:
+        echo(f"change: {sentence}", err=True)
 
 
 def _print_notes(submission: Submission) -> None:
+    _print_changes(submission.consequences)
     _print_remarks(submission.dropped, submission.warnings)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +21,7 @@ from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import RequeueRequest, request_requeue
 from hpcddp.run.result import Result, resume_command, write_result
 from hpcddp.run.sweep import index_of, sweep_of
+from hpcddp.slurm import commands as slurm
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submit.sweep_element import begin_element
 
@@ -184,6 +185,16 @@ class RequeueCommands:
     warn: Callable[[str], None]
     allow: Callable[[str], None]
     requeue: Callable[[str], None]
+
+
+def commands_of_slurm(environment: Mapping[str, str]) -> RequeueCommands:
+    """Return the commands that ask Slurm itself."""
+    return RequeueCommands(
+        may_requeue=lambda job_id: (slurm.show_job(job_id, environment=environment) or {}).get("Requeue") != "0",
+        warn=lambda job_id: slurm.cancel([job_id], environment, signal="USR2"),
+        allow=lambda job_id: slurm.update_job(job_id, Requeue="1"),
+        requeue=slurm.requeue,
+    )
 
 
 def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[float], None] = time.sleep) -> str:

@@ -142,6 +142,11 @@ class RunStatus:
         return self.files.run
 
     @property
+    def is_alive(self) -> bool:
+        """Whether a job of it waits or runs."""
+        return self.state.is_alive
+
+    @property
     def step(self) -> int | None:
         """Optimizer steps done; None where the run records none."""
         result, progress = self.files.result, self.files.progress
@@ -221,6 +226,7 @@ class RunStatus:
             "used_s": self.used_s,
             "limit_s": self.limit_s,
             "result": None if files.result is None else files.result.as_json(),
+            **({"changes": list(files.changes)} if files.changes else {}),
             **({"damaged": list(files.damaged)} if files.damaged else {}),
             **({"starts_over": files.starts_over} if files.starts_over else {}),
         }

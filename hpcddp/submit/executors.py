@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -176,6 +177,8 @@ class RenderedLocalExecutor(LocalExecutor):
             )
         finally:
             os.close(log)
+        # A script that has ended, and that nobody waited for, would look alive as long as this process lives.
+        threading.Thread(target=process.wait, daemon=True).start()
         job: LocalJob[Any] = LocalJob(
             folder=self.folder, job_id=str(process.pid), tasks=list(range(self._tasks)), process=process
         )
