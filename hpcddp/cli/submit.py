@@ -100,8 +100,8 @@ def submit(  # noqa: PLR0913  each is an option
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
-    Prints the run id and returns. --follow waits, through requeues, for the end: exit code 0 if finished, else 1.
-    --resume continues an ended run; options change its job.
+    Prints the run id and returns. --follow waits for the end: exit code 0 if finished, else 1. --resume continues an
+    ended run; options change its job.
 
     Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
 
