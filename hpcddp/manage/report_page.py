@@ -335,7 +335,7 @@ def _wall_times(report: RunReport, unit_s: float) -> list[float]:
 def _where(column: Sequence[float], values: Sequence[float]) -> Sequence[float]:
     """Return the values on the lines on which a metric has one."""
     numbers = [abs(number) < _LARGEST for number in column]
-    return values if all(numbers) else list(compress(values, numbers))
+    return values if numbers and all(numbers) else list(compress(values, numbers))
 
 
 def _marks(report: RunReport) -> tuple[list[float], list[float]]:

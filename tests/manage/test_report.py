@@ -269,6 +269,16 @@ def test_long_texts_are_cut(tmp_path: Path) -> None:
     assert len(text) < 2_500_000
 
 
+def test_runs_that_measured_different_things_share_a_page(tmp_path: Path) -> None:
+    other = make(tmp_path, "other").submitted().started().event("train", at=20, reason="demo:train")
+    with other.run.metrics.open("a") as stream:
+        stream.write(json.dumps({"step": 1, "reward": 3, "time": NOON + 30}) + "\n")
+    found = reports(three_attempts(tmp_path), other, make(tmp_path, "empty").submitted())
+    for order in (found, found[::-1]):
+        # loss, val_loss, val_accuracy, reward and samples_per_s; a timeline for each run that has begun.
+        assert html(*order).count("<svg") == 2 * 5 + 2
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> list[RunReport]:
     made = make(tmp_path, SWEEP_ID, "rates").submitted("12")
