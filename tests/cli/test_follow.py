@@ -15,6 +15,7 @@ import typer
 
 from hpcddp.cli.follow import PlainDisplay, follow_run
 from hpcddp.manage import follow as watch
+from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm import commands
 from tests.manage.runs import make
@@ -72,8 +73,8 @@ def test_why_a_job_waits_is_said_in_words_each_time_that_it_changes(
     assert outcome.status == "finished"
     assert capsys.readouterr().err.splitlines() == [
         "waiting for Slurm to start the job: Slurm has not looked at it yet",
-        f"waiting for Slurm to start the job: {watch.waiting('Resources', job_id='', run='').why}",
-        f"waiting for Slurm to start the job: {watch.waiting('QOSMaxJobsPerUserLimit', job_id='', run='').why}",
+        f"waiting for Slurm to start the job: {waiting('Resources', job_id='', run='').why}",
+        f"waiting for Slurm to start the job: {waiting('QOSMaxJobsPerUserLimit', job_id='', run='').why}",
         "the job is running",
         "the job has ended",
     ]
