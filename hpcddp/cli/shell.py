@@ -31,7 +31,7 @@ def shell(
     top show what a rank does. Without a command after -- it is your shell ($SHELL). A run on this machine needs no
     srun. The exit code is that of the command.
 
-    Example: hpcddp shell 20260314-1544 --rank 1 -- top -b -n 1
+    Example: hpcddp shell 20260314-1544 -- top -b -n 1
     """
     from hpcddp.manage.live import live_run, run_inside
     from hpcddp.manage.overview import files_of, one_run

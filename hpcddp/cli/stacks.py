@@ -59,7 +59,7 @@ def stacks(
     The job goes on. A training and an entrypoint answer by themselves, in a collective that hangs too. For the program
     of a command it calls py-spy, which must be installed in the environment of the job: pip install py-spy.
 
-    Example: hpcddp stacks 20260314-1544 --rank 0
+    Example: hpcddp stacks 20260314-1544
     """
     from hpcddp.manage.live import live_run
     from hpcddp.manage.live import stacks as stacks_of

@@ -88,8 +88,10 @@ def stacks_of_host(attempt: str, *, node: str | None, programs: bool, host: str)
 
 def _is_task(process: _Process, attempt: str) -> bool:
     # srun, which has started the tasks, has the same words in its command line.
-    named = _TASK in process.command and process.environment.get("HPCDDP_ATTEMPT_DIR") == attempt
-    return named and _is_python(process.pid)
+    if _TASK not in process.command or not _is_python(process.pid):
+        return False
+    # A link may lead to the directory of runs.
+    return os.path.realpath(process.environment.get("HPCDDP_ATTEMPT_DIR", "")) == os.path.realpath(attempt)
 
 
 def _own_processes() -> Iterator[_Process]:

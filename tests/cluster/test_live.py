@@ -37,8 +37,8 @@ def test_a_running_job_is_entered_and_shows_its_stacks_and_goes_on(
             done = sandbox.run(*HPCDDP, *words, cwd=tmp_path)
             assert done.stdout.split() == [node, str(tmp_path)]
     with subtests.test("its exit code is that of the command, and it knows the run"):
-        words = ("shell", str(run.path), "--", "sh", "-c", "echo $HPCDDP_RUN_DIR; exit 3")
-        done = sandbox.run(*HPCDDP, *words, cwd=tmp_path, check=False)
+        program = ("sh", "-c", "echo $HPCDDP_RUN_DIR; exit 3")
+        done = sandbox.run(*HPCDDP, "shell", str(run.path), "--", *program, cwd=tmp_path, check=False)
         assert (done.returncode, done.stdout.strip()) == (3, str(run.path))
     with subtests.test("on a terminal it has a terminal"):
         line = shlex.join([*HPCDDP, "shell", str(run.path), "--", "sh", "-c", "tty; hostname"])

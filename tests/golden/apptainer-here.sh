@@ -125,6 +125,8 @@ resources:
   exclude: null
   exclusive: false
   licenses: null
+  mail_type: null
+  mail_user: null
   sbatch: {}
 environment:
   modules: [apptainer]

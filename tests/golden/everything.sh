@@ -15,9 +15,11 @@
 #SBATCH --exclude=gpu02
 #SBATCH --exclusive
 #SBATCH --licenses=matlab:1
+#SBATCH --mail-type=END,TIME_LIMIT_90
 #SBATCH --mail-user="a b@c.d"
 #SBATCH --overcommit
 #SBATCH --switches=1
+#SBATCH --wckey="a b@c.d"
 #SBATCH --output="run root/50%%/everything.1_x-y/r1/batch.log"
 #SBATCH --error="run root/50%%/everything.1_x-y/r1/batch.log"
 #SBATCH --open-mode=append
@@ -127,8 +129,10 @@ resources:
   exclude: gpu02
   exclusive: true
   licenses: "matlab:1"
+  mail_type: "END,TIME_LIMIT_90"
+  mail_user: "a b@c.d"
   sbatch:
-    mail-user: "a b@c.d"
+    wckey: "a b@c.d"
     switches: "1"
     overcommit: true
 environment:

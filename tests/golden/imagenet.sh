@@ -65,6 +65,8 @@ resources:
   exclude: null
   exclusive: true
   licenses: null
+  mail_type: null
+  mail_user: null
   sbatch: {}
 environment:
   modules: []

@@ -88,6 +88,8 @@ resources:
   exclude: null
   exclusive: false
   licenses: null
+  mail_type: null
+  mail_user: null
   sbatch: {}
 environment:
   modules: [cuda/12.4, nccl/2.20]

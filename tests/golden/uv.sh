@@ -84,6 +84,8 @@ resources:
   exclude: null
   exclusive: false
   licenses: null
+  mail_type: null
+  mail_user: null
   sbatch: {}
 environment:
   modules: []

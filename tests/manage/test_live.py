@@ -24,12 +24,16 @@ def look(made: FakeRun, *jobs: QueuedJob) -> RunStatus:
     return statuses([read_run_files(made.run)], ask=lambda: jobs, now=NOON + 100).runs[0]
 
 
+<<<<<<< HEAD
 def running(tmp_path: Path, job: str, **facts: Any) -> LiveRun:
+=======
+def running(tmp_path: Path, job: str) -> LiveRun:
+>>>>>>> live
     path = tmp_path / "job.yaml"
     path.write_text(job)
     made = make(tmp_path).submitted().started()
     made.run.job_file.write_text(dump_job(load_job(path).spec, environment_values=False))
-    return live_run(look(made, queued(node_list="n[3,7]", **facts)))
+    return live_run(look(made, queued(node_list="n[3,7]")))
 
 
 @pytest.mark.parametrize("job", [JOB, OTHER], ids=["a task on each node starts a launcher", "a task is a rank"])
