@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from hpcddp.cli.options import RUN_ROOT, AsJson, JobFile, Overrides, RunRoot, read_job
+from hpcddp.api import read_job
+from hpcddp.cli.options import RUN_ROOT, AsJson, JobFile, Overrides, RunRoot
 from hpcddp.cli.output import echo
 
 doctor = typer.Typer(

@@ -40,11 +40,11 @@ def follow_run(submission: Submission) -> Outcome:
 
     # A command may have no batch, and so no plan.
     plan = read_plan(submission.run)
-    steps = None if plan is None else plan.steps_per_epoch
+    steps, total = (None, None) if plan is None else (plan.steps_per_epoch, plan.total_steps)
     if sys.stderr.isatty():
-        with BarDisplay(steps, submission.epochs) as bars:
+        with BarDisplay(steps, submission.epochs, total) as bars:
             return _follow(submission, bars)
-    return _follow(submission, PlainDisplay(steps, submission.epochs))
+    return _follow(submission, PlainDisplay(steps, submission.epochs, total))
 
 
 def _follow(submission: Submission, display: Display) -> Outcome:
@@ -126,11 +126,13 @@ class PlainDisplay:
     Args:
         steps_per_epoch: the optimizer steps of an epoch; None if not known.
         epochs: the epochs of the training.
+        total_steps: the optimizer steps of the training; None is those of all its epochs.
     """
 
-    def __init__(self, steps_per_epoch: int | None, epochs: int) -> None:
+    def __init__(self, steps_per_epoch: int | None, epochs: int, total_steps: int | None = None) -> None:
         self._steps_per_epoch = steps_per_epoch
         self._epochs = epochs
+        self._total_steps = total_steps or (steps_per_epoch or 0) * epochs
         self._last_line = time.monotonic()
         self._newest: MetricsLine | None = None
 
@@ -162,7 +164,7 @@ class PlainDisplay:
         epoch = epoch_of(record)
         if epoch is None:
             return f"step {record.step}"
-        total = f"/{self._steps_per_epoch * self._epochs}" if self._steps_per_epoch else ""
+        total = f"/{self._total_steps}" if self._total_steps else ""
         return f"epoch {epoch + 1}/{self._epochs}  step {record.step}{total}"
 
     def _print(self, line: str) -> None:
@@ -176,14 +178,16 @@ class BarDisplay:
     Args:
         steps_per_epoch: the optimizer steps of an epoch; None if not known.
         epochs: the epochs of the training.
+        total_steps: the optimizer steps of the training; None is those of all its epochs.
     """
 
-    def __init__(self, steps_per_epoch: int | None, epochs: int) -> None:
+    def __init__(self, steps_per_epoch: int | None, epochs: int, total_steps: int | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._steps_per_epoch = steps_per_epoch
         self._epochs = epochs
+        self._total_steps = total_steps or (steps_per_epoch or 0) * epochs
         self._progress: Progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
@@ -225,7 +229,9 @@ class BarDisplay:
             title = "step" if epoch is None else f"epoch {epoch + 1}/{self._epochs}"
             self._bar = self._progress.add_task(title, total=self._steps_per_epoch, numbers="")
         self._training = step_text(record)
-        done = record.step - (epoch or 0) * (self._steps_per_epoch or 0)
+        # Counted from the end: only epochs before a change of the batch have other numbers of steps.
+        first = self._total_steps - (self._epochs - (epoch or 0)) * (self._steps_per_epoch or 0)
+        done = record.step - (first if self._steps_per_epoch else 0)
         self._update(self._training, completed=done)
 
     def evaluation(self, record: MetricsLine) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcddp.cli.options import AsJson, profiles_directory
+from hpcddp.api import profiles_directory
+from hpcddp.cli.options import AsJson
 from hpcddp.cli.output import echo, write
 from hpcddp.errors import UserError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
+    from hpcddp.jobfile.job import JobSpec
     from hpcddp.jobfile.overrides import Override
     from hpcddp.jobfile.read import ResolvedJob
 
@@ -92,7 +94,7 @@ class JobWords:
         Raises:
             UserError: there is neither a file nor a command, or one of them is invalid.
         """
-        from hpcddp.cli.options import read_job
+        from hpcddp.api import read_job
         from hpcddp.errors import UserError
         from hpcddp.jobfile.overrides import read_options
 
@@ -101,6 +103,34 @@ class JobWords:
         names = {field.path: field.option for field in FIELDS}
         options = read_options({path: (names[path], text) for path, text in self.options.items()}, self.command)
         return read_job(job_file, overrides, options=[*options, *sweep])
+
+    def change(
+        self, spec: JobSpec, *, file: str, overrides: list[str] | None, sweep: Sequence[Override] = ()
+    ) -> ResolvedJob:
+        """Return the job of a run with the changes of the command line.
+
+        Args:
+            spec: the run's job.
+            file: its name in errors.
+            overrides: the values of ``--set``.
+            sweep: the fields that the sweep options set, which make no change of a run.
+
+        Raises:
+            UserError: a change is invalid.
+        """
+        from hpcddp.api import profiles_directory
+        from hpcddp.errors import UserError
+        from hpcddp.jobfile.overrides import read_options
+        from hpcddp.jobfile.read import change_job
+
+        if sweep:
+            raise UserError("--resume continues one run, and the sweep options start new ones; leave one of them out")
+        names = {field.path: field.option for field in FIELDS}
+        # The run stays where it is; --run-root says where it is looked up.
+        texts = {path: (names[path], text) for path, text in self.options.items() if path != "run_root"}
+        options = read_options(texts, self.command)
+        profiles = profiles_directory(os.environ)
+        return change_job(spec, file=file, overrides=overrides or (), options=options, profiles=profiles)
 
 
 class JobCommand(TyperCommand):

@@ -18,6 +18,7 @@ from hpcddp.cli import (
     logs,
     plan,
     render,
+    report,
     requeue,
     sandbox,
     schema,
@@ -64,7 +65,7 @@ def hpcddp(
 _SUMMARIES = tuple(
     Summary(module.__name__.rpartition(".")[2], module.register)
     for module in (
-        init, render, submit, status, logs, why, cancel, requeue, checkpoints, plan, doctor, schema, sandbox,
+        init, render, submit, status, logs, why, report, cancel, requeue, checkpoints, plan, doctor, schema, sandbox,
     )
 )  # fmt: skip
 

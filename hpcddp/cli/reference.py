@@ -74,6 +74,7 @@ _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "status": ("life-of-a-run",),
         "logs": ("life-of-a-run",),
         "why": ("life-of-a-run",),
+        "report": ("report",),
         "cancel": ("life-of-a-run", "stop-and-requeue"),
         "requeue": ("life-of-a-run", "stop-and-requeue"),
         "checkpoints": ("checkpoints",),

@@ -66,11 +66,11 @@ class JobSpec(Section):
         None,
         description=(
             "Values of fields, `{train.seed: 0..4, learning_rate.base: [0.1, 0.2]}`: one run for each combination, all "
-            "in one job array. Or a list of mappings, one run each."
+            "in one job array. Or a list of mappings, one run each. `{lr: [0.1, 0.2]}` replaces `{lr}` in `command`."
         ),
     )
     max_parallel: int | None = Field(
-        None, ge=1, description="Elements of the sweep that run at the same time. null is all."
+        None, ge=1, description="Elements of the sweep that run at the same time. null is all; on this machine, one."
     )
 
     @property

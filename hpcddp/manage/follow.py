@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, Protocol
 
+from hpcddp.manage.overview import files_of
+from hpcddp.manage.status import State, statuses
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event
-from hpcddp.run.files import GrowingFile
+from hpcddp.run.files import GrowingFile, exists
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.metrics import MetricsLine
 from hpcddp.run.record import RecordT, parse_lines
@@ -207,6 +210,35 @@ class JobPoller:
                 job = None if submission is None else commands.show_job(submission.job_id)
                 self._state = _phase_of(job)
         return self._state
+
+
+# Most changes show in files; Slurm is queried for runs that ended without a record.
+_STATE_EVERY_S = 10.0
+
+
+class EndOfRun:
+    """Polls whether a run has ended, through requeues.
+
+    Args:
+        run: the run.
+
+    Attributes:
+        state: its state when it was polled last; None before.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._asked = float("-inf")
+        self.state: State | None = None
+
+    def is_alive(self) -> bool:
+        """Return whether the run is pending or running, or its state is unknown."""
+        if exists(self._run.result) or time.monotonic() - self._asked > _STATE_EVERY_S:
+            self._asked = time.monotonic()
+            environment = dict(os.environ)
+            found = statuses(files_of(self._run), ask=lambda: commands.queue(environment), now=time.time())
+            self.state = found.runs[0].state
+        return self.state is None or self.state.is_alive or self.state is State.UNKNOWN
 
 
 def _phase_of(job: Mapping[str, str] | None) -> JobPhase:

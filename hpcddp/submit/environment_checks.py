@@ -31,6 +31,12 @@ _PROBE: Final = (
 _TIMEOUT_S: Final = 60.0
 
 
+def runs_in_this_python(section: Environment) -> bool:
+    """Return whether a job's ranks run in the interpreter of this process."""
+    others = (section.conda, section.venv, section.uv, section.container)
+    return section.python in {None, sys.executable} and not any(others)
+
+
 def environment_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield the obstacles in the job's ``environment`` section."""
     section, is_local = spec.environment, cluster == "local"
@@ -49,7 +55,7 @@ def environment_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[
     elif section.uv is not None:
         yield from _uv(spec, section.uv, environment)
     elif section.python not in {None, sys.executable}:
-        yield from _python(spec, str(section.python), environment, is_local=is_local)
+        yield from _python(spec, str(section.python), environment)
     elif section.container is None:
         missing = [name for name in _packages(spec) if not is_installed(name)]
         if missing:
@@ -88,16 +94,17 @@ def _modules(section: Environment, environment: Mapping[str, str]) -> Iterator[O
         )
 
 
-def _python(spec: JobSpec, python: str, environment: Mapping[str, str], *, is_local: bool) -> Iterator[Obstacle]:
-    if "/" not in python:
-        return
-    if os.access(python, os.X_OK):
-        yield from _without_hpcddp(f"environment.python is {python!r}, which", Path(python), spec, environment)
-    elif is_local:
+def _python(spec: JobSpec, python: str, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    section = spec.environment
+    prepared = section.modules or section.setup or "PATH" in section.env
+    if shutil.which(python, path=environment.get("PATH", os.defpath)) is None:
         yield Obstacle(
             sentence=f"environment.python is {python!r}, and this machine has no such program; "
-            "correct it, or leave it out"
+            "correct it, or leave it out",
+            certain=not prepared,
         )
+    elif "/" in python:
+        yield from _without_hpcddp(f"environment.python is {python!r}, which", Path(python), spec, environment)
 
 
 def _virtual(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path as FilePath
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from jinja2 import FileSystemLoader, StrictUndefined, TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
@@ -132,6 +132,24 @@ def _refuse_unwritable_words(spec: JobSpec, python: str) -> None:
     fields |= {f"environment.setup[{index}]": line for index, line in enumerate(environment.setup)}
     for field, text in fields.items():
         refuse_unwritable(text, _NUL, field=field, place="a script")
+
+
+_EXPORTS: Final = "\n# environment.env\n"
+_EXPORT = re.compile(r"""export ([A-Za-z_][A-Za-z0-9_]*)=((?:'[^']*'|"[^"]*"|[^\s'"])*)\n""")
+
+
+def exported_values(script: str) -> dict[str, str]:
+    """Return the values of ``environment.env`` in a script of the default template; no other file of a run has them.
+
+    Args:
+        script: the text of the script.
+    """
+    values: dict[str, str] = {}
+    position = script.find(_EXPORTS) + len(_EXPORTS)
+    while position >= len(_EXPORTS) and (found := _EXPORT.match(script, position)):
+        values[found[1]] = "".join(shlex.split(found[2]))
+        position = found.end()
+    return values
 
 
 def _delimiter(document: str) -> str:

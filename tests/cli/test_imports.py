@@ -48,6 +48,7 @@ def test_importing_the_command_line_loads_nothing_slow() -> None:
         ["status"],
         ["logs", "--help"],
         ["why", "--help"],
+        ["report", "--help"],
         ["cancel", "--help"],
         ["requeue", "--help"],
         ["render", str(JOBS / "resnet50_imagenet.yaml"), "--json"],

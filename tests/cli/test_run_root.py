@@ -17,10 +17,11 @@ from tests.submit.fake_sbatch import FakeSlurm, make_fake_slurm
 JOB = "name: demo\nrun_root: of-the-job\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits}\n"
 # Without a run each of these takes the newest one under the root; what it then says of a run that has failed.
 SAYS_OF_A_RUN = {
-    "status": "chosen-run  digits  failed",
+    "status": "chosen-run  local  digits  failed",
     "logs": "of run chosen-run",
     "why": "chosen-run (digits)",
-    "cancel": "run chosen-run has ended already",
+    "report": "chosen-run-report.html",
+    "cancel": "/chosen waits or runs, so there is nothing to cancel",
     "requeue": "the run chosen-run has ended",
     "checkpoints": "digits/chosen-run/checkpoints holds no checkpoint",
 }

@@ -58,8 +58,13 @@ def test_an_interpreter_of_the_users_own_is_looked_at_too(here: Path) -> None:
             f"'hpcddp'); run: {python} -m pip install hpcddp"
         )
     ]
-    # What only the nodes have, only they can know.
-    assert warnings_of(here, {"python": "/no/such/python"}) == []
+    for name in ("/no/such/python", "python9.99"):
+        assert errors_of(here, {"python": name}) == [
+            f"environment.python is {name!r}, and this machine has no such program; correct it, or leave it out"
+        ]
+    # Modules may add it on the node.
+    (*_, note) = warnings_of(here, {"python": "python9.99", "modules": ["python/9.99"]})
+    assert note.startswith("environment.python is 'python9.99', and this machine has no such program")
 
 
 def test_a_uv_project_says_what_to_run(here: Path) -> None:
@@ -228,6 +233,8 @@ def test_this_interpreter_is_asked_for_the_packages_of_the_job_and_only_for_thos
         return False
 
     monkeypatch.setattr(environment_checks, "is_installed", is_missing)
+    Path("m.py").write_text("def build(): ...\ndef run(): ...\n")
+    Path("d.py").write_text("def build(): ...\n")
     jobs: list[tuple[dict[str, Any], list[str]]] = [
         ({"train": {"model": "resnet18", "dataset": "digits"}}, ["torch", "numpy", "sklearn", "torchvision"]),
         ({"train": {"model": "m:build", "dataset": "d:build"}}, ["torch", "numpy"]),
