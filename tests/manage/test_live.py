@@ -24,11 +24,7 @@ def look(made: FakeRun, *jobs: QueuedJob) -> RunStatus:
     return statuses([read_run_files(made.run)], ask=lambda: jobs, now=NOON + 100).runs[0]
 
 
-<<<<<<< HEAD
-def running(tmp_path: Path, job: str, **facts: Any) -> LiveRun:
-=======
 def running(tmp_path: Path, job: str) -> LiveRun:
->>>>>>> live
     path = tmp_path / "job.yaml"
     path.write_text(job)
     made = make(tmp_path).submitted().started()
