@@ -18,6 +18,7 @@ settings.load_profile("hpcddp")
 
 # Files that run jobs, shells by the hundred or long commands on this machine, build a wheel, or wait for processes.
 SLOW = {
+    "manage/test_report_of_a_real_run.py",
     "submit/test_commands_local.py",
     "submit/test_render_environment_properties.py",
     "submit/test_render_properties.py",
@@ -30,6 +31,8 @@ SLOW = {
     "task/test_signals.py",
     "task/test_task_stops.py",
     "test_fuzz.py",
+    "test_data_page.py",
+    "test_oldest_versions.py",
     "test_questions.py",
     "test_site.py",
 }

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,21 +66,22 @@ def test_a_run_is_cancelled_and_resumed(here: Path) -> None:
 
 
 def test_fields_of_the_job_are_changed_by_key_path_or_by_section(here: Path) -> None:
-    script = api.render(Path("job.yaml"), resources={"nodes": 3, "time_limit": "2h"}, **{"train.epochs": 5})
+    more: dict[str, Any] = {"train.epochs": 5}
+    script = api.render(Path("job.yaml"), resources={"nodes": 3, "time_limit": "2h"}, **more)
     assert "#SBATCH --nodes=3\n" in script
     assert "#SBATCH --time=02:00:00\n" in script
     assert "epochs: 5" in script
     values = {"name": "demo", "batch": {"global_batch_size": 8}, "train": {"model": "resnet18", "dataset": "digits"}}
     assert "#SBATCH --job-name=demo\n" in api.render(values, run_root=here / "elsewhere")
     assert api.plan("job.yaml", samples=80).as_json()["steps_per_epoch"] == 10
-    assert api.plan("job.yaml", samples=80, **{"batch.global_batch_size": 16}).as_json()["steps_per_epoch"] == 5
+    assert api.plan("job.yaml", samples=80, batch={"global_batch_size": 16}).as_json()["steps_per_epoch"] == 5
 
 
 def test_what_is_wrong_is_named_by_its_argument() -> None:
     with pytest.raises(JobFileError, match=r"argument train.epoch: .* did you mean"):
         api.submit("job.yaml", cluster="local", train={"epoch": 3})
     with pytest.raises(JobFileError, match=r"argument train.epochs: .*'x'"):
-        api.render("job.yaml", **{"train.epochs": "x"})
+        api.render("job.yaml", train={"epochs": "x"})
     with pytest.raises(JobFileError, match="the job: "):
         api.render({"name": "demo", "train": {"model": "resnet18"}})
     with pytest.raises(HpcddpError, match="no job is given"):

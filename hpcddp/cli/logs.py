@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
-from hpcddp.cli.output import echo, write
-from hpcddp.errors import UserError
+from hpcddp.cli.output import echo, styled, write
+from hpcddp.errors import UserError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -140,11 +140,17 @@ class _Printer:
             day = time.strftime("%Y-%m-%d", moment)
             if day != self._day:
                 self._day = day
-                echo(f"--- attempt {self._attempt.number} of run {self._attempt.run.run_id}, {day}")
+                write(
+                    styled(
+                        printable(f"--- attempt {self._attempt.number} of run {self._attempt.run.run_id}, {day}"),
+                        "heading",
+                    )
+                )
             label = line.source.label
             self._width = max(self._width, len(label))
             clock = time.strftime("%H:%M:%S", moment)
-            (write if self._raw else echo)(f"{clock} {label:<{self._width}} | {line.text}")
+            head = styled(printable(f"{clock} {label:<{self._width}} |"), "quiet")
+            write(f"{head} {line.text if self._raw else printable(line.text)}")
 
 
 def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int | None, raw: bool) -> None:

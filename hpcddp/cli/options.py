@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcddp import api
-from hpcddp.api import default_run_root
+from hpcddp.api import default_run_root, profiles_directory
 from hpcddp.errors import HpcddpError
 
 if TYPE_CHECKING:
+    from hpcddp.jobfile.cluster import ClusterFacts
     from hpcddp.jobfile.overrides import Override
     from hpcddp.run.directory import RunDirectory
 
@@ -69,6 +71,64 @@ def complete_runs(context: typer.Context, incomplete: str) -> list[tuple[str, st
     return [(name, brief(run)) for name, run in names]
 
 
+def complete_partitions(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the partitions that start with a text: those of the profile, else those that sinfo lists at once."""
+    facts = _facts(context)
+    if facts is not None:
+        return _beginning_with(
+            incomplete, (name for name, partition in facts.partitions.items() if not partition.hidden)
+        )
+    from hpcddp.slurm.commands import SlurmCommandError, partitions
+
+    try:
+        return _beginning_with(incomplete, partitions(os.environ))
+    except SlurmCommandError:
+        return []
+
+
+def complete_accounts(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the user's accounts in the profile that start with a text."""
+    facts = _facts(context)
+    return [] if facts is None else _beginning_with(incomplete, facts.accounts.names)
+
+
+def complete_qos(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the user's QOS in the profile that start with a text."""
+    facts = _facts(context)
+    return [] if facts is None else _beginning_with(incomplete, facts.accounts.qos)
+
+
+def complete_gpu_types(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the kinds of GPU in the profile that start with a text."""
+    facts = _facts(context)
+    kinds = () if facts is None else (kind for partition in facts.partitions.values() for kind in partition.kinds)
+    return _beginning_with(incomplete, (gpu for kind in kinds for gpu in kind.gpu_types))
+
+
+def complete_mail_types(incomplete: str) -> list[str]:
+    """Return the types of mail that start with a text, the last of a list."""
+    from hpcddp.jobfile.resources import MAIL_TYPES
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in MAIL_TYPES if name.startswith(last.upper())]
+
+
+def _beginning_with(text: str, names: Iterable[str]) -> list[str]:
+    return sorted({name for name in names if name.startswith(text)})
+
+
+def _facts(context: typer.Context) -> ClusterFacts | None:
+    """Return what the user's profile says about the cluster; None if it cannot be read: a tab reports no error."""
+    from hpcddp.jobfile.profiles import SettingsError, read_profile
+
+    del context
+    try:
+        profile = read_profile(None, profiles_directory(os.environ))
+    except (SettingsError, HpcddpError, OSError):
+        return None
+    return None if profile is None else profile.cluster
+
+
 RunRoot = Annotated[
     Path,
     typer.Option(
@@ -105,7 +165,8 @@ SweepFile = Annotated[
     ),
 ]
 MaxParallel = Annotated[
-    int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Runs of a sweep at the same time.")
+    int | None,
+    typer.Option("--max-parallel", metavar="N", min=1, help="Runs of a sweep at the same time.", hidden=True),
 ]
 After = Annotated[
     list[str] | None,

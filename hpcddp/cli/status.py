@@ -8,16 +8,17 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
-from hpcddp.cli.output import echo, write
+from hpcddp.cli.output import Role, echo, styled, write
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,20 +30,22 @@ _SHORTEST_INTERVAL_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
 
 
-_COLOURS = {
-    "running": "green",
-    "finished": "green",
-    "starting": "cyan",
-    "stopping": "cyan",
-    "pending": "yellow",
-    "requeued": "yellow",
-    "held": "yellow",
-    "suspended": "yellow",
-    "failed": "red",
-    "lost": "red",
-    "timed out": "red",
-    "preempted": "red",
-}
+_ROLES: Final[Mapping[str, Role]] = MappingProxyType(
+    {
+        "running": "good",
+        "finished": "good",
+        "starting": "active",
+        "stopping": "active",
+        "pending": "waiting",
+        "requeued": "waiting",
+        "held": "waiting",
+        "suspended": "waiting",
+        "failed": "bad",
+        "lost": "bad",
+        "timed out": "bad",
+        "preempted": "bad",
+    }
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +53,7 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
-def status(
+def status(  # noqa: PLR0913  each is an option
     run: Annotated[
         str | None,
         typer.Argument(
@@ -245,8 +248,6 @@ def _nothing(run_root: Path) -> str:
 
 
 def _styled(text: str, state: State) -> str:
-    """Return a text in the colour of a state, or unchanged without colours (https://no-color.org)."""
-    colour = _COLOURS.get(str(state))
-    if colour is None or os.environ.get("NO_COLOR") or not sys.stdout.isatty():
-        return text
-    return typer.style(text, fg=colour)
+    """Return a text in the colour of a state."""
+    role = _ROLES.get(str(state))
+    return text if role is None else styled(text, role)

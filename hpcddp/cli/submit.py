@@ -7,12 +7,13 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,14 +36,16 @@ from hpcddp.cli.options import (
     run_argument,
     short_argument,
 )
-from hpcddp.cli.output import echo, write
+from hpcddp.cli.output import echo, warn, write
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from hpcddp.jobfile.cluster import Cluster
+    from hpcddp.jobfile.overrides import Override
     from hpcddp.manage.follow import Outcome
+    from hpcddp.run.directory import RunDirectory
     from hpcddp.run.result import Result
     from hpcddp.run.sweep import Sweep
     from hpcddp.submit.request import SubmitRequest
@@ -92,12 +95,13 @@ def submit(  # noqa: PLR0913  each is an option
         typer.Option("--force", help="Submit although something is missing on this machine.", hidden=True),
     ] = False,
     as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the run id.", hidden=True)] = False,
     words: JobWords,
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
     Prints the run id and returns. --follow waits, through requeues, for the end: exit code 0 if finished, else 1.
-    --resume continues an ended run.
+    --resume continues an ended run; options change its job.
 
     Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
 
@@ -110,70 +114,100 @@ def submit(  # noqa: PLR0913  each is an option
     from hpcddp.run.sweep import read_sweep as sweep_at
     from hpcddp.submit.resume import resume as resume_run
     from hpcddp.submit.resume import resume_with_job
-    from hpcddp.submit.submit import choose_cluster, new_run_id
     from hpcddp.submit.submit import submit as submit_new
-    from hpcddp.submit.sweep_element import find_to_resume
 
+    output = _Output(follow=follow, quiet=quiet, as_json=as_json)
+    if quiet and (follow or dry_run or as_json):
+        raise UserError("--quiet prints the run id and nothing else; leave it out, or --follow, --dry-run and --json")
     environment = dict(os.environ)
     # Only a run that is named has to be found.
     run_root = words.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
     sweep = read_sweep(axes, sweep_file, max_parallel)
+    run = None if resume is None else _find(resume, run_root, dry_run=dry_run)
     unchanged = job_file is None and words.is_empty and not (overrides or sweep or template or dry_run)
-    if resume is not None and unchanged and cluster is ClusterChoice.AUTO:
+    if run is not None and unchanged and cluster is ClusterChoice.AUTO:
         dependency = _wait_for(after, after_any, run_root, environment)
-        run = find_to_resume(resume, run_root)
         if (whole := sweep_at(run.path)) is not None:
-            _resume_sweep(whole, environment, dependency, follow=follow, as_json=as_json)
+            _resume_sweep(whole, environment, dependency, output)
             return
-        submission = resume_run(run, environment=environment, dependency=dependency)
-    elif job_file is None and words.command is None:
-        raise UserError(
-            "no JOB is given; write a job file, a command after --, or --resume RUN alone to go on as it was"
-        )
+        submission = resume_run(run, environment=environment, dependency=dependency, force=force)
     else:
-        job = words.load(job_file, overrides=overrides, sweep=sweep)
-        chosen = choose_cluster(cluster.value, environment)
-        request = request_to_submit(
-            job,
-            run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
-            cluster=chosen,
-            template=template,
-            environment=environment,
-            dependency=_wait_for(after, after_any, run_root, environment, cluster=chosen),
-            force=force,
-        )
+        request = _request_of(run, job_file, words, cluster, template, overrides, sweep, environment)
+        dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
+        request = replace(request, dependency=dependency, force=force)
         if dry_run:
-            _print_preview(request, resume, run_root, as_json=as_json)
+            _print_preview(request, run, as_json=as_json)
             return
-        if resume is not None:
-            submission = resume_with_job(find_to_resume(resume, run_root), request)
-        elif job.spec.sweep is not None:
-            _submit_sweep(request, follow=follow, as_json=as_json)
+        if run is None and request.job.spec.sweep is not None:
+            _submit_sweep(request, output)
             return
-        else:
-            submission = submit_new(request)
-    if not follow:
-        _print_submission(submission, as_json=as_json)
+        submission = submit_new(request) if run is None else resume_with_job(run, request)
+    _show(submission, output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Output:
+    """The options that say what ``submit`` prints."""
+
+    follow: bool
+    quiet: bool
+    as_json: bool
+
+
+def _request_of(
+    run: RunDirectory | None,
+    job_file: Path | None,
+    words: JobWords,
+    cluster: ClusterChoice,
+    template: str | None,
+    overrides: list[str] | None,
+    sweep: Sequence[Override],
+    environment: Mapping[str, str],
+) -> SubmitRequest:
+    """Return the request of a job file or a command, or that of a run whose job the options change."""
+    from hpcddp.submit.resume import own_request
+    from hpcddp.submit.submit import choose_cluster, new_run_id
+
+    if run is None and job_file is None and words.command is None:
+        raise UserError("no JOB is given; write a job file, a command after --, or --resume RUN to continue a run")
+    if run is not None and job_file is None:
+        change = partial(words.change, file=str(run.job_file), overrides=overrides, sweep=sweep)
+        where = None if cluster.value == "auto" else choose_cluster(cluster.value, environment)
+        return own_request(run, change, environment=environment, cluster=where, template=template)
+    return request_to_submit(
+        words.load(job_file, overrides=overrides, sweep=sweep),
+        run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
+        cluster=choose_cluster(cluster.value, environment),
+        template=template,
+        environment=environment,
+    )
+
+
+def _show(submission: Submission, output: _Output) -> None:
+    """Print what was submitted, and follow it if that is asked for."""
+    if output.quiet:
+        echo(submission.run.run_id)
+        return
+    if not output.follow:
+        _print_submission(submission, as_json=output.as_json)
         return
     _print_submission_line(submission)
     outcome = follow_run(submission)
-    _print_outcome(submission, outcome, as_json=as_json)
+    _print_outcome(submission, outcome, as_json=output.as_json)
     raise typer.Exit(_exit_code(outcome))
 
 
 _NOT_FOLLOWED = "--follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP"
 
 
-def _resume_sweep(
-    sweep: Sweep, environment: Mapping[str, str], dependency: str | None, *, follow: bool, as_json: bool
-) -> None:
+def _resume_sweep(sweep: Sweep, environment: Mapping[str, str], dependency: str | None, output: _Output) -> None:
     """Continue the elements of a sweep that have ended and not finished."""
     from hpcddp.manage.overview import SweepStatus, overview_of
     from hpcddp.manage.status import State
     from hpcddp.slurm import commands
     from hpcddp.submit.resume import resume_sweep
 
-    if follow:
+    if output.follow:
         raise UserError(_NOT_FOLLOWED)
     found = overview_of([sweep], ask=lambda: commands.queue(environment), now=time.time())
     (status,) = found.lines
@@ -193,7 +227,10 @@ def _resume_sweep(
     if not left:
         raise UserError(f"the sweep {sweep.sweep_id} has no run to resume: {rest}")
     resumed = resume_sweep(sweep, left, environment=environment, dependency=dependency)
-    if as_json:
+    if output.quiet:
+        echo(sweep.sweep_id)
+        return
+    if output.as_json:
         echo(json.dumps({**resumed.as_json(), "finished": finished, "alive": alive}, indent=2))
         return
     _print_remarks(resumed.dropped, resumed.warnings)
@@ -212,30 +249,38 @@ def _first_words(words: Sequence[str]) -> str:
     return f"{', '.join(words[:_LISTED])}{more}"
 
 
-def _submit_sweep(request: SubmitRequest, *, follow: bool, as_json: bool) -> None:
+def _submit_sweep(request: SubmitRequest, output: _Output) -> None:
     from hpcddp.submit.sweep import submit_sweep
 
-    if follow:
+    if output.follow:
         raise UserError(_NOT_FOLLOWED)
-    _print_sweep(submit_sweep(request), as_json=as_json)
+    submission = submit_sweep(request)
+    if output.quiet:
+        echo(submission.sweep.sweep_id)
+        return
+    _print_sweep(submission, as_json=output.as_json)
 
 
-def _print_preview(request: SubmitRequest, resume: str | None, run_root: Path, *, as_json: bool) -> None:
+def _find(text: str, run_root: Path, *, dry_run: bool) -> RunDirectory:
+    """Return the run to resume; a dry run makes no directory for an element of a sweep that never began."""
     from hpcddp.run.find import find_run
-    from hpcddp.submit.resume import job_of_run
+    from hpcddp.submit.sweep_element import checked_run, find_to_resume
+
+    return checked_run(find_run(text, run_root)) if dry_run else find_to_resume(text, run_root)
+
+
+def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json: bool) -> None:
+    """Print what would be submitted: a new run, or a resumption of ``run``."""
+    from hpcddp.submit.resume import prepare_resumption
     from hpcddp.submit.submit import prepare
-    from hpcddp.submit.sweep_element import checked_run
 
-    if resume is not None:
-        run = checked_run(find_run(resume, run_root))
-        request = replace(request, run_id=run.run_id, job=job_of_run(run, request.job))
-    prepared = prepare(request)
+    resumption = None if run is None else prepare_resumption(run, request)
+    prepared = prepare(request) if resumption is None else resumption.job
+    consequences = () if resumption is None else resumption.consequences
     for warning in prepared.notes:
-        echo(f"warning: {warning}", err=True)
-    _print_dry_run(prepared.as_json(), as_json=as_json)
-
-
-def _print_dry_run(preview: dict[str, Any], *, as_json: bool) -> None:
+        warn(warning)
+    _print_changes(consequences)
+    preview = {**prepared.as_json(), **({"changes": list(consequences)} if consequences else {})}
     if as_json:
         echo(json.dumps(preview, indent=2))
         return
@@ -256,7 +301,13 @@ def _print_submission(submission: Submission, *, as_json: bool) -> None:
     echo(f"next           {shlex.join(['hpcddp', 'logs', short_argument(submission.run), '--follow'])}")
 
 
+def _print_changes(consequences: Sequence[str]) -> None:
+    for sentence in consequences:
+        echo(f"change: {sentence}", err=True)
+
+
 def _print_notes(submission: Submission) -> None:
+    _print_changes(submission.consequences)
     _print_remarks(submission.dropped, submission.warnings)
 
 
@@ -264,7 +315,7 @@ def _print_remarks(dropped: Sequence[str], warnings: Iterable[str]) -> None:
     if dropped:
         echo(f"not passed on, they would override the script: {', '.join(dropped)}", err=True)
     for warning in warnings:
-        echo(f"warning: {warning}", err=True)
+        warn(warning)
 
 
 def _print_submission_line(submission: Submission) -> None:

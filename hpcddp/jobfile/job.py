@@ -87,6 +87,11 @@ class JobSpec(Section):
         return self.batch.global_batch_size
 
     @property
+    def states_learning_rate(self) -> bool:
+        """Whether the job has a learning rate: a training always has one, other jobs only one that is written."""
+        return self.train is not None or "base" in self.learning_rate.model_fields_set
+
+    @property
     def launcher_command(self) -> LauncherCommand | None:
         """The launcher that starts the ranks of each node; None if every task is a rank."""
         launch = self._launcher_in_command

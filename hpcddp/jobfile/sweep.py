@@ -241,7 +241,7 @@ class _Elements:
         swept = tuple(dict.fromkeys(map(_field, keys)))
         unswept = {"sweep": None, "max_parallel": None}
         sections = {path_of(key)[0] for key in swept}
-        self._job = {**dict(spec), **spec.model_dump(mode="json", include=sections), **unswept}
+        self._job = {**dict(spec), **spec.model_dump(mode="json", include=sections, exclude_unset=True), **unswept}
         self.rules = [rule for rule in rules if rule.depends_on(swept)]
 
     def job(self, values: Mapping[str, Any]) -> JobSpec:

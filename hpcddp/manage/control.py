@@ -65,6 +65,7 @@ def cancel(status: RunStatus, *, end: End) -> str:
         )
     if not status.state.is_alive or job is None:
         return f"run {run.run_id} has ended already ({status.state}); there is nothing to cancel"
+    _append_cancel_event(status)
     if job.local:
         os.kill(int(job.job_id), signal.SIGTERM)
         if not status.state.has_nodes:
@@ -80,6 +81,13 @@ def cancel(status: RunStatus, *, end: End) -> str:
         f"run {run.run_id} is being cancelled (job {job.job_id}): its tasks are signalled, and it is saved if that "
         f"fits into the seconds that Slurm gives them. To resume later: {resume_command(run)}"
     )
+
+
+def _append_cancel_event(status: RunStatus) -> None:
+    """Record who ends a running attempt: Slurm shows only that its job was signalled."""
+    if status.files.attempt is not None and status.state.has_nodes:
+        with suppress(OSError):
+            append_event(status.run.events, kind="cancel", time=status.now, attempt=status.files.attempt)
 
 
 def _conclude(run: RunDirectory, status: RunStatus) -> int | None:
@@ -126,6 +134,8 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
     alive = [element for element in status.elements if element.state.is_alive and element.files.job is not None]
     if not alive:
         return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); there is nothing to cancel"
+    for element in alive:
+        _append_cancel_event(element)
     # Those that wait come first: the end of one that runs is the turn of another.
     local = sorted((one for one in alive if one.files.job and one.files.job.local), key=lambda one: one.state.has_nodes)
     for element in local:

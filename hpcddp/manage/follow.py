@@ -12,6 +12,7 @@ from typing import Generic, Literal, Protocol
 
 from hpcddp.manage.overview import files_of
 from hpcddp.manage.status import State, statuses
+from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event
 from hpcddp.run.files import GrowingFile, exists
@@ -31,8 +32,8 @@ _RESULT_GRACE_S = 5.0
 class Display(Protocol):
     """Shows the progress of a run."""
 
-    def job(self, state: JobPhase) -> None:
-        """Show that the job's state has changed."""
+    def job(self, state: JobPhase, why: str | None = None) -> None:
+        """Show that the job's state has changed, or why it waits, which is None where that is not known."""
 
     def output(self, line: str) -> None:
         """Show a line that the user's own program has printed."""
@@ -96,7 +97,12 @@ class _Follower:
     """Shows what is new in the files of a run."""
 
     def __init__(
-        self, run: RunDirectory, display: Display, job_state: Callable[[], JobPhase], output: Output | None
+        self,
+        run: RunDirectory,
+        display: Display,
+        job_state: Callable[[], JobPhase],
+        output: Output | None,
+        waits_for: Callable[[], str | None],
     ) -> None:
         self.first_attempt = 0
         self._run = run
@@ -104,7 +110,8 @@ class _Follower:
         self._job_state = job_state
         self._output = output
         self._events, self._metrics = RecordReader(run.events, Event), RecordReader(run.metrics, MetricsLine)
-        self._state: JobPhase | None = None
+        self._waits_for = waits_for
+        self._state: tuple[JobPhase, str | None] | None = None
         self._newest_step = 0
         self._gone_since: float | None = None
 
@@ -116,9 +123,10 @@ class _Follower:
             # Before the lines on how the run ended.
             for line in self._output(ended=now == "ended"):
                 self._display.output(line)
-        if now != self._state:
-            self._state = now
-            self._display.job(now)
+        state = (now, self._waits_for() if now == "pending" else None)
+        if state != self._state:
+            self._state = state
+            self._display.job(*state)
         for event in self._events.new_records():
             if event.attempt >= self.first_attempt:
                 self._display.event(event)
@@ -145,6 +153,7 @@ def follow(
     job_state: Callable[[], JobPhase],
     interrupted: Callable[[], bool] | None = None,
     output: Output | None = None,
+    waits_for: Callable[[], str | None] = lambda: None,
     first_attempt: int = 0,
 ) -> Outcome:
     """Show a run's progress until it has ended for good, through requeues.
@@ -155,6 +164,7 @@ def follow(
         job_state: returns the state of the job.
         interrupted: called at Ctrl-C; it returns whether to keep following. None always ends.
         output: what the user's own program prints; None shows none of it.
+        waits_for: why the job waits, in words; None where that is not known.
         first_attempt: the first attempt whose events are shown; the state of earlier ones is not.
 
     Returns:
@@ -163,7 +173,7 @@ def follow(
     Raises:
         KeyboardInterrupt: Ctrl-C, and following ends.
     """
-    follower = _Follower(run, display, job_state, output)
+    follower = _Follower(run, display, job_state, output, waits_for)
     follower.first_attempt = first_attempt
     while True:
         try:
@@ -200,6 +210,13 @@ class JobPoller:
         self._run = run
         self._asked = float("-inf")
         self._state: JobPhase = "pending"
+        self._reason: str | None = None
+
+    def waits_for(self) -> str | None:
+        """Return why the job waits, in words, as Slurm has said it last; None before it was asked."""
+        if self._reason is None:
+            return None
+        return waiting(self._reason, job_id="", run=self._run.run_id).why
 
     def __call__(self) -> JobPhase:
         """Return the job's state; unchanged if the controller does not respond; a job unknown to Slurm has ended."""
@@ -209,6 +226,7 @@ class JobPoller:
                 submission = read_submission(self._run)
                 job = None if submission is None else commands.show_job(submission.job_id)
                 self._state = _phase_of(job)
+                self._reason = None if job is None else job.get("Reason")
         return self._state
 
 

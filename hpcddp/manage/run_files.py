@@ -58,6 +58,7 @@ class RunFiles:
         is_job_known: whether no damaged record is about its job or its result.
         is_result_damaged: whether its result is there and cannot be read.
         starts_over: a sentence if its program starts over in each attempt; None if it does not, or nothing shows it.
+        changes: how resumptions have changed its training, in their order.
     """
 
     run: RunDirectory
@@ -72,6 +73,7 @@ class RunFiles:
     is_job_known: bool = True
     is_result_damaged: bool = False
     starts_over: str | None = None
+    changes: tuple[str, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -139,6 +141,7 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
         is_job_known=not of_job,
         is_result_damaged=result_damage is not None,
         starts_over=None if attempt is None or (result and result.status == FINISHED) else starts_over(run, attempt),
+        changes=() if submission is None else tuple(map(str, submission.changes)),
     )
 
 

@@ -19,7 +19,8 @@ from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
 from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder
-from hpcddp.run.metrics import PACKAGES, is_installed
+from hpcddp.packages import is_installed
+from hpcddp.run.metrics import PACKAGES
 from hpcddp.submit.environment_checks import container_obstacles, environment_obstacles, runs_in_this_python
 from hpcddp.submit.function_checks import function_obstacles
 from hpcddp.submit.request import Check, Obstacle, SubmissionError, SubmitRequest
@@ -111,7 +112,8 @@ def _unset_variables(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) 
 
 def _missing_data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
     data_dir = spec.train.data_dir if spec.train else None
-    if data_dir is None:
+    stage = spec.environment.stage
+    if data_dir is None or (stage is not None and Path(data_dir).is_relative_to(stage.target)):
         return
     container = spec.environment.container
     mounts = container.mounted if container is not None else ()

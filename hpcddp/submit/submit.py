@@ -6,7 +6,7 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,7 +21,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
 from hpcddp.run.index import remember
 from hpcddp.run.job_file import read_job_file
-from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
+from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
 from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
 from hpcddp.site.rules import check_site
@@ -30,6 +30,7 @@ from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environme
 from hpcddp.submit.checks import check_submittable, check_sweep_submittable
 from hpcddp.submit.render import render_script
 from hpcddp.submit.request import SubmissionError, SubmitRequest, write_plan
+from hpcddp.submit.source import record_source
 from hpcddp.submit.turns import Turns
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def submit(request: SubmitRequest) -> Submission:
     with new_run_directory(run, request.cluster):
         run.submitit.mkdir(mode=0o700)
         write_run(run, job)
+        record_source(run, request)
         # Slurm would create it with the submitter's umask.
         write_text(run.batch_log, "")
         return submit_script(run, request, job.script, notes=job.notes)
@@ -157,6 +159,7 @@ class Submission:
         epochs: the epochs of the training.
         first_attempt: the number of the job's first attempt.
         notes: what may keep the job from running, a sentence each.
+        consequences: what a resumption changes in the training, a sentence each.
     """
 
     run: RunDirectory
@@ -166,6 +169,7 @@ class Submission:
     epochs: int
     first_attempt: int = 0
     notes: tuple[str, ...] = ()
+    consequences: tuple[str, ...] = ()
 
     @property
     def job_id(self) -> str:
@@ -186,6 +190,7 @@ class Submission:
             "cluster": self.cluster,
             "dropped_environment": list(self.dropped),
             "warnings": self.warnings,
+            **({"changes": list(self.consequences)} if self.consequences else {}),
         }
 
 
@@ -258,6 +263,7 @@ def submit_script(
     *,
     element: ArrayPlace | None = None,
     notes: tuple[str, ...] = (),
+    changes: Sequence[Change] = (),
 ) -> Submission:
     """Give a script to sbatch, or start it on this machine, and record the submission in the run directory.
 
@@ -267,6 +273,7 @@ def submit_script(
         script: the text of the script.
         element: the element of a sweep to run as an array of one, where the script is that of the whole sweep.
         notes: what may keep the job from running, a sentence each.
+        changes: what this submission changes in the training.
 
     Raises:
         HpcddpError: the job could not be submitted.
@@ -308,6 +315,7 @@ def submit_script(
     # Read before the submission, because the job may begin at once.
     newest, before = run.newest_attempt(), read_submission(run)
     place = (before.sweep, before.index) if before else (sweep.sweep_id, index_of(run)) if sweep else (None, None)
+    first_attempt = 0 if newest is None else newest + 1
     job = executor.submit(work.run, str(run.path))
     record = SubmissionRecord(
         cluster=cluster,
@@ -318,6 +326,11 @@ def submit_script(
         host=socket.gethostname(),
         sweep=place[0],
         index=place[1],
+        template=request.template,
+        changes=(
+            *(() if before is None else before.changes),
+            *(replace(change, attempt=first_attempt) for change in changes),
+        ),
         **identity(run.path),
     )
     try:
@@ -336,6 +349,6 @@ def submit_script(
         job=job,
         dropped=dropped if cluster == "slurm" else (),
         epochs=spec.train.epochs if spec.train else 1,
-        first_attempt=0 if newest is None else newest + 1,
+        first_attempt=first_attempt,
         notes=notes,
     )

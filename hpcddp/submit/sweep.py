@@ -29,6 +29,7 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, submission_environment
 from hpcddp.submit.render import render_script
 from hpcddp.submit.request import SubmissionError, SubmitRequest
+from hpcddp.submit.source import record_source
 from hpcddp.submit.submit import (
     PreparedJob,
     element_request,
@@ -114,6 +115,7 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
             folder.mkdir(mode=0o700)
         write_text(directory.job_file, request.job_text)
         write_text(directory.script, job.script)
+        record_source(directory, request)
         clean, dropped = submission_environment(request.environment)
         clean[PICKLE_DIGEST] = pickle_digest(sweep)
         chunks = _Arrays(script=directory.script, request=request, environment=clean).submit(len(table))
@@ -159,6 +161,7 @@ def _write_submission(request: SubmitRequest, cluster: Cluster, job_id: str) -> 
         directory=str(request.directory),
         python=request.python,
         time=time.time(),
+        template=request.template,
         **identity(request.run.path),
     )
     write_submission_record(request.run, record)

@@ -99,7 +99,7 @@ def test_before_the_first_metric_the_elements_are_in_their_own_order(tmp_path: P
 
 
 def test_the_table_has_a_column_for_each_value(tmp_path: Path) -> None:
-    values = ({"learning_rate.base": 0.1, "seed": 0}, {"learning_rate.base": "1e-3"})
+    values: tuple[Mapping[str, Any], ...] = ({"learning_rate.base": 0.1, "seed": 0}, {"learning_rate.base": "1e-3"})
     sweep = sweep_of(
         tmp_path, *((value, [{"step": 1, "loss": 1.25 + place, "time": NOON}]) for place, value in enumerate(values))
     )

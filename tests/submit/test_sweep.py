@@ -52,7 +52,7 @@ def test_a_sweep_is_one_call_and_its_directives_say_all(slurm: FakeSlurm) -> Non
 def test_the_number_of_files_does_not_grow_with_the_elements(slurm: FakeSlurm) -> None:
     submission = submitted(slurm, 1000)
     files = sorted(str(path.relative_to("runs/demo")) for path in Path("runs/demo").rglob("*") if path.is_file())
-    names = ["job.sbatch", "job.yaml", "submission.json", "submitit/submitted.pkl", "sweep.json"]
+    names = ["job.sbatch", "job.yaml", "source.json", "submission.json", "submitit/submitted.pkl", "sweep.json"]
     assert files == [f"s1/{name}" for name in names]
     assert submission.sweep == read_sweep(submission.sweep.path)
     assert all(path.stat().st_mode & 0o077 == 0 for path in Path("runs").rglob("*"))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.run.metrics import chosen, is_installed
+from hpcddp.packages import is_installed
+from hpcddp.run.metrics import chosen
 from hpcddp.submit import checks as job_checks
 from hpcddp.submit.checks import check_submittable
 from hpcddp.submit.request import SubmissionError

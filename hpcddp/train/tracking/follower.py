@@ -16,7 +16,7 @@ from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject, Tracke
 
 _VAL: Final = "val_"
 # Entries that give the position of a point, or are constant.
-_NO_CURVES: Final = frozenset({"step", "time", "val_samples"})
+_NO_CURVES: Final = frozenset({"step", "time", "val_samples", "eval_s"})
 
 
 class MetricsReader:

@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.packages import is_installed
 from hpcddp.run.job_records import read_decision
-from hpcddp.run.metrics import PACKAGES, chosen, is_installed
+from hpcddp.run.metrics import PACKAGES, chosen
 from hpcddp.run.record import RecordError
 from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.train.context import TrainContext
