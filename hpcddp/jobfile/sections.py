@@ -13,6 +13,7 @@ from hpcddp.jobfile.fields import (
     DatasetName,
     Duration,
     Every,
+    BestField,
     EveryField,
     FunctionReference,
     Line,
@@ -246,6 +247,12 @@ class Checkpoint(Section):
         "a duration (`10min`), `{steps: 500}` or `{epochs: 1}`.",
     )
     keep: int = Field(3, ge=2, description="Checkpoints that stay on disk.", json_schema_extra={"unit": "checkpoints"})
+    best: BestField | None = Field(
+        None,
+        description="Metric of the evaluations whose best checkpoint also stays on disk, as `checkpoints/best`: its name "
+        "(`val_accuracy`), or `{metric: val_f1, mode: max}`. Without `mode` a loss, an error or a perplexity is best if "
+        "smallest, any other metric if largest.",
+    )
 
 
 CommandSignal = Literal["USR1", "USR2", "INT", "HUP"]

@@ -7,14 +7,16 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
+from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Decision
+from hpcddp.run.metrics import Summary, summaries
 from hpcddp.run.record import Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
 
@@ -62,6 +64,13 @@ class Result(Record):
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def metrics(self) -> dict[str, Summary]:
+        """The last and the best value of each metric of the evaluations, by name; earlier versions wrote none."""
+        written = self.facts.get("metrics")
+        known = {name: Summary.from_json(value) for name, value in written.items()} if isinstance(written, dict) else {}
+        return {name: summary for name, summary in known.items() if summary is not None}
+
+    @property
     def noise_scale(self) -> float | None:
         """The gradient noise scale in samples; None if it was not measured, or has no finite value."""
         scale = self.facts.get("noise_scale")
@@ -95,8 +104,23 @@ def read_result(run: RunDirectory) -> Result | None:
     return read_record(run.result, Result)
 
 
+def metrics_of(run: RunDirectory) -> dict[str, Summary]:
+    """Return the last and the best value of each metric of the evaluations of a run; empty where they are unreadable."""
+    try:
+        best = read_job_file(run).checkpoint.best if run.job_file.exists() else None
+    except RecordError:
+        best = None
+    try:
+        return summaries(run.metrics, best)
+    except RecordError:
+        return {}
+
+
 def write_result(run: RunDirectory, result: Result) -> None:
-    """Write the result of a run."""
+    """Write the result of a run, with the last and the best value of each metric of its evaluations."""
+    if known := metrics_of(run):
+        metrics = {name: summary.as_json() for name, summary in known.items()}
+        result = replace(result, facts={**result.facts, "metrics": metrics})
     write_record(run.result, result, reserves=run.reserves("result"))
 
 

@@ -37,6 +37,7 @@ from hpcddp.run.job_records import (
     write_asked_end,
     write_exit,
 )
+from hpcddp.run.metrics import METRICS_FILE
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.rank_env import RankEnv
@@ -228,6 +229,7 @@ def program_environment(
         "HPCDDP_ATTEMPT": str(attempt.number),
         "HPCDDP_REQUEUE_FILE": str(attempt.requeue_file),
         "HPCDDP_PROGRESS_FILE": str(run.progress),
+        METRICS_FILE: str(run.metrics),
         # The output of a program that is killed is complete, and a program that crashes below Python prints its stacks.
         "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
         "PYTHONFAULTHANDLER": inherited.get("PYTHONFAULTHANDLER", "1"),

@@ -22,6 +22,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import World
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_records import Rank, read_start, write_ranks
+from hpcddp.run.metrics import METRICS_FILE
 from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.run.result import read_result
 from hpcddp.run.sweep import is_element
@@ -201,6 +202,7 @@ def _train(inputs: TaskInputs) -> None:
             heartbeat=_heartbeat(spec, attempt, world_size=env.world_size),
         )
         if spec.entrypoint is not None:
+            inputs.environment.update({METRICS_FILE: str(attempt.run.metrics), "HPCDDP_ATTEMPT": str(attempt.number)})
             run_entrypoint(context)
             return
         try:
