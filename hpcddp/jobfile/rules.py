@@ -300,8 +300,8 @@ def _best_metric_is_known(spec: JobSpec) -> Iterator[Finding]:
         yield (
             key,
             (
-                f"is {best.metric}, and a command saves its own checkpoints; remove it, and give best={best.metric!r} to "
-                "hpcddp.Checkpointer if the command uses it"
+                f"is {best.metric}, and a command saves its own checkpoints; remove it; a command that uses "
+                f"hpcddp.Checkpointer gives it best={best.metric!r}"
             ),
         )
     elif spec.train is not None:

@@ -10,10 +10,10 @@ from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 
 from hpcddp.jobfile.fields import (
+    BestField,
     DatasetName,
     Duration,
     Every,
-    BestField,
     EveryField,
     FunctionReference,
     Line,
@@ -249,9 +249,9 @@ class Checkpoint(Section):
     keep: int = Field(3, ge=2, description="Checkpoints that stay on disk.", json_schema_extra={"unit": "checkpoints"})
     best: BestField | None = Field(
         None,
-        description="Metric of the evaluations whose best checkpoint also stays on disk, as `checkpoints/best`: its name "
-        "(`val_accuracy`), or `{metric: val_f1, mode: max}`. Without `mode` a loss, an error or a perplexity is best if "
-        "smallest, any other metric if largest.",
+        description="Metric of the evaluations: the checkpoint of its best value also stays on disk, as "
+        "`checkpoints/best`. Its name (`val_accuracy`), or `{metric: val_f1, mode: max}`; without `mode` the smallest "
+        "value of a loss, an error or a perplexity is the best, and the largest of any other metric.",
     )
 
 

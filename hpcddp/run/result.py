@@ -105,7 +105,7 @@ def read_result(run: RunDirectory) -> Result | None:
 
 
 def metrics_of(run: RunDirectory) -> dict[str, Summary]:
-    """Return the last and the best value of each metric of the evaluations of a run; empty where they are unreadable."""
+    """Return the last and the best value of each metric of a run's evaluations; empty where they are unreadable."""
     try:
         best = read_job_file(run).checkpoint.best if run.job_file.exists() else None
     except RecordError:

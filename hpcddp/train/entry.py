@@ -82,7 +82,14 @@ class Context:
         """
         batch = self.spec.batch
         stated = {"global batch": batch.global_batch_size, "tail": batch.tail, "order": batch.order, **contract}
-        checkpointer = Checkpointer(self.run_dir, objects, keep=self.spec.checkpoint.keep, contract=stated)
+        saved = self.spec.checkpoint
+        checkpointer = Checkpointer(
+            self.run_dir,
+            objects,
+            keep=saved.keep,
+            best=saved.best,
+            contract=stated,
+        )
         # How long its saves take decides how early the stopper stops.
         self.stopper.checkpointer = checkpointer
         return checkpointer

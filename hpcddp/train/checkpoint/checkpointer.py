@@ -20,10 +20,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.fields import Best
 from hpcddp.run.checkpoints import Checkpoint, Manifest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import Start, write_start
+from hpcddp.run.metrics import Mode
 from hpcddp.run.moved import is_same_directory
 from hpcddp.train import distributed
 from hpcddp.train.checkpoint.staging import Staging
@@ -136,6 +138,10 @@ class Checkpointer:
         objects: what to save, by name: anything with ``state_dict`` and ``load_state_dict``. A model in DDP is saved
             without its wrapper, and can be loaded with and without one.
         keep: number of checkpoints to keep on disk, >= 2.
+        best: a metric that ``hpcddp.log`` or ``Context.log`` reports: ``checkpoints/best`` then names the checkpoint
+            of the step with its best value, which stays on disk. None keeps none.
+        best_mode: whether the largest (``max``) or the smallest value is the best; None = the smallest one of a loss,
+            an error or a perplexity, by its name, and the largest one of any other metric.
         contract: what must be the same when the loop is resumed, such as the seed and the global batch: numbers, texts
             and containers of them.
         settings: for the built-in training; the defaults are those of a user's own loop.
@@ -151,6 +157,8 @@ class Checkpointer:
         objects: Mapping[str, Stateful],
         *,
         keep: int = 3,
+        best: str | Best | None = None,
+        best_mode: Mode | None = None,
         contract: Mapping[str, Any] = _NOTHING,
         settings: SaveSettings = _OWN_LOOP,
     ) -> None:
@@ -158,6 +166,7 @@ class Checkpointer:
         _check(objects, keep)
         self._run = RunDirectory(Path(directory).absolute())
         self._objects, self._keep, self._settings = dict(objects), keep, settings
+        self._best = Best(metric=best, mode=best_mode) if isinstance(best, str) else best
         # As it will be read from the manifest, where a tuple is a list.
         self._contract: dict[str, Any] = json.loads(json.dumps(dict(contract)))
         self._staging = Staging()
@@ -210,10 +219,13 @@ class Checkpointer:
                 self._run,
                 attempt=attempt,
                 keep=self._keep,
+                best=self._best,
                 now=settings.now,
                 monotonic=settings.monotonic,
                 tell=settings.tell,
             )
+            # An attempt that was killed may have published a checkpoint and not yet looked at its metric.
+            self._writer.keep_best()
         if checkpoint is None:
             return Restored()
         refuse_another_contract(checkpoint, self._contract)
@@ -279,7 +291,11 @@ class Checkpointer:
             FencedError: another process owns the directory; on rank 0.
         """
         self._refuse_unrestored()
-        return self._await_last_write(even_if_failing=True)
+        saved = self._await_last_write(even_if_failing=True)
+        if self._writer is not None:
+            # A loop may evaluate after its last save.
+            self._writer.keep_best()
+        return saved
 
     def abandon(self) -> None:
         """Give a running write a few seconds to end, before a process ends with an error; not a collective."""

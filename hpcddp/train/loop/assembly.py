@@ -193,6 +193,12 @@ def make_loop(
         rank=context.rank,
         world_size=context.world_size,
     )
+    best = context.spec.checkpoint.best
+    if best is not None and best.metric not in evaluator.metrics:
+        raise TrainingError(
+            f"checkpoint.best is {best.metric}, and with {setting.data.classes} classes an evaluation reports "
+            f"{', '.join(evaluator.metrics)}; write one of these"
+        )
     stepper = Stepper(replica, batch, context.train, _training_batches(setting, progress.step), context.rank)
     return Loop(
         context,

@@ -151,6 +151,9 @@ class Loop:
             raise self._stopped()
         if evaluates:
             self._evaluate()
+            if self._context.spec.checkpoint.best is not None:
+                # The best evaluation needs a checkpoint of its step.
+                save_reason = save_reason or "evaluation"
         if save_reason or self._save_requested:
             self._save(save_reason or "every so often by the clock")
         self._save_requested = False

@@ -159,8 +159,15 @@ def make_checkpointer(
         monotonic=context.monotonic,
         tell=context.tell,
     )
-    keep = context.spec.checkpoint.keep
-    return Checkpointer(context.run.path, {**objects, _RANKS: ranks}, keep=keep, contract=contract, settings=settings)
+    saved = context.spec.checkpoint
+    return Checkpointer(
+        context.run.path,
+        {**objects, _RANKS: ranks},
+        keep=saved.keep,
+        best=saved.best,
+        contract=contract,
+        settings=settings,
+    )
 
 
 def restore(
