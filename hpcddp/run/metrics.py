@@ -78,7 +78,9 @@ def write_plan_record(run: RunDirectory, document: Mapping[str, Any]) -> None:
 _LARGEST_STEP: Final = 1 << 53
 _LATEST: Final = float(1 << 33)
 _LONGEST_NAME: Final = 100
-_EVALUATION: Final = re.compile(r"(val|valid|validation|eval|evaluation|dev|test)[_/.-](?!samples$)")
+EVALUATION_PREFIXES: Final = ("val", "valid", "validation", "eval", "evaluation", "dev", "test")
+"""The first words of the names of metrics of an evaluation."""
+_EVALUATION: Final = re.compile(rf"({'|'.join(EVALUATION_PREFIXES)})[_/.-](?!samples$)")
 # The beginnings of these names, as they stand in a file.
 _NEEDLES: Final = (b'"val', b'"eval', b'"dev', b'"test')
 
@@ -86,6 +88,12 @@ _NEEDLES: Final = (b'"val', b'"eval', b'"dev', b'"test')
 def is_evaluation(name: str) -> bool:
     """Return whether a name is that of a metric of an evaluation: ``val_accuracy``, ``eval/f1``."""
     return _EVALUATION.match(name) is not None
+
+
+def curve_name(name: str) -> str:
+    """Return the name under which trackers show a metric of an evaluation: ``val/accuracy`` for ``val_accuracy``."""
+    match = _EVALUATION.match(name)
+    return name if match is None else f"{match[1]}/{name[match.end() :]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,12 +84,14 @@ def test_after_a_restart_the_later_values_count(tmp_path: Path) -> None:
 
 
 HOSTILE = [
-    b"7", b"null", b"\xff\xfe", b"\x00" * 50, b"[]", b"{}", b'{"step": "1", "val_f1": 2}', b'{"step": true, "val_f1": 2}',
+    b"7", b"null", b"\xff\xfe", b"\x00" * 50, b"[]", b"{}", b'{"step": "1", "val_f1": 2}',
+    b'{"step": true, "val_f1": 2}',
     b'{"step": -1, "val_f1": 2}', b'{"step": 1e3, "val_f1": 2}', b'{"step": 1' + b"0" * 400 + b', "val_f1": 2}',
     b'{"step": 1' + b"0" * 5000 + b', "val_f1": 2}', b'{"step": 3, "time": 1e300, "val_f1": 2}',
     b'{"step": 3, "time": "now", "val_f1": 2}', b'{"val_f1":' * 20_000, b'{"val_f1": ' + b"1" * 200_000,
     b'{"step": 3, "val_f1": "2"}', b'{"step": 3, "val_f1": NaN}', b'{"step": 3, "val_f1": -Infinity}',
-    b'{"step": 3, "val_f1": 1' + b"0" * 400 + b"}", b'{"step": 3, "val_\\u001b[31m": 2}', b'{"step": 3, "val_\\ud800": 2}',
+    b'{"step": 3, "val_f1": 1' + b"0" * 400 + b"}", b'{"step": 3, "val_\\u001b[31m": 2}',
+    b'{"step": 3, "val_\\ud800": 2}',
     b'{"step": 3, "val_' + b"x" * 1000 + b'": 2}', b'{"step": 3, "val_f1": 2',
 ]  # fmt: skip
 
