@@ -189,7 +189,8 @@ class BarDisplay:
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            # Names of metrics may hold brackets.
+            TextColumn("{task.fields[numbers]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
         )
