@@ -25,7 +25,7 @@ for step in range(11 if again else 1, 31 if again else 21):
         hpcddp.log({"val_f1": {10: 0.5, 20: 0.4 if again else 0.9, 30: 0.3}[step]}, step=step)
 if os.environ["RANK"] == "0":
     with open(os.environ["HPCDDP_METRICS_FILE"], "a") as file:
-        file.write(json.dumps({"step": step, "eval/perplexity": 9.5}) + "\\n" + "[" * 100_000 + '\\n{"step": 3')
+        file.write(json.dumps({"step": step, "eval/perplexity": 9.5}) + "\\n" + "[" * 5_000 + '\\n{"step": 3')
     if not again:
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -54,10 +54,11 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     directory = tmp_path_factory.mktemp("command")
     (directory / "train.py").write_text(PROGRAM)
     (directory / "job.yaml").write_text(JOB + request.param)
-    killed = hpcddp(directory, "submit", "job.yaml", "--cluster", "local", "--follow")
+    words = ("--cluster", "local", "--follow")
+    killed = hpcddp(directory, "submit", "job.yaml", *words)
     assert "was killed by SIGKILL" in killed.stderr
     assert "step 20  loss 0.0500  val_f1 0.9" in killed.stderr
-    done = hpcddp(directory, "submit", "--resume", str(run_of(directory).path), "--cluster", "local", "--follow")
+    done = hpcddp(directory, "submit", "job.yaml", "--resume", str(run_of(directory).path), *words)
     assert done.returncode == 0, done.stderr
     assert "step 30  loss 0.0333  val_f1 0.3" in done.stderr
     return directory
