@@ -25,7 +25,7 @@ from hpcddp.run.checkpoints import Checkpoint, Manifest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import Start, write_start
-from hpcddp.run.metrics import Mode
+from hpcddp.run.metrics import METRICS_FILE, Mode
 from hpcddp.run.moved import is_same_directory
 from hpcddp.train import distributed
 from hpcddp.train.checkpoint.staging import Staging
@@ -88,6 +88,7 @@ class SaveSettings:
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
         tell: writes a line to the log; called on rank 0.
+        reads_environment: whether ``HPCDDP_METRICS_FILE`` names the metrics file; else it is that of the run.
     """
 
     information: Mapping[str, Any] = field(default_factory=_versions)
@@ -98,6 +99,7 @@ class SaveSettings:
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     tell: Callable[[str], None] = _tell
+    reads_environment: bool = True
 
 
 _OWN_LOOP: Final = SaveSettings()
@@ -220,6 +222,7 @@ class Checkpointer:
                 attempt=attempt,
                 keep=self._keep,
                 best=self._best,
+                metrics=self._metrics_file(),
                 now=settings.now,
                 monotonic=settings.monotonic,
                 tell=settings.tell,
@@ -334,6 +337,10 @@ class Checkpointer:
         if path and published > self._published:
             Path(path).touch(mode=0o600)
         self._published = published
+
+    def _metrics_file(self) -> Path | None:
+        path = os.environ.get(METRICS_FILE) if self._settings.reads_environment else None
+        return Path(path) if path else None
 
     def _claim(self) -> int:
         """Return the attempt of the surrounding run, or create the next attempt, which fences earlier ones."""

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from hpcddp.jobfile.fields import Best
@@ -75,6 +76,7 @@ class CheckpointWriter:
         attempt: the attempt of this process.
         keep: number of checkpoints to keep.
         best: the metric whose best checkpoint is kept besides; None = no metric.
+        metrics: the file with its values; None = that of the run.
         now: seconds since the epoch.
         monotonic: seconds on a monotonic clock.
         tell: writes a line to the log; called in the calling thread.
@@ -90,8 +92,10 @@ class CheckpointWriter:
         monotonic: Callable[[], float],
         tell: Callable[[str], None],
         best: Best | None = None,
+        metrics: Path | None = None,
     ) -> None:
         self._run, self._attempt, self._keep, self._best = run, attempt, keep, best
+        self._metrics = metrics or run.metrics
         self._warned_of_metric = False
         self._now, self._monotonic, self._tell = now, monotonic, tell
         self._thread: threading.Thread | None = None
@@ -263,7 +267,7 @@ class CheckpointWriter:
         best = self._best
         if best is None:
             return
-        evaluations = read_evaluations(self._run.metrics, best)
+        evaluations = read_evaluations(self._metrics, best)
         values = evaluations.pop(best.metric, {})
         point_best(self._run.checkpoints, values, best.mode or mode_of(best.metric), may_publish=self._raise_if_fenced)
         if evaluations and not values and not self._warned_of_metric:

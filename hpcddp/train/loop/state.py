@@ -158,6 +158,7 @@ def make_checkpointer(
         now=context.now,
         monotonic=context.monotonic,
         tell=context.tell,
+        reads_environment=False,
     )
     saved = context.spec.checkpoint
     return Checkpointer(
