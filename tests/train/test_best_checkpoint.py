@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hpcddp.jobfile.fields import Best
 from hpcddp.run.checkpoints import best_checkpoint, list_checkpoints, newest_valid, step_of, survey, verify
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from hpcddp.run.job_records import Start, write_start
 from hpcddp.run.metrics import read_evaluations
 from hpcddp.run.result import read_result
 from hpcddp.stop import faults
@@ -210,6 +212,24 @@ def test_loop_of_ones_own_keeps_the_best_of_what_it_logs(script: RunDirectory) -
     hpcddp.log({"val_f1": 0.9}, step=5)
     checkpointer.wait()
     assert best_step(script) == 5
+
+
+def test_loop_of_ones_own_may_save_elsewhere(script: RunDirectory, tmp_path: Path) -> None:
+    elsewhere = RunDirectory(tmp_path / "elsewhere")
+    checkpointer = Checkpointer(elsewhere.path, {"model": nn.Linear(2, 2)}, best="val_f1")
+    checkpointer.restore()
+    hpcddp.log({"val_f1": 0.5}, step=1)
+    checkpointer.save(1)
+    checkpointer.wait()
+    assert script.metrics.exists()
+    assert best_step(elsewhere) == 1
+
+
+def test_loop_of_ones_own_may_log_before_it_restores(script: RunDirectory) -> None:
+    began = time.time() - 1
+    write_start(script.attempt(0), Start(job_id=None, host="n1", time=began, is_local=True, pid=1))
+    hpcddp.log({"loss": 0.5}, step=0)
+    assert Checkpointer(script.path, {"model": nn.Linear(2, 2)}).restore().step == 0
 
 
 def test_metric_that_nobody_reports_is_a_warning_with_the_ones_that_are(

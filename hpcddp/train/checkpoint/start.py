@@ -109,7 +109,7 @@ def _choose(
 
 
 def _has_steps_before(run: RunDirectory, attempt: int) -> bool:
-    """Return whether the metrics hold steps from before the attempt: code of the user's own may log before a restore."""
+    """Return whether metrics are older than the attempt: code of the user's own may log before it restores."""
     start = read_start(run.attempt(attempt))
     began = math.inf if start is None else start.time
     lines = read_metrics(run.metrics, TAIL_BYTES).records
