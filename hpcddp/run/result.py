@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import time
@@ -10,15 +11,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.job_file import read_job_file
+from hpcddp.run.files import open_regular
 from hpcddp.run.job_records import Decision
 from hpcddp.run.metrics import Summary, summaries
-from hpcddp.run.record import Record, RecordError, read_record, write_record
+from hpcddp.run.record import LARGEST_RECORD, Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
+
+if TYPE_CHECKING:
+    from hpcddp.jobfile.fields import Best
 
 # The other ranks wait for rank 0 meanwhile.
 _RESULT_PATIENCE_S: Final = 120.0
@@ -107,13 +111,27 @@ def read_result(run: RunDirectory) -> Result | None:
 def metrics_of(run: RunDirectory) -> dict[str, Summary]:
     """Return the last and the best value of each metric of a run's evaluations; empty where they are unreadable."""
     try:
-        best = read_job_file(run).checkpoint.best if run.job_file.exists() else None
-    except RecordError:
-        best = None
-    try:
-        return summaries(run.metrics, best)
+        return summaries(run.metrics, _best_of_job(run))
     except RecordError:
         return {}
+
+
+# In the resolved job every field is written, most often as null.
+_NAMES_BEST: Final = re.compile(rb"^  best:(?! null$)", re.MULTILINE)
+
+
+def _best_of_job(run: RunDirectory) -> Best | None:
+    """Return ``checkpoint.best`` of a run's job; None where it cannot be read."""
+    try:
+        with open_regular(run.job_file) as (stream, _):
+            if not _NAMES_BEST.search(stream.read(LARGEST_RECORD)):
+                return None
+        # Here: it takes longer to import what checks a job than to show the state of a run.
+        from hpcddp.run.job_file import read_job_file
+
+        return read_job_file(run).checkpoint.best
+    except (OSError, RecordError):
+        return None
 
 
 def write_result(run: RunDirectory, result: Result) -> None:

@@ -13,10 +13,13 @@ import pytest
 
 import hpcddp
 from hpcddp.jobfile.fields import Best
+from hpcddp.jobfile.read import DefaultSettings, load_job
+from hpcddp.jobfile.write import dump_job
 from hpcddp.run import metrics
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.metrics import MetricsLine, Summary, lines_until, mode_of, read_evaluations, read_metrics, summaries
 from hpcddp.run.record import RecordError
+from hpcddp.run.result import Result, metrics_of, read_result, write_result
 
 
 def test_lines_up_to_a_step_are_kept_and_damaged_ones_are_dropped() -> None:
@@ -218,3 +221,29 @@ def test_log_imports_neither_torch_nor_numpy_nor_pydantic() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("best", "mode"), [("null", "min"), ("val_loss", "min"), ("{metric: val_loss, mode: max}", "max")]
+)
+def test_the_result_follows_the_mode_of_the_job(tmp_path: Path, best: str, mode: str) -> None:
+    run = RunDirectory(tmp_path)
+    job = f"name: a\nentrypoint: a.b:c\ncheckpoint: {{best: {best}}}\n"
+    (tmp_path / "mine.yaml").write_text(job)
+    defaults = DefaultSettings(profiles=None, project=None, directory=tmp_path, user_id=os.geteuid())
+    spec = load_job(tmp_path / "mine.yaml", overrides=(), defaults=defaults).spec
+    run.job_file.write_text(dump_job(spec, environment_values=False))
+    run.metrics.write_text(lines({"step": 1, "val_loss": 1.0}, {"step": 2, "val_loss": 2.0}))
+    write_result(run, Result(status="finished"))
+    result = read_result(run)
+    assert result is not None
+    assert result.metrics["val_loss"].mode == mode
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff  best: x", b"checkpoint:\n  best: [\n", None])
+def test_a_damaged_job_file_hides_no_metrics(tmp_path: Path, content: bytes | None) -> None:
+    run = RunDirectory(tmp_path)
+    if content is not None:
+        run.job_file.write_bytes(content)
+    run.metrics.write_text(lines({"step": 1, "val_loss": 1.0}))
+    assert metrics_of(run)["val_loss"].best == 1.0
