@@ -35,6 +35,8 @@ class HpcddpError(Exception):
 
     kind: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
+    advice: ClassVar[str] = "Run it again with --debug to see where it happened."
+    """The hint of an error whose message has no way out."""
 
     def __init__(self, message: str, *, hint: str | None = None, **values: object) -> None:
         super().__init__(message)
@@ -53,8 +55,12 @@ class HpcddpError(Exception):
         return _rebuild, (type(self), self.message, self.hint, self.values)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document that ``--json`` prints for the error."""
-        return {"error": {"kind": self.kind, "message": self.message, "hint": self.hint}}
+        """Return the document that ``--json`` prints for the error.
+
+        Its hint is never empty: without one of its own it is the end of the message, behind the semicolon.
+        """
+        way_out = self.message.rpartition("; ")[2] if "; " in self.message else self.advice
+        return {"error": {"kind": self.kind, "message": self.message, "hint": self.hint or way_out}}
 
     @classmethod
     def rebuild(cls, message: str, hint: str | None, values: dict[str, Any]) -> Self:
@@ -70,4 +76,5 @@ class UserError(HpcddpError):
     """An error that the user can fix: a wrong file, option or plan."""
 
     kind = "user"
+    advice = "Correct the value that the message names; --help describes the options, docs/job-file.md the fields."
     exit_code = 2

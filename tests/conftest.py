@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ settings.load_profile("hpcddp")
 
 # Files that run jobs, shells by the hundred or long commands on this machine, build a wheel, or wait for processes.
 SLOW = {
+    "manage/test_report_of_a_real_run.py",
     "submit/test_commands_local.py",
     "submit/test_render_environment_properties.py",
     "submit/test_render_properties.py",
@@ -26,7 +31,10 @@ SLOW = {
     "task/test_signals.py",
     "task/test_task_stops.py",
     "test_fuzz.py",
+    "test_data_page.py",
+    "test_oldest_versions.py",
     "test_questions.py",
+    "test_site.py",
 }
 
 
@@ -34,6 +42,26 @@ def pytest_configure() -> None:
     # A shell starts its background jobs with SIGINT ignored, and so would every program of a test be.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def state_home() -> Iterator[None]:
+    """Keep the index of runs out of the home of who runs the tests; programs that tests start inherit this."""
+    directory = tempfile.mkdtemp(prefix="hpcddp-state-")
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = directory
+    yield
+    if before is None:
+        del os.environ["XDG_STATE_HOME"]
+    else:
+        os.environ["XDG_STATE_HOME"] = before
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def own_index(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test an index of runs of its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / f"state-{os.urandom(4).hex()}"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "design").glob("*.md")))
 FOLDERS = "hpcddp|tests|scripts|templates|docs|jobs|examples|benchmarks"
 # What an installation has, and what a reader is to make.
-PLACEHOLDERS = re.compile(r"^hpcddp/_templates$|NAME")
+PLACEHOLDERS = re.compile(r"^hpcddp/_(templates|jobs)$|NAME")
 
 
 @cache

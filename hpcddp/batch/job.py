@@ -121,17 +121,19 @@ def plan_job(
     train = spec.train
     if train is not None and train.loss_reduction == "global":
         refuse_accumulated_global_loss(batch.grad_accum_steps)
-    scaling = scaling_of(
-        spec.learning_rate,
-        None if train is None else train.optimizer,
-        ema_decay=None if train is None else train.ema_decay,
-        global_batch_size=batch.global_batch_size,
-    )
+    scaling = None
+    if spec.states_learning_rate:
+        scaling = scaling_of(
+            spec.learning_rate,
+            None if train is None else train.optimizer,
+            ema_decay=None if train is None else train.ema_decay,
+            global_batch_size=batch.global_batch_size,
+        )
     return JobPlan(
         batch=batch,
         epochs=None if spec.train is None else spec.train.epochs,
-        learning_rate=scaling.scaled.learning_rate,
-        schedule=scaling.scaled.course(spec.learning_rate),
+        learning_rate=None if scaling is None else scaling.scaled.learning_rate,
+        schedule=None if scaling is None else scaling.scaled.course(spec.learning_rate),
         scaling=scaling,
         noise=None if batch.unit == "group" else noise,
         notes=(
@@ -140,7 +142,7 @@ def plan_job(
             *split_notes(batch, "local" if train is None else train.batch_norm),
             *_noise_notes(noise, batch, measures=train is not None and train.noise_scale),
             *_warm_up_notes(spec.learning_rate, train),
-            *_scaling_notes(scaling, batch.global_batch_size),
+            *(() if scaling is None else _scaling_notes(scaling, batch.global_batch_size)),
         ),
     )
 

@@ -182,6 +182,113 @@ class BatchPlan:
         raise ValueError(f"a global batch of {batch} samples has no micro-batch of one")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStart:
+    """Where a training begins to take global batches of one size: at its beginning, or where a resumption changes it.
+
+    Args:
+        global_batch_size: B from here on.
+        step: optimizer steps done before.
+        epoch: the epoch of the next step, zero-based.
+        offset_samples: samples of that epoch that earlier steps have taken, 0..N-1; groups with ``unit: group``.
+    """
+
+    global_batch_size: int
+    step: int = 0
+    epoch: int = 0
+    offset_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The steps of a training from a start on: their epochs, their place in the order, and the end of the training.
+
+    The epoch of the start may have begun with batches of another size; what is left of it is an epoch of N - offset
+    samples, with the same tail policy (batch contract, section 6).
+
+    Args:
+        plan: the batch plan, with a known number of samples.
+        start: the start; the default is the beginning of the training.
+    """
+
+    plan: BatchPlan
+    start: BatchStart
+
+    @classmethod
+    def from_beginning(cls, plan: BatchPlan) -> Steps:
+        """Return the steps of a training whose batches have had the size of the plan from its beginning."""
+        return cls(plan=plan, start=BatchStart(global_batch_size=plan.global_batch_size))
+
+    @property
+    def plans(self) -> tuple[BatchPlan, ...]:
+        """The plans of all epochs from the start on, each once."""
+        return tuple(dict.fromkeys((self.plan_of(self.start.epoch), self.plan)))
+
+    def plan_of(self, epoch: int) -> BatchPlan:
+        """Return the plan of an epoch: of its samples that no earlier step has taken."""
+        taken = self._taken(epoch)
+        return replace(self.plan, samples=(self.plan.samples or 0) - taken) if taken else self.plan
+
+    def count(self, epoch: int) -> int:
+        """Return the steps of an epoch from the start on."""
+        return self.plan_of(epoch).steps_per_epoch or 0
+
+    def total(self, epochs: int) -> int:
+        """Return the optimizer steps of the whole training, those before the start included."""
+        left = epochs - self.start.epoch
+        return self.start.step + (self.count(self.start.epoch) + (left - 1) * self._full if left > 0 else 0)
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Return the epoch of a step, and its number in the epoch, counted from the start in the epoch of the start.
+
+        Args:
+            step: optimizer steps done before it; not fewer than at the start.
+        """
+        done, first = step - self.start.step, self.count(self.start.epoch)
+        if done < 0:
+            raise ValueError(f"these batches begin with step {self.start.step}, not with {step}")
+        if done < first:
+            return self.start.epoch, done
+        epochs, step_in_epoch = divmod(done - first, self._full)
+        return self.start.epoch + 1 + epochs, step_in_epoch
+
+    def offset(self, epoch: int, step_in_epoch: int) -> int:
+        """Return where the batch of a step begins in the order of its epoch."""
+        return self._taken(epoch) + step_in_epoch * self.plan.global_batch_size
+
+    def schedule_step(self, epoch: int, step_in_epoch: int) -> float:
+        """Return the step at which this place would be if all batches had the size of the plan.
+
+        Schedules count epochs, so that the place in the epoch decides. It is a whole number where no batch has changed.
+        """
+        return epoch * self._full + self.offset(epoch, step_in_epoch) / self.plan.global_batch_size
+
+    def change(self, step: int, global_batch_size: int) -> BatchStart:
+        """Return the start of batches of another size.
+
+        Args:
+            step: optimizer steps done before; not fewer than at the start.
+            global_batch_size: B from there on.
+        """
+        epoch, step_in_epoch = self.place(step)
+        start = BatchStart(
+            global_batch_size=global_batch_size,
+            step=step,
+            epoch=epoch,
+            offset_samples=self.offset(epoch, step_in_epoch),
+        )
+        changed = Steps(plan=replace(self.plan, global_batch_size=global_batch_size), start=start)
+        # Fewer samples than a batch are left, and the tail is dropped: the epoch has no step any more.
+        return start if changed.count(epoch) else replace(start, epoch=epoch + 1, offset_samples=0)
+
+    @property
+    def _full(self) -> int:
+        return self.plan.steps_per_epoch or 0
+
+    def _taken(self, epoch: int) -> int:
+        return self.start.offset_samples if epoch == self.start.epoch else 0
+
+
 def _unfolded(pairs: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
     return tuple(size for many, size in pairs for _ in range(many))
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np  # noqa: TID253
 
 from hpcddp.batch.order import Indices, KeyedOrder, SampleOrder, TorchOrder
-from hpcddp.batch.plan import BatchPlan, plan_batch
+from hpcddp.batch.plan import BatchPlan, BatchStart, Steps, plan_batch
 from hpcddp.jobfile.sections import OrderName, Tail
 
 # Positions whose samples are computed together; numpy's calls take about as long for a few of them.
@@ -23,7 +23,7 @@ _BLOCK = 4096
 
 
 class GlobalBatches:
-    """The global batches of a training: a function only of seed, epoch, step, N, B, tail and order.
+    """The global batches of a training: a function only of seed, epoch, step, N, B, tail, order and start.
 
     They do not depend on world size, accumulation, nodes or loader workers.
 
@@ -33,43 +33,54 @@ class GlobalBatches:
         tail: treatment of an epoch's last batch.
         order: ``keyed``, or ``torch`` for the order of ``torch.randperm``.
         seed: the root seed.
+        start: where batches of this size begin; None is the beginning of the training.
 
     Raises:
         PlanError: the tail is dropped and N < B, so that an epoch has no step.
     """
 
-    def __init__(self, samples: int, global_batch_size: int, tail: Tail, order: OrderName, seed: int) -> None:
+    def __init__(
+        self,
+        samples: int,
+        global_batch_size: int,
+        tail: Tail,
+        order: OrderName,
+        seed: int,
+        *,
+        start: BatchStart | None = None,
+    ) -> None:
         # Steps and their sizes are the same for every world size.
-        self._plan = plan_batch(global_batch_size=global_batch_size, world_size=1, samples=samples, tail=tail)
+        plan = plan_batch(global_batch_size=global_batch_size, world_size=1, samples=samples, tail=tail)
+        self.steps = Steps.from_beginning(plan) if start is None else Steps(plan=plan, start=start)
         self._samples = samples
         self._make_order = KeyedOrder if order == "keyed" else TorchOrder
         self._seed = seed
         self._current: tuple[int, SampleOrder] | None = None
-        last = self.steps_per_epoch - 1
-        self._epoch_end = last * global_batch_size + self._plan.batch_size(last)
         # Epoch, first position and samples of the positions that were computed last.
         self._block: tuple[int, int, Indices] = -1, 0, np.empty(0, dtype=np.int64)
 
     @property
     def steps_per_epoch(self) -> int:
         """S, optimizer steps per epoch."""
-        return self._plan.steps_per_epoch or 0
+        return self.steps.plan.steps_per_epoch or 0
 
     def indices(self, epoch: int, step: int) -> Indices:
         """Return the sample indices of one global batch, ``[b]``, in the order in which the ranks share it.
 
         Args:
             epoch: zero-based.
-            step: step in the epoch, 0..S-1.
+            step: step in the epoch, 0..S-1; counted from the start in the epoch of the start.
 
         Raises:
             ValueError: there is no such step.
         """
-        first = step * self._plan.global_batch_size
-        end = first + self._plan.batch_size(step)
+        plan, first = self.steps.plan_of(epoch), self.steps.offset(epoch, step)
+        end = first + plan.batch_size(step)
         known_epoch, begin, known = self._block
         if epoch != known_epoch or not begin <= first <= end <= begin + len(known):
-            begin, known = first, self._indices_at(epoch, first, max(end, min(first + _BLOCK, self._epoch_end)))
+            last = self.steps.count(epoch) - 1
+            epoch_end = self.steps.offset(epoch, last) + plan.batch_size(last)
+            begin, known = first, self._indices_at(epoch, first, max(end, min(first + _BLOCK, epoch_end)))
             self._block = epoch, begin, known
         return known[first - begin : end - begin]
 

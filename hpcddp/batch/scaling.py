@@ -214,7 +214,7 @@ def scaling_of(
     return replace(known, optimizer=optimizer.name, fitting=fitting)
 
 
-def learning_rate_at(spec_lr: LearningRate, *, step: int, steps_per_epoch: int, epochs: int) -> float:
+def learning_rate_at(spec_lr: LearningRate, *, step: float, steps_per_epoch: int, epochs: int) -> float:
     """Return the learning rate that an optimizer step uses.
 
     With t the step, T all steps and T_w the steps of the warm-up (both products, not rounded):
@@ -227,7 +227,8 @@ def learning_rate_at(spec_lr: LearningRate, *, step: int, steps_per_epoch: int, 
 
     Args:
         spec_lr: the job's ``learning_rate`` with its rule applied: ``ScaledRule.course``.
-        step: zero-based optimizer step since the beginning of the training; after its end the last rate stays.
+        step: zero-based optimizer step since the beginning of the training; after its end the last rate stays. A
+            fraction where batches of another size came before: ``Steps.schedule_step``.
         steps_per_epoch: S >= 1.
         epochs: epochs of the whole training, >= 1.
 

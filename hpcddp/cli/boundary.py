@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, TextIO
 
 import typer
 
 from hpcddp.cli.help import ClickObject
-from hpcddp.cli.output import OutputError, echo, write
+from hpcddp.cli.output import OutputError, echo, sentences, write
 from hpcddp.errors import HpcddpError
 
 INTERRUPTED = 130
@@ -22,6 +24,26 @@ _FIXABLE = 2
 _SHOWN = 80
 # UsageError of click: from 0.20 on typer has a private copy of click and exports only some of its error classes.
 USAGE_ERROR: tuple[type[Any], ...] = typer.BadParameter.__bases__
+
+_PREFIX = "hpcddp:"
+# What click raises for a group of commands that is called without one; typer's copy of click exports it from no module.
+_HELP = "NoArgsIsHelpError"
+_NOT_A_CHOICE = re.compile("'(?P<value>[^']*)' is not one of (?P<known>.*)")
+# Options that people know from sbatch and srun, where another name is the right one here.
+_OTHER_OPTIONS = MappingProxyType(
+    {
+        "--gpu": "--gpus-per-node",
+        "--gpus": "--gpus-per-node",
+        "--gres": "--gpus-per-node",
+        "--job-name": "--name",
+        "--ntasks": "--tasks-per-node",
+        "--ntasks-per-node": "--tasks-per-node",
+        "--dependency": "--after",
+        "--time-limit": "--time",
+        "--walltime": "--time",
+        "--queue": "--partition",
+    }
+)
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
@@ -50,11 +72,13 @@ def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
         # The exit codes of jobs mean nothing here: what has one is a damaged file of a run, which the message names.
         return min(error.exit_code, _FIXABLE)
     except USAGE_ERROR as error:
-        message = error.format_message()
-        document = {"error": {"kind": "usage", "message": message, "hint": None}}
-        # Without arguments the message is the help, which needs neither prefix nor hint.
-        hint = _usage_hint(error) if arguments else None
-        _report(document, f"hpcddp: {message}" if arguments else message, hint, as_json=as_json)
+        message, hint = _usage_message(error), _usage_hint(error)
+        document = {"error": {"kind": "usage", "message": message, "hint": hint}}
+        if type(error).__name__ == _HELP:
+            # The message is the help, which needs neither prefix nor hint.
+            _report(document, message, None, as_json=as_json)
+        else:
+            _report(document, f"hpcddp: {message}", hint, as_json=as_json)
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -106,8 +130,24 @@ def _has_working_directory() -> bool:
     return True
 
 
-def _usage_hint(error: ClickObject) -> str | None:
-    return f"See '{error.ctx.command_path} --help'." if error.ctx is not None else None
+def _usage_message(error: ClickObject) -> str:
+    """Return the message of a wrong call, with the option or the value that was meant."""
+    from hpcddp.jobfile.problems import nearest
+
+    if (option := getattr(error, "option_name", None)) is not None and error.ctx is not None:
+        names = [name for parameter in error.ctx.command.params for name in parameter.opts if name.startswith("--")]
+        meant = _OTHER_OPTIONS.get(option, option)
+        near = meant if meant in names else nearest(meant, names)
+        return f"there is no option {option}" + (f"; did you mean {near}?" if near else "")
+    message = str(error.format_message()).replace("Value error, ", "")
+    if (choice := _NOT_A_CHOICE.search(message)) is None:
+        return message
+    near = nearest(choice["value"], re.findall("'([^']*)'", choice["known"]))
+    return f"{message.removesuffix('.')}; did you mean {near}?" if near else message
+
+
+def _usage_hint(error: ClickObject) -> str:
+    return f"See '{error.ctx.command_path if error.ctx is not None else 'hpcddp'} --help'."
 
 
 def _report(document: Mapping[str, object], sentence: str, hint: str | None, *, as_json: bool) -> None:
@@ -116,7 +156,13 @@ def _report(document: Mapping[str, object], sentence: str, hint: str | None, *, 
             write(json.dumps(document, indent=2))
             return
     with suppress(OutputError, BrokenPipeError):
-        echo(sentence if hint is None else f"{sentence}\n  {hint}", err=True)
+        if sentence.startswith(f"{_PREFIX} "):
+            sentences(_PREFIX, "bad", sentence.removeprefix(f"{_PREFIX} "))
+        else:
+            # The help, whose lines fit.
+            echo(sentence, err=True)
+        if hint is not None:
+            sentences("", "quiet", f"  {hint}")
 
 
 def _print_traceback() -> None:

@@ -6,12 +6,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
+from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot, run_argument
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
 
@@ -31,8 +32,8 @@ def cancel(
     """Cancel a run, or all elements of a sweep.
 
     A training saves a checkpoint if Slurm leaves it enough time. A cancelled run is not requeued; hpcddp submit
-    --resume RUN continues it. Without RUN the command asks before it cancels the last run. A run that has already
-    ended is not an error.
+    --resume RUN continues it. Without RUN the command asks before it cancels the newest run that waits or runs. A run
+    that has already ended is not an error.
 
     Example: hpcddp cancel 20261121-1545
     """
@@ -44,11 +45,18 @@ def cancel(
     from hpcddp.submit.sweep_element import chosen_to_act_on
 
     environment = dict(os.environ)
+    if run is None:
+        newest = _newest_alive(run_root, environment)
+        if newest is None:
+            sentence = f"no run under {run_root.absolute()} waits or runs, so there is nothing to cancel"
+            echo(json.dumps({"run_id": None, "sentence": sentence}, indent=2) if as_json else sentence)
+            return
+        if not yes:
+            _confirm(run_argument(newest))
+        run = str(newest)
     chosen = chosen_to_act_on(run, run_root)
     found = overview_of([entry_of(chosen)], ask=lambda: commands.queue(environment), now=time.time())
     (line,) = found.lines
-    if run is None and not yes:
-        _confirm(line.run.run_id if isinstance(line, RunStatus) else line.sweep.sweep_id)
 
     def end(job_ids: Sequence[str]) -> None:
         commands.cancel(job_ids, environment)
@@ -60,7 +68,26 @@ def cancel(
     echo(json.dumps({"run_id": run_id, "sentence": sentence}, indent=2) if as_json else sentence)
 
 
-def _confirm(run_id: str) -> None:
+def _newest_alive(run_root: Path, environment: Mapping[str, str]) -> Path | None:
+    """Return the directory of the newest run or sweep that waits or runs, or None.
+
+    Raises:
+        UserError: Slurm could not be asked.
+    """
+    from hpcddp.manage.overview import overview
+    from hpcddp.manage.status import RunStatus
+    from hpcddp.slurm import commands
+
+    found = overview(run_root, ask=lambda: commands.queue(environment), now=time.time(), everything=False)
+    for line in found.lines:
+        if line.is_alive:
+            return line.run.path if isinstance(line, RunStatus) else line.sweep.path
+    if found.unanswered is not None:
+        raise UserError(f"no RUN is given, and Slurm could not be asked which runs are alive: {found.unanswered}")
+    return None
+
+
+def _confirm(run: str) -> None:
     if not sys.stdin.isatty():
-        raise UserError(f"no RUN is given; name the run, or add --yes to cancel the last one, {run_id}")
-    typer.confirm(f"Cancel {run_id}?", abort=True, err=True)
+        raise UserError(f"no RUN is given; name the run, or add --yes to cancel the newest that is alive, {run}")
+    typer.confirm(f"Cancel {run}?", abort=True, err=True)

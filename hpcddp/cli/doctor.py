@@ -1,4 +1,4 @@
-"""``hpcddp doctor loss`` and ``hpcddp doctor ddp``."""
+"""``hpcddp doctor loss``, ``hpcddp doctor ddp`` and ``hpcddp doctor install``."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import contextlib
 import io
 import json
 import os
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hpcddp.cli.options import AsJson, JobFile, Overrides, read_job
+from hpcddp.api import read_job
+from hpcddp.cli.options import RUN_ROOT, AsJson, JobFile, Overrides, RunRoot
 from hpcddp.cli.output import echo
 
 doctor = typer.Typer(
     name="doctor",
-    help="""Compare a loss or a training on W ranks and on one.
+    help="""Examine a loss, a training, or the installation.
 
     Example: hpcddp doctor loss losses:dice_loss
 
     Example: hpcddp doctor ddp job.yaml
+
+    Example: hpcddp doctor install --on-nodes
     """,
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -127,3 +132,54 @@ def loss(
     document = document_of(found)
     echo(json.dumps(document, indent=2) if as_json else explain(found), nl=as_json)
     raise typer.Exit(1 if document["defect"] else 0)
+
+
+@doctor.command()
+def install(
+    *,
+    on_nodes: Annotated[bool, typer.Option("--on-nodes", help="Run a job of two minutes on two nodes, too.")] = False,
+    overrides: Overrides = None,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="How long --on-nodes waits for nodes.")] = 600,
+    run_root: RunRoot = RUN_ROOT,
+    as_json: AsJson = False,
+) -> None:
+    """Check what runs need on this machine, and on the nodes.
+
+    It prints a line for each check: verdict, subject, what was found, and what to do. Checked are the interpreter,
+    torch, CUDA and NCCL if they are installed, Slurm, and the file system of the run root. With --on-nodes, a short job
+    also checks whether the nodes share the run root, reach each other's free ports, and agree on the time. The job has
+    the resources of the profile and of hpcddp.toml; --set changes them.
+
+    Exits with 1 if an error was found. A warning names what may keep runs from working.
+
+    Example: hpcddp doctor install
+
+    Example: hpcddp doctor install --on-nodes --json
+    """
+    from hpcddp.doctor.install.machine import examine_machine
+    from hpcddp.doctor.install.nodes import examine_nodes
+    from hpcddp.jobfile.overrides import read_options
+
+    # Before anything is measured, because it may be wrong.
+    job = None
+    if on_nodes:
+        size = ["resources.nodes=2", *(overrides or ())]
+        job = read_job(None, size, options=read_options({}, ("true",))).spec
+    found = []
+    for finding in examine_machine(run_root, os.environ):
+        # Whether the nodes see the run root is not a question any more.
+        if on_nodes and finding.name == "run root" and finding.verdict == "warning":
+            continue
+        found.append(finding)
+        if not as_json:
+            echo(str(finding))
+    if job is not None:
+        python = job.environment.interpreter or sys.executable
+        for finding in examine_nodes(job, run_root, python=python, environment=os.environ, wait_s=wait):
+            found.append(finding)
+            if not as_json:
+                echo(str(finding))
+    failed = any(finding.verdict == "error" for finding in found)
+    if as_json:
+        echo(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in found]}, indent=2))
+    raise typer.Exit(1 if failed else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import typer
 
+from hpcddp.cli.options import run_argument
 from hpcddp.cli.output import echo
 from hpcddp.errors import printable
 
@@ -31,6 +33,8 @@ _JOB_LINES: dict[JobPhase, str] = {
     "ended": "the job has ended",
 }
 
+_NO_STEP: dict[JobPhase, str] = {"running": "the ranks start: imports, data and the first step"}
+
 
 def follow_run(submission: Submission) -> Outcome:
     """Show a run's progress until it ends, through requeues, and return how it ended.
@@ -41,31 +45,38 @@ def follow_run(submission: Submission) -> Outcome:
 
     # A command may have no batch, and so no plan.
     plan = read_plan(submission.run)
-    steps = None if plan is None else plan.steps_per_epoch
+    steps, total = (None, None) if plan is None else (plan.steps_per_epoch, plan.total_steps)
     if sys.stderr.isatty():
-        with BarDisplay(steps, submission.epochs) as bars:
+        with BarDisplay(steps, submission.epochs, total) as bars:
             return _follow(submission, bars)
-    return _follow(submission, PlainDisplay(steps, submission.epochs))
+    return _follow(submission, PlainDisplay(steps, submission.epochs, total))
 
 
 def _follow(submission: Submission, display: Display) -> Outcome:
     from hpcddp.manage.follow import follow
 
     local = submission.cluster == "local"
+    job_state, waits_for = _job_state(submission)
     # SIGTERM to the follower of a local run does the same as Ctrl-C.
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if local else None
     try:
         return follow(
             submission.run,
             display,
-            job_state=_job_state(submission),
+            job_state=job_state,
+            waits_for=waits_for,
             interrupted=_stopper(submission) if local else None,
             output=_output(submission),
             first_attempt=submission.first_attempt,
         )
     except KeyboardInterrupt:
-        stop = f"kill {submission.job_id}" if local else f"scancel {submission.job_id}"
-        echo(f"\nno longer following; run {submission.run.run_id} goes on. To end it: {stop}", err=True)
+        run = run_argument(submission.run.path)
+        echo(
+            f"\nno longer following; run {submission.run.run_id} goes on\n"
+            f"to follow it again   {shlex.join(['hpcddp', 'logs', run, '--follow'])}\n"
+            f"to end it           {shlex.join(['hpcddp', 'cancel', run])}",
+            err=True,
+        )
         raise typer.Exit(_INTERRUPTED) from None
     finally:
         if local:
@@ -108,17 +119,22 @@ def _stopper(submission: Submission) -> Callable[[], bool]:
     return stop
 
 
-def _job_state(submission: Submission) -> Callable[[], JobPhase]:
-    """Return the function with which ``follow`` asks for the state of the job."""
+def _job_state(submission: Submission) -> tuple[Callable[[], JobPhase], Callable[[], str | None]]:
+    """Return the functions with which ``follow`` asks for the state of the job, and why it waits."""
     from hpcddp.manage import follow as watch
 
     if submission.cluster == "slurm":
-        return watch.JobPoller(submission.run)
+        poller = watch.JobPoller(submission.run)
+        return poller, poller.waits_for
 
     def local() -> JobPhase:
         return "ended" if submission.job.done() else "running"
 
-    return local
+    return local, lambda: None
+
+
+def _job_line(state: JobPhase, why: str | None) -> str:
+    return _JOB_LINES[state] if why is None else f"{_JOB_LINES[state]}: {why}"
 
 
 class PlainDisplay:
@@ -127,17 +143,19 @@ class PlainDisplay:
     Args:
         steps_per_epoch: the optimizer steps of an epoch; None if not known.
         epochs: the epochs of the training.
+        total_steps: the optimizer steps of the training; None is those of all its epochs.
     """
 
-    def __init__(self, steps_per_epoch: int | None, epochs: int) -> None:
+    def __init__(self, steps_per_epoch: int | None, epochs: int, total_steps: int | None = None) -> None:
         self._steps_per_epoch = steps_per_epoch
         self._epochs = epochs
+        self._total_steps = total_steps or (steps_per_epoch or 0) * epochs
         self._last_line = time.monotonic()
         self._newest: MetricsLine | None = None
 
-    def job(self, state: JobPhase) -> None:
-        """Print that the job's state has changed."""
-        echo(_JOB_LINES[state], err=True)
+    def job(self, state: JobPhase, why: str | None = None) -> None:
+        """Print that the job's state has changed, or why it waits."""
+        echo(_job_line(state, why), err=True)
 
     def output(self, line: str) -> None:
         """Print a line of rank 0's output."""
@@ -163,7 +181,7 @@ class PlainDisplay:
         epoch = epoch_of(record)
         if epoch is None:
             return f"step {record.step}"
-        total = f"/{self._steps_per_epoch * self._epochs}" if self._steps_per_epoch else ""
+        total = f"/{self._total_steps}" if self._total_steps else ""
         return f"epoch {epoch + 1}/{self._epochs}  step {record.step}{total}"
 
     def _print(self, line: str) -> None:
@@ -177,14 +195,24 @@ class BarDisplay:
     Args:
         steps_per_epoch: the optimizer steps of an epoch; None if not known.
         epochs: the epochs of the training.
+        total_steps: the optimizer steps of the training; None is those of all its epochs.
     """
 
-    def __init__(self, steps_per_epoch: int | None, epochs: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    def __init__(self, steps_per_epoch: int | None, epochs: int, total_steps: int | None = None) -> None:
+        from rich.console import Console, Group
+        from rich.live import Live
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         self._steps_per_epoch = steps_per_epoch
         self._epochs = epochs
+        self._total_steps = total_steps or (steps_per_epoch or 0) * epochs
         self._progress: Progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
@@ -194,32 +222,56 @@ class BarDisplay:
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
         )
+        self._waiting: Progress = Progress(SpinnerColumn(), TextColumn("{task.description}", markup=False))
+        self._live = Live(Group(self._progress, self._waiting), console=self._progress.console, refresh_per_second=10)
         self._bar: TaskID | None = None
+        self._spinner: TaskID | None = None
+        self._state: JobPhase | None = None
         self._epoch: int | None = None
         self._training = ""
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._wait(None)
+        self._live.stop()
 
-    def job(self, state: JobPhase) -> None:
-        """Print that the job's state has changed."""
-        self._progress.console.print(_JOB_LINES[state], style="dim", highlight=False)
+    def job(self, state: JobPhase, why: str | None = None) -> None:
+        """Print that the job's state has changed; while it waits or has made no step, a spinner shows why."""
+        if state != self._state:
+            self._state = state
+            self._progress.console.print(_JOB_LINES[state], style="dim", highlight=False)
+        self._wait(None if state == "ended" or self._bar is not None else why or _NO_STEP.get(state))
+
+    def _wait(self, why: str | None) -> None:
+        """Show a spinner with a text; None removes it."""
+        if self._spinner is not None:
+            self._waiting.remove_task(self._spinner)
+            self._spinner = None
+        if why is not None:
+            self._spinner = self._waiting.add_task(printable(why))
 
     def output(self, line: str) -> None:
         """Print a line of rank 0's output above the bar."""
+        self._wait(None)
         self._progress.console.print(printable(f"rank 0 | {line}"), highlight=False, markup=False, soft_wrap=True)
 
     def event(self, event: Event) -> None:
         """Print the line for an event, if it has one."""
+        if event.kind == "train":
+            self._wait(None)
         if (line := event_line(event)) is not None:
-            self._progress.console.print(printable(line), highlight=False, markup=False)
+            # A word that is longer than the line, such as a path, is not broken.
+            style = "red" if event.kind == "failure" else ""
+            self._progress.console.print(
+                printable(line), style=style, highlight=False, markup=False, overflow="ignore", crop=False
+            )
 
     def step(self, record: MetricsLine) -> None:
         """Move the bar of the record's epoch."""
+        self._wait(None)
         epoch = epoch_of(record)
         if self._bar is None or epoch != self._epoch:
             self._keep_as_line()
@@ -227,7 +279,9 @@ class BarDisplay:
             title = "step" if epoch is None else f"epoch {epoch + 1}/{self._epochs}"
             self._bar = self._progress.add_task(title, total=self._steps_per_epoch, numbers="")
         self._training = step_text(record)
-        done = record.step - (epoch or 0) * (self._steps_per_epoch or 0)
+        # Counted from the end: only epochs before a change of the batch have other numbers of steps.
+        first = self._total_steps - (self._epochs - (epoch or 0)) * (self._steps_per_epoch or 0)
+        done = record.step - (first if self._steps_per_epoch else 0)
         self._update(self._training, completed=done)
 
     def evaluation(self, record: MetricsLine) -> None:

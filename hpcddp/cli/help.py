@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from hpcddp.cli.output import styled
+
 ClickObject: TypeAlias = Any
 """A command, parameter, context or formatter of click, of which typer has a private copy without public types."""
 _EXAMPLE = "Example: "
+_ALL = "--all"
 
 
 def add_examples(app: typer.Typer) -> None:
@@ -77,11 +81,53 @@ class _Examples:
     epilog: str | None
     params: list[ClickObject]
 
-    def format_epilog(self, ctx: ClickObject, formatter: ClickObject) -> None:  # noqa: ARG002  click's signature
+    def parse_args(self, ctx: ClickObject, args: list[str]) -> list[str]:
+        """Take ``--all`` beside ``--help``, which is no option of the command."""
+        own = list(args[: args.index("--")] if "--" in args else args)
+        asked = not hasattr(self, "commands") or not own or own[0].startswith("-")
+        if asked and _ALL in own and any(word in ctx.help_option_names for word in own):
+            ctx.meta[_ALL] = True
+            args = [word for word in own if word != _ALL]
+        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        return rest
+
+    def shell_complete(self, ctx: ClickObject, incomplete: str) -> list[ClickObject]:
+        """Complete every option, also one that the short help only names."""
+        with self._all_listed():
+            found: list[ClickObject] = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
+            return found
+
+    def format_help(self, ctx: ClickObject, formatter: ClickObject) -> None:
+        """Write the help, on a terminal in the colours of the theme."""
+        write_heading, write_dl, write_usage = formatter.write_heading, formatter.write_dl, formatter.write_usage
+        formatter.write_heading = lambda heading: write_heading(styled(heading, "heading"))
+        formatter.write_dl = lambda rows, *more, **named: write_dl(
+            [(styled(first, "name"), second) for first, second in rows], *more, **named
+        )
+        formatter.write_usage = lambda name, *more: write_usage(styled(name, "heading"), *more)
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
+    def format_options(self, ctx: ClickObject, formatter: ClickObject) -> None:
+        """Write the options; all of them with ``--help --all``."""
+        with self._all_listed() if ctx.meta.get(_ALL) else nullcontext():
+            super().format_options(ctx, formatter)  # type: ignore[misc]
+
+    @contextmanager
+    def _all_listed(self) -> Iterator[None]:
+        hidden = [parameter for parameter in self.params if getattr(parameter, "hidden", False)]
+        for parameter in hidden:
+            parameter.hidden = False
+        try:
+            yield
+        finally:
+            for parameter in hidden:
+                parameter.hidden = True
+
+    def format_epilog(self, ctx: ClickObject, formatter: ClickObject) -> None:
         """Write the names of hidden options, and the examples without line breaks, so that they can be copied."""
-        hidden = [parameter.opts[0] for parameter in self.params if getattr(parameter, "hidden", False)]
-        if hidden:
-            with formatter.section("More options"):
+        hidden = [parameter.opts[-1] for parameter in self.params if getattr(parameter, "hidden", False)]
+        if hidden and not ctx.meta.get(_ALL):
+            with formatter.section("More options, which --help --all describes"):
                 width = formatter.width - formatter.current_indent
                 _write_lines(formatter, textwrap.wrap(" ".join(hidden), width, break_on_hyphens=False))
         if self.epilog is not None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcddp.cli.options import AsJson, profiles_directory
+from hpcddp.api import profiles_directory
+from hpcddp.cli.options import AsJson
 from hpcddp.cli.output import echo, write
 from hpcddp.errors import UserError
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from hpcddp.jobfile.cluster import ClusterFacts, Partition
     from hpcddp.site.profile_writer import Choice
 
-# Part of scontrol's message when it is installed and finds no slurm.conf.
-_NO_CONFIGURATION = "configuration source"
 _LISTED_PARTITIONS = 20
 
 
@@ -30,6 +29,14 @@ class InitError(UserError):
     """A profile cannot be written."""
 
     kind = "init"
+
+
+class NoSlurmError(InitError):
+    """This machine belongs to no cluster.
+
+    Attributes:
+        reason: how that shows.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +82,24 @@ def init(
 
     It also writes a first job file. The profile, ~/.config/hpcddp/profiles/NAME.toml, holds default settings for all
     jobs and the facts about the cluster: partitions, limits, GPUs, accounts, preemption. A job that cannot run on
-    this cluster is then rejected before it is submitted.
+    this cluster is then rejected before it is submitted. On a machine without Slurm it writes the job file only, a
+    job that runs on that machine.
 
     Example: hpcddp init && hpcddp submit job.yaml --follow
     """
-    from hpcddp.jobfile.profiles import profile_file
+    from hpcddp.jobfile.profiles import DEFAULT_PROFILE, profile_file
     from hpcddp.site.profile_writer import choose
 
     file = profile_file(_checked(name), profiles_directory(os.environ))
     if os.path.lexists(file) and not (force or dry_run):
         raise InitError(f"the profile {file} is there already; add --force to write it anew, or give another NAME")
-    facts = _query_cluster()
+    try:
+        facts = _query_cluster()
+    except NoSlurmError as error:
+        if name != DEFAULT_PROFILE or partition or account or qos:
+            raise
+        _write_local_job(job_file, error.reason, dry_run=dry_run, as_json=as_json)
+        return
     choice = choose(facts, partition=partition, account=account, qos=qos)
     texts = _write(name, file, job_file, facts, choice, dry_run=dry_run)
     if as_json:
@@ -112,7 +126,8 @@ def _query_cluster() -> ClusterFacts:
     """Return the facts about this cluster.
 
     Raises:
-        InitError: Slurm is not installed here, or does not answer.
+        NoSlurmError: this machine belongs to no cluster.
+        InitError: Slurm does not answer.
     """
     from hpcddp.site.facts import ask_site, read_site
     from hpcddp.slurm import commands
@@ -121,23 +136,62 @@ def _query_cluster() -> ClusterFacts:
     try:
         answers = ask_site(os.environ, user=user)
     except commands.SlurmMissingError as error:
-        raise InitError(_no_slurm(error.message.partition(" ")[0] + " was not found")) from None
+        raise _no_slurm(error.message.partition(" ")[0] + " was not found") from None
     except commands.SlurmUnavailableError:
         raise InitError("Slurm's controller does not answer, and only it knows the cluster; try again later") from None
     except commands.SlurmCommandError as error:
-        if _NO_CONFIGURATION in error.message:
-            raise InitError(_no_slurm("its commands find no slurm.conf")) from None
+        if commands.NO_CONFIGURATION in error.message:
+            raise _no_slurm("its commands find no slurm.conf") from None
         raise
     if answers.silence is not None:
         echo(f"hpcddp: your accounts are not known: {answers.silence}", err=True)
     return read_site(answers, user=user, groups=groups, today=f"{datetime.now().astimezone():%Y-%m-%d}")
 
 
-def _no_slurm(why: str) -> str:
-    return (
-        f"there is no Slurm here ({why}), so there is no cluster to look at; run hpcddp init on a login node, or run "
-        "jobs on this machine with hpcddp submit JOB --cluster local"
+def _no_slurm(reason: str) -> NoSlurmError:
+    return NoSlurmError(
+        f"there is no Slurm here ({reason}), so there is no cluster to look at; run hpcddp init on a login node, or "
+        "without a name, --partition, --account and --qos: it then writes a job file for this machine",
+        reason=reason,
     )
+
+
+def _write_local_job(job_file: Path, reason: str, *, dry_run: bool, as_json: bool) -> None:
+    """Write the first job file of a machine without Slurm, and print what was written.
+
+    Args:
+        job_file: the file; an existing one is kept.
+        reason: why there is no cluster.
+        dry_run: whether the job is printed, and nothing is written.
+        as_json: whether one JSON document is printed.
+    """
+    from hpcddp.packages import shipped_directory
+
+    shown, new = shlex.quote(str(job_file)), not os.path.lexists(job_file)
+    text = (
+        (shipped_directory("jobs") / "quickstart.yaml")
+        .read_text(encoding="utf-8")
+        .replace("jobs/quickstart.yaml", shown)
+    )
+    if not dry_run:
+        _save(job_file, text if new else None, "--job names another file")
+    next_command = f"hpcddp submit {shown} --cluster local --follow"
+    if as_json:
+        document = {
+            "profile": None,
+            "written": False,
+            "no_cluster": reason,
+            "job_file": str(job_file),
+            "job_file_written": new and not dry_run,
+            "text": text,
+            "next": next_command,
+        }
+        echo(json.dumps(document, indent=2))
+    elif dry_run:
+        write(text, nl=False)
+    else:
+        kept = "" if new else ", which was there and is kept"
+        echo(f"cluster        none: {reason}\njob file       {job_file}{kept}\nnext           {next_command}")
 
 
 def _user_and_groups() -> tuple[str, list[str]]:

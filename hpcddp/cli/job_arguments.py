@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand
 
+from hpcddp.cli.options import (
+    complete_accounts,
+    complete_gpu_types,
+    complete_mail_types,
+    complete_partitions,
+    complete_qos,
+)
+
 if TYPE_CHECKING:
+    from hpcddp.jobfile.job import JobSpec
     from hpcddp.jobfile.overrides import Override
     from hpcddp.jobfile.read import ResolvedJob
 
@@ -24,34 +34,43 @@ class _Field(NamedTuple):
 
     path: str
     option: str
-    help: str | None = None
-    """None for an option that ``--help`` does not describe."""
+    help: str
+    short: str | None = None
+    """The option of sbatch with one letter."""
+    listed: bool = False
+    """Whether ``--help`` describes it; ``--help --all`` describes every option."""
     flag: bool = False
     metavar: str = "VALUE"
+    values: Callable[..., Sequence[str]] | None = None
+    """Completes its value in the shell."""
 
 
 FIELDS = (
-    _Field("run_root", "--run-root", "Directory of all runs; overrides run_root.", metavar="DIR"),
-    _Field("name", "--name"),
-    _Field("batch.global_batch_size", "--global-batch-size"),
-    _Field("resources.nodes", "--nodes", "Hosts of the allocation."),
-    _Field("resources.gpus_per_node", "--gpus-per-node", "GPUs on each node, one task each."),
-    _Field("resources.gpu_type", "--gpu-type"),
-    _Field("resources.tasks_per_node", "--tasks-per-node", "Ranks on each node of a CPU job."),
-    _Field("resources.cpus_per_task", "--cpus-per-task", "CPUs of each rank."),
-    _Field("resources.mem", "--mem", "Memory of each node, such as 64G."),
-    _Field("resources.mem_per_cpu", "--mem-per-cpu"),
-    _Field("resources.mem_per_gpu", "--mem-per-gpu"),
-    _Field("resources.time_limit", "--time", "Time limit: 2h, 90min, 1:30:00, or minutes."),
-    _Field("resources.partition", "--partition", "Slurm partition."),
-    _Field("resources.account", "--account"),
-    _Field("resources.qos", "--qos"),
-    _Field("resources.constraint", "--constraint"),
-    _Field("resources.reservation", "--reservation"),
-    _Field("resources.nodelist", "--nodelist"),
-    _Field("resources.exclude", "--exclude"),
-    _Field("resources.exclusive", "--exclusive", flag=True),
-    _Field("resources.licenses", "--licenses"),
+    _Field("run_root", "--run-root", "Directory of all runs; overrides run_root.", listed=True, metavar="DIR"),
+    _Field("name", "--name", "Name of the job.", short="-J", metavar="NAME"),
+    _Field("batch.global_batch_size", "--global-batch-size", "Samples of an optimizer step, over all ranks."),
+    _Field("resources.nodes", "--nodes", "Hosts of the allocation.", short="-N", listed=True),
+    _Field("resources.gpus_per_node", "--gpus-per-node", "GPUs on each node, one task each.", listed=True),
+    _Field("resources.gpu_type", "--gpu-type", "Kind of GPU, such as a100.", values=complete_gpu_types),
+    _Field("resources.tasks_per_node", "--tasks-per-node", "Ranks on each node of a CPU job.", listed=True),
+    _Field("resources.cpus_per_task", "--cpus-per-task", "CPUs of each rank.", short="-c", listed=True),
+    _Field("resources.mem", "--mem", "Memory of each node, such as 64G.", listed=True),
+    _Field("resources.mem_per_cpu", "--mem-per-cpu", "Memory for each CPU, in place of --mem."),
+    _Field("resources.mem_per_gpu", "--mem-per-gpu", "Memory for each GPU, in place of --mem."),
+    _Field("resources.time_limit", "--time", "Time limit: 2h, 90min, 1:30:00, or minutes.", short="-t", listed=True),
+    _Field(
+        "resources.partition", "--partition", "Slurm partition.", short="-p", listed=True, values=complete_partitions
+    ),
+    _Field("resources.account", "--account", "Account to charge.", short="-A", values=complete_accounts),
+    _Field("resources.qos", "--qos", "Quality of service.", short="-q", values=complete_qos),
+    _Field("resources.constraint", "--constraint", "Node features that are required.", short="-C"),
+    _Field("resources.reservation", "--reservation", "Reservation to run in."),
+    _Field("resources.nodelist", "--nodelist", "Nodes that the job must get.", short="-w"),
+    _Field("resources.exclude", "--exclude", "Nodes that the job must not get.", short="-x"),
+    _Field("resources.exclusive", "--exclusive", "Share the nodes with no other job.", flag=True),
+    _Field("resources.licenses", "--licenses", "Licenses that the job holds.", short="-L"),
+    _Field("resources.mail_type", "--mail-type", "When Slurm sends mail: END,FAIL.", values=complete_mail_types),
+    _Field("resources.mail_user", "--mail-user", "Who gets the mail.", metavar="ADDRESS"),
 )
 """The options, in the order of the help. ``resources.sbatch`` is set with ``--set resources.sbatch.FLAG=VALUE``."""
 
@@ -92,7 +111,7 @@ class JobWords:
         Raises:
             UserError: there is neither a file nor a command, or one of them is invalid.
         """
-        from hpcddp.cli.options import read_job
+        from hpcddp.api import read_job
         from hpcddp.errors import UserError
         from hpcddp.jobfile.overrides import read_options
 
@@ -102,13 +121,47 @@ class JobWords:
         options = read_options({path: (names[path], text) for path, text in self.options.items()}, self.command)
         return read_job(job_file, overrides, options=[*options, *sweep])
 
+    def change(
+        self, spec: JobSpec, *, file: str, overrides: list[str] | None, sweep: Sequence[Override] = ()
+    ) -> ResolvedJob:
+        """Return the job of a run with the changes of the command line.
 
-class JobCommand(TyperCommand):
+        Args:
+            spec: the run's job.
+            file: its name in errors.
+            overrides: the values of ``--set``.
+            sweep: the fields that the sweep options set, which make no change of a run.
+
+        Raises:
+            UserError: a change is invalid.
+        """
+        from hpcddp.api import profiles_directory
+        from hpcddp.errors import UserError
+        from hpcddp.jobfile.overrides import read_options
+        from hpcddp.jobfile.read import change_job
+
+        if sweep:
+            raise UserError("--resume continues one run, and the sweep options start new ones; leave one of them out")
+        names = {field.path: field.option for field in FIELDS}
+        # The run stays where it is; --run-root says where it is looked up.
+        texts = {path: (names[path], text) for path, text in self.options.items() if path != "run_root"}
+        options = read_options(texts, self.command)
+        profiles = profiles_directory(os.environ)
+        return change_job(spec, file=file, overrides=overrides or (), options=options, profiles=profiles)
+
+
+def words_of_command(context: typer.Context) -> tuple[str, ...] | None:
+    """Return the words after ``--``; None if there is no ``--``."""
+    words: tuple[str, ...] | None = context.meta.get(_COMMAND)
+    return words
+
+
+class CommandWords(TyperCommand):
     """A command that keeps the words after ``--`` unchanged."""
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
         """Return the words after the command's name in the first line of the help."""
-        return ["[JOB]", "[OPTIONS]", "[-- COMMAND...]"]
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  typer's own copy of click's Context
         """Keep the words after the first ``--``, and parse the others."""
@@ -120,6 +173,14 @@ class JobCommand(TyperCommand):
         return super().parse_args(ctx, words)
 
 
+class JobCommand(CommandWords):
+    """A command that takes a job file or the words of a command."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002
+        """Return the words after the command's name in the first line of the help."""
+        return ["[JOB]", "[OPTIONS]", "[-- COMMAND...]"]
+
+
 def takes_job_words(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options of ``FIELDS`` to a command, which receives them as its argument ``words``."""
 
@@ -127,7 +188,7 @@ def takes_job_words(function: Callable[..., None]) -> Callable[..., None]:
     def command(ctx: typer.Context, **arguments: Any) -> None:  # noqa: ANN401  typer has checked them
         given = {field.path: arguments.pop(_parameter(field)) for field in FIELDS}
         options = {path: str(value).lower() if value is True else value for path, value in given.items() if value}
-        function(**arguments, words=JobWords(options=options, command=ctx.meta.get(_COMMAND)))
+        function(**arguments, words=JobWords(options=options, command=words_of_command(ctx)))
 
     own = inspect.signature(function, eval_str=True).parameters
     kept = [parameter for name, parameter in own.items() if name != "words"]
@@ -145,9 +206,10 @@ def _parameter(field: _Field) -> str:
 def _as_parameter(field: _Field) -> inspect.Parameter:
     kind = bool if field.flag else str | None
     # The help shows the metavar instead of the type.
-    metavar = "N" if field.option.endswith(("nodes", "node", "task")) else field.metavar
-    shown = {} if field.flag else {"metavar": metavar}
-    option: Any = typer.Option(field.option, help=field.help, hidden=field.help is None, show_default=False, **shown)  # type: ignore[arg-type]
+    metavar = "N" if field.option.endswith(("nodes", "node", "task", "size")) else field.metavar
+    shown: dict[str, Any] = {} if field.flag else {"metavar": metavar, "autocompletion": field.values}
+    names = [name for name in (field.short, field.option) if name is not None]
+    option: Any = typer.Option(*names, help=field.help, hidden=not field.listed, show_default=False, **shown)
     return inspect.Parameter(
         _parameter(field),
         inspect.Parameter.KEYWORD_ONLY,

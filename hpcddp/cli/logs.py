@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 import time
 from collections import deque
@@ -12,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
-from hpcddp.cli.output import echo, write
-from hpcddp.errors import UserError
+from hpcddp.cli.output import echo, styled, write
+from hpcddp.errors import UserError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hpcddp.manage.logs import LogLine
-    from hpcddp.manage.status import State
     from hpcddp.run.directory import AttemptDirectory, RunDirectory
 
 _POLL_S = 0.5
@@ -142,22 +140,29 @@ class _Printer:
             day = time.strftime("%Y-%m-%d", moment)
             if day != self._day:
                 self._day = day
-                echo(f"--- attempt {self._attempt.number} of run {self._attempt.run.run_id}, {day}")
+                write(
+                    styled(
+                        printable(f"--- attempt {self._attempt.number} of run {self._attempt.run.run_id}, {day}"),
+                        "heading",
+                    )
+                )
             label = line.source.label
             self._width = max(self._width, len(label))
             clock = time.strftime("%H:%M:%S", moment)
-            (write if self._raw else echo)(f"{clock} {label:<{self._width}} | {line.text}")
+            head = styled(printable(f"{clock} {label:<{self._width}} |"), "quiet")
+            write(f"{head} {line.text if self._raw else printable(line.text)}")
 
 
 def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int | None, raw: bool) -> None:
+    from hpcddp.manage.follow import EndOfRun
     from hpcddp.manage.logs import LogFollower
 
-    watch = Watch(run)
+    end = EndOfRun(run)
     number: int | None = None
     if run.newest_attempt() is None:
         echo(f"run {run.run_id} has not started yet; waiting", err=True)
     while True:
-        alive = watch.is_alive()
+        alive = end.is_alive()
         newest = run.newest_attempt()
         if newest is not None and newest != number:
             number = newest
@@ -167,36 +172,6 @@ def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int 
         elif number is not None:
             printer.print(follower.new_lines(time.time(), ended=not alive))
         if not alive:
-            echo(f"run {run.run_id} has ended: {watch.state}", err=True)
+            echo(f"run {run.run_id} has ended: {end.state}", err=True)
             return
         time.sleep(_POLL_S)
-
-
-# Most changes show in files; Slurm is queried for runs that ended without a record.
-_POLL_EVERY_S = 10.0
-
-
-class Watch:
-    """Polls whether a run is alive."""
-
-    def __init__(self, run: RunDirectory) -> None:
-        self._run = run
-        self._polled = float("-inf")
-        self.state: State | None = None
-
-    def is_alive(self) -> bool:
-        """Return whether the run is pending or running, or its state is unknown."""
-        from hpcddp.run.files import exists
-
-        if exists(self._run.result) or time.monotonic() - self._polled > _POLL_EVERY_S:
-            self._polled = time.monotonic()
-            self.state = self._poll()
-        return self.state is None or self.state.is_alive or self.state == "unknown"
-
-    def _poll(self) -> State:
-        from hpcddp.manage.overview import files_of
-        from hpcddp.manage.status import statuses
-        from hpcddp.slurm.commands import queue
-
-        environment = dict(os.environ)
-        return statuses(files_of(self._run), ask=lambda: queue(environment), now=time.time()).runs[0].state

@@ -18,9 +18,12 @@ from hpcddp.cli import (
     logs,
     plan,
     render,
+    report,
     requeue,
     sandbox,
     schema,
+    shell,
+    stacks,
     status,
     submit,
     why,
@@ -53,7 +56,8 @@ def _print_version(value: bool) -> None:  # noqa: FBT001
 def hpcddp(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -64,7 +68,8 @@ def hpcddp(
 _SUMMARIES = tuple(
     Summary(module.__name__.rpartition(".")[2], module.register)
     for module in (
-        init, render, submit, status, logs, why, cancel, requeue, checkpoints, plan, doctor, schema, sandbox,
+        init, render, submit, status, logs, why, report, shell, stacks, cancel, requeue, checkpoints, plan, doctor,
+        schema, sandbox,
     )
 )  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcddp.cli.options import AsJson, Overrides, read_job
+from hpcddp.api import plan_of, read_job
+from hpcddp.cli.options import AsJson, Overrides
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
 
@@ -148,9 +148,6 @@ def _plan_job(
     noise: MeasuredNoise | None,
     given: Mapping[str, Any],
 ) -> _Answer:
-    from hpcddp.batch.job import plan_job
-    from hpcddp.batch.samples import count_units
-
     if given:
         raise UserError(
             f"{', '.join(given)} cannot be given together with the job file {job_file}, which states the same; "
@@ -158,12 +155,7 @@ def _plan_job(
         )
     spec = read_job(job_file, overrides).spec
     noise = noise or _measured_noise(Path(spec.run_root) / spec.name)
-    if samples is not None or spec.train is None:
-        return _answer(plan_job(spec, samples=samples, noise=noise))
-    python = spec.environment.interpreter or sys.executable
-    count = count_units(spec.train, spec.batch, directory=Path.cwd(), python=python)
-    notes = () if count.note is None else (count.note,)
-    return _answer(plan_job(spec, samples=count.samples, smallest_group=count.smallest_group, noise=noise, notes=notes))
+    return _answer(plan_of(spec, samples, noise))
 
 
 def _given_noise(samples: float | None) -> MeasuredNoise | None:

@@ -68,12 +68,15 @@ _SAID_DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
 # Pages of the documentation about the subject of a command.
 _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "init": ("profiles",),
+        "init": ("install", "profiles"),
         "render": ("job-file", "templates"),
         "submit": ("job-file", "any-script", "sweeps", "environments", "stop-and-requeue", "trackers"),
         "status": ("life-of-a-run",),
         "logs": ("life-of-a-run",),
         "why": ("life-of-a-run",),
+        "report": ("report",),
+        "shell": ("life-of-a-run",),
+        "stacks": ("life-of-a-run",),
         "cancel": ("life-of-a-run", "stop-and-requeue"),
         "requeue": ("life-of-a-run", "stop-and-requeue"),
         "checkpoints": ("checkpoints",),
@@ -81,6 +84,7 @@ _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "doctor": ("questions",),
         "doctor loss": ("questions",),
         "doctor ddp": ("questions",),
+        "doctor install": ("install",),
         "schema": ("job-file",),
         "sandbox": ("sandbox",),
         "sandbox up": ("sandbox",),

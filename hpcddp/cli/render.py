@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from hpcddp.api import request_to_submit
 from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
 from hpcddp.cli.options import (
     AsJson,
@@ -18,7 +19,6 @@ from hpcddp.cli.options import (
     SweepFile,
     SweepOptions,
     read_sweep,
-    submit_request,
 )
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
@@ -65,7 +65,7 @@ def render(
 
     sweep = read_sweep(axes, sweep_file, max_parallel)
     job = words.load(job_file, overrides=overrides, sweep=sweep)
-    request = submit_request(job, run_id=run_id, template=template, environment=os.environ)
+    request = request_to_submit(job, run_id=run_id, template=template, environment=os.environ)
     script = render_script(request)
     if output is not None:
         _write(output, script.text)

@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING
 
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
 from hpcddp.cli.output import echo
 from hpcddp.errors import HpcddpError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hpcddp.manage.control import RequeueCommands
 
 
 def register(app: typer.Typer) -> None:
@@ -33,6 +27,7 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
 
     Example: hpcddp requeue 20261121-1545
     """
+    from hpcddp.manage.control import commands_of_slurm
     from hpcddp.manage.control import requeue as requeue_run
     from hpcddp.manage.overview import entry_of, overview_of
     from hpcddp.manage.status import RunStatus
@@ -45,24 +40,12 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
     if found.unanswered is not None:
         raise HpcddpError(f"nothing was requeued, because Slurm could not be asked: {found.unanswered}")
     (line,) = found.lines
-    doors = _doors(environment)
+    slurm = commands_of_slurm(environment)
     if isinstance(line, RunStatus):
-        done = {line.run.run_id: requeue_run(line, doors)}
+        done = {line.run.run_id: requeue_run(line, slurm)}
     else:
-        done = {one.run.run_id: requeue_run(one, doors) for one in line.elements if one.state == "running"}
+        done = {one.run.run_id: requeue_run(one, slurm) for one in line.elements if one.state == "running"}
     if as_json:
         echo(json.dumps([{"run_id": name, "sentence": text} for name, text in done.items()], indent=2))
         return
     echo("\n".join(done.values()) or "no element of the sweep runs, so none was requeued")
-
-
-def _doors(environment: Mapping[str, str]) -> RequeueCommands:
-    from hpcddp.manage.control import RequeueCommands
-    from hpcddp.slurm import commands
-
-    return RequeueCommands(
-        may_requeue=lambda job_id: (commands.show_job(job_id, environment=environment) or {}).get("Requeue") != "0",
-        warn=lambda job_id: commands.cancel([job_id], environment, signal="USR2"),
-        allow=lambda job_id: commands.update_job(job_id, Requeue="1"),
-        requeue=commands.requeue,
-    )

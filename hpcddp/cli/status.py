@@ -4,40 +4,48 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
-from hpcddp.cli.output import echo, write
+from hpcddp.cli.output import Role, echo, styled, write
+from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcddp.manage.overview import Overview
+    from hpcddp.manage.overview import Filter, Overview
+    from hpcddp.manage.ranking import Ranking
     from hpcddp.manage.status import State
 
 _SHORTEST_INTERVAL_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
 
 
-_COLOURS = {
-    "running": "green",
-    "finished": "green",
-    "starting": "cyan",
-    "stopping": "cyan",
-    "pending": "yellow",
-    "requeued": "yellow",
-    "held": "yellow",
-    "suspended": "yellow",
-    "failed": "red",
-    "lost": "red",
-    "timed out": "red",
-    "preempted": "red",
-}
+_ROLES: Final[Mapping[str, Role]] = MappingProxyType(
+    {
+        "running": "good",
+        "finished": "good",
+        "starting": "active",
+        "stopping": "active",
+        "pending": "waiting",
+        "requeued": "waiting",
+        "held": "waiting",
+        "suspended": "waiting",
+        "failed": "bad",
+        "lost": "bad",
+        "timed out": "bad",
+        "preempted": "bad",
+    }
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -45,46 +53,135 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
-def status(
+def status(  # noqa: PLR0913  each is an option
     run: Annotated[
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="Run id, the start of one, or run directory; without it, all runs.",
+            help="Run id or a part of it, job name, Slurm job id, last, or run directory; without it, all runs.",
             autocompletion=complete_runs,
         ),
     ] = None,
     *,
     everything: Annotated[
-        bool, typer.Option("--all", help="Show all runs, including those that ended long ago.")
+        bool, typer.Option("--all", help="Show all runs in all run roots, including those that ended long ago.")
     ] = False,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help="Only runs in this state; repeatable.", autocompletion=_complete_states),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Only runs of jobs with this name; may hold * and ?.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Only runs submitted since: 90min, 12h, 7d, 2026-11-20 or 2026-11-20T08:00."),
+    ] = None,
+    scan: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="First search DIR for runs, and write them into the index of --all."),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=_SHORTEST_INTERVAL_S, help="Time between refreshes.")
     ] = 10.0,
+    sort: Annotated[
+        str | None, typer.Option(metavar="METRIC", help="Sort the runs of a sweep by METRIC, such as loss.")
+    ] = None,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of runs.
 
     Without RUN: all runs in the run root, newest first, and one line for each sweep. With RUN: one run in detail. With
-    the id of a sweep: all its elements. Slurm is queried once for all runs.
+    the id of a sweep: all its elements; --sort sorts them by a metric, the best first. Slurm is queried once for all
+    runs.
 
     Example: hpcddp status --watch
+
+    Example: hpcddp status --all --state running --since 7d
     """
-    look = _looker(run, run_root, everything=everything)
+    now = time.time()
+    wanted = _filter(state or (), name, since, now)
+    if run is not None and (everything or scan is not None or not wanted.is_empty):
+        raise UserError(f"{run!r} names one run, and --all, --state, --name, --since and --scan choose among all runs")
+    if scan is not None:
+        _scan(scan)
+    look = _looker(run, run_root, everything=everything, wanted=wanted)
     while True:
         found = look()
+        ranking = None if sort is None else _ranking(found, run, sort)
         if as_json:
-            echo(json.dumps(found.as_json(), indent=2))
+            sweeps = {} if ranking is None else {"sweeps": [ranking.as_json()]}
+            echo(json.dumps({**found.as_json(), **sweeps}, indent=2))
         else:
-            _show(found, run, run_root, again=watch)
+            _show(found, run, run_root, again=watch, ranking=ranking)
         if not watch:
             return
         time.sleep(interval)
 
 
-def _looker(run: str | None, run_root: Path, *, everything: bool) -> Callable[[], Overview]:
+_DAYS = re.compile("([0-9]{1,5}) ?d", re.ASCII)
+
+
+def _filter(states: Sequence[str], name: str | None, since: str | None, now: float) -> Filter:
+    from hpcddp.manage.overview import Filter
+
+    return Filter(
+        states=frozenset(_state(text) for text in states),
+        name=name,
+        since=None if since is None else _moment(since, now),
+    )
+
+
+def _state(text: str) -> State:
+    from hpcddp.jobfile.problems import nearest
+    from hpcddp.manage.status import State
+
+    word = text.strip().lower().replace("_", " ").replace("-", " ")
+    if word in set(State):
+        return State(word)
+    near = nearest(word, [str(state) for state in State])
+    instead = f"did you mean {near}?" if near else f"write one of {', '.join(State)}"
+    raise UserError(f"--state is {text!r}, and there is no such state; {instead}")
+
+
+def _moment(text: str, now: float) -> float:
+    """Return the moment of ``--since`` in seconds since the epoch."""
+    from hpcddp.jobfile.units import UnitError, parse_duration
+
+    if days := _DAYS.fullmatch(text.strip()):
+        return now - 86400.0 * int(days[1])
+    with suppress(UnitError):
+        return now - parse_duration(text).total_seconds()
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UserError(
+            f"--since is {text!r}, and that is no time; write a duration such as 90min, 12h or 7d, or a date such as "
+            "2026-11-20 or 2026-11-20T08:00"
+        ) from None
+
+
+def _complete_states(incomplete: str) -> list[str]:
+    """Return the states that start with a text, for the shell."""
+    from hpcddp.manage.status import State
+
+    return [word for state in State if (word := str(state).replace(" ", "-")).startswith(incomplete)]
+
+
+def _scan(directory: Path) -> None:
+    from hpcddp.run.index import index_directory, scan
+
+    if not directory.is_dir():
+        raise UserError(f"--scan is {str(directory)!r}, and there is no such directory")
+    if index_directory() is None:
+        raise UserError("the index has no place: HOME is not set; set it, or XDG_STATE_HOME")
+    found = scan(directory)
+    echo(f"{len(found)} {'run' if len(found) == 1 else 'runs'} found under {directory.absolute()}", err=True)
+
+
+def _looker(run: str | None, run_root: Path, *, everything: bool, wanted: Filter) -> Callable[[], Overview]:
     from hpcddp.manage.overview import entry_of, overview, overview_of
     from hpcddp.run.find import find_run
     from hpcddp.slurm.commands import queue
@@ -93,32 +190,46 @@ def _looker(run: str | None, run_root: Path, *, everything: bool) -> Callable[[]
 
     def look() -> Overview:
         if run is None:
-            return overview(run_root, ask=lambda: queue(environment), now=time.time(), everything=everything)
+            return overview(
+                run_root, ask=lambda: queue(environment), now=time.time(), everything=everything, wanted=wanted
+            )
         entry = entry_of(find_run(run, run_root))
         return overview_of([entry], ask=lambda: queue(environment), now=time.time())
 
     return look
 
 
-def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> None:
+def _ranking(found: Overview, run: str | None, metric: str) -> Ranking:
+    from hpcddp.manage.overview import SweepStatus
+    from hpcddp.manage.ranking import RankingError, rank
+
+    if run is None:
+        raise RankingError("--sort sorts the runs of one sweep; name it: hpcddp status SWEEP --sort METRIC")
+    (only,) = found.lines
+    if not isinstance(only, SweepStatus):
+        raise RankingError(f"--sort sorts the runs of one sweep, and {only.run.run_id} is one run; leave --sort out")
+    return rank(only, metric)
+
+
+def _show(found: Overview, run: str | None, run_root: Path, *, again: bool, ranking: Ranking | None) -> None:
     from hpcddp.manage.format import one_line
     from hpcddp.manage.overview import SweepStatus, details, elements_table, table
     from hpcddp.manage.status import RunStatus
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
-    lines = (
-        table(found.lines, width=width, paint=_styled)
-        if found.lines
-        else [f"there is no run under {one_line(str(run_root.absolute()))}"]
-    )
+    lines = table(found.lines, width=width, paint=_styled) if found.lines else [_nothing(run_root)]
     if run is not None:
         (only,) = found.lines
         if isinstance(only, RunStatus):
             lines = details(only, paint=_styled)
         elif isinstance(only, SweepStatus):
             name = one_line(only.sweep.sweep_id)
-            lines = [f"sweep {name}: {only.sentence}", *elements_table(only, width=width, paint=_styled)]
+            if ranking is None:
+                lines = [f"sweep {name}: {only.sentence}", *elements_table(only, width=width, paint=_styled)]
+            else:
+                order = one_line(ranking.sentence)
+                lines = [f"sweep {name}: {only.sentence}; {order}", *ranking.table(width=width, paint=_styled)]
     if found.left_out:
         lines.append(f"{found.left_out} older runs have ended; --all shows them too")
     head = _CLEAR if again and terminal else ""
@@ -128,9 +239,15 @@ def _show(found: Overview, run: str | None, run_root: Path, *, again: bool) -> N
         echo(f"Slurm could not be asked, so these states are as far as files tell: {found.unanswered}", err=True)
 
 
+def _nothing(run_root: Path) -> str:
+    from hpcddp.manage.format import one_line
+    from hpcddp.run.index import indexed_runs
+
+    elsewhere = "; hpcddp status --all shows those of other run roots" if indexed_runs() else ""
+    return f"there is no run under {one_line(str(run_root.absolute()))}{elsewhere}"
+
+
 def _styled(text: str, state: State) -> str:
-    """Return a text in the colour of a state, or unchanged without colours (https://no-color.org)."""
-    colour = _COLOURS.get(str(state))
-    if colour is None or os.environ.get("NO_COLOR") or not sys.stdout.isatty():
-        return text
-    return typer.style(text, fg=colour)
+    """Return a text in the colour of a state."""
+    role = _ROLES.get(str(state))
+    return text if role is None else styled(text, role)

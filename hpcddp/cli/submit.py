@@ -6,15 +6,18 @@ import json
 import os
 import secrets
 import shlex
-from collections.abc import Iterator
-from dataclasses import replace
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcddp.api import default_run_root, request_to_submit
 from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.follow import follow_run
 from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
@@ -29,20 +32,22 @@ from hpcddp.cli.options import (
     SweepFile,
     SweepOptions,
     complete_runs,
-    default_run_root,
     read_sweep,
     run_argument,
-    submit_request,
+    short_argument,
 )
-from hpcddp.cli.output import echo, write
+from hpcddp.cli.output import echo, warn, write
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hpcddp.jobfile.cluster import Cluster
+    from hpcddp.jobfile.overrides import Override
     from hpcddp.manage.follow import Outcome
+    from hpcddp.run.directory import RunDirectory
     from hpcddp.run.result import Result
+    from hpcddp.run.sweep import Sweep
     from hpcddp.submit.request import SubmitRequest
     from hpcddp.submit.submit import Submission
     from hpcddp.submit.sweep import SweepSubmission
@@ -74,7 +79,7 @@ def submit(  # noqa: PLR0913  each is an option
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Continue this run: its id, or the start of it.",
+            help="Continue this run, or the rest of this sweep.",
             autocompletion=complete_runs,
         ),
     ] = None,
@@ -85,94 +90,197 @@ def submit(  # noqa: PLR0913  each is an option
     after_any: AfterAny = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Submit although something is missing on this machine.", hidden=True),
+    ] = False,
     as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the run id.", hidden=True)] = False,
     words: JobWords,
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
     Prints the run id and returns. --follow waits, through requeues, for the end: exit code 0 if finished, else 1.
-    --resume continues an ended run.
+    --resume continues an ended run; options change its job.
 
     Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
 
     Example: hpcddp submit --nodes 2 --gpus-per-node 4 --time 2h -- python train.py
 
-    Example: hpcddp submit job.yaml --sweep train.seed=0..4 --max-parallel 2
+    Example: hpcddp submit --sweep lr=0.1,0.2 --max-parallel 2 -- python train.py --lr {lr}
 
     Example: hpcddp submit --resume 20260314-1544
     """
+    from hpcddp.run.sweep import read_sweep as sweep_at
     from hpcddp.submit.resume import resume as resume_run
     from hpcddp.submit.resume import resume_with_job
-    from hpcddp.submit.submit import choose_cluster, new_run_id
     from hpcddp.submit.submit import submit as submit_new
-    from hpcddp.submit.sweep_element import find_to_resume
 
+    output = _Output(follow=follow, quiet=quiet, as_json=as_json)
+    if quiet and (follow or dry_run or as_json):
+        raise UserError("--quiet prints the run id and nothing else; leave it out, or --follow, --dry-run and --json")
     environment = dict(os.environ)
     # Only a run that is named has to be found.
     run_root = words.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
     sweep = read_sweep(axes, sweep_file, max_parallel)
+    run = None if resume is None else _find(resume, run_root, dry_run=dry_run)
     unchanged = job_file is None and words.is_empty and not (overrides or sweep or template or dry_run)
-    if resume is not None and unchanged and cluster is ClusterChoice.AUTO:
+    if run is not None and unchanged and cluster is ClusterChoice.AUTO:
         dependency = _wait_for(after, after_any, run_root, environment)
-        submission = resume_run(find_to_resume(resume, run_root), environment=environment, dependency=dependency)
-    elif job_file is None and words.command is None:
-        raise UserError(
-            "no JOB is given; write a job file, a command after --, or --resume RUN alone to go on as it was"
-        )
+        if (whole := sweep_at(run.path)) is not None:
+            _resume_sweep(whole, environment, dependency, output)
+            return
+        submission = resume_run(run, environment=environment, dependency=dependency, force=force)
     else:
-        job = words.load(job_file, overrides=overrides, sweep=sweep)
-        chosen = choose_cluster(cluster.value, environment)
-        request = submit_request(
-            job,
-            run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
-            cluster=chosen,
-            template=template,
-            environment=environment,
-            dependency=_wait_for(after, after_any, run_root, environment, cluster=chosen),
-        )
+        request = _request_of(run, job_file, words, cluster, template, overrides, sweep, environment)
+        dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
+        request = replace(request, dependency=dependency, force=force)
         if dry_run:
-            _print_preview(request, resume, run_root, as_json=as_json)
+            _print_preview(request, run, as_json=as_json)
             return
-        if resume is not None:
-            submission = resume_with_job(find_to_resume(resume, run_root), request)
-        elif job.spec.sweep is not None:
-            _submit_sweep(request, follow=follow, as_json=as_json)
+        if run is None and request.job.spec.sweep is not None:
+            _submit_sweep(request, output)
             return
-        else:
-            submission = submit_new(request)
-    if not follow:
-        _print_submission(submission, as_json=as_json)
+        submission = submit_new(request) if run is None else resume_with_job(run, request)
+    _show(submission, output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Output:
+    """The options that say what ``submit`` prints."""
+
+    follow: bool
+    quiet: bool
+    as_json: bool
+
+
+def _request_of(
+    run: RunDirectory | None,
+    job_file: Path | None,
+    words: JobWords,
+    cluster: ClusterChoice,
+    template: str | None,
+    overrides: list[str] | None,
+    sweep: Sequence[Override],
+    environment: Mapping[str, str],
+) -> SubmitRequest:
+    """Return the request of a job file or a command, or that of a run whose job the options change."""
+    from hpcddp.submit.resume import own_request
+    from hpcddp.submit.submit import choose_cluster, new_run_id
+
+    if run is None and job_file is None and words.command is None:
+        raise UserError("no JOB is given; write a job file, a command after --, or --resume RUN to continue a run")
+    if run is not None and job_file is None:
+        change = partial(words.change, file=str(run.job_file), overrides=overrides, sweep=sweep)
+        where = None if cluster.value == "auto" else choose_cluster(cluster.value, environment)
+        return own_request(run, change, environment=environment, cluster=where, template=template)
+    return request_to_submit(
+        words.load(job_file, overrides=overrides, sweep=sweep),
+        run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
+        cluster=choose_cluster(cluster.value, environment),
+        template=template,
+        environment=environment,
+    )
+
+
+def _show(submission: Submission, output: _Output) -> None:
+    """Print what was submitted, and follow it if that is asked for."""
+    if output.quiet:
+        echo(submission.run.run_id)
+        return
+    if not output.follow:
+        _print_submission(submission, as_json=output.as_json)
         return
     _print_submission_line(submission)
     outcome = follow_run(submission)
-    _print_outcome(submission, outcome, as_json=as_json)
+    _print_outcome(submission, outcome, as_json=output.as_json)
     raise typer.Exit(_exit_code(outcome))
 
 
-def _submit_sweep(request: SubmitRequest, *, follow: bool, as_json: bool) -> None:
+_NOT_FOLLOWED = "--follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP"
+
+
+def _resume_sweep(sweep: Sweep, environment: Mapping[str, str], dependency: str | None, output: _Output) -> None:
+    """Continue the elements of a sweep that have ended and not finished."""
+    from hpcddp.manage.overview import SweepStatus, overview_of
+    from hpcddp.manage.status import State
+    from hpcddp.slurm import commands
+    from hpcddp.submit.resume import resume_sweep
+
+    if output.follow:
+        raise UserError(_NOT_FOLLOWED)
+    found = overview_of([sweep], ask=lambda: commands.queue(environment), now=time.time())
+    (status,) = found.lines
+    elements = status.elements if isinstance(status, SweepStatus) else ()
+    unknown = next((element for element in elements if element.state is State.UNKNOWN), None)
+    if unknown is not None:
+        why = found.unanswered or next(iter(unknown.files.damaged), "see hpcddp why")
+        raise UserError(f"nothing was resumed: the state of the run {unknown.run.run_id} is unknown: {why}")
+    finished = sum(element.state is State.FINISHED for element in elements)
+    alive = sum(element.state.is_alive for element in elements)
+    left = [
+        index
+        for index, element in enumerate(elements)
+        if element.state is not State.FINISHED and not element.state.is_alive
+    ]
+    rest = f"{finished} finished, {alive} alive"
+    if not left:
+        raise UserError(f"the sweep {sweep.sweep_id} has no run to resume: {rest}")
+    resumed = resume_sweep(sweep, left, environment=environment, dependency=dependency)
+    if output.quiet:
+        echo(sweep.sweep_id)
+        return
+    if output.as_json:
+        echo(json.dumps({**resumed.as_json(), "finished": finished, "alive": alive}, indent=2))
+        return
+    _print_remarks(resumed.dropped, resumed.warnings)
+    echo(f"{len(left)} element{' continues' if len(left) == 1 else 's continue'}; {rest}")
+    echo(f"job id           {_first_words(resumed.job_ids)}")
+    echo(f"sweep directory  {sweep.path}")
+    echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")
+
+
+_LISTED = 5
+
+
+def _first_words(words: Sequence[str]) -> str:
+    """Return a list in words; of a long one, the first words and how many there are more."""
+    more = f" and {len(words) - _LISTED} more" if len(words) > _LISTED else ""
+    return f"{', '.join(words[:_LISTED])}{more}"
+
+
+def _submit_sweep(request: SubmitRequest, output: _Output) -> None:
     from hpcddp.submit.sweep import submit_sweep
 
-    if follow:
-        raise UserError("--follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP")
-    _print_sweep(submit_sweep(request), as_json=as_json)
+    if output.follow:
+        raise UserError(_NOT_FOLLOWED)
+    submission = submit_sweep(request)
+    if output.quiet:
+        echo(submission.sweep.sweep_id)
+        return
+    _print_sweep(submission, as_json=output.as_json)
 
 
-def _print_preview(request: SubmitRequest, resume: str | None, run_root: Path, *, as_json: bool) -> None:
+def _find(text: str, run_root: Path, *, dry_run: bool) -> RunDirectory:
+    """Return the run to resume; a dry run makes no directory for an element of a sweep that never began."""
     from hpcddp.run.find import find_run
-    from hpcddp.submit.resume import job_of_run
+    from hpcddp.submit.sweep_element import checked_run, find_to_resume
+
+    return checked_run(find_run(text, run_root)) if dry_run else find_to_resume(text, run_root)
+
+
+def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json: bool) -> None:
+    """Print what would be submitted: a new run, or a resumption of ``run``."""
+    from hpcddp.submit.resume import prepare_resumption
     from hpcddp.submit.submit import prepare
-    from hpcddp.submit.sweep_element import checked_run
 
-    if resume is not None:
-        run = checked_run(find_run(resume, run_root))
-        request = replace(request, run_id=run.run_id, job=job_of_run(run, request.job))
-    prepared = prepare(request)
+    resumption = None if run is None else prepare_resumption(run, request)
+    prepared = prepare(request) if resumption is None else resumption.job
+    consequences = () if resumption is None else resumption.consequences
     for warning in prepared.notes:
-        echo(f"warning: {warning}", err=True)
-    _print_dry_run(prepared.as_json(), as_json=as_json)
-
-
-def _print_dry_run(preview: dict[str, Any], *, as_json: bool) -> None:
+        warn(warning)
+    _print_changes(consequences)
+    preview = {**prepared.as_json(), **({"changes": list(consequences)} if consequences else {})}
     if as_json:
         echo(json.dumps(preview, indent=2))
         return
@@ -190,14 +298,24 @@ def _print_submission(submission: Submission, *, as_json: bool) -> None:
     echo(f"run id         {submission.run.run_id}")
     echo(f"job id         {submission.job_id}  ({kind} on {submission.cluster})")
     echo(f"run directory  {submission.run.path}")
-    echo(f"next           {shlex.join(['hpcddp', 'logs', str(submission.run.path), '--follow'])}")
+    echo(f"next           {shlex.join(['hpcddp', 'logs', short_argument(submission.run), '--follow'])}")
+
+
+def _print_changes(consequences: Sequence[str]) -> None:
+    for sentence in consequences:
+        echo(f"change: {sentence}", err=True)
 
 
 def _print_notes(submission: Submission) -> None:
-    if submission.dropped:
-        echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
-    for warning in submission.warnings:
-        echo(f"warning: {warning}", err=True)
+    _print_changes(submission.consequences)
+    _print_remarks(submission.dropped, submission.warnings)
+
+
+def _print_remarks(dropped: Sequence[str], warnings: Iterable[str]) -> None:
+    if dropped:
+        echo(f"not passed on, they would override the script: {', '.join(dropped)}", err=True)
+    for warning in warnings:
+        warn(warning)
 
 
 def _print_submission_line(submission: Submission) -> None:
@@ -286,15 +404,15 @@ def _print_sweep(submission: SweepSubmission, *, as_json: bool) -> None:
     if as_json:
         echo(json.dumps(submission.as_json(), indent=2))
         return
-    if submission.dropped:
-        echo(f"not passed on, they would override the script: {', '.join(submission.dropped)}", err=True)
-    for warning in submission.warnings:
-        echo(f"warning: {warning}", err=True)
+    _print_remarks(submission.dropped, submission.warnings)
     sweep = submission.sweep
     last = len(sweep.elements) - 1
-    arrays = "a job array" if len(sweep.chunks) == 1 else f"{len(sweep.chunks)} job arrays"
     echo(f"sweep id         {sweep.sweep_id}")
     echo(f"runs             {last + 1}: {sweep.run_id(0)} ... {sweep.run_id(last)}")
-    echo(f"job id           {', '.join(chunk.job_id for chunk in sweep.chunks)}  ({arrays} on slurm)")
+    if submission.cluster == "local":
+        echo(f"job id           {_first_words(submission.job_ids)}  (processes on this machine)")
+    else:
+        arrays = "a job array" if len(sweep.chunks) == 1 else f"{len(sweep.chunks)} job arrays"
+        echo(f"job id           {', '.join(submission.job_ids)}  ({arrays} on slurm)")
     echo(f"sweep directory  {sweep.path}")
     echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -70,6 +71,12 @@ def _mount(text: str) -> str:
     return text
 
 
+def _absolute_source(path: str) -> str:
+    if not path.startswith("/"):
+        raise refusal("what is copied has an absolute path, in which nothing is expanded", "write it from the / on")
+    return path
+
+
 def _absolute(path: str) -> str:
     if not path.startswith("/"):
         raise refusal("a directory in the container is an absolute path", "write for example /workspace")
@@ -108,6 +115,41 @@ class Container(Section):
         return None if "://" in self.image else self.image
 
 
+_VARIABLE_FIRST = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))(/[^$]*)?", re.ASCII)
+
+
+def _stage_target(path: str) -> str:
+    if not (re.fullmatch(r"/[^$]*[^$/][^$]*", path) or _VARIABLE_FIRST.fullmatch(path)):
+        raise refusal(
+            "it is neither an absolute path nor a variable with a path behind it",
+            "write for example /tmp/imagenet or $SLURM_TMPDIR/imagenet",
+        )
+    if ".." in path.split("/"):
+        raise refusal("it leads out of its own directory", "write the path without ..")
+    return path
+
+
+class Stage(Section):
+    """Data that each node copies to a disk of its own before the tasks start, once for all ranks of the node."""
+
+    source: Annotated[Line, AfterValidator(_absolute_source)] = Field(
+        description="What is copied: a directory, a file, or an archive (`.tar`, `.tar.gz`, `.tgz`, `.tar.bz2`, "
+        "`.tar.xz`, `.tar.zst`), which is unpacked. Every node must see it."
+    )
+    target: Annotated[Line, AfterValidator(_stage_target)] = Field(
+        description="Directory on each node that then holds the data: a path, which may begin with a variable of the "
+        "node, such as `$SLURM_TMPDIR/imagenet`. The tasks find it in `HPCDDP_STAGED`."
+    )
+
+    def directory(self, environment: Mapping[str, str]) -> str | None:
+        """Return the target on a node with these variables; None if its variable is not set there, or is no path."""
+        found = _VARIABLE_FIRST.fullmatch(self.target)
+        if found is None:
+            return self.target
+        begin = environment.get(found[1] or found[2], "")
+        return f"{begin.rstrip('/')}{found[3] or ''}" if begin.startswith("/") else None
+
+
 class Environment(Section):
     """The environment that the tasks run in."""
 
@@ -138,6 +180,7 @@ class Environment(Section):
         "`venv` or `uv`, or the one that submits.",
     )
     container: Container | None = Field(None, description="Container to run in.")
+    stage: Stage | None = Field(None, description="Data to copy to a disk of each node before the tasks start.")
 
     @property
     def interpreter(self) -> str | None:

@@ -66,11 +66,11 @@ class JobSpec(Section):
         None,
         description=(
             "Values of fields, `{train.seed: 0..4, learning_rate.base: [0.1, 0.2]}`: one run for each combination, all "
-            "in one job array. Or a list of mappings, one run each."
+            "in one job array. Or a list of mappings, one run each. `{lr: [0.1, 0.2]}` replaces `{lr}` in `command`."
         ),
     )
     max_parallel: int | None = Field(
-        None, ge=1, description="Elements of the sweep that run at the same time. null is all."
+        None, ge=1, description="Elements of the sweep that run at the same time. null is all; on this machine, one."
     )
 
     @property
@@ -85,6 +85,11 @@ class JobSpec(Section):
                 f"batch.global_batch_size is missing in the job {self.name}; write how many samples a step has"
             )
         return self.batch.global_batch_size
+
+    @property
+    def states_learning_rate(self) -> bool:
+        """Whether the job has a learning rate: a training always has one, other jobs only one that is written."""
+        return self.train is not None or "base" in self.learning_rate.model_fields_set
 
     @property
     def launcher_command(self) -> LauncherCommand | None:

@@ -26,6 +26,7 @@ from hpcddp.jobfile.job import find_key
 from hpcddp.jobfile.merge import COMMAND_LINE, OVERRIDE, SWEEP_OPTION, Source
 from hpcddp.jobfile.messages import unknown_key
 from hpcddp.jobfile.problems import JobFileError, Problem
+from hpcddp.jobfile.sweep import argument_text, is_placeholder
 
 # Fields whose options take any text as it is: a partition may be named 010.
 _TEXTS: frozenset[Path] = frozenset(
@@ -200,8 +201,16 @@ def _read_axis(key: str, text: str) -> list[Any]:
         raise DocumentError(
             "is not a list of values; write them with commas between them, and quote a string with commas"
         )
+    if is_placeholder(key):
+        written = [document.written.get((str(index),)) for index in range(len(document.value))]
+        return list(expand_ranges(map(_for_command, document.value, written)))
     values = list(expand_ranges(document.value))
     return _as_written(values, document) if _is_variable(path_of(key)) else values
+
+
+def _for_command(value: object, written: str | None) -> object:
+    """Return a value of a command; one that the command would spell differently, such as 1e-3 or True, as a text."""
+    return value if written is None or argument_text(value) == written else written
 
 
 def _as_written(values: Sequence[Any], document: Document) -> list[Any]:
@@ -257,6 +266,7 @@ def _read_cell(key: str, cell: str, line: int) -> object:
     if _is_variable(path_of(key)):
         return cell
     try:
-        return _read_yaml(cell) if cell[0] in _OPENING else read_scalar(cell)
+        value = _read_yaml(cell) if cell[0] in _OPENING else read_scalar(cell)
+        return _for_command(value, cell) if is_placeholder(key) and not isinstance(value, str | list | dict) else value
     except DocumentError as error:
         raise DocumentError(f"has a cell for {key} that {error}", line=line) from None

@@ -92,7 +92,9 @@ def _parse(text: str, file: FilePath) -> dict[str, Any]:
 
 
 def _foreign_key(key: str, source: Source, kind: str, keys: Sequence[str]) -> Problem:
-    sentence = f"is not a key of {kind}, which has {', '.join(keys)}; write it in the job file"
+    near = nearest(key, keys)
+    instead = f"did you mean {near}?" if near else "write it in the job file"
+    sentence = f"is not a key of {kind}, which has {', '.join(keys)}; {instead}"
     return Problem(file=source.file, line=source.line_of((key,)), key=key, sentence=sentence)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path as FilePath
@@ -30,12 +31,14 @@ class ResolvedJob:
             "project hpcddp.toml", "profile NAME" or "default".
         profile: the name of the profile that it uses; None where there is none.
         cluster: the facts about the cluster in that profile.
+        named: the key paths that the command line sets, each as it is written there.
     """
 
     spec: JobSpec
     origins: Mapping[str, str]
     profile: str | None = None
     cluster: ClusterFacts | None = None
+    named: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ NO_DEFAULTS = DefaultSettings()
 
 
 def load_job(
-    path: FilePath | None,
+    path: FilePath | Mapping[str, Any] | None,
     *,
     overrides: Sequence[str] = (),
     options: Sequence[Override | Problem] = (),
@@ -68,7 +71,7 @@ def load_job(
     """Read a job file, or build a job from the command line alone.
 
     Args:
-        path: the YAML file; None for a job without one.
+        path: the YAML file, or its content; None for a job without one.
         overrides: ``key.path=value`` each; the last of two for one key counts.
         options: values of other command-line options; ``overrides`` have precedence over them.
         defaults: the files with default settings.
@@ -79,16 +82,16 @@ def load_job(
     Raises:
         JobFileError: with every problem of the files and the overrides.
     """
-    file = Document(value={}, lines={}, written={}, faults=()) if path is None else _read_file(path)
+    content = {} if path is None else path
+    is_file = isinstance(content, FilePath)
+    file = _read_file(content) if isinstance(content, FilePath) else Document(value=dict(content))
     source = Source(
         origin=JOB_FILE,
-        file=f"the {COMMAND_LINE}" if path is None else str(path),
+        file=str(path) if is_file else f"the {COMMAND_LINE}" if path is None else "the job",
         lines=file.lines,
         written=file.written,
     )
-    results = [*options, *(read_override(text) for text in overrides)]
-    sets = [result for result in results if isinstance(result, Override)]
-    problems = [result for result in results if isinstance(result, Problem)]
+    sets, problems = _read_command_line(overrides, options)
     problems += [_of_fault(fault, source) for fault in file.faults]
     merged = MergedValues()
     profile: Profile | None = None
@@ -101,6 +104,61 @@ def load_job(
         _name_after_command(merged, sets)
     wrong = [fault.path for fault in file.faults]
     wrong += [tuple(problem.key.split(".")) for problem in problems if problem.key]
+    return _resolve(merged, source, sets, problems, wrong, profile)
+
+
+def change_job(
+    spec: JobSpec,
+    *,
+    file: str,
+    overrides: Sequence[str] = (),
+    options: Sequence[Override | Problem] = (),
+    profiles: FilePath | None = None,
+) -> ResolvedJob:
+    """Return a resolved job with the changes of the command line; default settings are not merged into it again.
+
+    Args:
+        spec: the resolved job.
+        file: its name in errors.
+        overrides: ``key.path=value`` each; the last of two for one key counts.
+        options: values of other command-line options; ``overrides`` have precedence over them.
+        profiles: the directory of cluster profiles, for the facts about the cluster; None where there is none.
+
+    Raises:
+        JobFileError: with every problem of the changes.
+    """
+    sets, problems = _read_command_line(overrides, options)
+    source, merged = Source(origin=JOB_FILE, file=file), MergedValues()
+    merged.merge(spec.model_dump(mode="json"), source)
+    wrong = [tuple(problem.key.split(".")) for problem in problems if problem.key]
+    profile: Profile | None = None
+    # The job has all its values: without the profile only the checks against the cluster's facts are left out.
+    with suppress(SettingsError):
+        profile = read_profile(spec.profile, profiles)
+    return _resolve(merged, source, sets, problems, wrong, profile)
+
+
+def _read_command_line(
+    overrides: Sequence[str], options: Sequence[Override | Problem]
+) -> tuple[list[Override], list[Problem]]:
+    results = [*options, *(read_override(text) for text in overrides)]
+    sets = [result for result in results if isinstance(result, Override)]
+    return sets, [result for result in results if isinstance(result, Problem)]
+
+
+def _resolve(
+    merged: MergedValues,
+    source: Source,
+    sets: Sequence[Override],
+    problems: Sequence[Problem],
+    wrong: Sequence[Path],
+    profile: Profile | None,
+) -> ResolvedJob:
+    """Assign the values of the command line, and check the job.
+
+    Raises:
+        JobFileError: with ``problems`` and every problem of the values.
+    """
     for override in sets:
         merged.assign(override.path, override.value, override.source)
         wrong = [fault for fault in wrong if fault[: len(override.path)] != override.path]
@@ -112,6 +170,7 @@ def load_job(
         origins=dict(_origins(spec, merged)),
         profile=None if profile is None else profile.name,
         cluster=None if profile is None else profile.cluster,
+        named=frozenset(dotted(override.path) for override in sets),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
 
 from hpcddp.jobfile.fields import GpuType, Line, Memory, Section, TimeLimitField, refusal
+from hpcddp.jobfile.problems import nearest
 
 FLAG_PATTERN = r"[a-z][a-z0-9-]*"
 _RUN_DIRECTORY = "hpcddp writes the job's output into the run directory"
@@ -146,6 +147,27 @@ def _flag_name(name: str) -> str:
 FlagName = Annotated[str, AfterValidator(_flag_name), Field(json_schema_extra={"pattern": f"^{FLAG_PATTERN}$"})]
 
 
+MAIL_TYPES = (
+    "NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT", "TIME_LIMIT_90",
+    "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS",
+)  # fmt: skip
+"""The types of mail (sbatch(1), --mail-type)."""
+
+
+def _mail_types(text: str) -> str:
+    for word in text.upper().split(","):
+        if word not in MAIL_TYPES:
+            near = nearest(word, MAIL_TYPES)
+            raise refusal(
+                f"Slurm has no type of mail {word!r}" if word else "a type of mail is missing between its commas",
+                f"did you mean {near}?" if word and near else f"write one or more of {', '.join(MAIL_TYPES)}",
+            )
+    return text.upper()
+
+
+MailTypes = Annotated[Line, AfterValidator(_mail_types)]
+
+
 class Resources(Section):
     """The resources that the job requests from Slurm."""
 
@@ -191,6 +213,10 @@ class Resources(Section):
     exclude: Line | None = Field(None, description="Nodes that the job must not get.")
     exclusive: bool = Field(default=False, description="Whether the job shares its nodes with no other job.")
     licenses: Line | None = Field(None, description="Licenses that the job holds while it runs.")
+    mail_type: MailTypes | None = Field(
+        None, description="When Slurm sends mail: `END,FAIL`, or other types of `man sbatch`, with commas."
+    )
+    mail_user: Line | None = Field(None, description="Who gets the mail. null is the user who submits.")
     sbatch: Mapping[FlagName, FlagValue] = Field(
         default_factory=dict,
         description="Any other sbatch flag, by its long name; `true` writes the flag without a value.",

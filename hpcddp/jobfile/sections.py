@@ -94,7 +94,13 @@ Schedule = Literal["constant", "cosine", "step"]
 class LearningRate(Section):
     """The learning rate, over the whole training."""
 
-    base: float = Field(0.1, gt=0, description="Learning rate after warm-up.", json_schema_extra={"unit": "per step"})
+    base: float = Field(
+        0.1,
+        gt=0,
+        description="Learning rate after warm-up. The default is that of `train`; a command or an entrypoint gets only "
+        "a rate that is written.",
+        json_schema_extra={"unit": "per step"},
+    )
     base_global_batch_size: int | None = Field(
         None,
         ge=1,

@@ -1,8 +1,13 @@
-"""Sweeps: the elements of a sweep as a table, the job of each element, and the errors of a sweep."""
+"""Sweeps: the elements of a sweep as a table, the job of each element, and the errors of a sweep.
+
+A key of a sweep is the key path of a field, or the name of a placeholder of the command: ``{lr}`` in a word of the
+command is replaced by the value of ``lr``.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -16,7 +21,7 @@ from hpcddp.jobfile.environment import VARIABLES
 from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, unexpanded_range
 from hpcddp.jobfile.job import JobSpec, find_key
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of, unknown_key
-from hpcddp.jobfile.problems import JobFileError, Problem
+from hpcddp.jobfile.problems import JobFileError, Problem, nearest, shown
 from hpcddp.jobfile.rules import RULES, Rule, broken_rules
 
 Finding = tuple[Path, str]
@@ -27,6 +32,10 @@ _NAMED = 3
 _SHOWN = 10
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
+
+_COMMAND = ("command",)
+_PLACEHOLDER = r"[A-Za-z_][A-Za-z0-9_-]*"
+_BRACES = re.compile(r"\{\{|\}\}|\{(" + _PLACEHOLDER + r")\}|[{}]", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,65 @@ def as_text(value: object) -> str:
     return _ENCODER.encode(value)
 
 
+def is_placeholder(key: str) -> bool:
+    """Return whether a key of a sweep is no field of the job file, but a name that a command may hold in braces."""
+    return find_key((key,)) is None and re.fullmatch(_PLACEHOLDER, key, re.ASCII) is not None
+
+
+def argument_text(value: object) -> str:
+    """Return the text that a value has in a command: a string as it is, else JSON."""
+    return value if isinstance(value, str) else as_text(value)
+
+
+def _field(key: str) -> str:
+    """Return the key path of the field that a key of a sweep changes."""
+    return "command" if is_placeholder(key) else key
+
+
+def _filled(word: str, values: Mapping[str, Any]) -> str:
+    """Return a word of a command with a value for each placeholder, and one brace for each doubled one."""
+
+    def text(match: re.Match[str]) -> str:
+        return argument_text(values[match[1]]) if match[1] else match[0][0]
+
+    return _BRACES.sub(text, word)
+
+
+def _doubled(text: str) -> str:
+    """Return a text as the words of a command with placeholders hold it."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _command_findings(command: Sequence[str], names: Sequence[str]) -> Iterator[Finding]:
+    """Yield the errors of a command with placeholders.
+
+    Args:
+        command: its words.
+        names: the placeholders that the sweep gives a value.
+    """
+    found: dict[str, None] = {}
+    for word in command:
+        braces = list(_BRACES.finditer(word))
+        found |= dict.fromkeys(match[1] for match in braces if match[1])
+        if any(match[0] in {"{", "}"} for match in braces):
+            doubled = _BRACES.sub(lambda match: match[0] if match[1] in names else _doubled(match[0]), word)
+            yield _COMMAND, f"holds {shown(word)}, with a brace that begins or ends no placeholder; write {doubled!r}"
+    unknown, unused = [name for name in found if name not in names], [name for name in names if name not in found]
+    for name in unused:
+        near = nearest(name, unknown)
+        if near is None:
+            instead = f"write {{{name}}} in the command where the value belongs"
+            yield ("sweep", name), f"is neither a field of the job file nor a placeholder of the command; {instead}"
+        else:
+            # One mistake, and one error for it.
+            unknown.remove(near)
+            yield ("sweep", name), f"is not a placeholder of the command, which holds {{{near}}}; did you mean {near}?"
+    for name in unknown:
+        near = nearest(name, names)
+        instead = f"did you mean {{{near}}}? Or write" if near else "give it values in the sweep, or write"
+        yield _COMMAND, f"holds {{{name}}}, which has no values in the sweep; {instead} {{{{{name}}}}} for the text"
+
+
 def assignment(values: Mapping[str, Any]) -> str:
     """Return the values of an element in one line: ``learning_rate.base=0.1, train.seed=0``."""
     return ", ".join(f"{key}={as_text(value)}" for key, value in values.items())
@@ -148,8 +216,10 @@ def element_spec(spec: JobSpec, values: Mapping[str, Any]) -> JobSpec:
     Raises:
         JobFileError: the job with these values is not valid.
     """
+    names = [key for key in values if is_placeholder(key)]
     elements = _Elements(spec, values, RULES)
-    _, findings = elements.check(values)
+    findings = list(_command_findings(spec.command or (), names)) if names else []
+    findings = findings or elements.check(values)[1]
     if findings:
         place = f"the job with {_without_secrets(values)}"
         raise JobFileError.of(Problem(file=place, key=dotted(path), sentence=why) for path, why in findings)
@@ -168,10 +238,10 @@ class _Elements:
     """
 
     def __init__(self, spec: JobSpec, keys: Iterable[str], rules: Iterable[Rule]) -> None:
-        swept = tuple(keys)
+        swept = tuple(dict.fromkeys(map(_field, keys)))
         unswept = {"sweep": None, "max_parallel": None}
         sections = {path_of(key)[0] for key in swept}
-        self._job = {**dict(spec), **spec.model_dump(mode="json", include=sections), **unswept}
+        self._job = {**dict(spec), **spec.model_dump(mode="json", include=sections, exclude_unset=True), **unswept}
         self.rules = [rule for rule in rules if rule.depends_on(swept)]
 
     def job(self, values: Mapping[str, Any]) -> JobSpec:
@@ -181,8 +251,12 @@ class _Elements:
             ValidationError: a value does not fit its type.
         """
         job = self._job
+        placeholders = {key: value for key, value in values.items() if is_placeholder(key)}
         for key, value in values.items():
-            job = _assigned(job, path_of(key), value)
+            if key not in placeholders:
+                job = _assigned(job, path_of(key), value)
+        if placeholders:
+            job = {**job, "command": [_filled(word, placeholders) for word in job["command"]]}
         return JobSpec.model_validate(job)
 
     def check(self, values: Mapping[str, Any]) -> tuple[bool, list[Finding]]:
@@ -260,7 +334,8 @@ def _explain(finding: Finding, indices: Sequence[int], table: SweepTable) -> Fin
 
 def _key_of(path: Path, keys: Iterable[str], otherwise: str = "") -> str:
     """Return the key of a sweep that sets a field or a part of it."""
-    return next((key for key in keys if path[: len(path_of(key))] == path_of(key)), otherwise)
+    fields = {key: path_of(_field(key)) for key in keys}
+    return next((key for key, field in fields.items() if path[: len(field)] == field), otherwise)
 
 
 def _form_findings(sweep: Grid | Listed) -> Iterator[Finding]:
@@ -327,7 +402,18 @@ def refuse_key(key: str) -> str | None:
 def _key_findings(spec: JobSpec) -> Iterator[Finding]:
     listed = (spec.sweep,) if isinstance(spec.sweep, Mapping) else spec.sweep
     keys = dict.fromkeys(key for element in listed for key in element)
+    placeholders = [key for key in keys if spec.command is not None and is_placeholder(key)]
+    if placeholders:
+        yield from _placeholder_findings(spec, placeholders, listed)
     for key in keys:
+        if key in placeholders:
+            continue
+        if any(f"{{{key}}}" in word for word in spec.command or ()):
+            yield (
+                ("sweep", key),
+                f"is a field of the job file, and {{{key}}} in the command is not; choose another name",
+            )
+            continue
         if (why := refuse_key(key) or _lacks_section(spec, path_of(key))) is not None:
             yield ("sweep", key), why
         for other in keys:
@@ -337,6 +423,19 @@ def _key_findings(spec: JobSpec) -> Iterator[Finding]:
             lacking = next((index for index, element in enumerate(listed) if key not in element), None)
             if lacking is not None:
                 yield ("sweep", key), f"is missing in element {lacking}; give a variable in every element, or in none"
+
+
+def _placeholder_findings(
+    spec: JobSpec, names: Sequence[str], listed: Sequence[Mapping[str, Any]]
+) -> Iterator[Finding]:
+    if any("command" in element for element in listed):
+        yield ("sweep", names[0]), "is a value of the command, which is swept too; keep one of them"
+        return
+    yield from _command_findings(spec.command or (), names)
+    for name in names:
+        lacking = next((index for index, element in enumerate(listed) if name not in element), None)
+        if lacking is not None:
+            yield ("sweep", name), f"is missing in element {lacking}; give a value of the command in every element"
 
 
 def _lacks_section(spec: JobSpec, path: Path) -> str | None:

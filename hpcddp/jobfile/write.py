@@ -24,6 +24,8 @@ _INDENT = "  "
 def dump_job(spec: JobSpec, *, environment_values: bool) -> str:
     """Return the job as YAML: every field, in the order of the types, the same text for the same job.
 
+    The default of ``learning_rate.base`` is left out where it is no value of the job.
+
     Args:
         spec: the job.
         environment_values: whether the values of ``environment.env`` are written; without them it is ``{}``.
@@ -31,6 +33,8 @@ def dump_job(spec: JobSpec, *, environment_values: bool) -> str:
     data = spec.model_dump(mode="json")
     if not environment_values:
         data["environment"]["env"] = {}
+    if not spec.states_learning_rate:
+        del data["learning_rate"]["base"]
     return "".join(f"{line}\n" for line in _mapping_lines(data, ""))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import RequeueRequest, request_requeue
 from hpcddp.run.result import Result, resume_command, write_result
 from hpcddp.run.sweep import index_of, sweep_of
+from hpcddp.slurm import commands as slurm
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submit.sweep_element import begin_element
 
@@ -63,8 +65,12 @@ def cancel(status: RunStatus, *, end: End) -> str:
         )
     if not status.state.is_alive or job is None:
         return f"run {run.run_id} has ended already ({status.state}); there is nothing to cancel"
+    _append_cancel_event(status)
     if job.local:
         os.kill(int(job.job_id), signal.SIGTERM)
+        if not status.state.has_nodes:
+            _conclude(run, status)
+            return f"run {run.run_id} is cancelled before its turn; to start it: {resume_command(run)}"
         return f"run {run.run_id} was signalled; it saves and exits. To resume later: {resume_command(run)}"
     end([job.job_id])
     if not status.state.has_nodes:
@@ -75,6 +81,13 @@ def cancel(status: RunStatus, *, end: End) -> str:
         f"run {run.run_id} is being cancelled (job {job.job_id}): its tasks are signalled, and it is saved if that "
         f"fits into the seconds that Slurm gives them. To resume later: {resume_command(run)}"
     )
+
+
+def _append_cancel_event(status: RunStatus) -> None:
+    """Record who ends a running attempt: Slurm shows only that its job was signalled."""
+    if status.files.attempt is not None and status.state.has_nodes:
+        with suppress(OSError):
+            append_event(status.run.events, kind="cancel", time=status.now, attempt=status.files.attempt)
 
 
 def _conclude(run: RunDirectory, status: RunStatus) -> int | None:
@@ -121,16 +134,23 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
     alive = [element for element in status.elements if element.state.is_alive and element.files.job is not None]
     if not alive:
         return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); there is nothing to cancel"
-    end(_jobs(alive))
+    for element in alive:
+        _append_cancel_event(element)
+    # Those that wait come first: the end of one that runs is the turn of another.
+    local = sorted((one for one in alive if one.files.job and one.files.job.local), key=lambda one: one.state.has_nodes)
+    for element in local:
+        with suppress(ProcessLookupError):
+            os.kill(int(element.files.job.job_id if element.files.job else ""), signal.SIGTERM)
+    if jobs := _jobs([element for element in alive if element not in local]):
+        end(jobs)
     for element in alive:
         if not element.state.has_nodes and element.run.path.is_dir():
             _conclude(element.run, element)
     # Elements that have not begun have no directory of their own.
     _append_stop_event(sweep.directory, 0, _NEVER_RAN, now=now)
     on_nodes = sum(element.state.has_nodes for element in alive)
-    return (
-        f"{len(alive)} elements of sweep {sweep.sweep_id} are being cancelled; the {on_nodes} that run are saved if "
-        "that fits into the seconds that Slurm gives them"
+    return f"{len(alive)} elements of sweep {sweep.sweep_id} are being cancelled; the {on_nodes} that run are saved" + (
+        "" if local else " if that fits into the seconds that Slurm gives them"
     )
 
 
@@ -175,6 +195,16 @@ class RequeueCommands:
     warn: Callable[[str], None]
     allow: Callable[[str], None]
     requeue: Callable[[str], None]
+
+
+def commands_of_slurm(environment: Mapping[str, str]) -> RequeueCommands:
+    """Return the commands that ask Slurm itself."""
+    return RequeueCommands(
+        may_requeue=lambda job_id: (slurm.show_job(job_id, environment=environment) or {}).get("Requeue") != "0",
+        warn=lambda job_id: slurm.cancel([job_id], environment, signal="USR2"),
+        allow=lambda job_id: slurm.update_job(job_id, Requeue="1"),
+        requeue=slurm.requeue,
+    )
 
 
 def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[float], None] = time.sleep) -> str:

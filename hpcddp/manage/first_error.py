@@ -133,7 +133,7 @@ def _others(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> Iter
     """Yield a line for each error; ranks with the same error share one, or a missing module would fill the screen."""
     same: dict[str, list[FailureRecord]] = {}
     for record in records:
-        same.setdefault(f"{record.kind}: {record.headline}", []).append(record)
+        same.setdefault(f"{record.label}{record.headline}", []).append(record)
     for said, who in same.items():
         where = who[0].place if len(who) == 1 else _members(attempt, [record.rank for record in who])
         yield f"{where}: {said}"

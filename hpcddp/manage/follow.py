@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, Protocol
 
+from hpcddp.manage.overview import files_of
+from hpcddp.manage.status import State, statuses
+from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event
-from hpcddp.run.files import GrowingFile
+from hpcddp.run.files import GrowingFile, exists
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.metrics import MetricsLine
 from hpcddp.run.record import RecordT, parse_lines
@@ -28,8 +32,8 @@ _RESULT_GRACE_S = 5.0
 class Display(Protocol):
     """Shows the progress of a run."""
 
-    def job(self, state: JobPhase) -> None:
-        """Show that the job's state has changed."""
+    def job(self, state: JobPhase, why: str | None = None) -> None:
+        """Show that the job's state has changed, or why it waits, which is None where that is not known."""
 
     def output(self, line: str) -> None:
         """Show a line that the user's own program has printed."""
@@ -98,7 +102,12 @@ class _Follower:
     """Shows what is new in the files of a run."""
 
     def __init__(
-        self, run: RunDirectory, display: Display, job_state: Callable[[], JobPhase], output: Output | None
+        self,
+        run: RunDirectory,
+        display: Display,
+        job_state: Callable[[], JobPhase],
+        output: Output | None,
+        waits_for: Callable[[], str | None],
     ) -> None:
         self.first_attempt = 0
         self._run = run
@@ -106,7 +115,8 @@ class _Follower:
         self._job_state = job_state
         self._output = output
         self._events, self._metrics = RecordReader(run.events, Event), RecordReader(run.metrics, MetricsLine)
-        self._state: JobPhase | None = None
+        self._waits_for = waits_for
+        self._state: tuple[JobPhase, str | None] | None = None
         self._newest_step = self._shown_before = self._replacements = 0
         self._gone_since: float | None = None
 
@@ -118,9 +128,10 @@ class _Follower:
             # Before the lines on how the run ended.
             for line in self._output(ended=now == "ended"):
                 self._display.output(line)
-        if now != self._state:
-            self._state = now
-            self._display.job(now)
+        state = (now, self._waits_for() if now == "pending" else None)
+        if state != self._state:
+            self._state = state
+            self._display.job(*state)
         for event in self._events.new_records():
             if event.attempt >= self.first_attempt:
                 self._display.event(event)
@@ -159,6 +170,7 @@ def follow(
     job_state: Callable[[], JobPhase],
     interrupted: Callable[[], bool] | None = None,
     output: Output | None = None,
+    waits_for: Callable[[], str | None] = lambda: None,
     first_attempt: int = 0,
 ) -> Outcome:
     """Show a run's progress until it has ended for good, through requeues.
@@ -169,6 +181,7 @@ def follow(
         job_state: returns the state of the job.
         interrupted: called at Ctrl-C; it returns whether to keep following. None always ends.
         output: what the user's own program prints; None shows none of it.
+        waits_for: why the job waits, in words; None where that is not known.
         first_attempt: the first attempt whose events are shown; the state of earlier ones is not.
 
     Returns:
@@ -177,7 +190,7 @@ def follow(
     Raises:
         KeyboardInterrupt: Ctrl-C, and following ends.
     """
-    follower = _Follower(run, display, job_state, output)
+    follower = _Follower(run, display, job_state, output, waits_for)
     follower.first_attempt = first_attempt
     while True:
         try:
@@ -204,6 +217,13 @@ class JobPoller:
         self._run = run
         self._asked = float("-inf")
         self._state: JobPhase = "pending"
+        self._reason: str | None = None
+
+    def waits_for(self) -> str | None:
+        """Return why the job waits, in words, as Slurm has said it last; None before it was asked."""
+        if self._reason is None:
+            return None
+        return waiting(self._reason, job_id="", run=self._run.run_id).why
 
     def __call__(self) -> JobPhase:
         """Return the job's state; unchanged if the controller does not respond; a job unknown to Slurm has ended."""
@@ -213,7 +233,37 @@ class JobPoller:
                 submission = read_submission(self._run)
                 job = None if submission is None else commands.show_job(submission.job_id)
                 self._state = _phase_of(job)
+                self._reason = None if job is None else job.get("Reason")
         return self._state
+
+
+# Most changes show in files; Slurm is queried for runs that ended without a record.
+_STATE_EVERY_S = 10.0
+
+
+class EndOfRun:
+    """Polls whether a run has ended, through requeues.
+
+    Args:
+        run: the run.
+
+    Attributes:
+        state: its state when it was polled last; None before.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._asked = float("-inf")
+        self.state: State | None = None
+
+    def is_alive(self) -> bool:
+        """Return whether the run is pending or running, or its state is unknown."""
+        if exists(self._run.result) or time.monotonic() - self._asked > _STATE_EVERY_S:
+            self._asked = time.monotonic()
+            environment = dict(os.environ)
+            found = statuses(files_of(self._run), ask=lambda: commands.queue(environment), now=time.time())
+            self.state = found.runs[0].state
+        return self.state is None or self.state.is_alive or self.state is State.UNKNOWN
 
 
 def _phase_of(job: Mapping[str, str] | None) -> JobPhase:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -16,7 +17,7 @@ from hpcddp.manage.status import Ask, RunStatus, State, statuses
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, read_event_log
 from hpcddp.run.files import TAIL_BYTES, exists
-from hpcddp.run.find import all_runs
+from hpcddp.run.find import all_runs, submission_time, token_of
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.sweep import ManifestError, Sweep, index_of, is_element, read_sweep, sweep_of
 
@@ -80,6 +81,13 @@ class _SweepFiles:
         return files if files.attempt is not None or files.events else replace(files, events=self.events)
 
 
+def short_keys(sweep: Sweep) -> dict[str, str]:
+    """Return what each key of a sweep is called: its last word where that is enough."""
+    keys = dict.fromkeys(key for values in sweep.elements for key in values)
+    words = Counter(key.rpartition(".")[2] for key in keys)
+    return {key: last if words[last := key.rpartition(".")[2]] == 1 else key for key in keys}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
     """A sweep at one moment.
@@ -111,9 +119,7 @@ class SweepStatus:
     @property
     def values(self) -> list[str]:
         """What tells each element from the others, ``base=0.1 seed=0``: a key is its last word where that is enough."""
-        keys = {key for values in self.sweep.elements for key in values}
-        words = Counter(key.rpartition(".")[2] for key in keys)
-        short = {key: last if words[last := key.rpartition(".")[2]] == 1 else key for key in keys}
+        short = short_keys(self.sweep)
         return [
             " ".join(f"{short[key]}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
             for values in self.sweep.elements
@@ -176,21 +182,60 @@ class Overview:
         }
 
 
-def overview(run_root: Path, *, ask: Ask, now: float, everything: bool) -> Overview:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which runs to show; all of them without a condition.
+
+    Args:
+        states: a run is in one of these states, a sweep has an element in one; empty for any state.
+        name: a pattern of the job's name (``fnmatch``); None for any name.
+        since: when the run was submitted at the earliest, in seconds since the epoch; None for any time.
+    """
+
+    states: frozenset[State] = frozenset()
+    name: str | None = None
+    since: float | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it lets every run through."""
+        return not self.states and self.name is None and self.since is None
+
+    def may_show(self, entry: Entry) -> bool:
+        """Return whether the name and the time of a run or sweep match."""
+        run = entry.directory if isinstance(entry, Sweep) else entry
+        named = self.name is None or fnmatchcase(run.path.parent.name, self.name)
+        return named and (self.since is None or submission_time(run) >= self.since)
+
+    def shows(self, line: Line) -> bool:
+        """Return whether the state of a run or sweep matches."""
+        states = {line.state} if isinstance(line, RunStatus) else line.counts.keys()
+        return not self.states or not self.states.isdisjoint(states)
+
+
+def overview(run_root: Path, *, ask: Ask, now: float, everything: bool, wanted: Filter | None = None) -> Overview:
     """Return the runs under a root.
 
     Args:
         run_root: where runs live; it need not exist.
         ask: asks Slurm; it is called once at most.
         now: seconds since the epoch.
-        everything: whether all of them are shown.
+        everything: whether all of them are shown, and those of this user in all other roots.
+        wanted: which runs to show; with a condition, those that ended long ago are shown too.
     """
-    entries = entries_of(all_runs(run_root))
+    wanted = wanted or Filter()
+    entries = [entry for entry in entries_of(all_runs(run_root, everywhere=everything)) if wanted.may_show(entry)]
+    everything = everything or not wanted.is_empty
     # What has ended long ago is not even read.
     read = [entry for place, entry in enumerate(entries) if everything or place < SHOWN or _may_live(entry)]
     found = overview_of(read, ask=ask, now=now)
-    lines = tuple(line for place, line in enumerate(found.lines) if everything or place < SHOWN or _is_alive(line))
-    return Overview(lines=lines, left_out=len(entries) - len(lines), unanswered=found.unanswered)
+    lines = tuple(
+        line
+        for place, line in enumerate(found.lines)
+        if (everything or place < SHOWN or line.is_alive) and wanted.shows(line)
+    )
+    left_out = 0 if everything else len(entries) - len(lines)
+    return Overview(lines=lines, left_out=left_out, unanswered=found.unanswered)
 
 
 def overview_of(entries: Sequence[Entry], *, ask: Ask, now: float) -> Overview:
@@ -209,18 +254,14 @@ def _may_live(entry: Entry) -> bool:
     return isinstance(entry, Sweep) or not exists(entry.result)
 
 
-def _is_alive(line: Line) -> bool:
-    return line.is_alive if isinstance(line, SweepStatus) else line.state.is_alive
-
-
 Paint = Callable[[str, State], str]
 """Gives a text the colour of a state, or returns it as it is."""
 _BETWEEN: Final = "  "
-_COLUMNS: Final = ("run", "name", "state", "attempt", "step", "loss", "samples/s", "eta", "nodes", "time")
+_COLUMNS: Final = ("run", "job", "name", "state", "attempt", "step", "loss", "samples/s", "eta", "nodes", "time")
 _HEADER: Final = {name: name for name in _COLUMNS}
 _RIGHT: Final = frozenset({"attempt", "step", "loss", "samples/s", "eta", "nodes"})
-# On a narrow terminal columns are dropped in this order.
-_DROPPED_COLUMNS: Final = ("nodes", "samples/s", "attempt", "loss", "name", "time", "eta")
+# On a narrow terminal run ids are shortened, then columns are dropped in this order.
+_DROPPED_COLUMNS: Final = ("nodes", "eta", "time", "name", "job", "samples/s", "attempt", "loss")
 
 
 def elements_table(sweep: SweepStatus, *, width: int | None, paint: Paint) -> list[str]:
@@ -250,17 +291,31 @@ def _table(
     paint: Paint,
 ) -> list[str]:
     rows = [{name: one_line(text) for name, text in row.items()} for row in rows]
-    widths = {name: max(len(row.get(name, "")) for row in [header, *rows]) for name in _COLUMNS}
+    widths = _widths(header, rows)
     columns = _that_fit(widths, width)
+    if len(columns) < len(_COLUMNS):
+        rows = _with_tokens(rows)
+        widths = _widths(header, rows)
+        columns = _that_fit(widths, width)
     shown = [_row(header, columns, widths, _plain)]
     shown += [_line(line, row, columns, widths, paint) for line, row in zip(lines, rows, strict=True)]
     dropped = [header[name] for name in _COLUMNS if name not in columns]
     if dropped:
         shown.append(f"(columns hidden: {', '.join(dropped)})")
-    return [*shown, *_remarks(lines)]
+    return [*shown, *remarks_on(lines)]
 
 
-def _remarks(lines: Sequence[Line]) -> Iterator[str]:
+def _widths(header: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    return {name: max(len(row.get(name, "")) for row in [header, *rows]) for name in _COLUMNS}
+
+
+def _with_tokens(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the rows with the short form of each run id that no other row has."""
+    counted = Counter(token_of(row["run"]) for row in rows)
+    return [{**row, "run": token} if counted[token := token_of(row["run"])] == 1 else row for row in rows]
+
+
+def remarks_on(lines: Sequence[Line]) -> Iterator[str]:
     """Yield a sentence for each record that cannot be read, and for each program that starts over."""
     for line in lines:
         for run in [line] if isinstance(line, RunStatus) else line.elements:
@@ -288,7 +343,9 @@ def _line(line: Line, cells: Mapping[str, str], columns: Sequence[str], widths: 
 
 
 def _front(sweep: SweepStatus) -> dict[str, str]:
-    return {"run": sweep.sweep.sweep_id, "name": sweep.sweep.path.parent.name}
+    job_ids = ", ".join(chunk.job_id for chunk in sweep.sweep.chunks[:1])
+    more = "+" if len(sweep.sweep.chunks) > 1 else ""
+    return {"run": sweep.sweep.sweep_id, "job": job_ids + more, "name": sweep.sweep.path.parent.name}
 
 
 def _row(cells: Mapping[str, str], columns: Sequence[str], widths: Mapping[str, int], paint: Paint) -> str:
@@ -304,6 +361,7 @@ def _cells(status: RunStatus) -> dict[str, str]:
     progress = status.files.progress
     return {
         "run": status.run.run_id,
+        "job": _job_text(status),
         "name": status.run.path.parent.name,
         "state": str(status.state),
         "attempt": number_text(status.files.attempt, "d"),
@@ -316,6 +374,13 @@ def _cells(status: RunStatus) -> dict[str, str]:
     }
 
 
+def _job_text(status: RunStatus) -> str:
+    job = status.files.job
+    if job is None:
+        return NOTHING
+    return "local" if job.local else job.job_id
+
+
 def details(status: RunStatus, *, paint: Paint) -> list[str]:
     """Return one run, a fact on each line."""
     files, job = status.files, status.job
@@ -323,7 +388,7 @@ def details(status: RunStatus, *, paint: Paint) -> list[str]:
     hosts = job.node_list if job is not None and job.node_list else ", ".join(status.hosts or ())
     known = files.job
     facts = {
-        "run": one_line(f"{cells['run']}  ({cells['name']})"),
+        "run": one_line(f"{cells['run']}  ({cells['name']}{_short(cells['run'])})"),
         "state": paint(cells["state"], status.state) + one_line(_because(status)),
         "job": NOTHING if known is None else one_line(f"{known.job_id}{' (a process)' if known.local else ''}"),
         "attempt": cells["attempt"],
@@ -337,6 +402,11 @@ def details(status: RunStatus, *, paint: Paint) -> list[str]:
     }
     lines = [f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING]
     return [*lines, *map(one_line, [*status.metric_sentences(), *files.remarks])]
+
+
+def _short(run_id: str) -> str:
+    token = token_of(run_id)
+    return "" if token == run_id else f", short {token}"
 
 
 def _because(status: RunStatus) -> str:

@@ -31,12 +31,14 @@ class Job:
         local: whether it is a process on some machine.
         submitted: when the run was submitted, in seconds since the epoch; None if by hand.
         start: the start of the newest attempt if this job has begun it, else None.
+        host: the machine of a process; None if unknown.
     """
 
     job_id: str
     local: bool = False
     submitted: float | None = None
     start: Start | None = None
+    host: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class RunFiles:
         is_job_known: whether no damaged record is about its job or its result.
         is_result_damaged: whether its result is there and cannot be read.
         starts_over: a sentence if its program starts over in each attempt; None if it does not, or nothing shows it.
+        changes: how resumptions have changed its training, in their order.
     """
 
     run: RunDirectory
@@ -70,6 +73,7 @@ class RunFiles:
     is_job_known: bool = True
     is_result_damaged: bool = False
     starts_over: str | None = None
+    changes: tuple[str, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -137,6 +141,7 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
         is_job_known=not of_job,
         is_result_damaged=result_damage is not None,
         starts_over=None if attempt is None or (result and result.status == FINISHED) else starts_over(run, attempt),
+        changes=() if submission is None else tuple(map(str, submission.changes)),
     )
 
 
@@ -211,6 +216,7 @@ def _job(submission: SubmissionRecord | None, start: Start | None) -> Job | None
         local=submission.cluster == "local",
         submitted=submitted,
         start=start if mine else None,
+        host=submission.host,
     )
 
 

@@ -20,6 +20,7 @@ from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
 from hpcddp.slurm.job import JOB_STATES, JobState
 from hpcddp.stop.reasons import Cause
+from hpcddp.submit.turns import waits_for_turn
 
 
 class State(StrEnum):
@@ -145,6 +146,11 @@ class RunStatus:
         return self.files.run
 
     @property
+    def is_alive(self) -> bool:
+        """Whether a job of it waits or runs."""
+        return self.state.is_alive
+
+    @property
     def step(self) -> int | None:
         """Optimizer steps done; None where the run records none."""
         result, progress = self.files.result, self.files.progress
@@ -236,6 +242,7 @@ class RunStatus:
             "used_s": self.used_s,
             "limit_s": self.limit_s,
             "result": None if files.result is None else files.result.as_json(),
+            **({"changes": list(files.changes)} if files.changes else {}),
             **({"damaged": list(files.damaged)} if files.damaged else {}),
             **({"starts_over": files.starts_over} if files.starts_over else {}),
         }
@@ -271,7 +278,9 @@ def statuses(found: Iterable[RunFiles], *, ask: Ask, now: float) -> Statuses:
         except SlurmCommandError as error:
             unanswered = error.message
     local = [files for files in everything if needs_process(files)]
-    answers = Answers(jobs=jobs, processes={files.run: is_process_alive(files) for files in local})
+    alive = {files.run: is_process_alive(files) for files in local}
+    waiting = frozenset(files.run for files in local if alive[files.run] and waits_for_turn(_words(files)))
+    answers = Answers(jobs=jobs, processes=alive, waiting=waiting)
     return Statuses(runs=tuple(_status(files, answers, now) for files in everything), unanswered=unanswered)
 
 
@@ -300,10 +309,12 @@ class Answers:
     Args:
         jobs: the jobs that Slurm knows, by id; None if it could not be queried.
         processes: whether the processes of local runs are alive, by run; None for one of another machine.
+        waiting: the local runs whose processes wait for their turn in a sweep.
     """
 
     jobs: Mapping[str, QueuedJob] | None = None
     processes: Mapping[RunDirectory, bool | None] = field(default_factory=dict)
+    waiting: frozenset[RunDirectory] = frozenset()
 
 
 def state_of(files: RunFiles, answers: Answers) -> State:
@@ -327,6 +338,8 @@ def _state_of_job(files: RunFiles, answers: Answers) -> State:
         alive = answers.processes.get(files.run)
         if alive is None:
             return State.UNKNOWN
+        if files.run in answers.waiting:
+            return State.PENDING
         return _state_of_live_job(files) if alive else State.LOST
     if answers.jobs is None:
         return State.UNKNOWN
@@ -439,11 +452,16 @@ def is_process_alive(files: RunFiles, *, proc: Path = Path("/proc"), host: str |
     if files.job is None:
         return None
     start = files.start
-    if start is not None and start.host != (host or socket.gethostname()):
+    known = files.job.host if start is None else start.host
+    if known is not None and known != (host or socket.gethostname()):
         return None
-    try:
-        words = (proc / files.job.job_id / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
     # The kernel reuses process ids: the process must be the run's script.
-    return str(files.run.script).encode() in words
+    return str(files.run.script).encode() in _words(files, proc=proc)
+
+
+def _words(files: RunFiles, *, proc: Path = Path("/proc")) -> list[bytes]:
+    """Return the command line of a local run's process; nothing if it has ended."""
+    try:
+        return (proc / (files.job.job_id if files.job else "") / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []

@@ -6,13 +6,14 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
 from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, one_line, ranks_text
 from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.run_files import readable
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.collectives import Collective, read_collectives
 from hpcddp.run.directory import RunDirectory
@@ -20,6 +21,7 @@ from hpcddp.run.events import RECENT_BYTES, Event, newest_saved_step, read_event
 from hpcddp.run.failure import failure_sentence, ranks_without_record, read_failures
 from hpcddp.run.files import read_tail
 from hpcddp.run.result import Result, resume_command
+from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import element_id
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.stop.reasons import ExitCode
@@ -105,7 +107,11 @@ def explain(
         unanswered: whether Slurm could not be queried.
         called: what commands call the run; None is its id.
     """
-    called = called or status.run.run_id
+    answer = _explained(status, priority, called or status.run.run_id, unanswered=unanswered)
+    return replace(answer, facts=(*answer.facts, *_source(status.run)))
+
+
+def _explained(status: RunStatus, priority: str | None, called: str, *, unanswered: bool) -> Answer:
     if status.state in _WAITS and status.job is not None:
         return _waits(status, status.job, priority, called)
     if status.state in _WAITS or status.state.has_nodes:
@@ -142,6 +148,10 @@ def _waits(status: RunStatus, job: QueuedJob, priority: str | None, called: str)
 
 def _runs(status: RunStatus, called: str) -> Answer:
     job = status.files.job
+    if status.state is State.PENDING:
+        # Without a job in Slurm, only an element of a sweep on this machine waits.
+        why = "it waits for its turn: --max-parallel says how many runs of a sweep this machine runs at the same time"
+        return Answer(status=status, why=why, history=_history(status))
     where = status.job.node_list if status.job is not None else ", ".join(status.hosts or ())
     what = {State.REQUEUED: "has stopped, and its job is about to run again", State.STOPPING: "is being stopped"}
     doing = what.get(status.state, f"is {status.state}")
@@ -219,6 +229,15 @@ def _gone(status: RunStatus) -> Answer:
     return Answer(status=status, why=why, facts=tuple(facts), history=_history(status), command=command)
 
 
+def _source(run: RunDirectory) -> Iterator[str]:
+    """Yield which commit the newest submission would run, where that is recorded."""
+    sources, damage = readable(lambda: read_sources(run))
+    if damage is not None:
+        yield damage
+    if sources and sources[-1].commit is not None:
+        yield one_line(f"its code: {sources[-1].sentence}")
+
+
 def _failure(status: RunStatus) -> Iterator[str]:
     attempt = failed_attempt(status.run)
     if attempt is not None and attempt.number == status.files.attempt:
@@ -288,7 +307,9 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
         if event.kind == "start":
             yield f"{moment}  attempt {event.attempt} began on {event.host}"
         elif event.kind == "resume":
-            yield f"{moment}  {event.reason}"
+            changes = event.facts.get("changes")
+            named = [str(change) for change in changes] if isinstance(changes, list) else []
+            yield f"{moment}  {event.reason}" + "".join(f", {change}" for change in named)
         elif event.kind == "requeue":
             cause = "its user requested it" if event.by == "user" else _CAUSES.get(str(event.cause), event.cause)
             yield f"{moment}  attempt {event.attempt} stopped{step}, to be requeued: {cause}"

@@ -262,6 +262,18 @@ def verify(path: Path) -> Checkpoint:
     Raises:
         InvalidCheckpointError: names what is wrong, also where the disk cannot be read.
     """
+    manifest = read_manifest(path)
+    for name, record in manifest.files.items():
+        _verify_file(path / name, record)
+    return Checkpoint(path, manifest)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest of a checkpoint; the other files are not read.
+
+    Raises:
+        InvalidCheckpointError: it is missing, damaged, or of another step.
+    """
     with open_file(path / MANIFEST) as (stream, size):
         if size > LARGEST_MANIFEST:
             raise InvalidCheckpointError(f"{path / MANIFEST} is damaged (it has {size} bytes)")
@@ -272,9 +284,7 @@ def verify(path: Path) -> Checkpoint:
         raise InvalidCheckpointError(f"{path / MANIFEST} is damaged ({error})") from error
     if manifest.step != step_of(best_checkpoint(path.parent) or path if path.name == BEST else path):
         raise InvalidCheckpointError(f"{path / MANIFEST} is of step {manifest.step}, not of its directory's")
-    for name, record in manifest.files.items():
-        _verify_file(path / name, record)
-    return Checkpoint(path, manifest)
+    return manifest
 
 
 def _verify_file(path: Path, record: FileRecord) -> None:

@@ -51,6 +51,11 @@ class RunDirectory:
         return self.path / "submission.json"
 
     @property
+    def source(self) -> Path:
+        """The commit, the uncommitted changes and the package versions at each submission."""
+        return self.path / "source.json"
+
+    @property
     def batch_log(self) -> Path:
         """What the batch script itself printed, over all attempts."""
         return self.path / "batch.log"

@@ -14,7 +14,18 @@ from hpcddp.run.record import FORMAT, Lines, Record, read_last_lines
 from hpcddp.stop.reasons import Cause
 
 EventKind = Literal[
-    "start", "train", "signal", "stop", "save", "requeue", "resume", "failure", "finish", "warning", "progress"
+    "start",
+    "train",
+    "signal",
+    "cancel",
+    "stop",
+    "save",
+    "requeue",
+    "resume",
+    "failure",
+    "finish",
+    "warning",
+    "progress",
 ]
 _KIND = "event"
 

@@ -63,6 +63,11 @@ class FailureRecord(Record):
         return "" if self.step is None else f" after step {self.step}"
 
     @property
+    def label(self) -> str:
+        """The exception's type before its message, as Python prints it; a kind of hpcddp's own is for programs."""
+        return "" if self.kind.islower() else f"{self.kind}: "
+
+    @property
     def headline(self) -> str:
         """The message's first line, cut where it would fill a screen."""
         line = self.message.strip().partition("\n")[0]
@@ -131,7 +136,7 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     """
     if named := _named(records):
         first = named[0]
-        return f"{first.place} failed first{first.when}: {first.kind}: {first.headline}"
+        return f"{first.place} failed first{first.when}: {first.label}{first.headline}"
     silent = ranks_without_record(attempt)
     if records and records[0].waiting:
         return _hang_sentence(attempt, records[0], silent)
@@ -205,7 +210,7 @@ def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         different = [record for record in others if record.message != first.message]
         if same:
             lines.append(f"the same on {_places(attempt, same)}")
-        lines += [f"also {record.place}: {record.kind}: {record.headline}" for record in different[:_RANKS_NAMED]]
+        lines += [f"also {record.place}: {record.label}{record.headline}" for record in different[:_RANKS_NAMED]]
     if waiting := [record.rank for record in records if record.waiting]:
         lines.append(f"{_places(attempt, waiting)} waited for the others; the stacks of all threads are in the logs")
     if secondary := [record for record in records if record.secondary]:

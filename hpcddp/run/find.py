@@ -1,20 +1,29 @@
-"""Which run a person means: a path, a run id, the beginning of one, or none for the last."""
+"""Which run a person means: a path, an id or a part of one, a job's name, a Slurm job id, or ``last``."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists
+from hpcddp.run.index import directories, indexed_runs, is_run
+from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import read_result
-from hpcddp.run.sweep import MANIFEST, find_element, is_element
+from hpcddp.run.sweep import MANIFEST, ManifestError, find_element, is_element, read_sweep
 
-_NAMED_AT_MOST = 5
+LAST: Final = "last"
+"""The RUN argument that means the run that was submitted last."""
+_NAMED_AT_MOST: Final = 5
+# Of an element of a job array too: 123_4.
+_JOB_ID: Final = re.compile(r"[0-9]+(_[0-9]+)?", re.ASCII)
+_TOKEN: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 
 
 class NoRunError(UserError):
@@ -24,65 +33,152 @@ class NoRunError(UserError):
 
 
 def find_run(text: str, run_root: Path) -> RunDirectory:
-    """Return the run that ``text`` means.
+    """Return the run that ``text`` means. The runs under ``run_root`` come before all other runs of this user.
 
     Args:
-        text: the path of a run directory; or the id of a run or a sweep under ``run_root``, or the beginning of one
-            that no other's id has. The directory of an element of a sweep that has not begun does not exist yet.
+        text: the path of a run directory; ``last``; the id of a run, a sweep or an element of one, or a part of an id
+            that no other has; a job's name, which means its newest run; or a Slurm job id. The directory of an element
+            of a sweep that has not begun does not exist yet.
         run_root: where runs live, ``<run_root>/<name>/<run_id>/``; need not exist.
 
     Raises:
         NoRunError: there is no such run, or there are several.
     """
     path = Path(text)
-    if _is_run(path):
+    if is_run(path):
         return RunDirectory(path.absolute())
-    runs = sorted(_runs(run_root))
-    exact = [run for run in runs if run.name == text]
-    if not exact and (element := find_element(text, run_root)) is not None:
-        return element
-    found = exact or _without_elements([run for run in runs if text and run.name.startswith(text)])
-    if not found:
+    # The index is read only for what is not under the root.
+    found = _find_among(text, sorted(_runs(run_root)), run_root) or _find_among(text, _indexed(), run_root)
+    if found is None:
         raise NoRunError(
-            f"no run under {run_root} matches {text!r}, and it is not a run directory; write a run's path, its id, or "
-            "--run-root"
+            f"no run under {run_root} matches {text!r}, and it is not a run directory; write a run's path, its id or a "
+            "part of it, its job's name, or its Slurm job id (hpcddp status --all lists all runs)"
         )
+    return found
+
+
+def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | None:
+    """Return the run among these that ``text`` means, or None.
+
+    Raises:
+        NoRunError: several are meant.
+    """
+    if not text:
+        return None
+    exact = [run for run in runs if run.name == text]
+    if not exact and (element := _find_element(text, runs, run_root)) is not None:
+        return element
+    if not exact:
+        whole = [run for run in _without_elements(runs) if text in {LAST, run.parent.name}]
+        job = [run for run in runs if text in _job_ids(run)] if _JOB_ID.fullmatch(text) else []
+        if whole or job:
+            # A rebuilt cluster uses job ids again.
+            return _newest(whole or _without_elements(job))
+    found = exact or _without_elements([run for run in runs if run.name.startswith(text)])
+    found = found or _without_elements([run for run in runs if text in run.name])
     if len(found) > 1:
-        shown = ", ".join(str(run.relative_to(run_root)) for run in found[:_NAMED_AT_MOST])
+        shown = ", ".join(_shown(run, run_root) for run in found[:_NAMED_AT_MOST])
         more = f" and {len(found) - _NAMED_AT_MOST} more" if len(found) > _NAMED_AT_MOST else ""
         raise NoRunError(f"{text!r} means {len(found)} runs, {shown}{more}; write more of the id, or a path")
-    return RunDirectory(found[0].absolute())
+    return RunDirectory(found[0].absolute()) if found else None
+
+
+def _find_element(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory | None:
+    """Return the element of a sweep that ``SWEEP_N`` or ``JOB_N`` means, or None."""
+    if (element := find_element(text, run_root)) is not None:
+        return element
+    named, _, number = text.rpartition("_")
+    if not (named and number.isascii() and number.isdecimal()):
+        return None
+    for path in runs:
+        if exists(path / MANIFEST):
+            with contextlib.suppress(ManifestError):
+                sweep = read_sweep(path)
+                if sweep is None:
+                    continue
+                for index in range(len(sweep.elements)):
+                    if text == sweep.job_id(index):
+                        return sweep.run(index)
+                if named in path.name and int(number) < len(sweep.elements):
+                    return sweep.run(int(number))
+    return None
+
+
+def _job_ids(path: Path) -> Iterator[str]:
+    """Yield the ids of the newest job of a run, or of the job arrays of a sweep."""
+    run = RunDirectory(path)
+    with contextlib.suppress(RecordError, ManifestError, OSError):
+        if (submission := read_submission(run)) is not None and submission.cluster == "slurm":
+            yield submission.job_id
+    with contextlib.suppress(RecordError, ManifestError, OSError):
+        if (start := newest_start(run)) is not None and start.job_id is not None and not start.is_process:
+            yield start.job_id
+    with contextlib.suppress(RecordError, ManifestError, OSError):
+        if (sweep := read_sweep(path)) is not None:
+            yield from (chunk.job_id for chunk in sweep.chunks)
+
+
+def _shown(run: Path, run_root: Path) -> str:
+    return str(run.relative_to(run_root)) if run.is_relative_to(run_root) else str(run)
 
 
 def _without_elements(runs: Sequence[Path]) -> list[Path]:
-    """Leave out the elements of sweeps that are there too: the beginning of a sweep's id means the sweep."""
-    sweeps = [run for run in runs if exists(run / MANIFEST)]
-    return [run for run in runs if not any(is_element(run, sweep) for sweep in sweeps)]
+    """Leave out the elements of sweeps that are there too: a part of a sweep's id means the sweep."""
+    sweeps = {run for run in runs if exists(run / MANIFEST)}
+    return [run for run in runs if not _is_element_of(run, sweeps)]
 
 
-def all_runs(run_root: Path) -> list[RunDirectory]:
-    """Return the runs under a root, the one that was submitted last first; the root need not exist."""
-    runs = (RunDirectory(path.absolute()) for path in _runs(run_root))
+def _is_element_of(run: Path, sweeps: set[Path]) -> bool:
+    sweep = run.with_name(run.name.rpartition("_")[0] or run.name)
+    return sweep in sweeps and is_element(run, sweep)
+
+
+def _newest(runs: Sequence[Path]) -> RunDirectory:
+    return _by_submission([RunDirectory(run.absolute()) for run in runs])[0]
+
+
+def _by_submission(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     return sorted(runs, key=lambda run: (_submitted(run), run.run_id), reverse=True)
 
 
+def all_runs(run_root: Path, *, everywhere: bool = False) -> list[RunDirectory]:
+    """Return the runs under a root, the one that was submitted last first; the root need not exist.
+
+    Args:
+        run_root: where runs live.
+        everywhere: whether to return the runs of this user in all other places too, as the index knows them.
+    """
+    paths = dict.fromkeys(path.absolute() for path in _runs(run_root))
+    if everywhere:
+        paths |= dict.fromkeys(_indexed())
+    return _by_submission([RunDirectory(path) for path in paths])
+
+
 def last_run(run_root: Path) -> RunDirectory:
-    """Return the run that was submitted last.
+    """Return the run under a root that was submitted last.
 
     Raises:
         NoRunError: there is none.
     """
     runs = all_runs(run_root)
-    if not runs:
-        raise NoRunError(
-            f"there is no run under {run_root.absolute()}; submit one, or say with --run-root where runs are"
-        )
-    return runs[0]
+    if runs:
+        return runs[0]
+    elsewhere = next(islice(_by_submission(indexed_runs()), 1), None)
+    other = "" if elsewhere is None else f", or write {LAST}, which is {elsewhere.path}"
+    raise NoRunError(
+        f"there is no run under {run_root.absolute()}; submit one, or say with --run-root where runs are{other}"
+    )
 
 
 def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
-    """Return the run that ``text`` means, as ``find_run`` does; the last one without a text."""
+    """Return the run that ``text`` means, as ``find_run`` does; the last one under the root without a text."""
     return last_run(run_root) if text is None else find_run(text, run_root)
+
+
+def token_of(run_id: str) -> str:
+    """Return the last letters of a run id that are random; the whole id where it has none."""
+    token = run_id.rpartition("-")[2]
+    return token if _TOKEN.fullmatch(token.partition("_")[0]) else run_id
 
 
 def brief(run: RunDirectory) -> str:
@@ -97,6 +193,11 @@ def brief(run: RunDirectory) -> str:
     return f"{run.path.parent.name}, {state}"
 
 
+def submission_time(run: RunDirectory) -> float:
+    """Return when a run was submitted last, or when it began if that was by hand, in seconds since the epoch."""
+    return _submitted(run) / 1e9
+
+
 def _submitted(run: RunDirectory) -> int:
     """Return when a run was submitted last, or when it began if that was by hand, in nanoseconds."""
     for path in (run.submission, run.attempt(0).start, run.path):
@@ -107,17 +208,16 @@ def _submitted(run: RunDirectory) -> int:
 
 def _runs(run_root: Path) -> Iterator[Path]:
     """Yield the run directories under a root."""
-    for folder in _directories(run_root):
-        yield from (path for path in _directories(folder) if _is_run(path))
+    for folder in directories(run_root):
+        yield from (path for path in directories(folder) if is_run(path))
 
 
-def _directories(path: Path) -> Iterator[Path]:
-    # Others' directories may be closed to us.
-    with contextlib.suppress(OSError), os.scandir(path) as entries:
-        yield from (Path(entry) for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-
-
-def _is_run(path: Path) -> bool:
-    """Return whether a run has begun or been submitted there."""
-    run = RunDirectory(path)
-    return any(exists(part) for part in (run.job_file, run.attempts, run.script, run.checkpoints))
+def _indexed() -> list[Path]:
+    """Return the runs of the index with the elements of its sweeps, which have no entries of their own."""
+    found: dict[Path, None] = {}
+    for run in indexed_runs():
+        found[run.path] = None
+        if exists(run.path / MANIFEST):
+            siblings = directories(run.path.parent)
+            found |= dict.fromkeys(path for path in siblings if is_element(path, run.path) and is_run(path))
+    return sorted(found)

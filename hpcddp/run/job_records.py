@@ -7,15 +7,43 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.files import make_reserves
 from hpcddp.run.record import Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of the training that the command line has named at a resumption.
+
+    Args:
+        key: the key path of the field.
+        before: its value before.
+        after: its value from then on.
+        attempt: the first attempt with it.
+    """
+
+    key: str
+    before: Any
+    after: Any
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        """Return the change in words, the values as JSON; a command as a shell has it."""
+        before, after = map(self._text, (self.before, self.after))
+        return f"{self.key} {before} -> {after}"
+
+    def _text(self, value: Any) -> str:  # noqa: ANN401  any value of a field
+        is_command = self.key == "command" and isinstance(value, list)
+        return shlex.join(map(str, value)) if is_command else json.dumps(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +62,8 @@ class SubmissionRecord(Record):
         index: which element it is.
         run_dir: the run directory.
         inode: its inode number; see ``identity`` in ``hpcddp.run.ownership``.
+        template: the value of ``--template``; None is the default one.
+        changes: the changes of the training since the first submission, in their order.
     """
 
     ADVICE: ClassVar[str] = (
@@ -51,6 +81,8 @@ class SubmissionRecord(Record):
     index: int | None = None
     run_dir: str | None = None
     inode: int | None = None
+    template: str | None = None
+    changes: tuple[Change, ...] = ()
 
 
 def read_submission(run: RunDirectory) -> SubmissionRecord | None:

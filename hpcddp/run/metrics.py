@@ -13,14 +13,15 @@ import os
 import re
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
+from hpcddp.packages import is_installed
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import LONGEST_LINE, append_line, open_regular, why_unreadable, write_bytes
 from hpcddp.run.record import (
@@ -29,6 +30,7 @@ from hpcddp.run.record import (
     Record,
     RecordError,
     parse_lines,
+    read_last_bytes,
     read_last_lines,
     read_record,
     write_record,
@@ -75,12 +77,12 @@ def write_plan_record(run: RunDirectory, document: Mapping[str, Any]) -> None:
     write_record(run.plan, PlanRecord.from_document(document))
 
 
-_LARGEST_STEP: Final = 1 << 53
+_LARGEST: Final = 1 << 53
 _LATEST: Final = float(1 << 33)
 _LONGEST_NAME: Final = 100
 EVALUATION_PREFIXES: Final = ("val", "valid", "validation", "eval", "evaluation", "dev", "test")
 """The first words of the names of metrics of an evaluation."""
-_EVALUATION: Final = re.compile(rf"({'|'.join(EVALUATION_PREFIXES)})[_/.-](?!samples$)")
+_EVALUATION: Final = re.compile(rf"({'|'.join(EVALUATION_PREFIXES)})[_/.-](?!samples$|s$)")
 # The beginnings of these names, as they stand in a file.
 _NEEDLES: Final = (b'"val', b'"eval', b'"dev', b'"test')
 
@@ -114,8 +116,8 @@ class MetricsLine(Record):
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.step <= _LARGEST_STEP:
-            raise ValueError(f"its step is not between 0 and {_LARGEST_STEP}")
+        if not 0 <= self.step <= _LARGEST:
+            raise ValueError(f"its step is not between 0 and {_LARGEST}")
         if self.time is not None and not 0 <= self.time < _LATEST:
             raise ValueError("its time is no time")
 
@@ -516,19 +518,87 @@ def _lines_with(block: bytes, needles: Sequence[bytes]) -> list[bytes]:
     return [found[begin] for begin in sorted(found)]
 
 
+_LINES_AT_ONCE: Final = 5000
+_KEYS: Final = frozenset({"step", "time"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsColumns:
+    """All lines of a log of metrics, a column for each name; NaN where a line has no such number.
+
+    Args:
+        steps: optimizer steps done, for each line.
+        times: when, in seconds since the epoch.
+        values: the numbers, by name.
+        damaged: how many lines are left out, because they are no lines of metrics.
+    """
+
+    steps: array[float]
+    times: array[float]
+    values: Mapping[str, array[float]]
+    damaged: int = 0
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return the columns of a log without lines."""
+        return cls(steps=array("d"), times=array("d"), values={})
+
+
+def read_columns(path: Path) -> MetricsColumns:
+    """Return the numbers in a run's metrics; ten times as fast as ``read_metrics``, which checks each line by itself.
+
+    Args:
+        path: its ``metrics.jsonl``; it need not exist.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    lines = read_last_bytes(path).split(b"\n")
+    # The last one may still be being written.
+    damaged = -1 if lines[-1].strip() and not _documents(lines[-1:]) else 0
+    steps, times = array("d"), array("d")
+    values: dict[str, array[float]] = {}
+    for first in range(0, len(lines), _LINES_AT_ONCE):
+        block = [line for line in lines[first : first + _LINES_AT_ONCE] if line.strip()]
+        documents = _documents(block)
+        damaged += len(block) - len(documents)
+        before = len(steps)
+        steps.extend(float(document["step"]) for document in documents)
+        times.extend([_number(document.get("time")) for document in documents])
+        for name in set().union(*documents) - _KEYS:
+            column = values.setdefault(name, array("d", [math.nan]) * before)
+            column.extend([_number(document.get(name)) for document in documents])
+        for column in values.values():
+            column.extend([math.nan] * (len(steps) - len(column)))
+    numbers = {name: values[name] for name in sorted(values) if not all(map(math.isnan, values[name]))}
+    return MetricsColumns(steps=steps, times=times, values=numbers, damaged=damaged)
+
+
+def _documents(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the lines that are lines of metrics; all at once if all of them are JSON."""
+    try:
+        documents = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        documents = []
+    if len(documents) != len(lines):
+        documents = []
+        for line in lines:
+            with suppress(ValueError, RecursionError):
+                documents.append(json.loads(line))
+    return [one for one in documents if type(one) is dict and type(one.get("step")) is int and one["step"] < _LARGEST]
+
+
+def _number(value: object) -> float:
+    """Return a finite number of a line, NaN for everything else."""
+    if type(value) is float:
+        return value if math.isfinite(value) else math.nan
+    return float(value) if type(value) is int and abs(value) < _LARGEST else math.nan
+
+
 PACKAGES: Mapping[str, str] = MappingProxyType(
     {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 )
 """The smallest package that a tracker needs."""
-
-
-def is_installed(name: str) -> bool:
-    """Return whether this Python has a tracker's package; imports nothing.
-
-    A folder of that name, such as the ``wandb/`` that W&B leaves behind, is no package.
-    """
-    found = find_spec(name)
-    return found is not None and found.origin is not None
 
 
 def chosen(trackers: Trackers) -> tuple[str, ...]:

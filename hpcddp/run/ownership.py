@@ -7,7 +7,7 @@ import os
 import shlex
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -16,7 +16,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import is_full, trusted_users
 from hpcddp.run.job_file import read_job_file
-from hpcddp.run.job_records import Start
+from hpcddp.run.job_records import Change, Start
 from hpcddp.slurm.job import ENDED_STATES, ask_slurm
 from hpcddp.stop.reasons import ExitCode
 
@@ -63,24 +63,64 @@ def is_alive(start: Start) -> bool:
     return job.get("SubmitTime") == start.submit_time or int(job.get("Restarts", "0")) > start.restart_count
 
 
-def refuse_another_training(run: RunDirectory, spec: JobSpec) -> None:
+def refuse_another_training(
+    run: RunDirectory, spec: JobSpec, named: Collection[str] = frozenset()
+) -> tuple[Change, ...]:
     """Refuse a job that would not continue the training of a run.
 
     Args:
         run: the run; a new one takes any job.
         spec: the job that is to continue it.
+        named: the key paths that the command line sets: a change of one of ``BY_NAME`` is allowed.
+
+    Returns:
+        The changes that are allowed because they are named.
 
     Raises:
-        RunDirectoryError: names what differs, and both values.
+        RunDirectoryError: names what differs, both values, and how to ask for the change if that is possible.
     """
     if not run.job_file.exists():
-        return
+        return ()
     before = read_job_file(run)
-    for key, old, new in training_changes(before, spec):
+    changes = tuple(training_changes(before, spec))
+    for change in changes:
+        by_name = change.key == "command" or change.key in BY_NAME or change.key.startswith("learning_rate.")
+        why = _why_not(change, spec) if by_name else "which would be another training"
+        if why is None and change.key in named:
+            continue
+        advice = "bring the old value back, or use another run id or run_root"
+        if why is None:
+            why = "and such a change is made only if the command line names it"
+            advice = f"bring the old value back, or ask for it: {_request(run, change)}"
         raise RunDirectoryError(
-            f"the run {run.path} cannot go on with this job: {key} is {json.dumps(old)} there and {json.dumps(new)} "
-            "here, which would be another training; bring the old value back, or use another run id or run_root"
+            f"the run {run.path} cannot go on with this job: {change.key} is {json.dumps(change.before)} there and "
+            f"{json.dumps(change.after)} here, {why}; {advice}"
         )
+    return changes
+
+
+def _why_not(change: Change, spec: JobSpec) -> str | None:
+    """Return why a change that may be asked for cannot be made in this job; None if it can."""
+    if change.key == _EPOCHS and change.after < change.before:
+        return "and a run cannot go on with fewer epochs"
+    if change.key == BATCH and spec.train is None:
+        return f"and only the loop of train takes up another batch within an epoch; this {_kind(spec)} owns its loop"
+    kinds_differ = change.key == "command" and None in (change.before, change.after)
+    return "which would be another training" if kinds_differ else None
+
+
+def _kind(spec: JobSpec) -> str:
+    return "entrypoint" if spec.command is None else "command"
+
+
+def _request(run: RunDirectory, change: Change) -> str:
+    """Return the command that asks for a change by name."""
+    resume = ["hpcddp", "submit", "--resume", str(run.path)]
+    if change.key == "command":
+        return shlex.join([*resume, "--", *change.after])
+    # Texts among these fields are plain words.
+    value = change.after if isinstance(change.after, str) else json.dumps(change.after)
+    return shlex.join([*resume, "--set", f"{change.key}={value}"])
 
 
 def identity(run: Path) -> dict[str, Any]:
@@ -128,13 +168,20 @@ def check_run_directory(path: Path) -> None:
 
 
 def group_writable_warnings(path: Path) -> list[str]:
-    """Return a sentence for each directory above ``path`` in which a group could put something else in its place."""
-    return [
-        f"{parent}, above the run directory, can be written by its group, who could put other files in its place; "
-        f"run: chmod g-w {shlex.quote(str(parent))}, or trust the group"
+    """Return a sentence if a group could put something else in the place of ``path``: it names every directory above.
+
+    One sentence for all of them, since under umask 002 every directory of a project is such a one.
+    """
+    found = [
+        str(parent)
         for parent in path.resolve().parents
         if parent.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP
     ]
+    if not found:
+        return []
+    can = "can be written by its group" if len(found) == 1 else "can be written by their groups"
+    where = f"{', '.join(found)}, above the run directory, {can}"
+    return [f"{where}, who could put other files in its place; run: chmod g-w {shlex.join(found)}, or trust the group"]
 
 
 def _dangers(path: Path) -> Iterator[str]:
@@ -208,9 +255,14 @@ MOVABLE: Final = frozenset(
 )
 """Where and how fast a training runs, and how it is cut into ranks and micro-steps: batch contract, section 6."""
 
+_EPOCHS: Final = "train.epochs"
+BATCH: Final = "batch.global_batch_size"
+BY_NAME: Final = frozenset({_EPOCHS, BATCH})
+"""What else may change if the command line names it; so may ``command``, and each field of ``learning_rate``."""
 
-def training_changes(before: JobSpec, now: JobSpec) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what would make another training of it: the key, its value before, and the one now.
+
+def training_changes(before: JobSpec, now: JobSpec) -> Iterator[Change]:
+    """Yield what would make another training of it.
 
     Args:
         before: the job that the run had.
@@ -219,7 +271,7 @@ def training_changes(before: JobSpec, now: JobSpec) -> Iterator[tuple[str, Any, 
     yield from _changes(before.model_dump(mode="json"), now.model_dump(mode="json"), "")
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any, Any]]:
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], above: str) -> Iterator[Change]:
     for name, value in now.items():
         key = f"{above}{name}"
         if key in MOVABLE or before.get(name) == value:
@@ -227,4 +279,4 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], above: str) -> I
         if isinstance(value, Mapping) and isinstance(before.get(name), Mapping):
             yield from _changes(before[name], value, f"{key}.")
         else:
-            yield key, before.get(name), value
+            yield Change(key=key, before=before.get(name), after=value)

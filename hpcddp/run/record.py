@@ -39,6 +39,8 @@ class RecordError(HpcddpError):
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
     path: Path
 
+    advice = "The file is one of hpcddp's own: restore it, or remove it, and run the command again."
+
     def __init__(self, message: str, *, path: Path, hint: str | None = None) -> None:
         super().__init__(message, hint=hint, path=path)
 
@@ -204,14 +206,28 @@ def read_last_lines(path: Path, kind: type[RecordT], size: int) -> Lines[RecordT
     Raises:
         RecordError: it cannot be read.
     """
+    size = min(size, LARGEST_RECORD - 1)
+    # The byte before says whether the first line is whole.
+    content = read_last_bytes(path, size + 1)
+    return parse_lines(content, kind, begins_within=len(content) > size)
+
+
+def read_last_bytes(path: Path, size: int = LARGEST_RECORD) -> bytes:
+    """Return the end of a log; nothing where it is not there, or is not a regular file.
+
+    Args:
+        path: the log.
+        size: how many bytes are read at most.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
     try:
         with open_regular(path) as (stream, length):
-            size = min(size, LARGEST_RECORD)
-            # The byte before says whether the first line is whole.
-            stream.seek(max(0, length - size - 1))
-            return parse_lines(stream.read(size + 1), kind, begins_within=length > size)
+            stream.seek(max(0, length - size))
+            return stream.read(size)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotRegularError):
-        return Lines(records=(), damaged=0)
+        return b""
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({why_unreadable(error)}); make it readable", path=path) from error
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, UserError
 
 # Only fields that Slurm writes itself, none that users write. Without a width, squeue cuts values after 20 characters.
 _FIELDS: Final = (
@@ -98,6 +98,7 @@ TIMEOUT_S: Final = 60.0
 _MAX_TRIES: Final = 5
 # A query that only shows states is not worth a longer wait than that.
 _QUERY_TIMEOUT_S: Final = 20.0
+_COMPLETION_TIMEOUT_S: Final = 2.0
 # What a command prints when no controller answered, or too late; a request that is answered late may have been done.
 _AWAY: Final = (
     "Unable to contact",
@@ -115,6 +116,8 @@ _KEY: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:]*)=")
 _TO_THE_END_OF_THE_LINE: Final = frozenset(
     {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
 )
+NO_CONFIGURATION: Final = "configuration source"
+"""Part of the message of a command that is installed and finds no slurm.conf."""
 _SLURMD_PORT: Final = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
 
 
@@ -122,12 +125,14 @@ class SlurmCommandError(HpcddpError):
     """A command of Slurm refused a request; the message has its reason."""
 
     kind = "slurm"
+    advice = "The reason is Slurm's own; change the request, or ask the cluster's administrators."
 
 
 class SlurmUnavailableError(SlurmCommandError):
     """A command of Slurm is not installed here, or its controller does not answer; a later call may succeed."""
 
     kind = "slurm_unavailable"
+    advice = "Try again later; scontrol ping tells whether the controller answers."
 
 
 class SlurmMissingError(SlurmUnavailableError):
@@ -282,6 +287,31 @@ def sbatch(
     if done.returncode != 0:
         raise SlurmCommandError(f"sbatch refused the job: {_reason(done)}", returncode=done.returncode)
     return parse_job_id(done.stdout)
+
+
+def start_srun(words: Sequence[str], *, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start srun outside of a job, with pipes for its input, output and errors; the caller ends it.
+
+    Args:
+        words: its options, then the program and its arguments.
+        environment: its environment; ``SLURM_CONF`` selects the cluster.
+
+    Raises:
+        SlurmMissingError: srun is not installed here.
+    """
+    command = ["srun", *words]
+    try:
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except FileNotFoundError:
+        raise SlurmMissingError("srun was not found; Slurm's commands must be on PATH here") from None
 
 
 def srun_knows(option: str, environment: Mapping[str, str]) -> bool:
@@ -448,6 +478,64 @@ def controller_answers(environment: Mapping[str, str]) -> bool:
         return _query(["scontrol", "ping"], environment).returncode == 0
     except SlurmUnavailableError:
         return False
+
+
+def overlapping_step(
+    job_id: str, command: Sequence[str], *, nodes: Sequence[str] | int, directory: Path, terminal: bool = False
+) -> list[str]:
+    """Return the srun command that runs a command inside a running job, beside its tasks, once on each node.
+
+    Args:
+        job_id: the job.
+        command: the command.
+        nodes: the nodes by name, or how many of the job's.
+        directory: where it runs.
+        terminal: whether it gets a pseudo-terminal.
+    """
+    count = nodes if isinstance(nodes, int) else len(nodes)
+    words = ["srun", f"--jobid={job_id}", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
+    words += [] if isinstance(nodes, int) else [f"--nodelist={','.join(nodes)}"]
+    # Otherwise Slurm waits for the memory that the tasks hold, or binds the command to one CPU (srun(1)).
+    words += ["--mem=0", "--cpu-bind=none", "--mpi=none", f"--chdir={directory}", *(["--pty"] if terminal else [])]
+    return [*words, *command]
+
+
+def run_attached(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command with this process's input and output to its end, which may be a person's; return its exit code.
+
+    Raises:
+        UserError: there is no such program.
+    """
+    try:
+        return subprocess.run(command, env=dict(environment), check=False).returncode
+    except FileNotFoundError:
+        raise UserError(f"{command[0]} was not found; write a program that is on PATH here") from None
+    except OSError as error:
+        raise UserError(f"{command[0]} cannot be started: {error.strerror}; correct it") from None
+
+
+def step_output(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return what a command of ``overlapping_step`` printed.
+
+    Raises:
+        SlurmUnavailableError: srun is not installed, or does not come back in time.
+        SlurmCommandError: it failed; the message has its reason.
+    """
+    return _output(_run(command, environment), name="srun")
+
+
+def partitions(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the partitions; asked by a shell that completes a word, so it waits two seconds at most.
+
+    Args:
+        environment: the command's environment; ``SLURM_CONF`` selects the cluster.
+
+    Raises:
+        SlurmUnavailableError: sinfo is not installed, or the controller does not answer in time.
+        SlurmCommandError: the controller refused the request.
+    """
+    done = _run(["sinfo", "--noheader", "--format=%R"], environment, timeout_s=_COMPLETION_TIMEOUT_S)
+    return sorted(set(_output(done, name="sinfo").split()))
 
 
 def node_states(environment: Mapping[str, str]) -> dict[str, str]:

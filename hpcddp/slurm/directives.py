@@ -81,6 +81,8 @@ _FLAG = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
 _MEMORY = {"mem": "mem", "mem_per_cpu": "mem-per-cpu", "mem_per_gpu": "mem-per-gpu"}
 _PLACE = {name: name for name in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")}
 
+_MAIL = {"mail_type": "mail-type", "mail_user": "mail-user"}
+
 
 class DirectiveError(UserError):
     """The job file asks for a directive that is not possible."""
@@ -128,6 +130,7 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
         *_limit(spec.resources),
         *_given(spec.resources, _PLACE),
         *_sharing(spec.resources),
+        *_given(spec.resources, _MAIL),
         *_extras(spec.resources),
         *_output(spec, run_id),
         *_recovery(spec),

@@ -51,6 +51,8 @@ def submitters_umask(environment: Mapping[str, str]) -> Iterator[None]:
 
 PICKLE_DIGEST = "HPCDDP_PICKLE_SHA256"
 """The environment variable that carries the pickle's sha256 from the submission to the task."""
+INDEX = "HPCDDP_SWEEP_INDEX"
+"""The environment variable that says which element of its sweep a run is."""
 FIRST = "HPCDDP_SWEEP_FIRST"
 """The environment variable that says which element index 0 of the job array is; 0 without it."""
 

@@ -9,16 +9,20 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from netrc import NetrcParseError, netrc
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
-from hpcddp.jobfile.sweep import SweepTable, as_text, assignment, element_spec
-from hpcddp.run.metrics import PACKAGES, is_installed
-from hpcddp.submit.environment_checks import container_obstacles, environment_obstacles
+from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder
+from hpcddp.packages import is_installed
+from hpcddp.run.metrics import PACKAGES
+from hpcddp.submit.environment_checks import container_obstacles, environment_obstacles, runs_in_this_python
+from hpcddp.submit.function_checks import function_obstacles
 from hpcddp.submit.request import Check, Obstacle, SubmissionError, SubmitRequest
 
 # python(1): with these options there is no script.
@@ -60,19 +64,19 @@ def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacl
     why = launcher.obstacle(tasks=spec.tasks, nodes=spec.resources.nodes)
     if why is not None:
         line = f": -- {shlex.join(launcher.program)}" if launcher.program else ""
-        yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}; {launcher.advice}{line}")
+        yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}; {launcher.advice}{line}", can_force=False)
 
 
 def _script(spec: JobSpec) -> Iterator[Obstacle]:
-    """Yield a Python script that does not exist: usually a typing error, but another job may still write it."""
+    """Yield a Python script that does not exist; shell lines of the job may change to another directory."""
     script = _script_in(spec.command or ())
     if script is None or spec.environment.container or Path(script).is_file():
         return
     near = neighbour(Path(script))
     yield Obstacle(
-        sentence=f"command is {shlex.join(spec.command or ())}, and there is no file {script!r} here yet; "
+        sentence=f"command is {shlex.join(spec.command or ())}, and there is no file {script!r} here; "
         + (f"did you mean {near}?" if near else "check its path, which is relative to the directory of submission"),
-        certain=False,
+        certain=not spec.environment.setup,
     )
 
 
@@ -92,7 +96,8 @@ def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> It
     if cluster == "local" and spec.resources.nodes > 1:
         yield Obstacle(
             sentence=f"resources.nodes is {spec.resources.nodes}, but this machine is one node; "
-            "add --set resources.nodes=1"
+            "add --set resources.nodes=1",
+            can_force=False,
         )
 
 
@@ -100,13 +105,15 @@ def _unset_variables(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) 
     unset = [name for name in spec.environment.pass_env if name not in environment]
     if unset:
         yield Obstacle(
-            sentence=f"environment.pass_env names {', '.join(unset)}, not set here; export it, or remove the name"
+            sentence=f"environment.pass_env names {', '.join(unset)}, not set here; export it, or remove the name",
+            can_force=False,
         )
 
 
 def _missing_data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
     data_dir = spec.train.data_dir if spec.train else None
-    if data_dir is None:
+    stage = spec.environment.stage
+    if data_dir is None or (stage is not None and Path(data_dir).is_relative_to(stage.target)):
         return
     container = spec.environment.container
     mounts = container.mounted if container is not None else ()
@@ -128,7 +135,7 @@ def _tracker_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
     Only this interpreter is looked at: with another one, a missing tracker is a warning of the task.
     """
     names = spec.trackers.use or ()
-    if _runs_in_this_python(spec):
+    if runs_in_this_python(spec.environment):
         for name in names:
             if not is_installed(name):
                 yield Obstacle(
@@ -141,15 +148,38 @@ def _tracker_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
             sentence=f"trackers.use names mlflow, and nothing says where its server is; export {_SERVER}, or write it "
             "into trackers.tracking_uri"
         )
+    if "wandb" in names and not _has_wandb_key({**environment, **spec.environment.env}):
+        yield Obstacle(
+            sentence="trackers.use names wandb, and there is no key for it; run: wandb login, or export WANDB_API_KEY "
+            "(WANDB_MODE=offline needs none)"
+        )
 
 
-def _runs_in_this_python(spec: JobSpec) -> bool:
-    environment = spec.environment
-    others = (environment.conda, environment.venv, environment.uv, environment.container)
-    return environment.python in {None, sys.executable} and not any(others)
+_WANDB_WITHOUT_KEY = frozenset({"offline", "dryrun", "disabled"})
+_WANDB_HOST = "api.wandb.ai"
 
 
-CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, _missing_data)
+def _has_wandb_key(variables: Mapping[str, str]) -> bool:
+    """Return whether W&B finds a key: ``WANDB_API_KEY``, or the one that ``wandb login`` writes (docs.wandb.ai)."""
+    if variables.get("WANDB_API_KEY") or variables.get("WANDB_MODE", "").lower() in _WANDB_WITHOUT_KEY:
+        return True
+    host = urlsplit(variables.get("WANDB_BASE_URL") or f"https://{_WANDB_HOST}").hostname or _WANDB_HOST
+    home = variables.get("HOME")
+    files = [Path(variables[name]) for name in ("NETRC",) if variables.get(name)]
+    files += [Path(home) / name for name in (".netrc", "_netrc") if home]
+    for file in files:
+        try:
+            if netrc(file).authenticators(host) is not None:
+                return True
+        except OSError:
+            continue
+        except (NetrcParseError, ValueError):
+            # W&B may read what Python cannot.
+            return True
+    return False
+
+
+CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, function_obstacles, _missing_data)
 """The checks whose result may differ between the elements of a sweep, which share one environment."""
 CHECKS: tuple[Check, ...] = (
     _too_many_nodes,
@@ -157,10 +187,14 @@ CHECKS: tuple[Check, ...] = (
     environment_obstacles,
     container_obstacles,
     command_obstacles,
+    function_obstacles,
     _tracker_obstacles,
     _missing_data,
 )
 """All checks, in the order of their messages."""
+
+
+_FORCE = "If the nodes of the job have what is missing here, add --force."
 
 
 def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) -> tuple[str, ...]:
@@ -179,9 +213,12 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
     """
     spec = request.job.spec
     found = [obstacle for check in checks for obstacle in check(spec, request.cluster, request.environment)]
-    errors = [obstacle.sentence for obstacle in found if obstacle.certain]
+    forced = request.force
+    errors = [obstacle for obstacle in found if obstacle.certain and not (forced and obstacle.can_force)]
     if errors:
-        raise SubmissionError("\n".join(errors))
+        # A job on this machine gets no other node.
+        may_force = request.cluster == "slurm" and all(obstacle.can_force for obstacle in errors)
+        raise SubmissionError("\n".join(obstacle.sentence for obstacle in errors), hint=_FORCE if may_force else None)
     # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
     _ = request.plan
     return tuple(obstacle.sentence for obstacle in found)
@@ -190,6 +227,10 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
 # The fields that the batch plan and the data depend on, and one below them that changes neither.
 _PLANNED = ("batch", "learning_rate", "train", "entrypoint", "command")
 _UNPLANNED = frozenset({"train.seed"})
+
+
+LARGEST_LOCAL_SWEEP = 256
+"""The most elements of a sweep on this machine: each is a process from the submission on."""
 
 
 def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[str, ...]:
@@ -205,14 +246,13 @@ def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[
         What may keep the elements from running, a sentence each.
 
     Raises:
-        SubmissionError: the sweep is for this machine, or an element cannot run; its values are named.
+        SubmissionError: the sweep has too many elements for this machine, or an element cannot run; its values are
+            named.
     """
-    if request.cluster == "local":
-        first = table.element(0)
-        words = [word for key, value in first.items() for word in ("--set", f"{key}={as_text(value)}")]
+    if request.cluster == "local" and len(table) > LARGEST_LOCAL_SWEEP:
         raise SubmissionError(
-            "a sweep is a job array of Slurm, and --cluster local runs one job on this machine; to try one element "
-            f"here, write: --set sweep=null {shlex.join(words)}"
+            f"the sweep has {len(table)} elements, each of them a process of this machine, and {LARGEST_LOCAL_SWEEP} "
+            "are the most; split it into several sweeps"
         )
     notes: dict[str, None] = {}
     checks = CHECKS
@@ -227,7 +267,8 @@ def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[
             more = f" and {len(combination.elements) - 1} more" if len(combination.elements) > 1 else ""
             raise SubmissionError(
                 f"element {combination.elements[0]}{more} of the sweep, with {assignment(combination.values)}: "
-                f"{error.message}"
+                f"{error.message}",
+                hint=error.hint,
             ) from error
         # All elements share one environment, and checking it may take seconds.
         checks = CHECKS_OF_ELEMENT
@@ -245,4 +286,8 @@ def _refuse_other_tasks(element: JobSpec, job: JobSpec) -> None:
 
 def _checked_keys(table: SweepTable) -> list[str]:
     """Return the keys of a sweep whose values have influence on the checks."""
-    return [key for key in table.keys if key not in _UNPLANNED and key.partition(".")[0] in _PLANNED]
+    return [
+        key
+        for key in table.keys
+        if is_placeholder(key) or (key not in _UNPLANNED and key.partition(".")[0] in _PLANNED)
+    ]

@@ -16,30 +16,72 @@ import hpcddp
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.environment import Container, Environment, unmountable
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.packages import is_installed, missing_packages
 from hpcddp.slurm import commands
 from hpcddp.submit.request import Obstacle
 
 # Variables that Lmod and Environment Modules set in a shell that has their module command.
 _MODULE_MARKS: Final = ("MODULESHOME", "LMOD_CMD", "MODULES_CMD", "BASH_FUNC_module%%")
 _MODULE_PROFILES: Final = ("/etc/profile.d/z00_lmod.sh", "/etc/profile.d/lmod.sh", "/etc/profile.d/modules.sh")
-# The import that the batch script does first; it loads neither torch nor submitit.
-_PROBE: Final = "import hpcddp.supervise.begin; print(hpcddp.__version__)"
+# The import that the batch script does first; it loads neither torch nor submitit. Then the packages that are missing.
+_PROBE: Final = (
+    "import sys, hpcddp.supervise.begin; from importlib.util import find_spec; "
+    "print(hpcddp.__version__, *(name for name in sys.argv[1:] if find_spec(name) is None))"
+)
 _TIMEOUT_S: Final = 60.0
+
+
+def runs_in_this_python(section: Environment) -> bool:
+    """Return whether a job's ranks run in the interpreter of this process."""
+    others = (section.conda, section.venv, section.uv, section.container)
+    return section.python in {None, sys.executable} and not any(others)
 
 
 def environment_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield the obstacles in the job's ``environment`` section."""
     section, is_local = spec.environment, cluster == "local"
     yield from _modules(section, environment)
+    if section.stage is not None and not Path(section.stage.source).exists():
+        yield Obstacle(
+            sentence=f"environment.stage.source is {section.stage.source!r}, which is not here; correct it, unless the "
+            "nodes have it",
+            certain=is_local,
+        )
     if section.conda is not None:
-        yield from _conda(section, section.conda, environment, is_local=is_local)
+        yield from _conda(spec, section.conda, environment, is_local=is_local)
     elif section.venv is not None:
         instead = f"make it (python -m venv {shlex.quote(section.venv)}), or correct the path"
-        yield from _virtual("venv", section.venv, Path(section.venv), section, environment, instead)
+        yield from _virtual("venv", section.venv, Path(section.venv), spec, environment, instead)
     elif section.uv is not None:
-        yield from _uv(section, section.uv, environment)
-    elif section.python is not None:
-        yield from _python(section, section.python, environment, is_local=is_local)
+        yield from _uv(spec, section.uv, environment)
+    elif section.python is not None and Path(section.python) != Path(sys.executable):
+        yield from _python(spec, section.python, environment)
+    elif section.container is None:
+        missing = [name for name in _packages(spec) if not is_installed(name)]
+        if missing:
+            yield _without_packages(spec, missing, sys.executable)
+
+
+def _packages(spec: JobSpec) -> tuple[str, ...]:
+    """Return the packages that the ranks of a job import, as they are imported; a command needs none."""
+    if spec.command is not None:
+        return ()
+    names = ["torch", "numpy"]
+    if spec.train is not None:
+        names += ["sklearn"] if spec.train.dataset == "digits" else []
+        is_own = ":" in spec.train.model
+        names += ["torchvision"] if spec.train.dataset == "imagefolder" or not is_own else []
+    return tuple(names)
+
+
+def _without_packages(spec: JobSpec, missing: Sequence[str], python: str) -> Obstacle:
+    what = "this training" if spec.entrypoint is None else "an entrypoint"
+    section = spec.environment
+    return Obstacle(
+        sentence=missing_packages(what, missing, python),
+        # Modules, shell lines and variables may add them on the node.
+        certain=not (section.modules or section.setup or "PYTHONPATH" in section.env),
+    )
 
 
 def _modules(section: Environment, environment: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -52,20 +94,21 @@ def _modules(section: Environment, environment: Mapping[str, str]) -> Iterator[O
         )
 
 
-def _python(section: Environment, python: str, environment: Mapping[str, str], *, is_local: bool) -> Iterator[Obstacle]:
-    if "/" not in python or Path(python) == Path(sys.executable):
-        return
-    if os.access(python, os.X_OK):
-        yield from _without_hpcddp(f"environment.python is {python!r}, which", Path(python), section, environment)
-    elif is_local:
+def _python(spec: JobSpec, python: str, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    section = spec.environment
+    prepared = section.modules or section.setup or "PATH" in section.env
+    if shutil.which(python, path=environment.get("PATH", os.defpath)) is None:
         yield Obstacle(
             sentence=f"environment.python is {python!r}, and this machine has no such program; "
-            "correct it, or leave it out"
+            "correct it, or leave it out",
+            certain=not prepared,
         )
+    elif "/" in python:
+        yield from _without_hpcddp(f"environment.python is {python!r}, which", Path(python), spec, environment)
 
 
 def _virtual(
-    field: str, value: str, venv: Path, section: Environment, environment: Mapping[str, str], instead: str
+    field: str, value: str, venv: Path, spec: JobSpec, environment: Mapping[str, str], instead: str
 ) -> Iterator[Obstacle]:
     python = venv / "bin" / "python"
     if not python.exists():
@@ -74,10 +117,10 @@ def _virtual(
         return
     add = f"uv add --project {shlex.quote(value)} hpcddp" if field == "uv" else None
     named = f"environment.{field} is {value!r}, whose python"
-    yield from _without_hpcddp(named, python, section, environment, add)
+    yield from _without_hpcddp(named, python, spec, environment, add)
 
 
-def _uv(section: Environment, project: str, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+def _uv(spec: JobSpec, project: str, environment: Mapping[str, str]) -> Iterator[Obstacle]:
     if not (Path(project) / "pyproject.toml").is_file():
         yield Obstacle(
             sentence=f"environment.uv is {project!r}, and there is no {project}/pyproject.toml; "
@@ -87,7 +130,7 @@ def _uv(section: Environment, project: str, environment: Mapping[str, str]) -> I
     uv, sync = shutil.which("uv", path=environment.get("PATH")), f"uv sync --project {shlex.quote(project)}"
     first = "" if uv else "install uv (python -m pip install uv), then "
     venv = Path(project) / environment.get("UV_PROJECT_ENVIRONMENT", ".venv")
-    yield from _virtual("uv", project, venv, section, environment, f"{first}run: {sync}")
+    yield from _virtual("uv", project, venv, spec, environment, f"{first}run: {sync}")
     if uv and venv.is_dir():
         check = [uv, "sync", "--check", "--frozen", "--inexact", "--offline", "--project", project]
         if _run(check, environment).returncode != 0:
@@ -98,9 +141,9 @@ def _uv(section: Environment, project: str, environment: Mapping[str, str]) -> I
             )
 
 
-def _conda(section: Environment, name: str, environment: Mapping[str, str], *, is_local: bool) -> Iterator[Obstacle]:
+def _conda(spec: JobSpec, name: str, environment: Mapping[str, str], *, is_local: bool) -> Iterator[Obstacle]:
     conda = shutil.which("conda", path=environment.get("PATH")) or environment.get("CONDA_EXE")
-    if section.modules:
+    if spec.environment.modules:
         # A module may bring another conda, with other environments.
         return
     if conda is None:
@@ -124,7 +167,7 @@ def _conda(section: Environment, name: str, environment: Mapping[str, str], *, i
             sentence=f"environment.conda is {name!r}, and there is no {python}; install python and hpcddp in it"
         )
         return
-    yield from _without_hpcddp(f"environment.conda is {name!r}, whose python", python, section, environment)
+    yield from _without_hpcddp(f"environment.conda is {name!r}, whose python", python, spec, environment)
 
 
 def _prefix_of(conda: str, name: str, environment: Mapping[str, str]) -> Path | None:
@@ -140,11 +183,13 @@ def _prefix_of(conda: str, name: str, environment: Mapping[str, str]) -> Path | 
 
 
 def _without_hpcddp(
-    named: str, python: Path, section: Environment, environment: Mapping[str, str], add: str | None = None
+    named: str, python: Path, spec: JobSpec, environment: Mapping[str, str], add: str | None = None
 ) -> Iterator[Obstacle]:
-    """Yield an interpreter that has no hpcddp, or another version of it."""
+    """Yield an interpreter that has no hpcddp, another version of it, or not the packages that the job needs."""
+    section = spec.environment
     # ``absolute`` does not follow links: the link in a virtual environment is what selects its packages.
-    done = _run([str(python.absolute()), "-P", "-c", _PROBE], {**environment, **section.env})
+    probe = [str(python.absolute()), "-P", "-c", _PROBE, *_packages(spec)]
+    done = _run(probe, {**environment, **section.env})
     if done.returncode != 0:
         add = add or f"{shlex.quote(str(python))} -m pip install hpcddp"
         reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing").strip()
@@ -153,7 +198,11 @@ def _without_hpcddp(
             # Modules and shell lines may add it on the node.
             certain=not (section.modules or section.setup),
         )
-    elif (version := done.stdout.strip()) != hpcddp.__version__:
+        return
+    version, *missing = done.stdout.split() or [""]
+    if missing and section.container is None:
+        yield _without_packages(spec, missing, str(python))
+    if version != hpcddp.__version__:
         yield Obstacle(
             sentence=f"{named} has hpcddp {version}, and the one that submits is {hpcddp.__version__}; "
             "install the same",

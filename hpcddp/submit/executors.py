@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -114,7 +115,7 @@ class RenderedLocalExecutor(LocalExecutor):
 
     Args:
         folder: the run's submitit folder.
-        script: the file with the script.
+        program: the command that runs the script.
         log: the file that gets the script's own output.
         command: the command line of one task.
         tasks: the number of tasks to start.
@@ -128,7 +129,7 @@ class RenderedLocalExecutor(LocalExecutor):
         self,
         folder: Path,
         *,
-        script: Path,
+        program: Sequence[str],
         log: Path,
         command: str,
         tasks: int,
@@ -139,7 +140,7 @@ class RenderedLocalExecutor(LocalExecutor):
     ) -> None:
         super().__init__(folder)
         self._directory = directory
-        self._script = script
+        self._program = program
         self._log = log
         self._tasks = tasks
         # The variables that submitit's controller reads (submitit/local/local.py, Controller.__init__).
@@ -166,7 +167,7 @@ class RenderedLocalExecutor(LocalExecutor):
         log = open_to_append(self._log)
         try:
             process = subprocess.Popen(
-                ["/bin/bash", str(self._script)],
+                self._program,
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -176,6 +177,8 @@ class RenderedLocalExecutor(LocalExecutor):
             )
         finally:
             os.close(log)
+        # A script that has ended, and that nobody waited for, would look alive as long as this process lives.
+        threading.Thread(target=process.wait, daemon=True).start()
         job: LocalJob[Any] = LocalJob(
             folder=self.folder, job_id=str(process.pid), tasks=list(range(self._tasks)), process=process
         )

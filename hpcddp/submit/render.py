@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path as FilePath
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from jinja2 import FileSystemLoader, StrictUndefined, TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
@@ -25,6 +25,7 @@ from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.rules import data_mount_of
 from hpcddp.jobfile.sweep import SweepTable
+from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive, directives_for, quote_value, refuse_unwritable
 from hpcddp.submit.request import SubmitRequest
 
@@ -87,6 +88,7 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         "uv": spec.environment.uv,
         "container": _container(spec, variables),
         "setup": spec.environment.setup,
+        "stage": spec.environment.stage,
         "env": {name: value for name, value in spec.environment.env.items() if name not in variables},
         "is_sweep": spec.sweep is not None,
         "variables": variables,
@@ -130,6 +132,24 @@ def _refuse_unwritable_words(spec: JobSpec, python: str) -> None:
     fields |= {f"environment.setup[{index}]": line for index, line in enumerate(environment.setup)}
     for field, text in fields.items():
         refuse_unwritable(text, _NUL, field=field, place="a script")
+
+
+_EXPORTS: Final = "\n# environment.env\n"
+_EXPORT = re.compile(r"""export ([A-Za-z_][A-Za-z0-9_]*)=((?:'[^']*'|"[^"]*"|[^\s'"])*)\n""")
+
+
+def exported_values(script: str) -> dict[str, str]:
+    """Return the values of ``environment.env`` in a script of the default template; no other file of a run has them.
+
+    Args:
+        script: the text of the script.
+    """
+    values: dict[str, str] = {}
+    position = script.find(_EXPORTS) + len(_EXPORTS)
+    while position >= len(_EXPORTS) and (found := _EXPORT.match(script, position)):
+        values[found[1]] = "".join(shlex.split(found[2]))
+        position = found.end()
+    return values
 
 
 def _delimiter(document: str) -> str:
@@ -293,7 +313,7 @@ def find_template(name: str) -> FilePath:
         if path.is_file():
             return path
         raise TemplateError(f"--template is {name!r}, and there is no such file; give the path of a template")
-    folder = templates_directory()
+    folder = shipped_directory("templates")
     path = folder / f"{name}{SUFFIX}"
     if path.is_file():
         return path
@@ -301,13 +321,6 @@ def find_template(name: str) -> FilePath:
     raise TemplateError(
         f"--template is {name!r}, and there is no such template; write one of {known}, or a file's path"
     )
-
-
-def templates_directory() -> FilePath:
-    """Return the directory of the templates: in an installed package, or beside the package in a checkout."""
-    package = FilePath(__file__).resolve().parent.parent
-    installed = package / "_templates"
-    return installed if installed.is_dir() else package.parent / "templates"
 
 
 @cache

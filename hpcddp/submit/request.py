@@ -43,6 +43,7 @@ class SubmitRequest:
         directory: the directory of submission; relative paths in the job are relative to it.
         environment: the submitter's environment.
         dependency: the value of sbatch's ``--dependency``; None waits for nothing.
+        force: whether to submit although this machine shows an obstacle that its nodes may not have.
     """
 
     job: ResolvedJob
@@ -53,6 +54,7 @@ class SubmitRequest:
     directory: Path
     environment: Mapping[str, str]
     dependency: str | None = None
+    force: bool = False
 
     @property
     def run(self) -> RunDirectory:
@@ -119,10 +121,12 @@ class Obstacle:
     Args:
         sentence: what it is, and what to do instead.
         certain: whether the job cannot run; False where that depends on the nodes that the job gets.
+        can_force: whether ``--force`` submits the job all the same, since the nodes may be different.
     """
 
     sentence: str
     certain: bool = True
+    can_force: bool = True
 
 
 Check = Callable[[JobSpec, Cluster, Mapping[str, str]], Iterator[Obstacle]]

@@ -6,25 +6,32 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcddp.errors import printable
 from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.jobfile.sweep import SweepTable, element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
-from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
+from hpcddp.run.index import remember
+from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
+from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
 from hpcddp.site.rules import check_site
 from hpcddp.slurm import commands
-from hpcddp.slurm.job_environment import ArrayPlace, submission_environment
+from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environment
 from hpcddp.submit.checks import check_submittable, check_sweep_submittable
 from hpcddp.submit.render import render_script
 from hpcddp.submit.request import SubmissionError, SubmitRequest, write_plan
+from hpcddp.submit.source import record_source
+from hpcddp.submit.turns import Turns
 
 if TYPE_CHECKING:
     from submitit import Job
@@ -112,7 +119,17 @@ def prepare(request: SubmitRequest) -> PreparedJob:
     table = request.sweep_table
     notes = check_submittable(request) if table is None else check_sweep_submittable(request, table)
     check_site(request.job, request.cluster, request.environment)
-    return PreparedJob(request=request, script=render_script(request).text, notes=notes)
+    # On this machine each element has a script of its own; they differ in their values.
+    local = table is not None and request.cluster == "local"
+    script = render_script(element_request(request, table, 0) if local and table is not None else request).text
+    return PreparedJob(request=request, script=script, notes=notes)
+
+
+def element_request(request: SubmitRequest, table: SweepTable, index: int) -> SubmitRequest:
+    """Return the request of an element of a sweep as a run of its own."""
+    spec = element_spec(request.job.spec, table.element(index))
+    run_id = element_id(request.run.run_id, index)
+    return replace(request, run_id=run_id, job=ResolvedJob(spec=spec, origins={}))
 
 
 def submit(request: SubmitRequest) -> Submission:
@@ -125,6 +142,7 @@ def submit(request: SubmitRequest) -> Submission:
     with new_run_directory(run, request.cluster):
         run.submitit.mkdir(mode=0o700)
         write_run(run, job)
+        record_source(run, request)
         # Slurm would create it with the submitter's umask.
         write_text(run.batch_log, "")
         return submit_script(run, request, job.script, notes=job.notes)
@@ -141,6 +159,7 @@ class Submission:
         epochs: the epochs of the training.
         first_attempt: the number of the job's first attempt.
         notes: what may keep the job from running, a sentence each.
+        consequences: what a resumption changes in the training, a sentence each.
     """
 
     run: RunDirectory
@@ -150,6 +169,7 @@ class Submission:
     epochs: int
     first_attempt: int = 0
     notes: tuple[str, ...] = ()
+    consequences: tuple[str, ...] = ()
 
     @property
     def job_id(self) -> str:
@@ -170,6 +190,7 @@ class Submission:
             "cluster": self.cluster,
             "dropped_environment": list(self.dropped),
             "warnings": self.warnings,
+            **({"changes": list(self.consequences)} if self.consequences else {}),
         }
 
 
@@ -223,6 +244,11 @@ def check_path(path: Path, cluster: Cluster) -> None:
         )
 
 
+def turns_of(sweep: Sweep) -> Turns:
+    """Return the turns of the elements of a sweep on this machine: one after another, unless its job says more."""
+    return Turns(directory=sweep.path, count=read_job_file(sweep.directory).max_parallel or 1)
+
+
 def write_run(run: RunDirectory, job: PreparedJob) -> None:
     """Write the resolved job, its batch plan and its script into a run directory."""
     write_text(run.job_file, job.request.job_text)
@@ -237,6 +263,7 @@ def submit_script(
     *,
     element: ArrayPlace | None = None,
     notes: tuple[str, ...] = (),
+    changes: Sequence[Change] = (),
 ) -> Submission:
     """Give a script to sbatch, or start it on this machine, and record the submission in the run directory.
 
@@ -246,6 +273,7 @@ def submit_script(
         script: the text of the script.
         element: the element of a sweep to run as an array of one, where the script is that of the whole sweep.
         notes: what may keep the job from running, a sentence each.
+        changes: what this submission changes in the training.
 
     Raises:
         HpcddpError: the job could not be submitted.
@@ -255,6 +283,7 @@ def submit_script(
 
     spec, cluster, directory, python = request.job.spec, request.cluster, request.directory, request.python
     clean, dropped = submission_environment(request.environment)
+    sweep = sweep_of(run) if cluster == "local" else None
     executor: executors.RenderedSlurmExecutor | executors.RenderedLocalExecutor
     if cluster == "slurm":
         executor = executors.RenderedSlurmExecutor(
@@ -268,9 +297,13 @@ def submit_script(
         )
     else:
         limit, lead = spec.resources.time_limit, spec.signal_lead
+        program = ["/bin/bash", str(run.script)]
+        if sweep is not None:
+            program = turns_of(sweep).command(run.script)
+            clean[INDEX] = str(index_of(run))
         executor = executors.RenderedLocalExecutor(
             run.submitit,
-            script=run.script,
+            program=program,
             log=run.batch_log,
             command=shlex.join([python, "-P", "-u", "-m", "hpcddp.task"]),
             tasks=spec.tasks_per_node,
@@ -281,6 +314,8 @@ def submit_script(
         )
     # Read before the submission, because the job may begin at once.
     newest, before = run.newest_attempt(), read_submission(run)
+    place = (before.sweep, before.index) if before else (sweep.sweep_id, index_of(run)) if sweep else (None, None)
+    first_attempt = 0 if newest is None else newest + 1
     job = executor.submit(work.run, str(run.path))
     record = SubmissionRecord(
         cluster=cluster,
@@ -289,8 +324,13 @@ def submit_script(
         python=python,
         time=time.time(),
         host=socket.gethostname(),
-        sweep=None if before is None else before.sweep,
-        index=None if before is None else before.index,
+        sweep=place[0],
+        index=place[1],
+        template=request.template,
+        changes=(
+            *(() if before is None else before.changes),
+            *(replace(change, attempt=first_attempt) for change in changes),
+        ),
         **identity(run.path),
     )
     try:
@@ -301,12 +341,14 @@ def submit_script(
         raise SubmissionError(
             f"job {job.job_id} was cancelled, because {run.submission} cannot be written: {error.strerror}"
         ) from error
+    if element is None:
+        remember(run)
     return Submission(
         run=run,
         cluster=cluster,
         job=job,
         dropped=dropped if cluster == "slurm" else (),
         epochs=spec.train.epochs if spec.train else 1,
-        first_attempt=0 if newest is None else newest + 1,
+        first_attempt=first_attempt,
         notes=notes,
     )

@@ -1,4 +1,4 @@
-"""The submission of a sweep: one script, one job array, one manifest.
+"""The submission of a sweep: one script, one job array, one manifest; on this machine a process for each element.
 
 submitit's ``map_array`` writes one pickle and makes one job object for each function. Here the elements differ only in
 values that the script knows, so that one pickle is enough for all of them: ``begin`` copies it to the path at which a
@@ -7,21 +7,38 @@ values that the script knows, so that one pickle is enough for all of them: ``be
 
 from __future__ import annotations
 
+import hashlib
+import os
+import signal
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.sweep import SweepTable
 from hpcddp.run.files import write_text
+from hpcddp.run.index import remember
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, submission_environment
+from hpcddp.submit.render import render_script
 from hpcddp.submit.request import SubmissionError, SubmitRequest
-from hpcddp.submit.submit import new_run_directory, prepare
+from hpcddp.submit.source import record_source
+from hpcddp.submit.submit import (
+    PreparedJob,
+    element_request,
+    new_run_directory,
+    prepare,
+    submit_script,
+    turns_of,
+    write_run,
+)
 from hpcddp.submit.sweep_element import PICKLE
 
 _TOO_LONG = "Invalid job array specification"
@@ -32,13 +49,25 @@ class SweepSubmission:
     """A submitted sweep.
 
     Args:
+        processes: on this machine the process id of each element; on Slurm none.
         dropped: names of inherited variables that sbatch did not get, because they would override directives.
         notes: what may keep its jobs from running, a sentence each.
     """
 
     sweep: Sweep
-    dropped: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
+    processes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where its elements run."""
+        return "local" if self.processes else "slurm"
+
+    @property
+    def job_ids(self) -> list[str]:
+        """The ids of the job arrays, or of the processes."""
+        return list(self.processes) or [chunk.job_id for chunk in self.sweep.chunks]
 
     @property
     def warnings(self) -> list[str]:
@@ -51,13 +80,13 @@ class SweepSubmission:
         return {
             "sweep_id": sweep.sweep_id,
             "sweep_dir": str(sweep.path),
-            "cluster": "slurm",
-            "job_ids": [chunk.job_id for chunk in sweep.chunks],
+            "cluster": self.cluster,
+            "job_ids": self.job_ids,
             "chunks": [asdict(chunk) for chunk in sweep.chunks],
             "elements": [
                 {
                     "run_id": sweep.run_id(index),
-                    "job_id": sweep.job_id(index),
+                    "job_id": self.processes[index] if self.processes else sweep.job_id(index),
                     "run_dir": str(sweep.run(index).path),
                     "values": values,
                 }
@@ -77,6 +106,8 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
     table = request.sweep_table
     if table is None:
         raise ValueError(f"the job {request.job.spec.name} has no sweep")
+    if request.cluster == "local":
+        return _submit_here(request, table)
     job, directory = prepare(request), request.run
     sweep = Sweep(sweep_id=directory.run_id, path=directory.path, elements=table.elements(), chunks=())
     with new_run_directory(directory, request.cluster):
@@ -84,29 +115,69 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
             folder.mkdir(mode=0o700)
         write_text(directory.job_file, request.job_text)
         write_text(directory.script, job.script)
+        record_source(directory, request)
         clean, dropped = submission_environment(request.environment)
-        clean[PICKLE_DIGEST] = _dump(sweep)
+        clean[PICKLE_DIGEST] = pickle_digest(sweep)
         chunks = _Arrays(script=directory.script, request=request, environment=clean).submit(len(table))
     sweep = replace(sweep, chunks=tuple(chunks))
     write_sweep(sweep)
-    record = SubmissionRecord(
-        cluster="slurm",
-        job_id=chunks[0].job_id,
-        directory=str(request.directory),
-        python=request.python,
-        time=time.time(),
-        **identity(directory.path),
-    )
-    write_submission_record(directory, record)
+    _write_submission(request, "slurm", chunks[0].job_id)
     return SweepSubmission(sweep=sweep, dropped=dropped, notes=job.notes)
 
 
-def _dump(sweep: Sweep) -> str:
-    """Write the pickle of all elements, and return its sha256."""
+def _submit_here(request: SubmitRequest, table: SweepTable) -> SweepSubmission:
+    """Write the directories of a sweep on this machine and of its elements, and start a process for each element."""
+    job, directory = prepare(request), request.run
+    sweep = Sweep(sweep_id=directory.run_id, path=directory.path, elements=table.elements(), chunks=())
+    processes: list[str] = []
+    with ExitStack() as stack:
+        stack.enter_context(new_run_directory(directory, request.cluster))
+        write_text(directory.job_file, request.job_text)
+        write_sweep(sweep)
+        # No element runs before all of them are here.
+        stack.enter_context(turns_of(sweep).hold())
+        try:
+            for index in range(len(table)):
+                element = element_request(request, table, index)
+                stack.enter_context(new_run_directory(element.run, request.cluster))
+                element.run.submitit.mkdir(mode=0o700)
+                script = render_script(element).text
+                write_run(element.run, PreparedJob(request=element, script=script, notes=()))
+                write_text(element.run.batch_log, "")
+                processes.append(submit_script(element.run, element, script).job_id)
+            _write_submission(request, "local", processes[0])
+        except Exception:
+            for process in processes:
+                os.kill(int(process), signal.SIGKILL)
+            raise
+    return SweepSubmission(sweep=sweep, processes=tuple(processes), notes=job.notes)
+
+
+def _write_submission(request: SubmitRequest, cluster: Cluster, job_id: str) -> None:
+    """Record the submission of a sweep, with the id of its first job."""
+    record = SubmissionRecord(
+        cluster=cluster,
+        job_id=job_id,
+        directory=str(request.directory),
+        python=request.python,
+        time=time.time(),
+        template=request.template,
+        **identity(request.run.path),
+    )
+    write_submission_record(request.run, record)
+    remember(request.run)
+
+
+def pickle_digest(sweep: Sweep) -> str:
+    """Return the sha256 of the pickle of all elements, which is written if it is not there."""
+    path = sweep.directory.submitit / PICKLE
+    if path.exists():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     from hpcddp.submit import executors
     from hpcddp.task import work
 
-    return executors.dump_call(sweep.directory.submitit / PICKLE, work.run, str(sweep.path))
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    return executors.dump_call(path, work.run, str(sweep.path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The command line of the batch script: ``python -m hpcddp.supervise begin``, ``watch`` and ``end``."""
+"""The command line of the batch script: ``python -m hpcddp.supervise begin``, ``stage``, ``watch`` and ``end``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hpcddp.errors import HpcddpError, printable
+from hpcddp.jobfile.environment import Stage
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import ignore_output_errors, why_unreadable
@@ -16,6 +17,7 @@ from hpcddp.stop.reasons import ExitCode
 from hpcddp.supervise.begin import begin
 from hpcddp.supervise.end import end
 from hpcddp.supervise.slurm_requeue import DIRECTORY_AWAY_DELAY_S, START_DELAY_S, expedite
+from hpcddp.supervise.stage import stage
 from hpcddp.supervise.watch import watch
 
 
@@ -27,6 +29,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     begin_parser.add_argument("--name", required=True)
     begin_parser.add_argument("--run-id")
     begin_parser.add_argument("--element", type=int)
+    stage_parser = commands_of.add_parser("stage")
+    stage_parser.add_argument("--source", required=True)
+    stage_parser.add_argument("--target", required=True)
     watch_parser = commands_of.add_parser("watch")
     watch_parser.add_argument("--pid", type=int, required=True)
     end_parser = commands_of.add_parser("end")
@@ -41,6 +46,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         if options.command == "end":
             return _end(options, environment)
+        if options.command == "stage":
+            return stage(Stage(source=options.source, target=options.target), environment)
         if options.command == "watch":
             watch(AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"]), options.pid)
             return ExitCode.FINISHED

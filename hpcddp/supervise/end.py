@@ -18,7 +18,16 @@ from hpcddp.run.events import EventKind, append_event, newest_saved_step, read_e
 from hpcddp.run.failure import describe_failure, failure_sentence
 from hpcddp.run.job_records import ProgramEnd, read_start
 from hpcddp.run.record import RecordError
-from hpcddp.run.result import FINISHED, Result, finish_run, resume_command, what_is_saved, why_it_stopped, write_result
+from hpcddp.run.result import (
+    BY_USER,
+    FINISHED,
+    Result,
+    finish_run,
+    resume_command,
+    what_is_saved,
+    why_it_stopped,
+    write_result,
+)
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise import slurm_requeue as requeuing
 from hpcddp.supervise.attempt_facts import AttemptFacts
@@ -211,8 +220,10 @@ def _cancel(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
 
 
 def _how_cancelled(attempt_facts: AttemptFacts) -> str:
-    if attempt_facts.job_id is None:
-        return "cancelled by Ctrl-C, hpcddp cancel or kill"
+    number = attempt_facts.attempt.number
+    asked = any(event.kind == "cancel" and event.attempt == number for event in attempt_facts.events)
+    if asked or attempt_facts.job_id is None:
+        return BY_USER
     decision = attempt_facts.decision
     if decision is not None and decision.reason is StopReason.INTERRUPTED:
         return "cancelled by SIGINT to its tasks"

@@ -33,7 +33,7 @@ from hpcddp.stop.reasons import ExitCode
 from hpcddp.task.attribution import failure_record, failure_text, save_failure
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
-from hpcddp.task.signals import handle_signals
+from hpcddp.task.signals import handle_signals, show_stacks_on_request
 
 if TYPE_CHECKING:
     from hpcddp.jobfile.job import JobSpec
@@ -59,6 +59,7 @@ def main() -> int:
         record_timestamps(attempt.rank_log(env.rank))
         # A crash below Python writes its stacks to the log.
         faulthandler.enable()
+        show_stacks_on_request()
         PROCESS_STATE.cause = handle_signals(attempt, environment).answer
         faults.arm(environment.get(faults.VARIABLE), rank=env.rank, attempt=attempt.number)
         from hpcddp.jobfile.write import parse_resolved
@@ -68,6 +69,8 @@ def main() -> int:
         if spec.command is not None:
             LISTENER.meaning, PROCESS_STATE.saves_alone = "it is passed on to the program", True
         environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(spec)))
+        if spec.environment.stage is not None:
+            environment["HPCDDP_STAGED"] = spec.environment.stage.directory(environment) or ""
         # The user's own modules are in the directory of submission; -P keeps it from coming first.
         sys.path.append(str(Path.cwd()))
         _run(TaskInputs(environment=environment, env=env, attempt=attempt, job_text=text, spec=spec))

@@ -144,7 +144,7 @@ def peer_failure_record(first: FailureRecord, process_state: ProcessState = PROC
         return standstill_record(still_s, "", process_state)
     return process_state.record(
         kind=PeerFailedError.kind,
-        message=f"{first.place} failed, and this rank was told to end: {first.kind}: {first.headline}",
+        message=f"{first.place} failed, and this rank was told to end: {first.label}{first.headline}",
         traceback="",
         exit_code=ExitCode.INFRASTRUCTURE,
         secondary=True,
@@ -161,7 +161,7 @@ def save_failure(attempt: AttemptDirectory, record: FailureRecord) -> None:
 
 def failure_text(record: FailureRecord) -> str:
     """Return the last lines of a failed rank's log: the traceback, the rank, the error, and what follows from it."""
-    lines = [record.traceback.rstrip(), f"hpcddp: {record.place} failed{record.when}: {record.kind}: {record.message}"]
+    lines = [record.traceback.rstrip(), f"hpcddp: {record.place} failed{record.when}: {record.label}{record.message}"]
     if record.secondary:
         lines.append("hpcddp: this rank only followed; the end of the batch log names the one that failed first")
     elif record.exit_code in _ADVICE:

@@ -42,7 +42,7 @@ from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import ASK_EVERY_S, Deadline, EndTime, KnownEnd, moved_sentence
-from hpcddp.stop.listener import LISTENER, ReceivedSignal, write_to_stderr
+from hpcddp.stop.listener import LISTENER, ReceivedSignal, handled_signals, write_to_stderr
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.task.attribution import log_says_peer_loss, save_failure
 from hpcddp.task.local_peers import exit_after_failure
@@ -458,7 +458,7 @@ class Program:
         """Return the signals that the program handles; of those for the ranks of a launcher, what the ranks handle."""
         pid = self._process.pid
         of_ranks = {signum for signum in self._for_ranks if any(_handlers_below(pid, signum))}
-        return _handled_signals(pid) - self._for_ranks | of_ranks
+        return (handled_signals(pid) & _FORWARDED) - self._for_ranks | of_ranks
 
     def _save_and_terminate(self, save_signal: signal.Signals) -> None:
         self._before_saving()
@@ -510,20 +510,10 @@ def _received_since(moment: float, signals: Iterable[int]) -> Iterator[ReceivedS
     return (known for known in received if known is not None and known.monotonic >= moment)
 
 
-def _handled_signals(pid: int) -> frozenset[int]:
-    """Return the signals that a process has handlers for (proc(5), SigCgt)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return frozenset()
-    mask = int(next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0"), 16)
-    return frozenset(signum for signum in _FORWARDED if mask >> (signum - 1) & 1)
-
-
 def _handlers_below(pid: int, signum: int) -> Iterator[int]:
     """Yield the processes below a launcher that handle a signal, without their own: a data loader has the same."""
     for child in children_of(pid):
-        if signum in _handled_signals(child):
+        if signum in handled_signals(child):
             yield child
         else:
             yield from _handlers_below(child, signum)

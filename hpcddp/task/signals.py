@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import signal
 import sys
 import threading
@@ -56,6 +58,20 @@ class CauseQuery:
             threading.Thread(target=self.ask, kwargs={"warned": False}, daemon=True).start()
         self._answered.wait(_ANSWER_TIMEOUT_S)
         return self._answer
+
+
+STACKS_SIGNAL: Final = signal.SIGRTMAX - 1
+"""Asks a task for its stacks. submitit's signal is SIGRTMAX here, and the C library uses the first ones."""
+STACKS_FILE: Final = "hpcddp-stacks"
+"""The file in memory of a task, with its stacks."""
+
+
+def show_stacks_on_request() -> None:
+    """Let a signal write the stacks of this process's threads into memory, from which ``hpcddp stacks`` reads them.
+
+    The handler is C code, so a process that hangs in a collective answers too.
+    """
+    faulthandler.register(STACKS_SIGNAL, file=os.memfd_create(STACKS_FILE), all_threads=True)
 
 
 def handle_signals(

@@ -190,9 +190,11 @@ def _choose_interfaces(inputs: TaskInputs, meeting: Rendezvous) -> None:
 def _train(inputs: TaskInputs) -> None:
     # Garbage collections take a tenth of the time of these imports, and free nothing: then or later.
     gc.disable()
+    # Before torch, because it says what is missing.
+    from hpcddp.train import distributed  # isort: split
+
     import torch
 
-    from hpcddp.train import distributed
     from hpcddp.train.context import TrainContext
     from hpcddp.train.entry import run_entrypoint
     from hpcddp.train.errors import StoppedError

@@ -100,7 +100,7 @@ class Stopper:
 
     @property
     def reason(self) -> str:
-        """Why the ranks stop: ``requested``, ``deadline``, ``warned``, ``terminated`` or ``interrupted``.
+        """Why the ranks stop, one of ``requested``, ``deadline``, ``warned``, ``terminated`` or ``interrupted``.
 
         ``none`` while they do not stop.
         """

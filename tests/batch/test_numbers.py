@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batch.job import batch_variables
+from hpcddp.batch.explain import explain
+from hpcddp.batch.job import batch_variables, plan_job
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.refusals import PlanError
+from hpcddp.jobfile.read import load_job
+from hpcddp.jobfile.sweep import element_spec
+from hpcddp.jobfile.write import dump_job, parse_resolved
 
 
 @given(size=st.integers(1, 50), world=st.integers(1, 50), steps=st.integers(1, 9))
@@ -35,6 +41,27 @@ def test_a_batch_below_one_round_names_the_smallest_that_works() -> None:
     batch = plan_batch(global_batch_size=3, world_size=2, samples=None, grad_accum_steps=2)
     with pytest.raises(PlanError, match=r"write 4, or use train"):
         batch_variables(batch, learning_rate=None)
+
+
+@pytest.mark.parametrize("way", ["command: [python, t.py]", "entrypoint: pkg.m:main"])
+@pytest.mark.parametrize(
+    ("section", "rate"),
+    [("", None), ("learning_rate: {warmup_epochs: 1}", None), ("learning_rate: {base: 0.1}", 0.1)],
+)
+def test_a_job_without_training_has_only_a_learning_rate_that_is_written(
+    tmp_path: Path, way: str, section: str, rate: float | None
+) -> None:
+    """Also after the job was written into a run directory, and in an element of a sweep."""
+    path = tmp_path / "job.yaml"
+    path.write_text(f"name: n\n{way}\nbatch: {{global_batch_size: 8}}\n{section}\n")
+    spec = load_job(path).spec
+    recorded = parse_resolved(dump_job(spec, environment_values=True))
+    element = element_spec(spec, {"learning_rate.warmup_epochs": 2.0})
+    assert recorded == spec
+    for job in (spec, recorded, element):
+        plan = plan_job(job, samples=None)
+        assert (plan.learning_rate, plan.as_json()["base_learning_rate"]) == (rate, rate)
+        assert ("learning rate unknown" in " ".join(explain(plan).split())) is (rate is None)
 
 
 def test_an_unknown_learning_rate_is_not_told() -> None:

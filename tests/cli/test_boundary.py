@@ -1,14 +1,17 @@
 """One sentence, one way out, one exit code."""
 
+import importlib
 import json
 import os
 import pickle
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import hpcddp
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.errors import HpcddpError, UserError
@@ -24,8 +27,37 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 def test_an_unknown_option_is_the_users_and_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "submit", "--folow", "x.yaml")
     assert (code, out) == (2, "")
-    assert err.startswith("hpcddp: No such option: --folow")
+    assert err.startswith("hpcddp: there is no option --folow; did you mean --follow?\n")
     assert err.endswith("See 'hpcddp submit --help'.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("submit", "--gpus", "2"), "there is no option --gpus; did you mean --gpus-per-node?"),
+        (("submit", "--job-name=x"), "there is no option --job-name; did you mean --name?"),
+        (("submit", "--xyz"), "there is no option --xyz"),
+        (
+            ("submit", "--cluster", "slrum"),
+            "Invalid value for '--cluster': 'slrum' is not one of 'auto', 'slurm', 'local'; did you mean slurm?",
+        ),
+        (
+            ("plan", "--rule", "none of them"),
+            "Invalid value for '--rule': 'none of them' is not one of 'none', 'linear', 'sqrt'.",
+        ),
+    ],
+)
+def test_an_option_or_a_value_that_does_not_exist_leads_to_the_one_that_was_meant(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+) -> None:
+    assert run(capsys, *words) == (2, "", f"hpcddp: {sentence}\n  See 'hpcddp {words[0]} --help'.\n")
+
+
+def test_a_group_of_commands_alone_is_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "doctor")
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: hpcddp doctor [OPTIONS] COMMAND")
+    assert "See 'hpcddp doctor --help'" not in err
 
 
 def test_json_errors_are_one_document_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,3 +164,42 @@ def test_a_closed_or_full_output_and_odd_arguments_are_one_sentence(
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
     assert done.stderr.count("\n") <= 2
+
+
+def error_classes() -> list[type[HpcddpError]]:
+    """Return every class of error in the package, also in modules that need torch."""
+    for module in pkgutil.walk_packages(hpcddp.__path__, "hpcddp."):
+        # Processes start in these, and a tracker may not be installed.
+        if not module.name.endswith("__main__") and ".tracking." not in module.name:
+            importlib.import_module(module.name)
+    found, todo = [], [HpcddpError]
+    while todo:
+        found.append(todo.pop())
+        todo += found[-1].__subclasses__()
+    return found
+
+
+def test_every_error_has_a_hint_for_programs() -> None:
+    """It is the error's own, the end of the message, or the advice of its class."""
+    classes = error_classes()
+    assert len(classes) > 40
+    for cls in classes:
+        error = cls.__new__(cls)
+        HpcddpError.__init__(error, "x is 1")
+        assert error.as_json()["error"]["hint"], cls
+        HpcddpError.__init__(error, "x is 1, which is too small; write 2 or more")
+        assert error.as_json()["error"]["hint"] == "write 2 or more"
+        HpcddpError.__init__(error, "x is 1; write 2", hint="Run it again.")
+        assert error.as_json()["error"]["hint"] == "Run it again."
+
+
+@pytest.mark.parametrize(
+    "words", [("submit", "--folow"), ("why",), ("submit", "none.yaml"), ("plan", "--rule", "x"), ("nothing",)]
+)
+def test_every_error_of_a_command_has_a_hint(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, *words, "--json")
+    assert code == 2
+    assert json.loads(out)["error"]["hint"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path)}
 
 
-def offered(environment: dict[str, str], *words: str, cwd: Path | None = None) -> list[str]:
+def offered(environment: dict[str, str], *words: str, cwd: Path | None = None, timeout_s: float = 60) -> list[str]:
     """Return what bash offers for the last of some words."""
     done = subprocess.run(
         ["bash", "--norc", "-c", BASH, "bash", *words],
@@ -44,7 +45,7 @@ def offered(environment: dict[str, str], *words: str, cwd: Path | None = None) -
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout_s,
         check=True,
     )
     assert done.stderr == ""
@@ -57,6 +58,42 @@ def test_commands_options_and_values_are_completed(environment: dict[str, str]) 
     assert offered(environment, "hpcddp", "submit", "--clus") == ["--cluster"]
     assert offered(environment, "hpcddp", "submit", "--cluster", "") == ["auto", "slurm", "local"]
     assert offered(environment, "hpcddp", "doctor", "") == ["ddp", "loss"]
+
+
+def test_options_that_the_short_help_only_names_are_completed_too(environment: dict[str, str]) -> None:
+    assert offered(environment, "hpcddp", "submit", "--mail") == ["--mail-type", "--mail-user"]
+    assert offered(environment, "hpcddp", "submit", "--mail-type", "END,F") == ["END,FAIL"]
+
+
+def test_partitions_accounts_and_kinds_of_gpu_are_those_of_the_profile(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    profile = tmp_path / ".config" / "hpcddp" / "profiles" / "default.toml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(
+        '[cluster]\nname = "c"\n[cluster.accounts]\nnames = ["lab", "own"]\nqos = ["high"]\n'
+        "[cluster.partitions.gpu]\n[[cluster.partitions.gpu.kinds]]\nnodes = 1\ncpus = 8\nmem_mb = 1000\ngpus = 4\n"
+        "gpu_types = {a100 = 4}\n[cluster.partitions.cpu]\n[cluster.partitions.maintenance]\nhidden = true\n"
+    )
+    kept = {name: value for name, value in environment.items() if not name.startswith("XDG_")}
+    assert offered(kept, "hpcddp", "submit", "--partition", "") == ["cpu", "gpu"]
+    assert offered(kept, "hpcddp", "submit", "-p", "g") == ["gpu"]
+    assert offered(kept, "hpcddp", "submit", "-A", "") == ["lab", "own"]
+    assert offered(kept, "hpcddp", "submit", "--qos", "") == ["high"]
+    assert offered(kept, "hpcddp", "submit", "--gpu-type", "") == ["a100"]
+    profile.write_text("broken [")
+    assert offered(kept, "hpcddp", "submit", "--partition", "") == []
+
+
+def test_a_controller_that_does_not_answer_holds_a_tab_for_two_seconds_at_most(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    sinfo = tmp_path / "bin" / "sinfo"
+    sinfo.write_text("#!/bin/sh\nexec sleep 50\n")
+    sinfo.chmod(0o755)
+    kept = {name: value for name, value in environment.items() if not name.startswith("XDG_")}
+    # Within the time limit of ``offered`` less than the sleep would need.
+    assert offered(kept, "hpcddp", "submit", "--partition", "", timeout_s=40) == []
 
 
 def test_where_a_file_belongs_the_shell_completes_by_itself(environment: dict[str, str]) -> None:
@@ -98,30 +135,63 @@ def test_what_the_scripts_of_other_shells_ask_is_answered(
     assert "submit" not in done.stdout
 
 
-def test_a_tab_in_a_real_shell_completes_after_the_installation(environment: dict[str, str], tmp_path: Path) -> None:
-    """``--install-completion`` asks which shell it was called from, so it is typed into one."""
-    shell = Shell({**environment, "TERM": "dumb"}, tmp_path)
+# How each shell prints its prompt, and the file in which it does.
+PROMPTS = {
+    "bash": (".bashrc", 'PS1="ready> "\n'),
+    "zsh": (".zshrc", 'PS1="ready> "\n'),
+    "fish": (".config/fish/config.fish", 'set -g fish_greeting\nfunction fish_prompt\n  echo -n "ready> "\nend\n'),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_tab_in_a_real_shell_completes_after_the_installation(
+    environment: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    """``--install-completion`` asks which shell it was called from, so it is typed into one.
+
+    A line that was completed is run: what it prints shows the words that the shell had.
+    """
+    sinfo = tmp_path / "bin" / "sinfo"
+    sinfo.write_text("#!/bin/sh\nprintf 'long\\nshort\\n'\n")
+    sinfo.chmod(0o755)
+    shell = Shell(name, environment, tmp_path)
     shell.type("hpcddp --install-completion\n", until="installed in")
-    shell.type("exec env SHELL_NAME=second bash -i\n", until="second> ")
-    shell.type("hpcddp ren\t", until="hpcddp render ")
+    shell.close()
+    shell = Shell(name, environment, tmp_path)
+    # zsh loads the function for the completion at the first tab, which completes nothing: CTRL-U removes the line.
+    shell.type("hpcddp \t\x15hpcddp --vers\t\n", until="hpcddp 0.")
+    # An option that the short help only names, and a type of mail.
+    shell.type("hpcddp rend\t--mail-t\tREQ\t-- true | grep mail\n", until="#SBATCH --mail-type=REQUEUE")
+    shell.type("hpcddp render --part\tlo\t-- true | grep partition\n", until="#SBATCH --partition=long")
+    shell.type("hpcddp plan --global-batch 8 --world-size 2 --tail dr\t--json | grep tail\n", until='"tail_samples"')
     shell.close()
 
 
 class Shell:
-    """An interactive bash."""
+    """An interactive shell."""
 
-    def __init__(self, environment: dict[str, str], home: Path) -> None:
-        (home / ".bashrc").write_text('PS1="${SHELL_NAME:-first}> "\n')
+    def __init__(self, name: str, environment: dict[str, str], home: Path) -> None:
+        file, prompt = PROMPTS[name]
+        if not (home / file).exists():
+            (home / file).parent.mkdir(parents=True, exist_ok=True)
+            (home / file).write_text(prompt)
+        # Otherwise the first fish of a home reads all man pages.
+        (home / ".local/share/fish/generated_completions").mkdir(parents=True, exist_ok=True)
         self._terminal, slave = pty.openpty()
-        command = ["setsid", "--ctty", "bash", "-i"]
-        self._process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=home, env=environment)
+        # Of the variables of whoever runs the tests, those that lead to files of a shell would be used.
+        kept = {key: value for key, value in environment.items() if not key.startswith(("XDG_", "ZDOTDIR", "BASH_ENV"))}
+        command = ["setsid", "--ctty", name, "-i"]
+        self._process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, cwd=home, env={**kept, "TERM": "dumb"}
+        )
         os.close(slave)
-        self.type("", until="first> ")
+        self.type("", until="ready> ")
 
     def type(self, text: str, *, until: str) -> str:
-        """Type a text and return what the terminal shows until a text comes."""
-        os.write(self._terminal, text.encode())
-        shown, deadline = "", time.monotonic() + 30
+        """Type a text, key by key, and return what the terminal shows until a text comes."""
+        for part in re.split("(?<=\t)", text):
+            os.write(self._terminal, part.encode())
+        shown, deadline = "", time.monotonic() + 60
         while until not in shown:
             assert time.monotonic() < deadline, shown
             if select.select([self._terminal], [], [], 1)[0]:

@@ -65,7 +65,7 @@ def test_help_of_a_group_says_in_one_whole_sentence_what_each_command_does(
 @pytest.mark.parametrize("name", LEAVES)
 def test_every_option_says_what_it_does(name: str) -> None:
     command: Any = LEAVES[name]
-    silent = [parameter.opts for parameter in command.params if not (parameter.help or parameter.hidden)]
+    silent = [parameter.opts for parameter in command.params if not parameter.help]
     assert silent == []
 
 
@@ -75,8 +75,29 @@ def test_help_names_every_option(
 ) -> None:
     command: Any = LEAVES[name]
     text = "\n".join(help_of(name, capsys, monkeypatch))
-    options = [parameter.opts[0] for parameter in command.params if parameter.param_type_name == "option"]
+    options = [parameter.opts[-1] for parameter in command.params if parameter.param_type_name == "option"]
     assert [option for option in options if option not in text] == []
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_all_options_are_described_by_help_all(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command: Any = LEAVES[name]
+    monkeypatch.setenv("COLUMNS", str(SCREEN[0]))
+    assert boundary.run(app, [*name.split(), "--help", "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > SCREEN[0]] == []
+    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    text = "".join("".join(lines).split())
+    assert [option.opts for option in options if option.opts[-1] not in text] == []
+    assert [option.help for option in options if "".join(option.help.split()) not in text] == []
+    assert "Moreoptions" not in text
+
+
+def test_the_version_has_a_short_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert boundary.run(app, ["-V"]) == 0
+    assert capsys.readouterr().out.startswith("hpcddp 0.")
 
 
 def test_help_loads_nothing_slow() -> None:

@@ -13,8 +13,8 @@ from hpcddp.cli.main import app
 
 RECORDED = Path(__file__).parents[1] / "slurm" / "site"
 NO_SLURM = (
-    "so there is no cluster to look at; run hpcddp init on a login node, or run jobs on this machine with hpcddp "
-    "submit JOB --cluster local\n"
+    "so there is no cluster to look at; run hpcddp init on a login node, or without a name, --partition, --account and "
+    "--qos: it then writes a job file for this machine\n"
 )
 
 Run = Callable[..., tuple[str, str]]
@@ -142,9 +142,46 @@ def test_the_name_of_a_profile_is_no_path(run: Run) -> None:
     )
 
 
-def test_without_slurm_one_sentence_says_what_to_do_instead(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_it_writes_a_first_job_for_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    output, errors = run("init", code=2)
+    output, errors = run("init", "--job", "my job.yaml")
+    assert errors == ""
+    assert output == (
+        "cluster        none: scontrol was not found\n"
+        "job file       my job.yaml\n"
+        "next           hpcddp submit 'my job.yaml' --cluster local --follow\n"
+    )
+    assert [entry.name for entry in Path().iterdir()] == ["my job.yaml"]
+    assert "#   hpcddp plan 'my job.yaml' " in Path("my job.yaml").read_text()
+    assert "64 samples" in run("plan", "my job.yaml")[0]
+    Path("my job.yaml").write_text("# mine\n")
+    output, _ = run("init", "--job", "my job.yaml")
+    assert "job file       my job.yaml, which was there and is kept\n" in output
+    assert Path("my job.yaml").read_text() == "# mine\n"
+
+
+def test_without_slurm_a_dry_run_writes_nothing_and_json_is_one_document(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    job, _ = run("init", "--dry-run")
+    document = json.loads(run("init", "--dry-run", "--json")[0])
+    assert list(Path().iterdir()) == []
+    assert document == {
+        "profile": None,
+        "written": False,
+        "no_cluster": "scontrol was not found",
+        "job_file": "job.yaml",
+        "job_file_written": False,
+        "text": job,
+        "next": "hpcddp submit job.yaml --cluster local --follow",
+    }
+
+
+@pytest.mark.parametrize("words", [["hpc1"], ["--partition", "gpu"], ["--account", "lab"], ["--qos", "long"]])
+def test_without_slurm_there_is_nothing_to_choose(words: list[str], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    output, errors = run("init", *words, code=2)
     assert output == ""
     assert errors == f"hpcddp: there is no Slurm here (scontrol was not found), {NO_SLURM}"
     assert list(Path().iterdir()) == []
@@ -152,8 +189,7 @@ def test_without_slurm_one_sentence_says_what_to_do_instead(run: Run, monkeypatc
 
 def test_commands_without_a_configuration_are_no_slurm(programs: Path, run: Run) -> None:
     command(programs, "scontrol", 'echo "scontrol: fatal: Could not establish a configuration source" >&2; exit 1')
-    _, errors = run("init", code=2)
-    assert errors == f"hpcddp: there is no Slurm here (its commands find no slurm.conf), {NO_SLURM}"
+    assert run("init")[0].startswith("cluster        none: its commands find no slurm.conf\n")
 
 
 def test_a_controller_that_is_away_is_one_sentence(programs: Path, run: Run) -> None:

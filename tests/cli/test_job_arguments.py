@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,54 @@ def test_one_job_runs_one_thing(capsys: pytest.CaptureFixture[str], here: Path) 
 )
 def test_a_job_without_a_name_is_called_after_its_program(command: list[str], name: str) -> None:
     assert name_of_command(command) == name
+
+
+def test_the_short_options_of_sbatch_mean_the_same_here(capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split("-N 2 -p gpu -A lab -t 2h -J mine -c 3 -q high -C a100 -w n[1-2] -x n3 -L m:1")
+    found = {item["flag"]: item["value"] for item in rendered(capsys, *words, "--", "python", "t.py")["directives"]}
+    expected = {
+        "nodes": "2",
+        "partition": "gpu",
+        "account": "lab",
+        "time": "02:00:00",
+        "job-name": "mine",
+        "cpus-per-task": "3",
+        "qos": "high",
+        "constraint": "a100",
+        "nodelist": "n[1-2]",
+        "exclude": "n3",
+        "licenses": "m:1",
+    }
+    assert {flag: found.get(flag) for flag in expected} == expected
+
+
+def test_mail_has_fields_of_its_own_and_the_flag_of_sbatch_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--mail-type", "end,Fail", "--mail-user", "me@example.org", "--", "true")
+    assert {"flag": "mail-type", "value": "END,FAIL"} in rendered(capsys, *words)["directives"]
+    assert {"flag": "mail-user", "value": "me@example.org"} in rendered(capsys, *words)["directives"]
+    by_flag = rendered(capsys, "--set", "resources.sbatch.mail-type=END", "--", "true")
+    assert {"flag": "mail-type", "value": "END"} in by_flag["directives"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ("--mail-type", "END,FAL"),
+            "--mail-type: resources.mail_type: is 'END,FAL', and Slurm has no type of mail 'FAL'; did you mean FAIL?",
+        ),
+        (
+            ("--mail-type", "END,"),
+            "--mail-type: resources.mail_type: is 'END,', and a type of mail is missing between its commas; write one",
+        ),
+        (
+            ("--mail-user", "me", "--set", "resources.sbatch.mail-user=me"),
+            "--set resources.sbatch.mail-user: is given, and resources.mail_user too; remove one of them",
+        ),
+    ],
+)
+def test_a_mail_that_slurm_would_not_send_is_refused(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+) -> None:
+    assert boundary.run(app, ["render", *words, "--", "true"]) == 2
+    assert capsys.readouterr().err.startswith(f"hpcddp: {sentence}")

@@ -51,8 +51,8 @@ def test_status_shows_all_runs_the_newest_first(capsys: pytest.CaptureFixture[st
     code, out, err = run(capsys, "status")
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines()]
-    assert rows[0] == ["run", "name", "state", "attempt", "step", "loss", "samples/s", "eta", "nodes", "time"]
-    assert [(row[0], row[2]) for row in rows[1:]] == [
+    assert rows[0] == ["run", "job", "name", "state", "attempt", "step", "loss", "samples/s", "eta", "nodes", "time"]
+    assert [(row[0], row[3]) for row in rows[1:]] == [
         ("c-waits", "pending"),
         ("a-runs", "running"),
         ("b-failed", "failed"),
@@ -90,7 +90,7 @@ def test_a_controller_that_is_away_is_said_beside_the_table(
     monkeypatch.setattr(commands, "queue", away)
     code, out, err = run(capsys, "status", "--run-root", str(root))
     assert code == 0
-    assert [line.split()[2] for line in out.splitlines()[1:]] == ["unknown", "unknown", "failed"]
+    assert [line.split()[3] for line in out.splitlines()[1:]] == ["unknown", "unknown", "failed"]
     assert err == (
         "Slurm could not be asked, so these states are as far as files tell: squeue failed: Unable to contact slurm "
         "controller\n"
@@ -170,7 +170,7 @@ def test_cancel_asks_before_it_ends_the_last_run(
     monkeypatch.setattr(commands, "cancel", lambda job_ids, _: ended.append(job_ids))
     code, _, err = run(capsys, "cancel")
     assert (code, ended) == (2, [])
-    assert err == "hpcddp: no RUN is given; name the run, or add --yes to cancel the last one, c-waits\n"
+    assert err == "hpcddp: no RUN is given; name the run, or add --yes to cancel the newest that is alive, c-waits\n"
     code, out, _ = run(capsys, "cancel", "--yes")
     assert (code, ended) == (0, [["3"]])
     assert out.startswith("run c-waits is cancelled (job 3)")
@@ -337,3 +337,45 @@ def test_nothing_that_is_printed_controls_the_terminal(root: Path, capsys: pytes
     assert f"| {CONTROL}\n" in run(capsys, "logs", path, "--raw")[1]
     assert "\\x1b[31mred" in run(capsys, "logs", path)[1]
     assert json.loads(run(capsys, "status", path, "--json")[1])["runs"][0]["run_dir"] == path
+
+
+@pytest.mark.usefixtures("root")
+def test_status_chooses_runs_and_says_what_it_does_not_understand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [line["run_id"] for line in json.loads(run(capsys, "status", "--state", "failed", "--json")[1])["runs"]] == [
+        "b-failed"
+    ]
+    assert run(capsys, "status", "--name", "other*", "--json")[0] == 0
+    code, _, err = run(capsys, "status", "--state", "faild")
+    assert (code, err) == (2, "hpcddp: --state is 'faild', and there is no such state; did you mean failed?\n")
+    code, _, err = run(capsys, "status", "--since", "yesterday")
+    assert code == 2
+    assert err.startswith("hpcddp: --since is 'yesterday', and that is no time; write a duration such as 90min")
+    for since in ("7d", "12h", "2020-01-01", "2020-01-01T08:00"):
+        assert run(capsys, "status", "--since", since, "--json")[0] == 0
+    assert run(capsys, "status", "b", "--all")[0] == 2
+
+
+def test_a_scan_makes_runs_known_from_any_directory(
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert run(capsys, "why", "b-failed")[0] == 2
+    nothing = f"there is no run under {Path.cwd()}/runs"
+    assert run(capsys, "status")[1] == f"{nothing}\n"
+    code, _, err = run(capsys, "status", "--scan", str(root.parent), "--all")
+    assert (code, err.splitlines()[0]) == (0, f"3 runs found under {root.parent}")
+    assert run(capsys, "why", "b-failed")[0] == 0
+    assert run(capsys, "status")[1] == f"{nothing}; hpcddp status --all shows those of other run roots\n"
+    assert run(capsys, "status", "--scan", "nothing")[0] == 2
+
+
+def test_cancel_without_a_run_finds_none_among_runs_that_have_ended(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for ended in root.glob("*/*"):
+        (ended / "result.json").write_text('{"status": "finished"}')
+    code, out, _ = run(capsys, "cancel")
+    assert (code, out) == (0, f"no run under {root} waits or runs, so there is nothing to cancel\n")

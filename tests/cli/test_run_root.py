@@ -17,14 +17,18 @@ from tests.submit.fake_sbatch import FakeSlurm, make_fake_slurm
 JOB = "name: demo\nrun_root: of-the-job\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits}\n"
 # Without a run each of these takes the newest one under the root; what it then says of a run that has failed.
 SAYS_OF_A_RUN = {
-    "status": "chosen-run  digits  failed",
+    "status": "chosen-run  local  digits  failed",
     "logs": "of run chosen-run",
     "why": "chosen-run (digits)",
-    "cancel": "run chosen-run has ended already",
+    "report": "chosen-run-report.html",
+    "cancel": "/chosen waits or runs, so there is nothing to cancel",
+    "shell": "run chosen-run is failed, so no process of it can be reached",
+    "stacks": "run chosen-run is failed, so no process of it can be reached",
     "requeue": "the run chosen-run has ended",
     "checkpoints": "digits/chosen-run/checkpoints holds no checkpoint",
 }
 MAKES_A_JOB = {"submit", "render"}
+EXAMINES_IT = "doctor install"
 A_JOB = {
     "a job file": ("job.yaml",),
     "a command": ("--", "true"),
@@ -76,11 +80,20 @@ def files(directory: Path) -> set[str]:
 
 def test_every_command_with_the_option_has_a_test_here() -> None:
     with_option = {" ".join(words) for words, command in walk(app) if _takes_run_root(command)}
-    assert with_option == SAYS_OF_A_RUN.keys() | MAKES_A_JOB
+    assert with_option == SAYS_OF_A_RUN.keys() | MAKES_A_JOB | {EXAMINES_IT}
 
 
 def _takes_run_root(command: Any) -> bool:
     return any("--run-root" in parameter.opts for parameter in command.params)
+
+
+@pytest.mark.usefixtures("here")
+def test_its_file_system_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path, chosen: str) -> None:
+    (tmp_path / "chosen").mkdir()
+    boundary.run(app, [*EXAMINES_IT.split(), "--run-root", chosen, "--json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (found,) = (finding["found"] for finding in findings if finding["name"] == "run root")
+    assert Path(found.partition(" is on ")[0]).resolve() == tmp_path / "chosen"
 
 
 @pytest.mark.parametrize("command", SAYS_OF_A_RUN)
@@ -90,7 +103,7 @@ def test_a_run_is_looked_for_there(
     failed_run(tmp_path / "chosen", "chosen-run")
     failed_run(here / "of-the-project", "other-run")
     words = (command, "--run-root", chosen, *(("--yes",) if command == "cancel" else ()))
-    said = run(capsys, *words, code=2 if command == "requeue" else 0)
+    said = run(capsys, *words, code=2 if command in {"requeue", "shell", "stacks"} else 0)
     assert SAYS_OF_A_RUN[command] in said
     assert "other-run" not in said
 

@@ -13,7 +13,7 @@ from tests.cluster.jobs import result_of
 from tests.cluster.tracked_run import TrackedRun, records, trace_file
 
 REPORT = "HPCDDP_PROOF"
-"""Environment variable: the file to which every comparison is appended, for the table in docs/stop-and-requeue.md."""
+"""Environment variable: the file to which every comparison is appended, for the table in docs/faults.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

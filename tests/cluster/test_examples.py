@@ -54,6 +54,8 @@ RUN_ID = "20260314-154412-ab12"
 _LIVE = "hpcddp submit job.yaml --set train.epochs=1000 --set checkpoint.keep=2"
 BEFORE = {
     "cancel": _LIVE,
+    "shell": f"{_LIVE} && until ls runs/my-job/*/metrics.jsonl | grep -v {RUN_ID}; do sleep 0.2; done",
+    "stacks": f"{_LIVE} && until ls runs/my-job/*/metrics.jsonl | grep -v {RUN_ID}; do sleep 0.2; done",
     "requeue": f"{_LIVE} && until ls runs/my-job/*/metrics.jsonl | grep -v {RUN_ID}; do sleep 0.2; done",
 }
 # A loss that is wrong on several ranks is what these look for.

@@ -205,6 +205,48 @@ def test_a_program_is_swept_by_its_environment(sandbox: Sandbox, tmp_path: Path)
         assert (tmp_path / f"rate-{index}").read_text() == rate
 
 
+def test_a_program_is_swept_by_the_words_of_its_command(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import json, os, sys\nfrom pathlib import Path\n"
+        "path = Path(f\"words-{os.environ['HPCDDP_SWEEP_INDEX']}.json\")\n"
+        "path.write_text(json.dumps(sys.argv[1:]))\n"
+    )
+    words = ("--name", "mine", "--nodes", "1", "--time", "5", "--sweep", "lr=1e-3,$HOME 'x'", "--sweep", "seed=0..1")
+    program = ("python", "train.py", "--lr={lr}", "{seed}", '{{"a": {seed}}}')
+    done = sandbox.run(*HPCDDP, "submit", *words, "--json", "--", *program, cwd=tmp_path)
+    sweep = sweep_at(json.loads(done.stdout))
+    for index in range(4):
+        sandbox.wait(str(sweep.job_id(index)))
+        lr, seed = ("1e-3", "$HOME 'x'")[index // 2], index % 2
+        seen = json.loads((tmp_path / f"words-{index}.json").read_text())
+        assert seen == [f"--lr={lr}", str(seed), f'{{"a": {seed}}}']
+        assert sweep.elements[index] == {"lr": lr, "seed": seed}
+
+
+def test_the_unfinished_elements_of_a_sweep_continue_in_one_array(sandbox: Sandbox, tmp_path: Path) -> None:
+    # Only the first element finishes before there is a file.
+    program = ("sh", "-c", 'echo "$1 begins"; test "$1" = 0 || test -e "$2"', "sh", "{seed}", str(tmp_path / "file"))
+    words = ("--name", "mine", "--nodes", "1", "--time", "5", "--sweep", "seed=0..2")
+    done = sandbox.run(*HPCDDP, "submit", *words, "--json", "--", *program, cwd=tmp_path)
+    sweep = sweep_at(json.loads(done.stdout))
+    for index in range(3):
+        sandbox.wait(str(sweep.job_id(index)), {"COMPLETED", "FAILED"})
+    (tmp_path / "file").touch()
+    resumed = sandbox.run(*HPCDDP, "submit", "--resume", sweep.sweep_id, cwd=tmp_path)
+    assert resumed.stdout.startswith("2 elements continue; 1 finished, 0 alive\n")
+    for index in range(3):
+        submission = json.loads(sweep.run(index).submission.read_text())
+        sandbox.wait(submission["job_id"])
+        wait_for_text(sweep.run(index).batch_log, "has finished")
+        assert (submission["job_id"] == sweep.job_id(index)) == (index == 0)
+        assert sweep.run(index).newest_attempt() == (0 if index == 0 else 1)
+        assert f"attempt {int(index > 0)} of run" in sweep.run(index).batch_log.read_text()
+    again = sandbox.run(*HPCDDP, "submit", "--resume", sweep.sweep_id, cwd=tmp_path, check=False)
+    assert (again.returncode, again.stderr) == (
+        2, f"hpcddp: the sweep {sweep.sweep_id} has no run to resume: 3 finished, 0 alive\n",
+    )  # fmt: skip
+
+
 def test_a_cancelled_element_is_resumed_alone_even_before_it_began(sandbox: Sandbox, tmp_path: Path) -> None:
     job = job_in(
         tmp_path, resources={"sbatch": {"hold": True}}, train={"epochs": 1}, environment={"env": {"WORD": "x"}}

@@ -41,7 +41,7 @@ DRIFTING: dict[str, Any] = {"train__model": f"{CODE}:drifting", "train__replica_
 
 def without_times(run: Path) -> list[dict[str, Any]]:
     return [
-        {name: value for name, value in record.items() if name not in ("time", "samples_per_s")}
+        {name: value for name, value in record.items() if name not in ("time", "samples_per_s", "eval_s")}
         for record in records(run)
     ]
 

@@ -87,7 +87,7 @@ def result(run: Path) -> dict[str, Any]:
 
 def without_times(run: Path) -> list[dict[str, Any]]:
     return [
-        {name: value for name, value in record.items() if name not in ("time", "samples_per_s")}
+        {name: value for name, value in record.items() if name not in ("time", "samples_per_s", "eval_s")}
         for record in records(run)
     ]
 

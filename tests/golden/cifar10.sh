@@ -70,6 +70,7 @@ environment:
   pass_env: []
   python: null
   container: null
+  stage: null
 batch:
   global_batch_size: 512
   max_per_device_batch_size: null

@@ -141,6 +141,9 @@ environment:
   pass_env: [WANDB_API_KEY, HF_TOKEN]
   python: "/opt/my envs/py/bin/python"
   container: null
+  stage:
+    source: "/data/it's.tar"
+    target: "$SLURM_TMPDIR/my data"
 batch:
   global_batch_size: 96
   max_per_device_batch_size: null
@@ -234,7 +237,24 @@ export HPCDDP_ATTEMPT_DIR
 
 # If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
 hpcddp_code=143
+
+# environment.stage: each node copies the data to a disk of its own, before the tasks start. A node that has the data of
+# an earlier attempt keeps it.
+hpcddp_staged=143
 if [[ -z $hpcddp_interrupted ]]; then
+  srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --kill-on-bad-exit=1 \
+    "$hpcddp_python" -P -m hpcddp.supervise stage --source='/data/it'"'"'s.tar' --target='$SLURM_TMPDIR/my data' &
+  hpcddp_tasks=$!
+  wait "$hpcddp_tasks"
+  hpcddp_staged=$?
+  # A signal interrupts wait before the process has ended.
+  while kill -0 "$hpcddp_tasks" 2>/dev/null; do
+    wait "$hpcddp_tasks"
+    hpcddp_staged=$?
+  done
+  [[ -n $hpcddp_interrupted || $hpcddp_staged == 0 ]] || hpcddp_code=$hpcddp_staged
+fi
+if [[ -z $hpcddp_interrupted && $hpcddp_staged == 0 ]]; then
   # One task is one rank, or one launcher. Each task ignores USR2 until it has installed a handler (the imports take seconds), and writes
   # to its own log. srun's --output is not used, because it changes paths with a percent sign.
   srun --nodes=3 --ntasks=6 --ntasks-per-node=2 --cpus-per-task=8 \

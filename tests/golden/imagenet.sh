@@ -76,6 +76,7 @@ environment:
   pass_env: []
   python: null
   container: null
+  stage: null
 batch:
   global_batch_size: 1024
   max_per_device_batch_size: 64

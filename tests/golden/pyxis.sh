@@ -98,6 +98,7 @@ environment:
     mounts: ["/scratch/imagenet:/data:ro"]
     workdir: null
     python: python3
+  stage: null
 batch:
   global_batch_size: 64
   max_per_device_batch_size: null

@@ -92,6 +92,7 @@ environment:
   pass_env: []
   python: null
   container: null
+  stage: null
 batch:
   global_batch_size: 64
   max_per_device_batch_size: null

@@ -39,10 +39,10 @@ BAD = {
         "job.yaml:3: train.lr: is not a field of train; did you mean learning_rate.base?",
     ),
     "an sbatch flag among the resources": (
-        f"{GOOD}resources: {{mail_type: END}}\n",
+        f"{GOOD}resources: {{comment: END}}\n",
         (
-            "job.yaml:4: resources.mail_type: is not a field of resources; "
-            "any other sbatch flag goes under resources.sbatch, as in {mail-type: ...}"
+            "job.yaml:4: resources.comment: is not a field of resources; "
+            "any other sbatch flag goes under resources.sbatch, as in {comment: ...}"
         ),
     ),
     "a section that is a number": (

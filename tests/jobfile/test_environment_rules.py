@@ -17,7 +17,20 @@ SYNTAX = (
     "and a mount is SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro with absolute paths, in which nothing is expanded; write "
     "for example /scratch/data:/data:ro"
 )
+STAGE = "environment: {stage: {source: "
+PLACE = "it is neither an absolute path nor a variable with a path behind it; write for example"
 REFUSED = {
+    STAGE + "data.tar, target: /tmp/a}}": "environment.stage.source: is 'data.tar', and what is copied has an absolute "
+    "path, in which nothing is expanded; write it from the / on",
+    STAGE + "/a, target: tmp}}": f"environment.stage.target: is 'tmp', and {PLACE} /tmp/imagenet or "
+    "$SLURM_TMPDIR/imagenet",
+    STAGE + "/a, target: /tmp/$USER}}": f"environment.stage.target: is '/tmp/$USER', and {PLACE} /tmp/imagenet or "
+    "$SLURM_TMPDIR/imagenet",
+    STAGE + "/a, target: $(id)}}": f"environment.stage.target: is '$(id)', and {PLACE} /tmp/imagenet or "
+    "$SLURM_TMPDIR/imagenet",
+    STAGE + "/a, target: /}}": f"environment.stage.target: is '/', and {PLACE} /tmp/imagenet or $SLURM_TMPDIR/imagenet",
+    STAGE + "/a, target: /tmp/../etc}}": "environment.stage.target: is '/tmp/../etc', and it leads out of its own "
+    "directory; write the path without ..",
     "environment: {conda: a, venv: b}": "environment.venv: is given, and environment.conda is given too; "
     "keep one of them",
     "environment: {venv: a, uv: b}": "environment.uv: is given, and environment.venv is given too; keep one of them",

@@ -76,6 +76,13 @@ def test_the_project_may_name_the_profile_unless_the_job_does(
             "hpcddp.toml:3: resources.nods: is not a field of resources; did you mean resources.nodes?",
         ),
         (
+            'profil = "x"\n',
+            (
+                "hpcddp.toml:1: profil: is not a key of hpcddp.toml, which has run_root, resources, environment, "
+                "checkpoint, requeue, launch, profile; did you mean profile?"
+            ),
+        ),
+        (
             '[cluster]\nname = "x"\n',
             (
                 "hpcddp.toml:1: cluster: is not a key of hpcddp.toml, which has run_root, resources, environment, "

@@ -143,6 +143,7 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
             "pass_env": [],
             "python": None,
             "container": None,
+            "stage": None,
         },
         "batch": {
             "global_batch_size": 8,

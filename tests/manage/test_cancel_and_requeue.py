@@ -76,6 +76,8 @@ def test_a_run_that_runs_is_told_to_end_and_writes_its_result_itself(tmp_path: P
     )
     assert said.endswith(f"To resume later: hpcddp submit --resume {made.run.path}")
     assert not made.run.result.exists()
+    # For the supervisor, to which Slurm shows only that the job was signalled.
+    assert [event.attempt for event in read_events(made.run.events) if event.kind == "cancel"] == [0]
 
 
 @pytest.mark.parametrize("started", [False, True])

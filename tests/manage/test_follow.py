@@ -25,7 +25,7 @@ class Recorder:
         self.steps: list[int] = []
         self.evaluations: list[int] = []
 
-    def job(self, state: JobPhase) -> None:
+    def job(self, state: JobPhase, why: str | None = None) -> None:  # noqa: ARG002
         self.states.append(state)
 
     def output(self, line: str) -> None:
@@ -161,7 +161,7 @@ def test_what_a_program_prints_comes_before_the_word_on_its_end(run: RunDirector
         def output(self, line: str) -> None:
             shown.append(line)
 
-        def job(self, state: JobPhase) -> None:
+        def job(self, state: JobPhase, why: str | None = None) -> None:  # noqa: ARG002
             shown.append(state)
 
     def output(*, ended: bool) -> list[str]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpcddp.errors import UserError
-from hpcddp.manage.overview import Overview, SweepStatus, entry_of, one_run, overview, overview_of
+from hpcddp.manage.overview import Filter, Overview, SweepStatus, entry_of, one_run, overview, overview_of
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.find import find_run
+from hpcddp.run.index import remember
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import NOON, make, queued
@@ -108,3 +110,26 @@ def test_the_values_of_elements_are_told_by_the_last_words_of_their_keys(sweep: 
     both = ({"train.optimizer.name": "sgd", "train.name": "x"},)
     status = SweepStatus(sweep=Sweep(sweep_id="s", path=sweep.path, elements=both, chunks=()), elements=())
     assert status.values == ['train.optimizer.name="sgd" train.name="x"']
+
+
+def test_runs_are_chosen_by_state_name_and_time(tmp_path: Path) -> None:
+    for number, (name, status) in enumerate((("digits", "failed"), ("digits", "finished"), ("resnet", "failed"))):
+        age(make(tmp_path, f"run-{number}", name).submitted(str(number)).ended(status).run, 100 * number)
+
+    def chosen(**conditions: Any) -> list[str]:
+        wanted = Filter(**conditions)
+        return ids(overview(tmp_path, ask=lambda: (), now=NOON, everything=False, wanted=wanted))
+
+    assert chosen(states=frozenset({State.FAILED})) == ["run-0", "run-2"]
+    assert chosen(name="dig*") == ["run-0", "run-1"]
+    assert chosen(since=NOON - 150) == ["run-0", "run-1"]
+    assert chosen(states=frozenset({State.FAILED}), name="digits") == ["run-0"]
+    assert chosen(states=frozenset({State.RUNNING})) == []
+
+
+def test_everything_shows_the_runs_of_other_roots_once(tmp_path: Path) -> None:
+    here, there = make(tmp_path / "here", "a").submitted(), make(tmp_path / "there", "b").submitted()
+    for made in (here, there):
+        remember(made.run)
+    assert ids(look(tmp_path / "here")) == ["a"]
+    assert sorted(ids(look(tmp_path / "here", everything=True))) == ["a", "b"]

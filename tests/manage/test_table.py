@@ -12,10 +12,10 @@ from hpcddp.manage.status import RunStatus, State
 from tests.manage.runs import NOON, make, queued
 
 TABLE = """\
-run           name    state     attempt     step    loss  samples/s    eta  nodes  time
-a-run         digits  finished        0  400/400  0.0025         64      -      1  6m49s
-another       digits  running         0   40/400   0.025         64  6m00s      2  50s of 2h
-one-more-run  digits  pending         -    -/400       -          -      -      4  0s of 2h"""
+run           job  name    state     attempt     step    loss  samples/s    eta  nodes  time
+a-run         1    digits  finished        0  400/400  0.0025         64      -      1  6m49s
+another       2    digits  running         0   40/400   0.025         64  6m00s      2  50s of 2h
+one-more-run  3    digits  pending         -    -/400       -          -      -      4  0s of 2h"""
 
 
 def plain(text: str, _: State) -> str:
@@ -43,6 +43,22 @@ def test_a_narrow_terminal_goes_without_columns_and_says_which(lines: list[Line]
     assert note.startswith("(columns hidden: ")
     assert "state" in rows[0]
     assert "step" in rows[0]
+
+
+def test_a_terminal_of_80_columns_shows_job_id_attempt_loss_and_speed_of_runs_with_usual_ids(tmp_path: Path) -> None:
+    ids = ("20261121-101500-3fa2", "20261122-111500-d09c", "20261122-111501-d09c")
+    for number, run_id in enumerate(ids):
+        made = make(tmp_path, run_id, "resnet50-a100").submitted(str(71234 + number)).started(str(71234 + number))
+        made.event("train").steps(1, 40)
+    jobs = [queued(str(71234 + number), used_s=50, limit_s=7200, nodes=2) for number in range(3)]
+    found = overview(tmp_path, ask=lambda: jobs, now=NOON + 59, everything=True).lines
+    found = tuple(sorted(found, key=lambda line: line.run.run_id if isinstance(line, RunStatus) else ""))
+    header, *rows = table(found[:2], width=80, paint=plain)
+    assert header.split() == ["run", "job", "name", "state", "attempt", "step", "loss", "samples/s"]
+    assert sorted(row.split()[:2] for row in rows[:2]) == [["3fa2", "71234"], ["d09c", "71235"]]
+    # Two runs with the same letters keep their whole ids.
+    rows = table(found, width=80, paint=plain)[1:4]
+    assert sorted(row.split()[0] for row in rows) == ["20261122-111500-d09c", "20261122-111501-d09c", "3fa2"]
 
 
 def test_only_the_state_has_its_colour(lines: list[Line]) -> None:

@@ -87,7 +87,7 @@ def test_the_rank_that_others_waited_for_is_the_first_of_a_hang(tmp_path: Path) 
     write_failure(attempt, hang(3, waiting=False))
     assert [found.rank for found in read_failures(attempt)] == [3, 0, 2]
     text = describe_failure(attempt, read_failures(attempt))
-    assert text.startswith("rank 3 on n3 (cuda:0) failed first after step 12: hang: nothing happened for 300 s")
+    assert text.startswith("rank 3 on n3 (cuda:0) failed first after step 12: nothing happened for 300 s")
     assert "ranks 0, 2 waited for the others; the stacks of all threads are in the logs" in text
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.find import NoRunError, all_runs, brief, chosen_run, find_run
-from hpcddp.run.sweep import Sweep, write_sweep
+from hpcddp.run.find import NoRunError, all_runs, brief, chosen_run, find_run, token_of
+from hpcddp.run.index import index_directory, indexed_runs, remember, scan
+from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_path_names_a_run_wherever_it_is(root: Path, tmp_path: Path, monkeypatch
     assert find_run("digits/cluster-12", tmp_path / "elsewhere").path == root / "digits" / "cluster-12"
 
 
-@pytest.mark.parametrize("text", ["", "no-run", "12", "file"])
+@pytest.mark.parametrize("text", ["", "no-run", "34", "file"])
 def test_what_is_no_run_is_refused(root: Path, text: str) -> None:
     with pytest.raises(NoRunError) as caught:
         find_run(text, root)
@@ -118,3 +119,109 @@ def test_a_run_is_told_in_brief_by_its_files(root: Path) -> None:
     assert brief(run) == "resnet, attempt 0"
     run.result.write_text(json.dumps({"status": "failed"}))
     assert brief(run) == "resnet, failed"
+
+
+IDS = ("20261121-101500-3fa2", "20261122-111500-d09c", "20261123-121500-77aa")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[RunDirectory]:
+    """Return three runs of one job, the newest last, in a root that is not the working directory's."""
+    made = []
+    for at, run_id in enumerate(IDS):
+        run = RunDirectory(tmp_path / "project" / "runs" / "digits" / run_id)
+        run.attempts.mkdir(parents=True)
+        document = {"cluster": "slurm", "job_id": str(40 + at), "directory": "/", "python": "python"}
+        run.submission.write_text(json.dumps(document))
+        os.utime(run.submission, (at, at))
+        made.append(run)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("d09c", 1), ("1122", 1), ("41", 1), ("digits", 2), ("last", 2), (IDS[0], 0)]
+)
+def test_a_part_of_an_id_a_name_and_a_job_id_name_a_run(
+    runs: list[RunDirectory], tmp_path: Path, text: str, place: int
+) -> None:
+    assert find_run(text, tmp_path / "project" / "runs") == runs[place]
+    with pytest.raises(NoRunError):
+        find_run(text, tmp_path / "elsewhere")
+    for run in runs:
+        remember(run)
+    assert find_run(text, tmp_path / "elsewhere") == runs[place]
+
+
+def test_a_job_id_that_a_rebuilt_cluster_gave_twice_means_the_newest_run(
+    runs: list[RunDirectory], tmp_path: Path
+) -> None:
+    runs[2].submission.write_text(runs[1].submission.read_text())
+    assert find_run("41", tmp_path / "project" / "runs") == runs[2]
+
+
+def test_runs_under_the_root_come_before_those_of_the_index(runs: list[RunDirectory], tmp_path: Path) -> None:
+    remember(runs[2])
+    here = RunDirectory(tmp_path / "here" / "digits" / "20260101-000000-0123")
+    here.attempts.mkdir(parents=True)
+    assert find_run("last", tmp_path / "here") == here
+    assert find_run("digits", tmp_path / "here") == here
+    assert find_run("77aa", tmp_path / "here") == runs[2]
+
+
+def test_an_element_of_a_sweep_is_named_by_a_part_of_the_sweeps_id_and_by_its_job_id(tmp_path: Path) -> None:
+    path = tmp_path / "far" / "digits" / "20261121-101500-3fa2"
+    (path / "attempts").mkdir(parents=True)
+    chunks = (Chunk(job_id="50", first=0, count=2), Chunk(job_id="53", first=2, count=1))
+    write_sweep(Sweep(sweep_id=path.name, path=path, elements=({}, {}, {}), chunks=chunks))
+    remember(RunDirectory(path))
+    for text, element in (("3fa2_2", 2), ("50_1", 1), ("53_0", 2)):
+        assert find_run(text, tmp_path).path == path.with_name(f"{path.name}_{element}")
+    for text in ("3fa2", "50", "53", "digits"):
+        assert find_run(text, tmp_path).path == path
+
+
+def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) -> None:
+    for run in runs:
+        remember(run)
+    directory = index_directory()
+    assert directory is not None
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert sorted(run.run_id for run in indexed_runs()) == sorted(IDS)
+    runs[0].attempts.rmdir()
+    runs[0].submission.unlink()
+    runs[0].path.rmdir()
+    for number, content in enumerate((b"", b"\xff", b"null", b"[]", b'{"run_dir": 3}', b'{"run_dir": "a\\u0000b"}')):
+        (directory / f"{number}.json").write_bytes(content)
+    os.mkfifo(directory / "fifo.json")
+    assert sorted(run.run_id for run in indexed_runs()) == sorted(IDS[1:])
+    with pytest.raises(NoRunError):
+        find_run(IDS[0], tmp_path / "elsewhere")
+    assert find_run("last", tmp_path / "elsewhere") == runs[2]
+
+
+def test_a_scan_finds_runs_and_forgets_those_that_are_gone(runs: list[RunDirectory], tmp_path: Path) -> None:
+    gone = RunDirectory(tmp_path / "gone" / "run")
+    gone.attempts.mkdir(parents=True)
+    remember(gone)
+    gone.attempts.rmdir()
+    gone.path.rmdir()
+    assert {run.path for run in scan(tmp_path)} == {run.path for run in runs}
+    directory = index_directory()
+    assert directory is not None
+    assert len(list(directory.iterdir())) == len(runs)
+    assert find_run("d09c", tmp_path / "elsewhere") == runs[1]
+
+
+def test_an_index_that_cannot_be_written_is_no_error(
+    runs: list[RunDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    remember(runs[0])
+    assert indexed_runs() == []
+
+
+def test_only_random_letters_are_a_short_form() -> None:
+    assert [token_of(text) for text in (IDS[1], f"{IDS[1]}_3", "cluster-12", "demo")] == [
+        "d09c", "d09c_3", "cluster-12", "demo",
+    ]  # fmt: skip

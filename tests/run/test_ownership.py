@@ -97,3 +97,13 @@ def test_a_parent_that_its_group_can_write_to_is_worth_a_warning_unless_it_is_st
     assert [str(parent) in warning for warning in group_writable_warnings(parent / "runs" / "x")] == [True]
     parent.chmod(0o1770)
     assert group_writable_warnings(parent / "runs" / "x") == []
+
+
+def test_several_such_parents_are_one_warning(tmp_path: Path) -> None:
+    inner = tmp_path / "a b" / "runs"
+    inner.mkdir(parents=True)
+    inner.chmod(0o775)
+    inner.parent.chmod(0o775)
+    (warning,) = group_writable_warnings(inner / "x")
+    assert warning.startswith(f"{inner}, {inner.parent}, above the run directory, can be written by their groups, who ")
+    assert f"run: chmod g-w '{inner}' '{inner.parent}', or trust the group" in warning

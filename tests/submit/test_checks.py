@@ -55,6 +55,7 @@ def test_the_environment_of_a_sweep_is_looked_at_once(here: Path) -> None:
 
 
 def test_the_elements_of_a_sweep_have_the_same_launcher_and_ranks(here: Path) -> None:
+    Path("a.py").touch()
     job = {"train": None, "command": ("python", "a.py"), "resources": {"tasks_per_node": 2}}
     spec = spec_of({}, sweep={"command": [["python", "a.py"], ["torchrun", "a.py"]]}, **job)
     with pytest.raises(SubmissionError, match=r"element 1 of the sweep, .* needs 1 Slurm tasks for 2 ranks"):

@@ -8,6 +8,7 @@ import pytest
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.submit.checks import check_submittable
+from hpcddp.submit.request import SubmissionError
 from tests.submit.requests import request_of
 
 
@@ -27,14 +28,21 @@ def notes(*command: str, **environment: object) -> tuple[str, ...]:
 @pytest.mark.parametrize("before", [(), ("-u",), ("-W", "ignore"), ("-X", "dev", "-u")])
 def test_a_script_that_is_not_here_is_told_with_the_one_that_was_meant(before: tuple[str, ...]) -> None:
     words = ("python", *before, "trian.py", "--lr", "0.1")
-    assert notes(*words) == (
-        f"command is {' '.join(words)}, and there is no file 'trian.py' here yet; did you mean train.py?",
+    with pytest.raises(SubmissionError) as caught:
+        notes(*words)
+    assert caught.value.message == (
+        f"command is {' '.join(words)}, and there is no file 'trian.py' here; did you mean train.py?"
     )
 
 
 def test_a_script_like_no_other_is_told_with_what_its_path_means() -> None:
-    (note,) = notes("./python3.11", "sub/other.py")
-    assert note.endswith("here yet; check its path, which is relative to the directory of submission")
+    with pytest.raises(SubmissionError, match="here; check its path, which is relative to the directory of submission"):
+        notes("./python3.11", "sub/other.py")
+
+
+def test_shell_lines_may_lead_to_the_script() -> None:
+    (note,) = notes("python", "other.py", setup=["cd sub"])
+    assert "there is no file 'other.py' here; " in note
 
 
 @pytest.mark.parametrize(

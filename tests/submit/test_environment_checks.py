@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import hpcddp
 from hpcddp.submit import environment_checks
 from tests.submit.submitting import errors_of, program, virtual, warnings_of
 
@@ -55,8 +58,13 @@ def test_an_interpreter_of_the_users_own_is_looked_at_too(here: Path) -> None:
             f"'hpcddp'); run: {python} -m pip install hpcddp"
         )
     ]
-    # What only the nodes have, only they can know.
-    assert warnings_of(here, {"python": "/no/such/python"}) == []
+    for name in ("/no/such/python", "python9.99"):
+        assert errors_of(here, {"python": name}) == [
+            f"environment.python is {name!r}, and this machine has no such program; correct it, or leave it out"
+        ]
+    # Modules may add it on the node.
+    (*_, note) = warnings_of(here, {"python": "python9.99", "modules": ["python/9.99"]})
+    assert note.startswith("environment.python is 'python9.99', and this machine has no such program")
 
 
 def test_a_uv_project_says_what_to_run(here: Path) -> None:
@@ -177,3 +185,74 @@ def test_a_program_that_does_not_run_counts_as_one_that_says_no(here: Path) -> N
     (error,) = errors_of(here, {"venv": "venv"})
     assert error.startswith("environment.venv is 'venv', whose python cannot run hpcddp ([Errno 8] Exec format error")
     assert os.access("venv/bin/python", os.X_OK)
+
+
+def test_data_to_copy_that_is_not_here_is_a_warning_and_an_error_on_this_machine(here: Path) -> None:
+    stage = {"stage": {"source": "/nowhere/a.tar", "target": "/tmp/a"}}
+    sentence = "environment.stage.source is '/nowhere/a.tar', which is not here; correct it, unless the nodes have it"
+    assert warnings_of(here, stage) == [sentence]
+    assert errors_of(here, stage, cluster="local") == [sentence]
+    (here / "a.tar").touch()
+    stage["stage"]["source"] = str(here / "a.tar")
+    assert warnings_of(here, stage) == []
+
+
+def test_a_data_directory_that_the_nodes_get_by_a_copy_need_not_be_here(here: Path) -> None:
+    stage = {"stage": {"source": str(here), "target": "/scratch-of-node/images"}}
+    train = {"model": "resnet18", "dataset": "imagefolder", "data_dir": "/scratch-of-node/images/full"}
+    assert warnings_of(here, stage, train=train) == []
+    (error,) = errors_of(here, stage, train=train | {"data_dir": "/scratch-of-node/images2"})
+    assert error.startswith("train.data_dir is '/scratch-of-node/images2', and there is no such directory; ")
+
+
+OTHER_PYTHON = "#!/bin/sh\necho {version} torch sklearn\n"
+
+
+def test_an_interpreter_without_the_packages_of_a_training_is_told_how_to_get_them(here: Path) -> None:
+    python = virtual(Path("venv"), with_hpcddp=False) / "bin" / "python"
+    python.unlink()
+    python.write_text(OTHER_PYTHON.format(version=hpcddp.__version__))
+    python.chmod(0o700)
+    sentence = (
+        "this training needs torch, scikit-learn, which venv/bin/python does not have; run: venv/bin/python -m pip "
+        "install 'hpcddp[train]'"
+    )
+    assert errors_of(here, {"venv": "venv"}) == [sentence]
+    # Lines and variables that come before may bring them, and an image has its own.
+    assert warnings_of(here, {"venv": "venv", "setup": ("true",)}) == [sentence]
+    assert warnings_of(here, {"venv": "venv", "env": {"PYTHONPATH": "/opt/torch"}}) == [sentence]
+
+
+def test_this_interpreter_is_asked_for_the_packages_of_the_job_and_only_for_those(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def is_missing(name: str) -> bool:
+        asked.append(name)
+        return False
+
+    monkeypatch.setattr(environment_checks, "is_installed", is_missing)
+    jobs: list[tuple[dict[str, Any], list[str]]] = [
+        ({"train": {"model": "resnet18", "dataset": "digits"}}, ["torch", "numpy", "sklearn", "torchvision"]),
+        ({"train": {"model": "m:build", "dataset": "d:build"}}, ["torch", "numpy"]),
+        (
+            {"train": {"model": "m:build", "dataset": "imagefolder", "data_dir": str(here)}},
+            ["torch", "numpy", "torchvision"],
+        ),
+        ({"train": None, "entrypoint": "m:run", "batch": {}}, ["torch", "numpy"]),
+        ({"train": None, "command": ["true"], "batch": {}}, []),
+    ]
+    for job, names in jobs:
+        asked.clear()
+        if names:
+            (error,) = errors_of(here, {}, **job)
+            assert (
+                f" needs {', '.join(names).replace('sklearn', 'scikit-learn')}, which {sys.executable} does " in error
+            )
+        else:
+            assert warnings_of(here, {}, **job) == []
+        assert asked == names
+    asked.clear()
+    assert warnings_of(here, {"container": {"image": "nvcr.io#nvidia/pytorch", "runtime": "pyxis"}}) != []
+    assert asked == []

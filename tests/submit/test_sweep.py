@@ -52,7 +52,7 @@ def test_a_sweep_is_one_call_and_its_directives_say_all(slurm: FakeSlurm) -> Non
 def test_the_number_of_files_does_not_grow_with_the_elements(slurm: FakeSlurm) -> None:
     submission = submitted(slurm, 1000)
     files = sorted(str(path.relative_to("runs/demo")) for path in Path("runs/demo").rglob("*") if path.is_file())
-    names = ["job.sbatch", "job.yaml", "submission.json", "submitit/submitted.pkl", "sweep.json"]
+    names = ["job.sbatch", "job.yaml", "source.json", "submission.json", "submitit/submitted.pkl", "sweep.json"]
     assert files == [f"s1/{name}" for name in names]
     assert submission.sweep == read_sweep(submission.sweep.path)
     assert all(path.stat().st_mode & 0o077 == 0 for path in Path("runs").rglob("*"))
@@ -109,17 +109,6 @@ def test_a_site_without_arrays_says_so(slurm: FakeSlurm) -> None:
         submitted(slurm, 1500, MAX_ARRAY_SIZE="0")
     assert str(caught.value) == (
         "this Slurm allows no job arrays (MaxArraySize); submit each run by itself, with --set"
-    )
-
-
-def test_a_sweep_on_this_machine_is_refused_with_the_words_that_try_one_element(slurm: FakeSlurm) -> None:
-    sweep = sweep_overrides(["train.seed=3..4", 'environment.env.WORD="a b",c'], None, None)
-    job = load_job(Path("job.yaml"), options=sweep)
-    with pytest.raises(SubmissionError) as caught:
-        prepare(request_of(job, cluster="local", environment=slurm.environment()))
-    assert str(caught.value) == (
-        "a sweep is a job array of Slurm, and --cluster local runs one job on this machine; to try one element here, "
-        "write: --set sweep=null --set train.seed=3 --set 'environment.env.WORD=\"a b\"'"
     )
 
 

@@ -170,7 +170,13 @@ def test_a_whole_sweep_is_not_resumed_at_once() -> None:
     sweep = submitted_sweep()
     with pytest.raises(SubmissionError) as caught:
         resume(sweep.directory, environment={})
-    assert str(caught.value) == "s1 is a sweep of 3 runs; resume one of them: hpcddp submit --resume s1_0"
+    assert str(caught.value) == (
+        "s1 is a sweep, and its runs continue as they were submitted: hpcddp submit --resume s1; for another job, "
+        "resume one of them: hpcddp submit JOB --resume s1_0"
+    )
+    Path("job.yaml").write_text(JOB)
+    with pytest.raises(SubmissionError, match="s1 is a sweep, and its runs continue as they were submitted"):
+        resume_with_job(sweep.directory, request_of(load_job(Path("job.yaml"))))
 
 
 def test_an_element_that_never_began_is_found_by_its_id_or_path_to_be_resumed() -> None:

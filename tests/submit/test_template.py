@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive
-from hpcddp.submit.render import TemplateError, find_template, render_template, templates_directory
+from hpcddp.submit.render import TemplateError, find_template, render_template
 
 VALUES: dict[str, Any] = {
     "name": "it's",
@@ -110,4 +111,4 @@ def test_a_path_without_a_file_is_named(name: str) -> None:
 
 
 def test_templates_lie_beside_the_package_in_a_checkout() -> None:
-    assert templates_directory() == Path(__file__).parents[2] / "templates"
+    assert shipped_directory("templates") == Path(__file__).parents[2] / "templates"

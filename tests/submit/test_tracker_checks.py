@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.run.metrics import chosen, is_installed
+from hpcddp.packages import is_installed
+from hpcddp.run.metrics import chosen
 from hpcddp.submit import checks as job_checks
 from hpcddp.submit.checks import check_submittable
 from hpcddp.submit.request import SubmissionError
@@ -31,6 +32,9 @@ def check(spec: JobSpec, environment: dict[str, str]) -> None:
     check_submittable(request_of(spec, cluster="local", environment=environment))
 
 
+KEY = {"WANDB_API_KEY": "x"}
+
+
 def refusal(spec: JobSpec, **environment: str) -> str:
     with pytest.raises(SubmissionError) as caught:
         check(spec, environment)
@@ -39,7 +43,7 @@ def refusal(spec: JobSpec, **environment: str) -> str:
 
 def test_missing_tracker_is_refused_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_checks, "is_installed", lambda name: name != "mlflow")
-    assert refusal(job(trackers={"use": ["wandb", "mlflow"], "tracking_uri": "http://host"})) == (
+    assert refusal(job(trackers={"use": ["wandb", "mlflow"], "tracking_uri": "http://host"}), **KEY) == (
         f"trackers.use names mlflow, which {sys.executable} does not have; run: {sys.executable} -m pip install "
         "mlflow-skinny, or remove the name"
     )
@@ -59,7 +63,7 @@ def test_mlflow_without_a_server_is_refused() -> None:
 def test_another_interpreter_is_not_asked_for_its_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_checks, "is_installed", lambda _: False)
     named = {"trackers": {"use": ["wandb"]}}
-    check(job(**named, environment={"python": "/bin/true"}), {})
+    check(job(**named, environment={"python": "/bin/true"}), KEY)
     assert "wandb" in refusal(job(**named, environment={"python": sys.executable}))
 
 
@@ -74,3 +78,20 @@ def test_tensorboard_is_the_default_where_it_is_installed() -> None:
     assert chosen(job().trackers) == ("tensorboard",)
     assert chosen(job(trackers={"use": ["mlflow"]}).trackers) == ("mlflow",)
     assert chosen(job(trackers={"use": []}).trackers) == ()
+
+
+def test_wandb_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(job_checks, "is_installed", lambda _: True)
+    named = job(trackers={"use": ["wandb"]})
+    assert refusal(named, HOME=str(tmp_path)) == (
+        "trackers.use names wandb, and there is no key for it; run: wandb login, or export WANDB_API_KEY "
+        "(WANDB_MODE=offline needs none)"
+    )
+    for variables in ({"WANDB_API_KEY": "x"}, {"WANDB_MODE": "offline"}):
+        check(named, {"HOME": str(tmp_path), **variables})
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password x\n")
+    check(named, {"HOME": str(tmp_path)})
+    elsewhere = {"HOME": str(tmp_path), "WANDB_BASE_URL": "https://wandb.example.org"}
+    assert "no key" in refusal(named, **elsewhere)
+    (tmp_path / "other").write_text("machine wandb.example.org login user password x\n")
+    check(named, {**elsewhere, "NETRC": str(tmp_path / "other")})

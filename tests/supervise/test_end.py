@@ -551,8 +551,17 @@ def test_a_local_run_that_its_user_ended_is_cancelled_and_resumable(tmp_path: Pa
     assert ending.exit_code == 130
     assert scenario.result is not None
     assert (scenario.result["status"], scenario.result["saved_step"]) == ("cancelled", 12)
-    assert scenario.result["reason"] == "cancelled by Ctrl-C, hpcddp cancel or kill"
+    assert scenario.result["reason"] == "cancelled by its user"
     assert scenario.resume in ending.text
+
+
+def test_a_job_that_hpcddp_cancel_has_ended_is_cancelled_by_its_user(scenario: Scenario, slurm: FakeSlurm) -> None:
+    append_event(scenario.attempt.run.events, kind="cancel", time=0.0, attempt=scenario.attempt.number)
+    scenario.stop(cause="cancelled")
+    slurm.become("COMPLETING")
+    scenario.end()
+    assert scenario.result is not None
+    assert scenario.result["reason"] == "cancelled by its user"
 
 
 def test_a_job_whose_tasks_were_interrupted_is_cancelled_and_says_so(scenario: Scenario, slurm: FakeSlurm) -> None:

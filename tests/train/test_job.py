@@ -30,7 +30,7 @@ def test_metrics_have_a_record_for_every_step_and_evaluation(training: Training)
     assert set(found[0]) == {"step", "epoch", "loss", "lr", "samples_seen", "samples_per_s", "time"}
     assert all(record["samples_per_s"] > 0 for record in found)
     (first, second) = evaluations(training.run.path)
-    assert set(first) == {"step", "epoch", "val_loss", "val_accuracy", "val_top5", "val_samples"}
+    assert set(first) == {"step", "epoch", "val_loss", "val_accuracy", "val_top5", "val_samples", "eval_s"}
     assert [(first["step"], first["epoch"]), (second["step"], second["epoch"])] == [(4, 0), (8, 1)]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from hpcddp.batch.plan import plan_batch
+from hpcddp.batch.plan import Steps, plan_batch
 from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.sections import LearningRate, Optimizer
 from hpcddp.run.metrics import MetricsFile, keep_until
@@ -33,7 +33,7 @@ NAMES: tuple[Any, ...] = ("fp32", "tf32", "bf16", "fp16", "fp64")
 
 def make_schedule(**changes: Any) -> Schedule:
     numbers: dict[str, Any] = {
-        "plan": plan_batch(global_batch_size=32, world_size=2, samples=100),
+        "steps": Steps.from_beginning(plan_batch(global_batch_size=32, world_size=2, samples=100)),
         "epochs": 3,
         "learning_rate": LearningRate(),
         "eval_every": 1,

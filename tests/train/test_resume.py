@@ -46,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def without_times(run: Training) -> list[dict[str, Any]]:
     return [
-        {name: value for name, value in record.items() if name not in ("time", "samples_per_s")}
+        {name: value for name, value in record.items() if name not in ("time", "samples_per_s", "eval_s")}
         for record in records(run.run.path)
     ]
 

@@ -49,7 +49,7 @@ def stop(training: Training, *, attempt: int = 0, **changes: Any) -> Decision:
 
 
 def without_times(run: Training) -> list[dict[str, Any]]:
-    left_out = ("time", "samples_per_s")
+    left_out = ("time", "samples_per_s", "eval_s")
     return [{key: value for key, value in record.items() if key not in left_out} for record in records(run.run.path)]
 
 

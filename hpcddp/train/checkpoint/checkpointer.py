@@ -85,6 +85,8 @@ class SaveSettings:
         broadcast_save_errors: whether rank 0 broadcasts the result of the last write, so that every rank raises its
             error. False in the built-in training: its steps must not wait for the disk, and srun ends the other ranks
             after rank 0.
+        checks_contract: whether ``restore_from`` compares the contract. False in the built-in training, which compares
+            it before it builds the model, and allows another global batch that a resumption has named.
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
         tell: writes a line to the log; called on rank 0.
@@ -96,6 +98,7 @@ class SaveSettings:
     optional: Container[str] = ()
     save_context: Callable[[int], AbstractContextManager[None]] = _no_context
     broadcast_save_errors: bool = True
+    checks_contract: bool = True
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     tell: Callable[[str], None] = _tell
@@ -231,7 +234,8 @@ class Checkpointer:
             self._writer.keep_best()
         if checkpoint is None:
             return Restored()
-        refuse_another_contract(checkpoint, self._contract)
+        if settings.checks_contract:
+            refuse_another_contract(checkpoint, self._contract)
         with loading(checkpoint, settings.described_as):
             for name, item in self._objects.items():
                 file = f"{name}.pt"

@@ -62,6 +62,7 @@ class _Write:
     writers: Mapping[str, Writer]
     reason: str
     began: float
+    blocked_s: float
 
 
 def _nothing() -> None:
@@ -140,7 +141,9 @@ class CheckpointWriter:
         """
         self.wait()
         self.raise_if_failing()
-        write = _Write(manifest=manifest, writers=writers, reason=reason, began=began)
+        # Until now the training waited: for the write before, and for the copy that this one writes.
+        blocked_s = self._monotonic() - began
+        write = _Write(manifest=manifest, writers=writers, reason=reason, began=began, blocked_s=blocked_s)
         self._thread = threading.Thread(target=self._work, args=(write,), name="hpcddp-checkpoint")
         self._thread.start()
 
@@ -232,16 +235,16 @@ class CheckpointWriter:
             published = publish(self._run.checkpoints, write.manifest, write.writers, may_publish=self._raise_if_fenced)
             seconds = self._monotonic() - write.began
             self._outcome = SaveOutcome(step=step, seconds=seconds, error=None)
-            self._after_publication(published, write.reason, seconds)
+            self._after_publication(published, write, seconds)
         except OSError as error:
             self._outcome = SaveOutcome(step=step, seconds=self._monotonic() - write.began, error=error)
         except BaseException as error:  # noqa: BLE001  it ends the training, in the thread that trains
             self._fatal = error
 
-    def _after_publication(self, published: Checkpoint, reason: str, seconds: float) -> None:
+    def _after_publication(self, published: Checkpoint, write: _Write, seconds: float) -> None:
         """Write the event, advance ``latest`` and ``best``, remove old checkpoints; errors of this are warnings."""
         step, directory = published.manifest.step, self._run.checkpoints
-        self._try(lambda: self._append_event(step, reason, seconds), f"{self._run.events} cannot be written")
+        self._try(lambda: self._append_event(write, seconds), f"{self._run.events} cannot be written")
         self._try(
             lambda: advance_latest(directory, step, may_publish=self._raise_if_fenced),
             f"{directory / 'latest'} cannot be written",
@@ -282,16 +285,17 @@ class CheckpointWriter:
         self._raise_if_fenced()
         prune(self._run.checkpoints, keep=self._keep, newest=newest.path, attempt=self._attempt)
 
-    def _append_event(self, step: int, reason: str, seconds: float) -> None:
+    def _append_event(self, write: _Write, seconds: float) -> None:
         self._raise_if_fenced()
         append_event(
             self._run.events,
             kind="save",
             time=self._now(),
             attempt=self._attempt,
-            step=step,
-            reason=reason,
+            step=write.manifest.step,
+            reason=write.reason,
             seconds=round(seconds, 3),
+            blocked_s=round(write.blocked_s, 3),
         )
 
     def _try(self, action: Callable[[], None], what: str) -> None:

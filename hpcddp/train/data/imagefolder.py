@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcddp.packages import require
 from hpcddp.train.data.augmentation import BOX_DRAWS, FLIP_PROBABILITY, cut_resize_flip, random_box
 from hpcddp.train.data.parts import KeyedPart, MicroBatch, Normalisation, refuse_unknown, take_flag, take_size
 from hpcddp.train.errors import DataError
@@ -41,6 +42,7 @@ def load_imagefolder(data_dir: Path, arguments: dict[str, Any]) -> tuple[Any, An
     Raises:
         DataError: a folder is missing or has no images, the classes of the parts differ, or an argument is wrong.
     """
+    require("train.dataset: imagefolder", "torchvision")
     from torchvision import datasets
 
     refuse_unknown("imagefolder", arguments, ("image_size", "resize", "augment"))

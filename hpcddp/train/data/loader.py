@@ -46,9 +46,8 @@ class MicroBatchKeys:
         self._steps = range(first_step, last_step)
 
     def __iter__(self) -> Iterator[SampleKeys]:
-        steps_per_epoch = self._batches.steps_per_epoch
         for step in self._steps:
-            epoch, step_in_epoch = divmod(step, steps_per_epoch)
+            epoch, step_in_epoch = self._batches.steps.place(step)
             indices = self._batches.indices(epoch, step_in_epoch)
             for share in share_of(self._plan, indices, self._rank):
                 if len(share):

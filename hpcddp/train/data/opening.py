@@ -11,6 +11,7 @@ import torch
 
 from hpcddp.batch.samples import SYNTHETIC_DEFAULTS
 from hpcddp.jobfile.sections import Train
+from hpcddp.packages import require
 from hpcddp.train.data.cifar10 import load_cifar10
 from hpcddp.train.data.identity import fingerprint
 from hpcddp.train.data.imagefolder import load_imagefolder
@@ -93,6 +94,7 @@ _VALIDATION_STRIDE = 5
 
 def load_digits() -> tuple[MemoryImages, MemoryImages]:
     """Return the training part (1,437 images) and the validation part (every fifth image, 360), as 3 x 32 x 32."""
+    require("train.dataset: digits", "sklearn")
     from sklearn import datasets
 
     bunch = datasets.load_digits()

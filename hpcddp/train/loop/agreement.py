@@ -2,6 +2,9 @@
 
 Every decision that all ranks must take alike follows from this sum (batch contract, section 4). The sum is read one
 step later, so that no step waits for it.
+
+A backend adds three ranks or more in an order that depends on the place of a number in its vector, and so on the length
+of the block. Their numbers are therefore sent as parts whose sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -23,6 +26,15 @@ _PER_STEP: Final = 4
 # reasons, the largest wins.
 _SECONDS, _SAVE = range(2)
 _REQUESTS: Final = _SAVE + 1 + max(StopReason)
+
+
+# A number is the sum of these many parts, each a multiple of its unit with at most 38 bits before it: 2**15 ranks can
+# be added in float64 without rounding. What is smaller than the last unit, 2**-148, is lost; a number of 2**80 or more,
+# or one that is not finite, is sent whole as the first part.
+_PART_BITS: Final = 38
+_UNITS: Final = tuple(2.0**exponent for exponent in range(42, -149, -_PART_BITS))
+_WHOLE_FROM: Final = 2.0**80
+_FEW_RANKS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +130,19 @@ class PendingAgreement:
         self._event: torch.cuda.Event | None = None
         self._work: dist.Work | None = None
         self._agreed: Agreed | None = None
-        device, several = parts[0].loss_sum.device, dist.get_world_size() > 1
+        device, ranks = parts[0].loss_sum.device, dist.get_world_size()
+        self._is_split = ranks > _FEW_RANKS
         if device.type == "cuda":
-            on_host = torch.tensor(requests, dtype=torch.float64, pin_memory=True)
-            self._vector = torch.cat([*(part.vector() for part in parts), on_host.to(device, non_blocking=True)])
+            steps = torch.cat([part.vector() for part in parts])
+            on_device = torch.tensor(requests, dtype=torch.float64, pin_memory=True).to(device, non_blocking=True)
         else:
-            numbers = [number for part in parts for number in part.numbers()] + requests
-            if not several:
-                self._agreed = _agreed(numbers)
+            numbers = [number for part in parts for number in part.numbers()]
+            if ranks == 1:
+                self._agreed = _agreed(numbers, requests)
                 return
-            self._vector = torch.tensor(numbers, dtype=torch.float64)
-        if several:
+            steps, on_device = torch.tensor(numbers, dtype=torch.float64), torch.tensor(requests, dtype=torch.float64)
+        self._vector = torch.cat([split(steps) if self._is_split else steps, on_device])
+        if ranks > 1:
             self._work = dist.all_reduce(self._vector, async_op=True)
         if device.type == "cuda":
             self._copy_to_host()
@@ -152,7 +166,8 @@ class PendingAgreement:
                 self._event.synchronize()
             elif self._work is not None:
                 self._work.wait()
-            self._agreed = _agreed(self._vector.tolist())
+            steps = self._vector[:-_REQUESTS].tolist()
+            self._agreed = _agreed(joined(steps) if self._is_split else steps, self._vector[-_REQUESTS:].tolist())
         return self._agreed
 
 
@@ -161,10 +176,30 @@ def agree_on_step(part: StepPart) -> PendingAgreement:
     return PendingAgreement([part], Votes())
 
 
-def _agreed(sums: list[float]) -> Agreed:
-    requests = sums[-_REQUESTS:]
+def split(numbers: Tensor) -> Tensor:
+    """Return float64 numbers ``[n]`` as parts ``[6 * n]``, all first parts before all second ones."""
+    whole = ~(numbers.abs() < _WHOLE_FROM)
+    rest = numbers.masked_fill(whole, 0.0)
+    parts = []
+    for unit in _UNITS:
+        # Powers of two: neither the division nor the products round.
+        part = torch.trunc(rest / unit) * unit
+        rest = rest - part
+        parts.append(part)
+    parts[0] = torch.where(whole, numbers, parts[0])
+    return torch.cat(parts)
+
+
+def joined(parts: Sequence[float]) -> list[float]:
+    """Return the numbers whose parts are given in the order of ``split``."""
+    count = len(parts) // len(_UNITS)
+    # The small parts first, so that the sum is at most one unit in the last place from the exact one.
+    return [sum(reversed(parts[number::count])) for number in range(count)]
+
+
+def _agreed(sums: Sequence[float], requests: Sequence[float]) -> Agreed:
     stops = [reason for reason, ranks in enumerate(requests[_SAVE + 1 :], start=1) if ranks > 0]
-    steps = range(0, len(sums) - _REQUESTS, _PER_STEP)
+    steps = range(0, len(sums), _PER_STEP)
     return Agreed(
         steps=tuple(_step_sums(sums[first : first + _PER_STEP]) for first in steps),
         save=requests[_SAVE] > 0,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from hpcddp.batch.job import JobPlan, plan_job
-from hpcddp.batch.plan import BatchPlan, refuse_single_over_ranks, refuse_single_sample
+from hpcddp.batch.plan import BatchPlan, BatchStart, Steps, refuse_single_over_ranks, refuse_single_sample
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.batch.scaling import ScaledRule, scaled_hyperparameters
 from hpcddp.jobfile.job import JobSpec
@@ -80,32 +80,40 @@ def derive_setting(context: TrainContext) -> Setting:
             "started; start as many as it asks for, or write their number into resources"
         )
     precision = Precision(train.precision, context.device.type)
+    steps = Steps.from_beginning(plan.batch)
     return Setting(
         context=context,
         data=data,
         plan=plan,
         scaled=scaled,
         schedule=Schedule(
-            plan=plan.batch,
+            steps=steps,
             epochs=train.epochs,
             learning_rate=scaled.course(spec.learning_rate),
             eval_every=train.eval_every,
             every=spec.checkpoint.every,
-            count_samples=_sample_counter(spec, data),
+            count_samples=_sample_counter(spec, data, steps.start),
         ),
         placement=Placement(context.device, precision.dtype, channels_last=train.channels_last),
         workers=choose_workers(train.num_workers, data, min(context.cpus, spec.resources.cpus_per_task)),
     )
 
 
-def _global_batches(spec: JobSpec, data: Data) -> GlobalBatches:
+def change_start(setting: Setting, start: BatchStart) -> Setting:
+    """Return the setting of a training whose batches begin to have the size of its plan at ``start``."""
+    steps = Steps(plan=setting.plan.batch, start=start)
+    counter = _sample_counter(setting.context.spec, setting.data, start)
+    return replace(setting, schedule=replace(setting.schedule, steps=steps, count_samples=counter))
+
+
+def _global_batches(spec: JobSpec, data: Data, start: BatchStart) -> GlobalBatches:
     seed = 0 if spec.train is None else spec.train.seed
-    return GlobalBatches(data.units, spec.global_batch_size, spec.batch.tail, spec.batch.order, seed)
+    return GlobalBatches(data.units, spec.global_batch_size, spec.batch.tail, spec.batch.order, seed, start=start)
 
 
-def _sample_counter(spec: JobSpec, data: Data) -> Callable[[int, int], int] | None:
+def _sample_counter(spec: JobSpec, data: Data, start: BatchStart) -> Callable[[int, int], int] | None:
     """Return a function (epoch, step) -> samples of that global batch; None if every unit is one sample."""
-    groups, batches = data.groups, _global_batches(spec, data)
+    groups, batches = data.groups, _global_batches(spec, data, start)
     return None if groups is None else lambda epoch, step: groups.count(batches.indices(epoch, step))
 
 
@@ -122,14 +130,15 @@ def make_replica(setting: Setting) -> Replica:
     seed_initialisation(train.seed)
     model = build_model(train.model, train.model_args, data.classes)
     choose_batch_norm(model, train.batch_norm, placement.device.type)
-    _refuse_single(model, setting.plan.batch)
+    for plan in setting.schedule.steps.plans:
+        _refuse_single(model, plan)
     place_model(model, placement.device, placement.dtype, channels_last=train.channels_last)
     inputs = placement.place_inputs(first_samples(data.name, data.train, data.classes)[0])
     fit = Fit(model_name=train.model, model_args=train.model_args, dataset=train.dataset, classes=data.classes)
     unused = check_model_input(fit, model, inputs, Precision(train.precision, placement.device.type))
     if unused:
         context.tell(f"note: no gradient reaches {len(unused)} parameters of the model, {unused[0]} for one")
-    first_rate = next(setting.schedule.positions(0)).learning_rate
+    first_rate = setting.schedule.position(setting.schedule.steps.start.step).learning_rate
     # torch.compile specialises the model for the shape of its first input.
     samples = _largest_micro_batch(setting) if train.compile else len(inputs)
     placeholder = inputs[torch.arange(samples, device=inputs.device) % len(inputs)]
@@ -215,7 +224,7 @@ def make_loop(
 def _training_batches(setting: Setting, first_step: int) -> Iterator[MicroBatch]:
     spec, train, data = setting.context.spec, setting.context.train, setting.data
     keys = MicroBatchKeys(
-        _global_batches(spec, data),
+        _global_batches(spec, data, setting.schedule.steps.start),
         setting.plan.batch,
         setting.context.rank,
         groups=data.groups,

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -15,13 +16,15 @@ from torch import nn
 from hpcddp import __version__
 from hpcddp.batch.noise_scale import larger_batch_pays
 from hpcddp.batch.order import CONTRACT_VERSION
+from hpcddp.batch.plan import BatchStart, Steps
 from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.sections import LearningRate
+from hpcddp.jobfile.sections import LearningRate, Unit
 from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import EventKind, append_event
+from hpcddp.run.job_records import read_submission
 from hpcddp.run.metrics import MetricsFile, keep_until, write_plan_record
-from hpcddp.run.ownership import raise_if_fenced
+from hpcddp.run.ownership import BATCH, raise_if_fenced
 from hpcddp.run.result import FINISHED, Result, finish_run
 from hpcddp.train.checkpoint.start import agree_on_start, refuse_another_contract
 from hpcddp.train.context import TrainContext
@@ -29,7 +32,7 @@ from hpcddp.train.data.identity import tensor_bytes
 from hpcddp.train.data.parts import Data
 from hpcddp.train.data.workers import lost_worker
 from hpcddp.train.errors import StoppedError
-from hpcddp.train.loop.assembly import Setting, derive_setting, make_loop, make_replica, notes_of
+from hpcddp.train.loop.assembly import Setting, change_start, derive_setting, make_loop, make_replica, notes_of
 from hpcddp.train.loop.schedule import Schedule
 from hpcddp.train.loop.state import TrainingProgress, make_checkpointer, progress_of, restore
 from hpcddp.train.model.models import count_parameters
@@ -39,6 +42,7 @@ from hpcddp.train.tracking.opening import tracked
 
 __all__ = ["TrainContext", "run_training"]
 
+_GLOBAL_BATCH: Final = "global_batch_size"
 _CONTRACT_LABELS: Final = {
     "version": "the version of the batch contract",
     "seed": "train.seed",
@@ -91,12 +95,15 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     set_up_backends(Precision(context.train.precision, context.device.type), deterministic=context.train.deterministic)
     setting = derive_setting(context)
     contract = contract_of(context.spec, setting.data, context.train.seed)
+    starts: tuple[BatchStart, ...] = ()
     if checkpoint is not None:
         # Before the model is built, which may fail because the job is another one.
-        refuse_another_contract(checkpoint, contract, _CONTRACT_LABELS)
+        starts = _batch_starts(setting, checkpoint, contract)
+    if starts:
+        setting = change_start(setting, starts[-1])
     replica = make_replica(setting)
     checkpointer = make_checkpointer(context, replica, contract, _information(setting))
-    progress = restore(checkpointer, checkpoint, context.attempt, replica)
+    progress = restore(checkpointer, checkpoint, context.attempt, replica, starts)
     metrics = _open_files(setting, replica, progress) if context.is_main else None
     with tracked(context, first_step=progress.step):
         try:
@@ -105,6 +112,32 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
             checkpointer.abandon()
         if context.is_main:
             _finish(context, replica, progress)
+
+
+def _batch_starts(setting: Setting, checkpoint: Checkpoint, contract: Mapping[str, Any]) -> tuple[BatchStart, ...]:
+    """Return where global batches of each size begin in a run that continues from a checkpoint.
+
+    Another global batch begins where the checkpoint is, if the command line of a resumption has named it.
+
+    Raises:
+        ResumeError: the checkpoint has another contract.
+    """
+    manifest, now = checkpoint.manifest, setting.context.spec.global_batch_size
+    before, starts = manifest.contract.get(_GLOBAL_BATCH), progress_of(checkpoint).batch_starts
+    if isinstance(before, int) and before != now and _is_named(setting.context, now):
+        refuse_another_contract(checkpoint, {**contract, _GLOBAL_BATCH: before}, _CONTRACT_LABELS)
+        starts = starts or (BatchStart(global_batch_size=before),)
+        steps = Steps(plan=replace(setting.plan.batch, global_batch_size=before), start=starts[-1])
+        return (*starts, steps.change(manifest.step, now))
+    refuse_another_contract(checkpoint, contract, _CONTRACT_LABELS)
+    return starts
+
+
+def _is_named(context: TrainContext, global_batch_size: int) -> bool:
+    """Return whether the command line of a resumption has named this global batch."""
+    submission = read_submission(context.run)
+    changes = () if submission is None else submission.changes
+    return any(change.key == BATCH and change.after == global_batch_size for change in changes)
 
 
 def contract_of(spec: JobSpec, data: Data, seed: int) -> dict[str, Any]:
@@ -125,9 +158,12 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     """Write the plan, the event and the start-up lines, and drop metrics that are later than the checkpoint."""
     context = setting.context
     raise_if_fenced(context.run, context.attempt)
-    write_plan_record(context.run, setting.plan.as_json())
+    write_plan_record(context.run, {**setting.plan.as_json(), "total_steps": setting.schedule.total_steps})
     keep_until(context.run.metrics, progress.step, progress.evaluated_step)
-    _event(context, "train", progress.step, "from a checkpoint" if progress.step else "from the beginning")
+    begun = "from a checkpoint" if progress.step else "from the beginning"
+    if progress.batch_starts and progress.batch_starts[-1].step == progress.step:
+        begun += f", with {_start_text(progress.batch_starts[-1], setting.plan.batch.unit)}"
+    _event(context, "train", progress.step, begun)
     facts = {
         "parameters": count_parameters(replica.model),
         "workers": setting.workers,
@@ -191,8 +227,14 @@ def start_up_lines(
         f"  global batch {plan.global_batch_size} {plan.unit}s = per rank {_shares_text(plan.per_rank_samples)}, "
         f"in {plan.grad_accum_steps} micro-steps of at most {max(plan.micro_batches[0])}"
     )
+    product = f"{schedule.epochs} epochs x {schedule.steps_per_epoch} steps = {schedule.total_steps} steps"
+    if progress.batch_starts:
+        product = (
+            f"{schedule.epochs} epochs, {schedule.total_steps} steps, {schedule.steps_per_epoch} in an epoch of "
+            f"{_start_text(progress.batch_starts[-1], plan.unit)}"
+        )
     yield (
-        f"  {schedule.epochs} epochs x {schedule.steps_per_epoch} steps = {schedule.total_steps} steps; an epoch's "
+        f"  {product}; an epoch's "
         f"last batch has {plan.tail_samples} {plan.unit}s (tail {plan.tail}: {plan.duplicated} repeated, "
         f"{plan.dropped} left out)"
     )
@@ -204,10 +246,19 @@ def start_up_lines(
     )
     yield from (f"  note: {note}" for note in facts["notes"])
     if progress.step:
+        _, steps = schedule.steps.place(progress.step)
+        since = " with this batch" if progress.epoch == schedule.steps.start.epoch and progress.batch_starts else ""
         yield (
-            f"  going on after step {progress.step} (epoch {progress.epoch}, "
-            f"{progress.step % schedule.steps_per_epoch} steps into it, {progress.samples_seen:,} samples seen)"
+            f"  going on after step {progress.step} (epoch {progress.epoch}, {steps} steps into it{since}, "
+            f"{progress.samples_seen:,} samples seen)"
         )
+
+
+def _start_text(start: BatchStart, unit: Unit) -> str:
+    return (
+        f"batches of {start.global_batch_size} {unit}s from step {start.step + 1} on (epoch {start.epoch}, after "
+        f"{start.offset_samples} of its {unit}s)"
+    )
 
 
 def _rule_text(stated: LearningRate) -> str:

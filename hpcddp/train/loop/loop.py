@@ -204,7 +204,7 @@ class Loop:
         self._progress = replace(
             self._progress,
             step=step,
-            epoch=step // self._schedule.steps_per_epoch,
+            epoch=self._schedule.epochs_after(outcome.position),
             samples_seen=self._progress.samples_seen + outcome.position.samples,
             skipped_steps=self._progress.skipped_steps + skipped,
             last_loss=loss if math.isfinite(loss) else None,
@@ -244,6 +244,7 @@ class Loop:
         self._metrics.add({**record, "skipped": True} if skipped else record)
 
     def _evaluate(self) -> None:
+        began = self._context.monotonic()
         try:
             evaluation = self._evaluator.evaluate(
                 self._replica, vote=self._stopper.vote, beat=self._context.heartbeat.beat
@@ -254,7 +255,10 @@ class Loop:
         self._progress = replace(self._progress, evaluation=evaluation, evaluated_step=self._progress.step)
         epoch = self._progress.epoch - 1
         if self._metrics is not None:
-            self._metrics.add({"step": self._progress.step, "epoch": epoch, **evaluation.as_record()})
+            seconds = round(self._context.monotonic() - began, 3)
+            self._metrics.add(
+                {"step": self._progress.step, "epoch": epoch, **evaluation.as_record(), "eval_s": seconds}
+            )
         loss = self._progress.last_loss
         self._context.tell(
             f"epoch {epoch + 1}/{self._schedule.epochs}, step {self._progress.step}/{self._schedule.total_steps}: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hpcddp.batch.plan import BatchPlan
+from hpcddp.batch.plan import BatchPlan, Steps
 from hpcddp.batch.scaling import learning_rate_at
 from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.sections import LearningRate
@@ -17,14 +17,14 @@ class Schedule:
     """The steps of a training, and what is due after each; the same on every rank.
 
     Args:
-        plan: the batch plan, with a known number of samples.
+        steps: the steps of the batch plan, with a known number of samples.
         learning_rate: the job's ``learning_rate``.
         eval_every: epochs between evaluations.
         every: the job's ``checkpoint.every``.
         count_samples: samples of the global batch of an (epoch, step in the epoch); None if every unit is one sample.
     """
 
-    plan: BatchPlan
+    steps: Steps
     epochs: int
     learning_rate: LearningRate
     eval_every: int
@@ -32,23 +32,32 @@ class Schedule:
     count_samples: Callable[[int, int], int] | None = None
 
     @property
+    def plan(self) -> BatchPlan:
+        """The batch plan."""
+        return self.steps.plan
+
+    @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of one epoch."""
+        """Optimizer steps of one epoch; the epoch in which a resumption has changed the batch has others."""
         return self.plan.steps_per_epoch or 0
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole training."""
-        return self.steps_per_epoch * self.epochs
+        return self.steps.total(self.epochs)
 
     def positions(self, first_step: int) -> Iterator[Position]:
         """Yield the position of every step from ``first_step`` on, counted in steps done."""
         return self._positions(first_step, self.total_steps)
 
+    def position(self, step: int) -> Position:
+        """Return the position of one step; after the end of the training that of a step that would follow."""
+        return next(self._positions(step, step + 1))
+
     def _positions(self, first_step: int, last_step: int) -> Iterator[Position]:
         for step in range(first_step, last_step):
-            epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-            units = self.plan.batch_size(step_in_epoch)
+            epoch, step_in_epoch = self.steps.place(step)
+            units = self.steps.plan_of(epoch).batch_size(step_in_epoch)
             yield Position(
                 step=step,
                 epoch=epoch,
@@ -56,7 +65,10 @@ class Schedule:
                 units=units,
                 samples=units if self.count_samples is None else self.count_samples(epoch, step_in_epoch),
                 learning_rate=learning_rate_at(
-                    self.learning_rate, step=step, steps_per_epoch=self.steps_per_epoch, epochs=self.epochs
+                    self.learning_rate,
+                    step=self.steps.schedule_step(epoch, step_in_epoch),
+                    steps_per_epoch=self.steps_per_epoch,
+                    epochs=self.epochs,
                 ),
             )
 
@@ -64,7 +76,8 @@ class Schedule:
         """Return whether a training that has done ``steps`` steps was stopped just before a due evaluation."""
         if steps in (0, evaluated_step):
             return False
-        return self.evaluates_after(next(self._positions(steps - 1, steps)))
+        epochs_done, step_in_epoch = self.steps.place(steps)
+        return not self.steps.offset(epochs_done, step_in_epoch) and self._evaluates_after_epochs(epochs_done)
 
     def shares(self, units: int) -> tuple[int, ...]:
         """Return n_r of every rank, of a global batch of ``units`` samples or groups."""
@@ -72,12 +85,18 @@ class Schedule:
 
     def ends_epoch(self, position: Position) -> bool:
         """Return whether this is the last step of its epoch."""
-        return position.step_in_epoch == self.steps_per_epoch - 1
+        return position.step_in_epoch == self.steps.count(position.epoch) - 1
+
+    def epochs_after(self, position: Position) -> int:
+        """Return how many epochs are complete after this step."""
+        return position.epoch + self.ends_epoch(position)
 
     def evaluates_after(self, position: Position) -> bool:
         """Return whether an evaluation is due after this step: every ``eval_every`` epochs and at the end."""
-        epochs_done = position.epoch + 1
-        return self.ends_epoch(position) and (epochs_done % self.eval_every == 0 or epochs_done == self.epochs)
+        return self.ends_epoch(position) and self._evaluates_after_epochs(position.epoch + 1)
+
+    def _evaluates_after_epochs(self, epochs_done: int) -> bool:
+        return epochs_done % self.eval_every == 0 or epochs_done == self.epochs
 
     def saves_after(self, position: Position) -> str | None:
         """Return why a save is due after this step, or None; saves by the clock are part of the agreement.

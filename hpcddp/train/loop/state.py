@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
+from hpcddp.batch.plan import BatchStart
 from hpcddp.run.checkpoints import MANIFEST, Checkpoint, InvalidCheckpointError
 from hpcddp.train.checkpoint.checkpointer import Checkpointer, SaveSettings, Stateful
 from hpcddp.train.context import TrainContext
@@ -23,6 +24,8 @@ from hpcddp.train.model.replica import Replica
 # Names of objects in a checkpoint; each has a file of its name.
 _EMA: Final = "ema"
 _RANKS: Final = "ranks"
+# What a learning-rate rule scales in the optimizer, besides the learning rate, which is set in every step.
+_CONSTANTS: Final = frozenset({"betas", "eps"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class TrainingProgress:
         evaluation: the last evaluation; None before the first.
         evaluated_step: optimizer steps done at the last evaluation; None before the first.
         noise: the gradient noise scale; None where it is not measured.
+        batch_starts: where global batches of each size begin, in their order; empty if all have the same size.
     """
 
     step: int = 0
@@ -50,10 +54,13 @@ class TrainingProgress:
     evaluation: EvaluationResult | None = None
     evaluated_step: int | None = None
     noise: NoiseScale | None = None
+    batch_starts: tuple[BatchStart, ...] = ()
 
     def as_document(self) -> dict[str, Any]:
         """Return the progress as a JSON document; non-finite numbers become null."""
         document = asdict(self)
+        if not self.batch_starts:
+            del document["batch_starts"]
         if self.evaluation is not None:
             document["evaluation"] = {
                 name: value if math.isfinite(value) else None for name, value in self.evaluation.as_record().items()
@@ -69,14 +76,23 @@ class TrainingProgress:
             evaluation = EvaluationResult(**numbers)
         # Checkpoints of earlier versions have no such entry.
         noise = document.get("noise")
-        return cls(**{**document, "evaluation": evaluation, "noise": noise and NoiseScale(**noise)})
+        starts = tuple(BatchStart(**start) for start in document.get("batch_starts", ()))
+        objects = {"evaluation": evaluation, "noise": noise and NoiseScale(**noise), "batch_starts": starts}
+        return cls(**{**document, **objects})
 
 
 class _OptimizerState:
-    """The optimizer and the gradient scaler of a replica, as one object of a checkpoint."""
+    """The optimizer and the gradient scaler of a replica, as one object of a checkpoint.
+
+    The constants that follow the global batch are those of this attempt, which a resumption may have changed.
+    """
 
     def __init__(self, replica: Replica) -> None:
         self._optimizer, self._scaler = replica.optimizer, replica.scaler
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
 
     def state_dict(self) -> dict[str, Any]:
         """Return both states."""
@@ -84,7 +100,10 @@ class _OptimizerState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load both states; a checkpoint of another precision has no state for the scaler."""
+        constants = [{name: group[name] for name in _CONSTANTS & group.keys()} for group in self._groups]
         self._optimizer.load_state_dict(state["optimizer"])
+        for group, own in zip(self._groups, constants, strict=True):
+            group.update(own)
         if self._scaler.is_enabled() and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
 
@@ -155,6 +174,7 @@ def make_checkpointer(
         optional=(_RANKS,),
         save_context=save_context,
         broadcast_save_errors=False,
+        checks_contract=False,
         now=context.now,
         monotonic=context.monotonic,
         tell=context.tell,
@@ -172,7 +192,11 @@ def make_checkpointer(
 
 
 def restore(
-    checkpointer: Checkpointer, checkpoint: Checkpoint | None, attempt: int, replica: Replica
+    checkpointer: Checkpointer,
+    checkpoint: Checkpoint | None,
+    attempt: int,
+    replica: Replica,
+    batch_starts: tuple[BatchStart, ...],
 ) -> TrainingProgress:
     """Load a verified checkpoint into this rank's replica.
 
@@ -181,6 +205,7 @@ def restore(
         checkpoint: the checkpoint on which all ranks agreed; None = start from the beginning.
         attempt: this attempt, which owns the run.
         replica: this rank's replica.
+        batch_starts: where global batches of each size begin in this attempt.
 
     Returns:
         The progress of the training at the save.
@@ -195,7 +220,9 @@ def restore(
         progress = progress_of(checkpoint)
         replica.samples = progress.samples_seen // dist.get_world_size()
     checkpointer.restore_from(checkpoint, attempt)
-    return progress
+    begins = bool(batch_starts) and batch_starts[-1].step == progress.step
+    epoch = batch_starts[-1].epoch if begins else progress.epoch
+    return replace(progress, epoch=epoch, batch_starts=batch_starts)
 
 
 def progress_of(checkpoint: Checkpoint) -> TrainingProgress:

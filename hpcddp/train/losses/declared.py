@@ -16,13 +16,13 @@ class Reduction(StrEnum):
     """The reduction of a loss over samples."""
 
     MEAN = "mean"
-    """A scalar: the mean over the samples that the function receives."""
+    """A scalar, the mean over the samples that the function receives."""
     SUM = "sum"
-    """A scalar: the sum over them."""
+    """A scalar, the sum over them."""
     PER_SAMPLE = "per_sample"
     """The vector ``[n]`` itself; its mean over the global batch is what is trained."""
     GLOBAL = "global"
-    """A scalar: the loss of the global batch, as ``additive_loss`` or ``gather_with_grad`` makes it; A is 1."""
+    """A scalar, the loss of the global batch, as ``additive_loss`` or ``gather_with_grad`` makes it; A is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from hpcddp.packages import require
 from hpcddp.train.buffers import buffers_put_back
 from hpcddp.train.data.parts import IMAGE_DIMENSIONS
 from hpcddp.train.errors import ModelError, UserCodeError
@@ -36,6 +37,7 @@ def build_model(name: str, arguments: Mapping[str, Any], classes: int) -> nn.Mod
     """
     if is_own(name):
         return _checked(name, call_function("train.model", name, {"num_classes": classes, **arguments}))
+    require(f"train.model: {name}", "torchvision")
     from torchvision import models
 
     defaults = {"init_weights": True} if name in _WANT_INIT_WEIGHTS else {}

@@ -15,7 +15,7 @@ from hpcddp.run.record import parse_lines
 from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject, Tracker
 
 # Entries that give the position of a point, or are constant.
-_NO_CURVES: Final = frozenset({"step", "time", *(f"{prefix}_samples" for prefix in EVALUATION_PREFIXES)})
+_NO_CURVES: Final = frozenset({"step", "time", "eval_s", *(f"{prefix}_samples" for prefix in EVALUATION_PREFIXES)})
 
 
 class MetricsReader:

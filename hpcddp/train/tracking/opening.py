@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.packages import is_installed
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_decision
-from hpcddp.run.metrics import PACKAGES, chosen, is_installed
+from hpcddp.run.metrics import PACKAGES, chosen
 from hpcddp.run.record import RecordError
 from hpcddp.stop.listener import signals_held
 from hpcddp.stop.reasons import Cause, StopReason

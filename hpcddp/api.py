@@ -1,0 +1,445 @@
+"""The Python interface: what the commands ``submit``, ``render``, ``plan``, ``status``, ``logs`` and ``cancel`` do.
+
+The functions are those of the command line, which calls the same code. All of them work from the working directory, as
+the commands do, and need no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+from hpcddp.errors import UserError
+from hpcddp.run.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from hpcddp.batch.job import JobPlan
+    from hpcddp.batch.noise_scale import MeasuredNoise
+    from hpcddp.jobfile.job import JobSpec
+    from hpcddp.jobfile.overrides import Override
+    from hpcddp.jobfile.problems import Problem
+    from hpcddp.jobfile.read import DefaultSettings, ResolvedJob
+    from hpcddp.manage.status import RunStatus, State
+    from hpcddp.run.result import Result
+    from hpcddp.submit.request import SubmitRequest
+
+Job: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | None"
+"""A job file, the content of one as a mapping, or None for a job that only the other arguments describe."""
+RUN_ROOT = Path("runs")
+"""The directory of all runs where nothing says another."""
+_POLL_S = 1.0
+
+
+def submit(
+    job: Job = None,
+    *,
+    command: Sequence[str] | None = None,
+    cluster: Literal["auto", "slurm", "local"] = "auto",
+    force: bool = False,
+    **overrides: Any,  # noqa: ANN401  values of the job file
+) -> Run:
+    """Submit a job, as ``hpcddp submit`` does, and return its run at once.
+
+    Args:
+        job: the path of a job file, or its content as a mapping; None for a command without a job file.
+        command: the words of a command to run as the tasks, such as ``["python", "train.py"]``.
+        cluster: where the job runs; ``auto`` is Slurm where it is found, otherwise this machine.
+        force: whether to submit although something is missing on this machine that the nodes may have.
+        **overrides: fields of the job by their key path (``**{"train.epochs": 3}``), or sections as mappings
+            (``resources={"nodes": 2}``), whose other fields keep their values.
+
+    Raises:
+        HpcddpError: the job is invalid, cannot run, or was refused; nothing is left behind.
+    """
+    from hpcddp.submit.submit import choose_cluster, new_run_id
+    from hpcddp.submit.submit import submit as submit_request_
+
+    resolved = _load(job, command, overrides)
+    if resolved.spec.sweep is not None:
+        raise UserError("submit() starts one run, and the job has a sweep; call it in a loop, or use hpcddp submit")
+    environment = dict(os.environ)
+    request = request_to_submit(
+        resolved,
+        run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
+        cluster=choose_cluster(cluster, environment),
+        environment=environment,
+        force=force,
+    )
+    return Run(submit_request_(request).run.path)
+
+
+def render(
+    job: Job = None,
+    *,
+    command: Sequence[str] | None = None,
+    run_id: str | None = None,
+    **overrides: Any,  # noqa: ANN401  values of the job file
+) -> str:
+    """Return the sbatch script of a job, as ``hpcddp render`` prints it; arguments as ``submit`` has them.
+
+    Args:
+        job: the job.
+        command: the words of a command.
+        run_id: the id of the run that the script is for; None for a script that you give to sbatch yourself.
+        **overrides: fields of the job.
+
+    Raises:
+        HpcddpError: the job is invalid.
+    """
+    from hpcddp.submit.render import render_script
+
+    resolved = _load(job, command, overrides)
+    return render_script(request_to_submit(resolved, run_id=run_id, environment=os.environ)).text
+
+
+def plan(
+    job: Job,
+    *,
+    samples: int | None = None,
+    **overrides: Any,  # noqa: ANN401  values of the job file
+) -> JobPlan:
+    """Return the batch plan of a job, as ``hpcddp plan`` explains it.
+
+    Args:
+        job: the job; arguments as ``submit`` has them.
+        samples: samples of the training data; None counts them.
+        **overrides: fields of the job.
+
+    Raises:
+        HpcddpError: the job is invalid, or its batch cannot be split as it asks.
+    """
+    return plan_of(_load(job, None, overrides).spec, samples)
+
+
+def plan_of(spec: JobSpec, samples: int | None, noise: MeasuredNoise | None = None) -> JobPlan:
+    """Return the batch plan of a job that is read; arguments as ``plan`` has them.
+
+    Args:
+        spec: the job.
+        samples: samples of the training data; None counts them.
+        noise: the gradient noise scale that was measured; None where none was.
+    """
+    from hpcddp.batch.job import plan_job
+    from hpcddp.batch.samples import count_units
+
+    if samples is not None or spec.train is None:
+        return plan_job(spec, samples=samples, noise=noise)
+    python = spec.environment.interpreter or sys.executable
+    count = count_units(spec.train, spec.batch, directory=Path.cwd(), python=python)
+    notes = () if count.note is None else (count.note,)
+    return plan_job(spec, samples=count.samples, smallest_group=count.smallest_group, noise=noise, notes=notes)
+
+
+def runs(run_root: str | os.PathLike[str] | None = None, *, everywhere: bool = False) -> list[Run]:
+    """Return the runs under a run root, the newest first; each element of a sweep that has begun is a run.
+
+    Args:
+        run_root: the directory of all runs; None is the default of the command line.
+        everywhere: whether to add the runs of this user under all other roots.
+    """
+    from hpcddp.run.find import all_runs
+    from hpcddp.run.sweep import MANIFEST
+
+    found = all_runs(default_run_root() if run_root is None else Path(run_root), everywhere=everywhere)
+    return [Run(run.path) for run in found if not (run.path / MANIFEST).exists()]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run: one training, over all its attempts and requeues.
+
+    Args:
+        path: its directory; ``Run.find`` finds it by a name.
+    """
+
+    path: Path
+
+    @classmethod
+    def find(cls, name: str, run_root: str | os.PathLike[str] | None = None) -> Self:
+        """Return the run that a name means: an id or a part of it, a job's name, a Slurm job id, or ``last``.
+
+        Args:
+            name: the name, or the run directory.
+            run_root: the directory in which it is looked for first; None is the default of the command line.
+
+        Raises:
+            NoRunError: there is no such run, or there are several.
+            UserError: it is a sweep of several runs.
+        """
+        from hpcddp.manage.overview import one_run
+        from hpcddp.run.find import find_run
+
+        return cls(one_run(find_run(name, default_run_root() if run_root is None else Path(run_root))).path)
+
+    @property
+    def run_id(self) -> str:
+        """Its id."""
+        return self.path.name
+
+    @property
+    def name(self) -> str:
+        """The name of its job."""
+        return self.path.parent.name
+
+    @property
+    def status(self) -> RunStatus:
+        """Its state, its progress and its job now; one query to Slurm at most. ``status.as_json()`` is a dictionary."""
+        from hpcddp.manage.overview import files_of
+        from hpcddp.manage.status import statuses
+        from hpcddp.slurm.commands import queue
+
+        environment = dict(os.environ)
+        return statuses(files_of(self._directory), ask=lambda: queue(environment), now=time.time()).runs[0]
+
+    @property
+    def state(self) -> State:
+        """Its state now: a string such as ``running`` or ``finished``."""
+        return self.status.state
+
+    def wait(self, timeout: float | None = None) -> State:
+        """Wait until the run has ended, through requeues, and return its state.
+
+        Args:
+            timeout: seconds after which to stop waiting; None waits without a limit.
+
+        Raises:
+            TimeoutError: it has not ended by then; the run goes on.
+        """
+        from hpcddp.manage.follow import EndOfRun
+
+        end = EndOfRun(self._directory)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # The result is written a moment before the job leaves its nodes.
+        while end.is_alive() or self._has_job():
+            left = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
+            if left <= 0:
+                raise TimeoutError(f"run {self.run_id} has not ended after {timeout:g} s; it goes on")
+            time.sleep(left)
+        return self.state if end.state is None else end.state
+
+    def result(self) -> Result | None:
+        """Return its result, or None while it has none.
+
+        Raises:
+            RecordError: the record is damaged.
+        """
+        from hpcddp.run.result import read_result
+
+        return read_result(self._directory)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return its metrics: a dictionary for each line of ``metrics.jsonl``, with ``step`` and what was measured.
+
+        Raises:
+            RecordError: the file cannot be read.
+        """
+        from hpcddp.run.metrics import read_metrics
+        from hpcddp.run.record import LARGEST_RECORD
+
+        return [line.as_json() for line in read_metrics(self._directory.metrics, LARGEST_RECORD).records]
+
+    def logs(self, rank: int = 0, *, attempt: int | None = None) -> str:
+        """Return the output of a rank.
+
+        Args:
+            rank: the rank.
+            attempt: the number of the attempt; None is the newest.
+
+        Raises:
+            UserError: there is no such log.
+        """
+        from hpcddp.manage.logs import chosen_attempt, merged, sources
+
+        lines = merged(sources(chosen_attempt(self._directory, attempt), ranks=[rank]))
+        return "".join(f"{line.text}\n" for line in lines)
+
+    def cancel(self) -> str:
+        """Cancel the run, as ``hpcddp cancel`` does, and return what happens now, in a sentence.
+
+        Raises:
+            HpcddpError: it could not be cancelled.
+        """
+        from hpcddp.manage.control import cancel
+        from hpcddp.slurm import commands
+        from hpcddp.submit.sweep_element import chosen_to_act_on
+
+        chosen_to_act_on(str(self.path), self.path.parent.parent)
+        environment = dict(os.environ)
+        return cancel(self.status, end=lambda job_ids: commands.cancel(job_ids, environment))
+
+    def requeue(self) -> str:
+        """Save the run and start it again, as ``hpcddp requeue`` does, and return what happens now, in a sentence.
+
+        Raises:
+            HpcddpError: it does not run, or could not be requeued.
+        """
+        from hpcddp.manage.control import commands_of_slurm, requeue
+        from hpcddp.submit.sweep_element import chosen_to_act_on
+
+        chosen_to_act_on(str(self.path), self.path.parent.parent)
+        return requeue(self.status, commands_of_slurm(dict(os.environ)))
+
+    def resume(self) -> Run:
+        """Submit the run again from its newest checkpoint, as ``hpcddp submit --resume`` does, and return it.
+
+        Raises:
+            HpcddpError: it is alive, has finished, or was refused.
+        """
+        from hpcddp.submit.resume import resume
+        from hpcddp.submit.sweep_element import find_to_resume
+
+        run = find_to_resume(str(self.path), self.path.parent.parent)
+        return Run(resume(run, environment=dict(os.environ)).run.path)
+
+    def _has_job(self) -> bool:
+        from hpcddp.run.job_records import newest_start
+        from hpcddp.run.ownership import is_alive
+        from hpcddp.run.record import RecordError
+
+        with suppress(RecordError):
+            start = newest_start(self._directory)
+            return start is not None and is_alive(start)
+        return False
+
+    @property
+    def _directory(self) -> RunDirectory:
+        return RunDirectory(self.path)
+
+
+def _load(job: Job, command: Sequence[str] | None, overrides: Mapping[str, Any]) -> ResolvedJob:
+    from hpcddp.jobfile.overrides import read_options
+
+    options: list[Override | Problem] = [*read_options({}, command), *_overrides(overrides)]
+    source = _plain_mapping(job) if isinstance(job, Mapping) else None if job is None else Path(job)
+    if source is None and command is None and not overrides:
+        raise UserError("no job is given; write the path of a job file, a mapping, or command=[...]")
+    return read_job(source, (), options=options)
+
+
+def _overrides(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[Override | Problem]:
+    """Yield the fields that keyword arguments set; a mapping for a section sets some of its fields."""
+    from hpcddp.jobfile.job import find_key
+    from hpcddp.jobfile.merge import Source
+    from hpcddp.jobfile.messages import unknown_key
+    from hpcddp.jobfile.overrides import Override
+    from hpcddp.jobfile.problems import Problem
+
+    for name, value in values.items():
+        path = (*above, *name.split("."))
+        key, file = ".".join(path), f"argument {'.'.join(path)}"
+        kind = find_key(path)
+        if kind is None:
+            yield Problem(file=file, key=key, sentence=unknown_key(path))
+        elif kind.section is not None and isinstance(value, Mapping):
+            yield from _overrides(value, path)
+        else:
+            yield Override(path=path, value=_plain(value), source=Source(origin="argument", file=file))
+
+
+def _plain_mapping(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _plain(value) for key, value in values.items()}
+
+
+def _plain(value: object) -> object:
+    """Return a value as YAML has it: a path is a text, a tuple a list."""
+    if isinstance(value, Mapping):
+        return _plain_mapping(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def read_job(
+    job: Path | Mapping[str, Any] | None,
+    overrides: Sequence[str] | None,
+    *,
+    options: Sequence[Override | Problem] = (),
+) -> ResolvedJob:
+    """Read a job with the default settings of ``hpcddp.toml`` and the user's profiles.
+
+    Args:
+        job: the job file, or its content; None if the options describe the whole job.
+        overrides: the values of ``--set``.
+        options: the fields that other options set.
+
+    Raises:
+        JobFileError: with every problem of the files and options.
+    """
+    from hpcddp.jobfile.read import load_job
+
+    return load_job(job, overrides=overrides or (), options=options, defaults=defaults_of_process())
+
+
+def request_to_submit(
+    job: ResolvedJob,
+    *,
+    run_id: str | None,
+    cluster: Literal["slurm", "local"] = "slurm",
+    template: str | None = None,
+    environment: Mapping[str, str],
+    dependency: str | None = None,
+    force: bool = False,
+) -> SubmitRequest:
+    """Return the request to submit a job, or to render its script, from the working directory."""
+    from hpcddp.submit.request import SubmitRequest
+
+    return SubmitRequest(
+        job=job,
+        run_id=run_id,
+        cluster=cluster,
+        python=job.spec.environment.python or sys.executable,
+        template=template,
+        directory=Path.cwd(),
+        environment=environment,
+        dependency=dependency,
+        force=force,
+    )
+
+
+def default_run_root() -> Path:
+    """Return the default of ``--run-root``: ``run_root`` of ``hpcddp.toml`` or the profile, else ``runs``.
+
+    Raises:
+        JobFileError: one of these files cannot be used.
+    """
+    from hpcddp.jobfile.read import shared_run_root
+
+    return Path(shared_run_root(defaults_of_process()) or RUN_ROOT)
+
+
+def defaults_of_process() -> DefaultSettings:
+    """Return the locations of default settings for this user and working directory."""
+    from hpcddp.jobfile.profiles import find_project_file
+    from hpcddp.jobfile.read import DefaultSettings
+
+    directory, home = Path.cwd(), os.environ.get("HOME")
+    return DefaultSettings(
+        profiles=profiles_directory(os.environ),
+        project=find_project_file(directory, home=Path(home) if home else None),
+        directory=directory,
+        user_id=os.geteuid(),
+    )
+
+
+def profiles_directory(environment: Mapping[str, str]) -> Path:
+    """Return the directory of the user's cluster profiles (XDG Base Directory Specification)."""
+    configuration = environment.get("XDG_CONFIG_HOME") or _home(environment) / ".config"
+    return Path(configuration) / "hpcddp" / "profiles"
+
+
+def _home(environment: Mapping[str, str]) -> Path:
+    try:
+        return Path(environment.get("HOME") or Path.home())
+    except RuntimeError:
+        raise UserError(
+            f"HOME is not set, and user {os.getuid()} has no home directory in the user database; set HOME, or "
+            "XDG_CONFIG_HOME"
+        ) from None

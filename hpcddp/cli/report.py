@@ -1,0 +1,105 @@
+"""``hpcddp report``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
+from hpcddp.cli.output import echo
+from hpcddp.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpcddp.manage.overview import Overview
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(report)
+
+
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Runs or sweeps, as other commands take them; without one, the last run.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The page. [default: RUN_ID-report.html]"),
+    ] = None,
+    run_root: RunRoot = RUN_ROOT,
+    as_json: AsJson = False,
+) -> None:
+    """Write a page about runs: curves, goodput, attempts, errors.
+
+    The page is one HTML file that needs no network. Several runs are drawn together, and the elements of a sweep are
+    ranked. The page needs matplotlib; --json prints the numbers without it.
+
+    Example: hpcddp report 20260314-1544 -o report.html
+
+    Example: hpcddp report --json
+    """
+    from hpcddp.manage.report import page_name, ranked, reports_of
+
+    found = _look(runs or [None], run_root)
+    if found.unanswered is not None:
+        echo(f"Slurm could not be asked, so the states are as far as files tell: {found.unanswered}", err=True)
+    reports = reports_of(found.lines)
+    if not reports:
+        raise UserError("the sweep has no elements, so there is nothing to report; name another run")
+    if as_json:
+        metric, order = ranked(reports)
+        document = {"ranked_by": metric if len(reports) > 1 else None, "runs": [one.as_json() for one in order]}
+        echo(json.dumps(document, indent=2))
+        return
+    from hpcddp.manage.overview import SweepStatus
+    from hpcddp.manage.report_page import page
+
+    sweeps = [line.sweep for line in found.lines if isinstance(line, SweepStatus)]
+    only = sweeps[0] if len(found.lines) == 1 and sweeps else None
+    first = reports[0].run.path
+    name = f"{first.parent.name} / {first.name if only is None else only.sweep_id}"
+    more = len(found.lines) - 1
+    title = f"{name} and {more} more" if more else name
+    path = output or Path(page_name(reports, None if only is None else only.path))
+    _refuse_unwritable(path)
+    _write(path, page(reports, title=title, now=time.time(), is_sweep=only is not None))
+    echo(str(path))
+
+
+def _look(runs: Sequence[str | None], run_root: Path) -> Overview:
+    from hpcddp.manage.overview import entry_of, overview_of
+    from hpcddp.run.find import chosen_run
+    from hpcddp.slurm.commands import queue
+
+    environment = dict(os.environ)
+    chosen = dict.fromkeys(chosen_run(run, run_root) for run in runs)
+    return overview_of([entry_of(run) for run in chosen], ask=lambda: queue(environment), now=time.time())
+
+
+def _refuse_unwritable(path: Path) -> None:
+    if path.is_dir():
+        raise UserError(f"--output is {path}, which is a directory; write the name of a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"--output is {path}, and there is no directory {path.parent}; make it, or write another file")
+
+
+def _write(path: Path, text: str) -> None:
+    from hpcddp.run.files import write_text
+
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); write another file with --output") from error

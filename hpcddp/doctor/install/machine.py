@@ -1,0 +1,291 @@
+"""``hpcddp doctor install`` on one machine: interpreter, torch, CUDA, NCCL, Slurm, run root and file system."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from hpcddp import __version__
+from hpcddp.packages import is_installed, missing_packages
+from hpcddp.run.files import write_bytes
+from hpcddp.slurm import commands
+
+Verdict = Literal["ok", "warning", "error"]
+
+_TORCH_TIMEOUT_S: Final = 90.0
+# The first import from a network file system takes minutes at worst; the answer is the last line.
+_ASK_TORCH: Final = """\
+import json, torch
+from torch import cuda, version
+found = {"torch": str(torch.__version__), "cuda": version.cuda, "gpus": cuda.device_count(), "nccl": None}
+try:
+    from torch.cuda import nccl
+    found["nccl"] = ".".join(str(part) for part in nccl.version()) if version.cuda else None
+except Exception:
+    pass
+print(json.dumps(found))
+"""
+# The oldest Slurm that the tests run on.
+_OLDEST_SLURM: Final = (22, 5)
+# File systems that belong to one machine (mount(8)).
+_LOCAL: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
+_SMALL_FILES: Final = 20
+_SMALL_BYTES: Final = 4096
+_BLOCK_BYTES: Final = 1 << 20
+_MOST_BLOCKS: Final = 64
+_LONGEST_WRITE_S: Final = 5.0
+_SLOW_SMALL_MS: Final = 100.0
+_SLOW_MB_S: Final = 50.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found.
+
+    Args:
+        name: the subject.
+        verdict: an error keeps runs from working; a warning may.
+        found: what was found.
+        remedy: what to do about it; None if there is nothing to do.
+    """
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.verdict:<8} {self.name:<12} {self.found}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+def examine_machine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield the findings about this machine.
+
+    Args:
+        run_root: the directory of all runs; it need not exist.
+        environment: the environment of Slurm's commands.
+    """
+    yield Finding(
+        name="python",
+        verdict="ok",
+        found=f"Python {platform.python_version()}, {sys.executable}, hpcddp {__version__}",
+    )
+    if not is_installed("torch"):
+        yield Finding(
+            name="torch",
+            verdict="warning",
+            found=missing_packages("a training", ["torch"], sys.executable),
+            remedy="a plain command needs no torch here",
+        )
+    else:
+        yield from torch_findings(ask_torch(sys.executable))
+    yield _slurm(environment)
+    yield from _run_root(run_root)
+
+
+def ask_torch(python: str) -> dict[str, Any]:
+    """Return what torch says in a process of its own: ``torch``, ``cuda``, ``gpus``, ``nccl``; or ``error``, a text."""
+    try:
+        done = subprocess.run(
+            [python, "-P", "-c", _ASK_TORCH],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TORCH_TIMEOUT_S,
+            check=False,
+        )
+        answer = json.loads((done.stdout.strip().splitlines() or [""])[-1])
+    except subprocess.TimeoutExpired:
+        return {"error": f"import torch took more than {_TORCH_TIMEOUT_S:.0f} s"}
+    except OSError as error:
+        return {"error": f"{python} cannot be started: {error.strerror}"}
+    except ValueError:
+        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing")
+        return {"error": f"import torch failed: {reason.strip()}"}
+    return dict(answer)
+
+
+def torch_findings(answer: Mapping[str, Any], *, where: str = "") -> Iterator[Finding]:
+    """Yield the findings about torch, CUDA and NCCL.
+
+    Args:
+        answer: what ``ask_torch`` returned.
+        where: in front of what was found, such as ``n1: ``.
+    """
+    if "error" in answer:
+        yield Finding(
+            name="torch",
+            verdict="error",
+            found=f"{where}{answer['error']}",
+            remedy="install torch again as pytorch.org describes for this machine",
+        )
+        return
+    version, bound = str(answer["torch"]), _oldest_torch()
+    old = bound is not None and _release(version) < bound
+    yield Finding(
+        name="torch",
+        verdict="error" if old else "ok",
+        found=f"{where}torch {version}",
+        remedy=f"hpcddp needs {'.'.join(map(str, bound or ()))} or later" if old else None,
+    )
+    if answer["cuda"] is None:
+        yield Finding(
+            name="cuda",
+            verdict="warning",
+            found=f"{where}this torch is built without CUDA",
+            remedy="for GPUs install the build for CUDA (pytorch.org)",
+        )
+        return
+    gpus = answer["gpus"]
+    seen = f"{gpus} GPU{'' if gpus == 1 else 's'} here" if gpus else "no GPU here, as usual on a login node"
+    yield Finding(name="cuda", verdict="ok", found=f"{where}CUDA {answer['cuda']}, {seen}")
+    if answer["nccl"] is not None:
+        yield Finding(name="nccl", verdict="ok", found=f"{where}NCCL {answer['nccl']}")
+    else:
+        yield Finding(
+            name="nccl",
+            verdict="error",
+            found=f"{where}this torch has no NCCL",
+            remedy="several GPUs need it: install the build of pytorch.org",
+        )
+
+
+def _oldest_torch() -> tuple[int, ...] | None:
+    """Return the lower bound of torch in the metadata of hpcddp; None where hpcddp is not installed as a package."""
+    try:
+        requirements = metadata.requires("hpcddp") or []
+    except metadata.PackageNotFoundError:
+        return None
+    bounds = (re.match(r"torch\s*>=\s*([0-9.]+)", requirement) for requirement in requirements)
+    return next((_release(bound[1]) for bound in bounds if bound), None)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return major and minor version; a pre-release counts as its release."""
+    return tuple(int(number) for number in re.findall(r"[0-9]+", version)[:2])
+
+
+def _slurm(environment: Mapping[str, str]) -> Finding:
+    try:
+        version = commands.ask("sinfo", "--version", environment=environment).strip().rpartition(" ")[2]
+    except commands.SlurmCommandError as error:
+        missing = isinstance(error, commands.SlurmMissingError)
+        if missing or commands.NO_CONFIGURATION in error.message:
+            return Finding(
+                name="slurm",
+                verdict="warning",
+                found="no Slurm here: " + ("sinfo was not found" if missing else "its commands find no slurm.conf"),
+                remedy="run this on a login node; without Slurm, hpcddp submit --cluster local works",
+            )
+        return Finding(name="slurm", verdict="error", found=error.message, remedy="ask your site")
+    if not commands.controller_answers(environment):
+        return Finding(
+            name="slurm",
+            verdict="error",
+            found=f"Slurm {version}, whose controller does not answer",
+            remedy="try scontrol ping; jobs cannot be submitted until it answers",
+        )
+    old = _release(version) < _OLDEST_SLURM
+    return Finding(
+        name="slurm",
+        verdict="warning" if old else "ok",
+        found=f"Slurm {version}",
+        remedy="the tests of hpcddp run on 22.05 and later" if old else None,
+    )
+
+
+def _run_root(run_root: Path) -> Iterator[Finding]:
+    directory = existing_part(run_root)
+    kind = file_system(directory)
+    local = kind in _LOCAL
+    try:
+        found = measure(directory)
+    except OSError as error:
+        yield Finding(
+            name="run root",
+            verdict="error",
+            found=f"{run_root.absolute()} cannot be written ({error.strerror})",
+            remedy="write another run_root into hpcddp.toml or the profile",
+        )
+        return
+    yield Finding(
+        name="run root",
+        verdict="warning" if local else "ok",
+        found=f"{run_root.absolute()} is on {kind}" + (", which one machine usually has for itself" if local else ""),
+        remedy="hpcddp doctor install --on-nodes shows whether the nodes see it" if local else None,
+    )
+    yield speed_finding(found)
+
+
+def existing_part(path: Path) -> Path:
+    """Return the path, or the nearest directory above it that exists."""
+    path = path.absolute()
+    return next(parent for parent in (path, *path.parents) if parent.is_dir())
+
+
+def file_system(path: Path, table: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the file system that holds a path, such as ``nfs4`` (proc(5), mountinfo)."""
+    best, kind = "", "an unknown file system"
+    wanted = f"{path.resolve()}/"
+    for line in table.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        before, _, after = line.partition(" - ")
+        # Blanks in a path are written as \040.
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4])
+        # A later line covers an earlier one.
+        if wanted.startswith(f"{point.rstrip('/')}/") and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind
+
+
+def measure(directory: Path) -> dict[str, float]:
+    """Return the speed of a file system: ``small_ms`` for each small file, ``mb_s`` of one large file.
+
+    Small files are written, synced and renamed as the records of a run are. The large file has 64 MiB, or what is
+    written in 5 s.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix=".hpcddp-doctor-", dir=directory) as name:
+        began = time.monotonic()
+        for number in range(_SMALL_FILES):
+            write_bytes(Path(name) / str(number), os.urandom(_SMALL_BYTES))
+        small_s = time.monotonic() - began
+        # Random, because some file systems compress.
+        block, blocks = os.urandom(_BLOCK_BYTES), 0
+        began = time.monotonic()
+        with (Path(name) / "large").open("wb", buffering=0) as stream:
+            while blocks < _MOST_BLOCKS and time.monotonic() - began < _LONGEST_WRITE_S:
+                stream.write(block)
+                blocks += 1
+            os.fsync(stream.fileno())
+        large_s = time.monotonic() - began
+    return {"small_ms": 1000 * small_s / _SMALL_FILES, "mb_s": blocks * _BLOCK_BYTES / 1e6 / large_s}
+
+
+def speed_finding(speed: Mapping[str, float], *, where: str = "") -> Finding:
+    """Return the finding about the speed of a file system.
+
+    Args:
+        speed: what ``measure`` returned.
+        where: in front of what was found, such as ``n1: ``.
+    """
+    slow = speed["small_ms"] > _SLOW_SMALL_MS or speed["mb_s"] < _SLOW_MB_S
+    return Finding(
+        name="file system",
+        verdict="warning" if slow else "ok",
+        found=f"{where}{speed['small_ms']:.1f} ms to write, sync and rename a small file, {speed['mb_s']:.0f} MB/s",
+        remedy="checkpoints will take long: put run_root on a faster file system" if slow else None,
+    )

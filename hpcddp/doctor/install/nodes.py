@@ -1,0 +1,288 @@
+"""``hpcddp doctor install --on-nodes``: a short job on several nodes, and what it shows."""
+
+from __future__ import annotations
+
+import json
+import queue
+import secrets
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from hpcddp import __version__
+from hpcddp.doctor.install.machine import Finding, existing_part, speed_finding, torch_findings
+from hpcddp.doctor.install.probe import LOGIN_FILE, MARK, node_file
+from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.slurm import commands
+from hpcddp.slurm.directives import directives_for
+
+# Directives of a batch script that srun does not know, or that the job of the examination sets itself.
+_OTHERS: Final = frozenset(
+    {
+        "array", "error", "job-name", "no-requeue", "ntasks-per-node", "open-mode", "output", "requeue", "signal",
+        "time",
+    }
+)  # fmt: skip
+# Two minutes of walltime, as sbatch counts it.
+_TIME_LIMIT: Final = "2"
+# Of one answer of all nodes; the last one imports torch.
+_ANSWER_TIMEOUT_S: Final = 115.0
+_END_TIMEOUT_S: Final = 10.0
+_NOTED_SKEW_S: Final = 1.0
+_LARGEST_SKEW_S: Final = 30.0
+
+
+class NodesError(HpcddpError):
+    """The job on the nodes gave no result."""
+
+    kind = "doctor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What the login node and the nodes have seen; the lists are in the order of the tasks.
+
+    Args:
+        hello: host, versions and addresses of each node.
+        first: the first answer of each node.
+        last: the last answer of each node.
+        sent: the time on the login node when it asked the first question.
+        seen: the files in the run root that the login node sees.
+    """
+
+    hello: Sequence[Mapping[str, Any]]
+    first: Sequence[Mapping[str, Any]]
+    last: Sequence[Mapping[str, Any]]
+    sent: float
+    seen: Sequence[str]
+
+
+def examine_nodes(
+    spec: JobSpec, run_root: Path, *, python: str, environment: Mapping[str, str], wait_s: float
+) -> Iterator[Finding]:
+    """Run a job on the nodes and yield the findings.
+
+    Args:
+        spec: a job whose resources the job takes.
+        run_root: the directory of all runs; it need not exist.
+        python: the interpreter of the nodes.
+        environment: the environment of srun.
+        wait_s: seconds to wait for the nodes.
+    """
+    options = [
+        f"--{one.flag}" if one.value is None else f"--{one.flag}={one.value}"
+        for one in directives_for(spec, run_id=None)
+        if one.flag not in _OTHERS
+    ]
+    options += ["--ntasks-per-node=1", f"--time={_TIME_LIMIT}", "--job-name=hpcddp-doctor", "--kill-on-bad-exit=1"]
+    words = [*options, python, "-P", "-u", "-m", "hpcddp.doctor.install.probe"]
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=".hpcddp-doctor-", dir=existing_part(run_root)))
+    except OSError as error:
+        yield Finding(name="nodes", verdict="error", found=f"no job was started: the run root: {error.strerror}")
+        return
+    try:
+        answers = _ask(words, directory, nodes=spec.resources.nodes, environment=environment, wait_s=wait_s)
+    except HpcddpError as error:
+        yield Finding(
+            name="nodes",
+            verdict="error",
+            found=error.message,
+            remedy=error.hint or "correct it, or give other resources, such as --set resources.partition=NAME",
+        )
+    else:
+        yield from judge(answers, run_root)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Conversation:
+    """The pipes of srun: questions to all tasks, and the answers of each.
+
+    Args:
+        srun: the process.
+        nodes: how many tasks answer.
+    """
+
+    def __init__(self, srun: subprocess.Popen[str], nodes: int) -> None:
+        self._srun, self._nodes = srun, nodes
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._errors: list[str] = []
+        self._ends = 0
+        for stream, place in ((srun.stdout, None), (srun.stderr, self._errors)):
+            threading.Thread(target=self._read, args=(stream, place), daemon=True).start()
+
+    def _read(self, stream: IO[str], place: list[str] | None) -> None:
+        for line in stream:
+            if place is None:
+                self._lines.put(line)
+            else:
+                place.append(line.strip())
+        self._lines.put(None)
+
+    def ask(self, question: Mapping[str, Any]) -> None:
+        """Send a question to all tasks."""
+        stdin = self._srun.stdin
+        try:
+            if stdin is not None:
+                stdin.write(f"{json.dumps(question)}\n")
+                stdin.flush()
+        except OSError:
+            raise NodesError(self._told("the job on the nodes has ended")) from None
+
+    def answers(self, timeout_s: float) -> list[Mapping[str, Any]]:
+        """Return an answer of each task, in their order.
+
+        Raises:
+            NodesError: the job has ended, or not all have answered within the time.
+        """
+        found: dict[int, Mapping[str, Any]] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(found) < self._nodes:
+            try:
+                line = self._lines.get(timeout=max(deadline - time.monotonic(), 0))
+            except queue.Empty:
+                raise NodesError(
+                    self._told(f"{len(found)} of {self._nodes} nodes have answered within {timeout_s:.0f} s"),
+                    hint="if the nodes are busy, add --wait SECONDS; else try srun --nodes=2 hostname",
+                ) from None
+            if line is None:
+                self._ends += 1
+                # Both streams have ended, so that all errors are read.
+                if self._ends == 2:  # noqa: PLR2004
+                    raise NodesError(self._told("the job on the nodes has ended before its answers"))
+            elif line.startswith(MARK):
+                answer = json.loads(line.removeprefix(MARK))
+                found[answer["task"]] = answer
+        return [found[task] for task in sorted(found)]
+
+    def _told(self, what: str) -> str:
+        """Return a sentence with what srun has said last."""
+        said = [line for line in self._errors if line][-3:]
+        return f"{what}: {'; '.join(said)}" if said else what
+
+
+def _ask(
+    words: Sequence[str], directory: Path, *, nodes: int, environment: Mapping[str, str], wait_s: float
+) -> Answers:
+    """Start the job, ask its tasks, and end it.
+
+    Raises:
+        NodesError: it gave no result.
+        SlurmMissingError: srun is not installed here.
+    """
+    token = secrets.token_hex()
+    (directory / LOGIN_FILE).write_text(token, encoding="utf-8")
+    files = [LOGIN_FILE, *(node_file(task) for task in range(nodes))]
+    srun = commands.start_srun(words, environment=environment)
+    try:
+        conversation = _Conversation(srun, nodes)
+        hello = conversation.answers(wait_s)
+        sent = time.time()
+        conversation.ask({"directory": str(directory), "token": token, "tasks": hello, "files": files})
+        first = conversation.answers(_ANSWER_TIMEOUT_S)
+        seen = [name for name in files if (directory / name).is_file()]
+        conversation.ask({})
+        last = conversation.answers(_ANSWER_TIMEOUT_S)
+    finally:
+        # At SIGTERM srun cancels a job that still waits, and ends one that runs.
+        srun.terminate()
+        try:
+            srun.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            srun.kill()
+            srun.wait()
+    return Answers(hello=hello, first=first, last=last, sent=sent, seen=seen)
+
+
+def judge(answers: Answers, run_root: Path) -> Iterator[Finding]:
+    """Yield the findings about the nodes."""
+    hosts = [node["host"] for node in answers.hello]
+    yield Finding(name="nodes", verdict="ok", found=f"a job ran on {', '.join(hosts)}")
+    yield _versions(answers)
+    yield _shared(answers, hosts, run_root)
+    yield from _network(answers, hosts)
+    yield _clocks(answers, hosts)
+    speed = answers.last[0]["speed"]
+    if speed is not None:
+        yield speed_finding(speed, where=f"{hosts[0]}: ")
+    for host, node in zip(hosts, answers.last, strict=True):
+        if node["torch"] is not None:
+            yield from torch_findings(node["torch"], where=f"{host}: ")
+        else:
+            yield Finding(
+                name="torch",
+                verdict="warning",
+                found=f"{host}: torch is not installed",
+                remedy="a training needs it: pip install 'hpcddp[train]'; a plain command does not",
+            )
+
+
+def _versions(answers: Answers) -> Finding:
+    found = {f"Python {node['python']}, hpcddp {node['hpcddp']}" for node in answers.hello}
+    same = len(found) == 1 and all(node["hpcddp"] == __version__ for node in answers.hello)
+    return Finding(
+        name="versions",
+        verdict="ok" if same else "error",
+        found=" and ".join(sorted(found)) + ("" if same else f", and hpcddp {__version__} here"),
+        remedy=None if same else "install the same versions on all nodes and here",
+    )
+
+
+def _shared(answers: Answers, hosts: Sequence[str], run_root: Path) -> Finding:
+    where = run_root.absolute()
+    remedy = "set run_root in hpcddp.toml or the profile to a directory that all nodes and the login node share"
+    blind = [host for host, node in zip(hosts, answers.first, strict=True) if not node["login_file"]]
+    if blind:
+        found = f"{', '.join(blind)} does not see in {where} what this machine wrote there"
+        return Finding(name="run root", verdict="error", found=found, remedy=remedy)
+    refused = [(host, node["refused"]) for host, node in zip(hosts, answers.first, strict=True) if node["refused"]]
+    if refused:
+        host, why = refused[0]
+        return Finding(name="run root", verdict="error", found=f"{host} cannot write in {where}: {why}", remedy=remedy)
+    wanted = [LOGIN_FILE, *(node_file(task) for task in range(len(hosts)))]
+    views = {"this machine": answers.seen, **{h: n["seen"] for h, n in zip(hosts, answers.last, strict=True)}}
+    partial = [host for host, seen in views.items() if not set(wanted) <= set(seen)]
+    if partial:
+        found = f"{', '.join(partial)} does not see in {where} what a node wrote there"
+        return Finding(name="run root", verdict="error", found=found, remedy=remedy)
+    return Finding(name="run root", verdict="ok", found=f"{', '.join(hosts)} and this machine share {where}")
+
+
+def _network(answers: Answers, hosts: Sequence[str]) -> Iterator[Finding]:
+    for task, node in enumerate(answers.first):
+        peer = hosts[(task + 1) % len(hosts)]
+        if node["reached"] is None:
+            addresses = ", ".join(answers.hello[(task + 1) % len(hosts)]["addresses"]) or "no address"
+            yield Finding(
+                name="network",
+                verdict="error",
+                found=f"{hosts[task]} does not reach a free port of {peer} ({addresses})",
+                remedy="the ranks of a job connect to any port above 1023: ask your site to open them between nodes",
+            )
+        else:
+            through = f" through {node['interface']}" if node["interface"] else ""
+            found = f"{hosts[task]} reaches a free port of {peer} at {node['reached']}{through}"
+            yield Finding(name="network", verdict="ok", found=found)
+
+
+def _clocks(answers: Answers, hosts: Sequence[str]) -> Finding:
+    # The way of the question, some milliseconds, is part of the difference.
+    clocks = {"this machine": answers.sent, **{h: n["clock"] for h, n in zip(hosts, answers.first, strict=True)}}
+    early, late = min(clocks, key=clocks.__getitem__), max(clocks, key=clocks.__getitem__)
+    skew = clocks[late] - clocks[early]
+    if skew <= _NOTED_SKEW_S:
+        return Finding(name="clocks", verdict="ok", found=f"at most {skew:.2f} s apart")
+    return Finding(
+        name="clocks",
+        verdict="error" if skew > _LARGEST_SKEW_S else "warning",
+        found=f"the clock of {late} is {skew:.1f} s ahead of that of {early}",
+        remedy="the end of a job and the order of logs are wrong by as much: ask your site to synchronize the clocks",
+    )

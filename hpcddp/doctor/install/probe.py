@@ -1,0 +1,119 @@
+"""The program of ``hpcddp doctor install --on-nodes`` on each node: ``python -P -m hpcddp.doctor.install.probe``.
+
+It speaks with the login node through srun's pipes, because the run root may not be shared. srun gives each line of the
+login node to all tasks. There are two questions, and an answer before, between and after them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from hpcddp import __version__
+from hpcddp.doctor.install.machine import ask_torch, measure
+from hpcddp.packages import is_installed
+from hpcddp.slurm.hostlist import expand
+from hpcddp.task.rendezvous import interface_of, reachable_addresses
+
+MARK: Final = "hpcddp-doctor: "
+"""In front of each answer; sites print lines of their own."""
+LOGIN_FILE: Final = "login"
+_CONNECT_TIMEOUT_S: Final = 10.0
+
+
+def node_file(task: int) -> str:
+    """Return the name of the file that a node writes."""
+    return f"node-{task}"
+
+
+def main() -> int:
+    """Answer the login node's questions about this node."""
+    task, host = int(os.environ["SLURM_PROCID"]), os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    server = socket.create_server(("", 0), backlog=64)
+    threading.Thread(target=_serve, args=(server, host), daemon=True).start()
+    others = [name for name in expand(os.environ["SLURM_STEP_NODELIST"]) if name != host]
+    _answer(
+        task,
+        host=host,
+        python=platform.python_version(),
+        hpcddp=__version__,
+        addresses=reachable_addresses([host, socket.gethostname()], others, single_host=False),
+        port=server.getsockname()[1],
+    )
+    question = json.loads(sys.stdin.readline())
+    clock = time.time()
+    directory = Path(question["directory"])
+    tasks = question["tasks"]
+    _answer(
+        task,
+        clock=clock,
+        **_shared(directory, task, question["token"]),
+        **_reach(tasks[(task + 1) % len(tasks)]),
+    )
+    sys.stdin.readline()
+    seen = [name for name in question["files"] if (directory / name).is_file()]
+    _answer(
+        task,
+        seen=seen,
+        speed=_speed(directory) if task == 0 and seen else None,
+        torch=ask_torch(sys.executable) if is_installed("torch") else None,
+    )
+    return 0
+
+
+def _answer(task: int, **facts: object) -> None:
+    sys.stdout.write(f"{MARK}{json.dumps({'task': task, **facts})}\n")
+    sys.stdout.flush()
+
+
+def _serve(server: socket.socket, host: str) -> None:
+    """Send this node's name to whoever connects."""
+    while True:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(host.encode())
+
+
+def _shared(directory: Path, task: int, token: str) -> dict[str, Any]:
+    """Return whether the login node's file is here, and why this node cannot write."""
+    try:
+        same = (directory / LOGIN_FILE).read_text(encoding="utf-8") == token
+    except OSError:
+        same = False
+    try:
+        (directory / node_file(task)).write_text(token, encoding="utf-8")
+    except OSError as error:
+        return {"login_file": same, "refused": error.strerror}
+    return {"login_file": same, "refused": None}
+
+
+def _reach(peer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the address by which this node reaches another one, and the interface that leads there."""
+    for address in peer["addresses"]:
+        try:
+            with socket.create_connection((address, peer["port"]), timeout=_CONNECT_TIMEOUT_S) as connection:
+                connection.settimeout(_CONNECT_TIMEOUT_S)
+                if connection.recv(256).decode(errors="replace") == peer["host"]:
+                    return {"reached": address, "interface": interface_of(connection.getsockname()[0])}
+        except OSError:
+            continue
+    return {"reached": None, "interface": None}
+
+
+def _speed(directory: Path) -> dict[str, float] | None:
+    try:
+        return measure(directory)
+    except OSError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

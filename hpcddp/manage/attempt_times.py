@@ -1,0 +1,571 @@
+"""Divide the time of each attempt of a run into phases, from its records: pure functions of values.
+
+Goodput is the share of the time on the nodes that went into training steps which count, which are those that no later
+attempt has repeated or will have to repeat.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import accumulate
+from typing import Any, Final
+
+from hpcddp.run.events import Event, newest_saved_step
+from hpcddp.run.metrics import MetricsColumns
+from hpcddp.stop.reasons import Cause
+
+
+class Phase(StrEnum):
+    """What the time of an attempt went into."""
+
+    QUEUE = "queue"
+    """Waiting in Slurm's queue, without nodes."""
+    START_UP = "start_up"
+    """From the start of the batch script to the first step: imports, rendezvous, data, model, checkpoint."""
+    TRAINING = "training"
+    """Steps that count."""
+    LOST = "lost"
+    """Steps that are not saved and are, or will be, repeated; a hang; a wait for ranks that have failed."""
+    EVALUATION = "evaluation"
+    SAVE = "save"
+    """Saves for which the training waited."""
+    STOP = "stop"
+    """From the end of the training to the end of the attempt."""
+    PROGRAM = "program"
+    """A program of the user's own that records no steps."""
+    OTHER = "other"
+    """All else between the first step and the last: evaluations and saves whose duration was not recorded."""
+
+
+ON_NODES: Final = tuple(phase for phase in Phase if phase is not Phase.QUEUE)
+_SUBMIT_TIME: Final = "%Y-%m-%dT%H:%M:%S"
+# A gap in the records is shown if it is at least this part of the attempt.
+_SHOWN_GAP: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecords:
+    """What the records say of one attempt.
+
+    Args:
+        number: its number.
+        began: when its batch script began, in seconds since the epoch.
+        queued: when its job was queued; None if that is not known.
+        submit_time: Slurm's SubmitTime of its start, renewed at every requeue.
+        ranks: its ranks, or None if they are not known.
+        seen: other times at which it was alive: its records of failures and exits.
+        failed_at: when its first failure was recorded; None if none was.
+        step: the last step that these records name.
+    """
+
+    number: int
+    began: float
+    queued: float | None = None
+    submit_time: str | None = None
+    ranks: int | None = None
+    seen: tuple[float, ...] = ()
+    failed_at: float | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A part of the timeline.
+
+    Args:
+        phase: what happened.
+        began: seconds since the epoch.
+        ended: seconds since the epoch.
+    """
+
+    phase: Phase
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptTimes:
+    """The time of one attempt.
+
+    Args:
+        number: its number.
+        began: when its batch script began, in seconds since the epoch.
+        ended: when it ended; now for one that runs.
+        is_end_known: whether its end was recorded.
+        is_running: whether it runs.
+        ranks: its ranks, or None.
+        resumed_from: the step that it went on from; None if it did not begin to train, or does not record it.
+        last_step: the last of its steps that counts; None without one.
+        lost_steps: how many of its steps do not count; None if that is not known.
+        outcome: how it ended, in a few words.
+        seconds: the duration of each phase; a phase that is not there took no time, or is not known.
+        spans: the phases in the order of time, for a picture.
+    """
+
+    number: int
+    began: float
+    ended: float
+    is_end_known: bool
+    is_running: bool
+    ranks: int | None
+    resumed_from: int | None
+    last_step: int | None
+    lost_steps: int | None
+    outcome: str
+    seconds: Mapping[Phase, float]
+    spans: tuple[Span, ...]
+
+    @property
+    def on_nodes_s(self) -> float:
+        """How long it had its nodes."""
+        return self.ended - self.began
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        return {
+            "attempt": self.number,
+            "began": self.began,
+            "ended": None if self.is_running else self.ended,
+            "is_end_known": self.is_end_known,
+            "ranks": self.ranks,
+            "resumed_from": self.resumed_from,
+            "last_step": self.last_step,
+            "lost_steps": self.lost_steps,
+            "outcome": self.outcome,
+            "seconds": {str(phase): round(seconds, 3) for phase, seconds in self.seconds.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """The lines of metrics with the time that each stands for.
+
+    Args:
+        steps: optimizer steps done.
+        times: when; a line without a time has that of the line before.
+        step_s: the duration of the step; 0 for an evaluation.
+        eval_s: the duration of the evaluation; 0 for a step.
+    """
+
+    steps: Sequence[float]
+    times: Sequence[float]
+    step_s: Sequence[float]
+    eval_s: Sequence[float]
+
+    @classmethod
+    def of(cls, columns: MetricsColumns, starts: Sequence[float]) -> StepTimes:
+        """Return the durations of the lines of a log.
+
+        Args:
+            columns: the log.
+            starts: when each attempt began to train; a step takes no longer than from there.
+        """
+        count = len(columns.steps)
+        nothing = [math.nan] * count
+        seen, rate = columns.values.get("samples_seen", nothing), columns.values.get("samples_per_s", nothing)
+        evaluations = [0.0 if math.isnan(seconds) else seconds for seconds in columns.values.get("eval_s", nothing)]
+        # Clocks of the hosts of two attempts differ a little.
+        times = list(accumulate((-math.inf if math.isnan(moment) else moment for moment in columns.times), max))
+        step_s = [0.0] * count
+        before_samples, before, evaluated = 0.0, -math.inf, 0.0
+        left = iter([*sorted(starts), math.inf])
+        start = next(left)
+        for index, moment in enumerate(columns.times):
+            if math.isnan(moment):
+                evaluated += evaluations[index]
+                continue
+            while start <= moment:
+                before, start, evaluated = max(before, start), next(left), 0.0
+            samples = seen[index] - before_samples
+            if samples > 0 and rate[index] > 0:
+                step_s[index] = samples / rate[index]
+            elif before > -math.inf:
+                step_s[index] = max(0.0, moment - before - evaluated)
+            before, evaluated = moment, 0.0
+            before_samples = before_samples if math.isnan(seen[index]) else seen[index]
+        return cls(steps=columns.steps, times=times, step_s=step_s, eval_s=evaluations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecords:
+    """What the records say of a run.
+
+    Args:
+        attempts: its attempts, in their order.
+        events: its event log.
+        columns: its metrics.
+        is_alive: whether its newest attempt runs.
+        is_finished: whether it has come to its own end.
+        now: seconds since the epoch.
+    """
+
+    attempts: Sequence[AttemptRecords]
+    events: Sequence[Event]
+    columns: MetricsColumns = field(default_factory=MetricsColumns.empty)
+    is_alive: bool = False
+    is_finished: bool = False
+    now: float = 0.0
+
+
+def attempt_times(records: RunRecords) -> tuple[AttemptTimes, ...]:
+    """Return the time of each attempt of a run."""
+    of_attempt: dict[int, list[Event]] = {}
+    for event in records.events:
+        of_attempt.setdefault(event.attempt, []).append(event)
+    trained = [_time_of("train", of_attempt.get(attempt.number, [])) for attempt in records.attempts]
+    times = StepTimes.of(records.columns, [moment for moment in trained if moment is not None])
+    parts = [
+        _Part(
+            records=records,
+            place=place,
+            events=of_attempt.get(attempt.number, []),
+            times=times,
+            lines=_lines_of(records, place, times),
+        )
+        for place, attempt in enumerate(records.attempts)
+    ]
+    limits = [part.first_step_after for part in parts]
+    found = []
+    for place, part in enumerate(parts):
+        later = [limit for limit in limits[place + 1 :] if limit is not None]
+        found.append(part.result(min([*later, *part.kept_at_end], default=None)))
+    return tuple(found)
+
+
+def _time_of(kind: str, events: Sequence[Event]) -> float | None:
+    return next((event.time for event in events if event.kind == kind), None)
+
+
+def _lines_of(records: RunRecords, place: int, times: StepTimes) -> range:
+    """Return which lines of metrics an attempt has written."""
+    following = records.attempts[place + 1 : place + 2]
+    first = 0 if place == 0 else bisect_left(times.times, records.attempts[place].began)
+    return range(first, bisect_left(times.times, following[0].began) if following else len(times.times))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """One attempt among the others.
+
+    Args:
+        records: the run.
+        place: its place among the attempts.
+        events: its own events.
+        times: the durations of all lines of metrics.
+        lines: which of them are its own.
+    """
+
+    records: RunRecords
+    place: int
+    events: Sequence[Event]
+    times: StepTimes
+    lines: range
+
+    @property
+    def _attempt(self) -> AttemptRecords:
+        return self.records.attempts[self.place]
+
+    @property
+    def _next(self) -> AttemptRecords | None:
+        return next(iter(self.records.attempts[self.place + 1 : self.place + 2]), None)
+
+    def _first(self, kind: str) -> Event | None:
+        return next((event for event in self.events if event.kind == kind), None)
+
+    @property
+    def resumed_from(self) -> int | None:
+        """The step that it went on from."""
+        train = self._first("train")
+        return None if train is None else train.step
+
+    @property
+    def first_step_after(self) -> int | None:
+        """The last step of attempts before that counts: those after it were made again."""
+        if self.resumed_from is not None:
+            return self.resumed_from
+        first = next((self.times.steps[line] for line in self.lines if self.times.step_s[line]), None)
+        return None if first is None else int(first) - 1
+
+    @property
+    def kept_at_end(self) -> list[int]:
+        """The last step that counts in the last attempt of a run that has ended before its work was done."""
+        records = self.records
+        if self._next is not None or records.is_alive or records.is_finished:
+            return []
+        saved = any(event.kind == "save" for event in records.events)
+        return [newest_saved_step(records.events)] if saved or self.resumed_from is not None else []
+
+    @property
+    def _is_running(self) -> bool:
+        return self._next is None and self.records.is_alive
+
+    @property
+    def _own_end(self) -> list[Event]:
+        """The events that the attempt itself has written, without those of the start that follows."""
+        following = math.inf if self._next is None else self._next.began
+        return [event for event in self.events if event.time < following and event.kind != "resume"]
+
+    def _end(self) -> tuple[float, bool]:
+        """Return when it ended, and whether that is known."""
+        if self._is_running:
+            return max(self.records.now, self._attempt.began), True
+        events = self._own_end
+        requeue = next((event for event in events if event.kind == "requeue"), None)
+        if requeue is not None:
+            return requeue.time, True
+        lines = [self.times.times[line] for line in self.lines[-1:]]
+        last = max([self._attempt.began, *self._attempt.seen, *lines, *(event.time for event in events)])
+        if any(event.kind in {"finish", "failure"} or (event.kind == "stop") for event in events):
+            return last, True
+        # Slurm renews the submit time when it requeues a job, which is when the job has lost its nodes.
+        submitted = None if self._next is None else _seconds(self._next.submit_time)
+        if submitted is not None and self._next is not None and last - 1 <= submitted <= self._next.began + 1:
+            return min(max(submitted, last), self._next.began), True
+        return last, False
+
+    def _reached(self) -> int | None:
+        lines = [int(self.times.steps[line]) for line in self.lines]
+        steps = [event.step for event in self._own_end if event.step is not None]
+        steps += [] if self._attempt.step is None else [self._attempt.step]
+        return max([*steps, *lines], default=None)
+
+    def result(self, limit: int | None) -> AttemptTimes:
+        """Return its times.
+
+        Args:
+            limit: the last of its steps that counts; None if all count, or that is not known.
+        """
+        attempt, times = self._attempt, self.times
+        ended, is_end_known = self._end()
+        counted = [line for line in self.lines if limit is None or times.steps[line] <= limit]
+        began = self._trained_at()
+        seconds: dict[Phase, float] = {}
+        if attempt.queued is not None:
+            seconds[Phase.QUEUE] = max(0.0, attempt.began - attempt.queued)
+        trained = ended if began is None else min(max(began, attempt.began), ended)
+        seconds[Phase.START_UP] = trained - attempt.began
+        reached = self._reached()
+        lost_steps: int | None = None
+        training_ended = trained
+        if began is not None:
+            training_ended = min(max(self._training_end(ended), trained), ended)
+            seconds[Phase.STOP] = ended - training_ended
+            if limit is not None or reached is not None:
+                lost_steps = 0 if limit is None or reached is None else max(0, reached - limit)
+            seconds.update(self._body(training_ended - trained, training_ended, counted, is_lost=bool(lost_steps)))
+        return AttemptTimes(
+            number=attempt.number,
+            began=attempt.began,
+            ended=ended,
+            is_end_known=is_end_known,
+            is_running=self._is_running,
+            ranks=attempt.ranks,
+            resumed_from=self.resumed_from,
+            last_step=max((int(times.steps[line]) for line in counted), default=None),
+            lost_steps=lost_steps if is_end_known else None,
+            outcome=self._outcome(),
+            seconds={phase: seconds[phase] for phase in Phase if seconds.get(phase)},
+            spans=tuple(self._spans(trained, training_ended, ended, counted, seconds)),
+        )
+
+    def _trained_at(self) -> float | None:
+        """Return when it began to train; None if it did not."""
+        train = self._first("train")
+        if train is not None:
+            return train.time
+        return next((self.times.times[line] - self.times.step_s[line] for line in self.lines), None)
+
+    def _training_end(self, ended: float) -> float:
+        stop = next((event for event in self._own_end if event.kind == "stop" and event.saved is not None), None)
+        if stop is not None:
+            return stop.time
+        finish = next((event for event in self._own_end if event.kind == "finish"), None)
+        if finish is not None:
+            return finish.time
+        return ended if self._attempt.failed_at is None else self._attempt.failed_at
+
+    def _saved_s(self) -> float:
+        """Return how long the training waited for saves."""
+        own = self._own_end
+        stop = next((event for event in own if event.kind == "stop" and event.saved is not None), None)
+        last = max((event.step or 0 for event in own if event.kind == "finish"), default=0)
+        total = 0.0 if stop is None else _fact(stop, "save_s")
+        for event in own:
+            if event.kind == "save" and not (stop is not None and event.step == stop.step and _fact(stop, "save_s")):
+                # After the last step nothing else is left to do meanwhile.
+                total += _fact(event, "seconds" if last and event.step == last else "blocked_s")
+        return total
+
+    def _body(
+        self, length: float, training_ended: float, counted: Sequence[int], *, is_lost: bool
+    ) -> dict[Phase, float]:
+        """Return what the time from the first step to the last went into.
+
+        Args:
+            length: that time, in seconds.
+            training_ended: when it was over.
+            counted: the lines that count.
+            is_lost: whether steps after them do not count.
+        """
+        times = self.times
+        recorded = bool(self.lines) or self.resumed_from is not None
+        if not recorded:
+            return {Phase.PROGRAM: length}
+        training = sum(times.step_s[line] for line in counted)
+        evaluation = sum(times.eval_s[line] for line in counted)
+        save = min(self._saved_s(), length)
+        lost = 0.0
+        if is_lost:
+            stop_save = sum(_fact(event, "save_s") for event in self._own_end if event.kind == "stop")
+            last = times.times[counted[-1]] if counted else training_ended - length
+            after = sum(times.eval_s[line] for line in counted[-1:])
+            kept = max((times.steps[line] for line in counted), default=math.inf)
+            after += sum(_fact(event, "blocked_s") for event in self._own_end if event.step == kept)
+            lost = min(max(0.0, training_ended - max(last, training_ended - length) - after - stop_save), length)
+        other = length - training - evaluation - save - lost
+        # Durations overlap a little where steps are recorded in blocks.
+        training = training if other >= 0 else max(0.0, training + other)
+        return {
+            Phase.TRAINING: training,
+            Phase.LOST: lost,
+            Phase.EVALUATION: evaluation,
+            Phase.SAVE: save,
+            Phase.OTHER: max(0.0, other),
+        }
+
+    def _outcome(self) -> str:
+        if self._is_running:
+            return "running"
+        ends = [event for event in self.events if event.kind in {"finish", "failure", "stop", "requeue"}]
+        event = next((one for one in ends if one.cause not in {None, Cause.UNKNOWN}), ends[-1] if ends else None)
+        if event is None:
+            return "ended without a record"
+        if any(one.kind == "finish" for one in ends):
+            return "finished"
+        is_requeued = any(one.kind == "requeue" for one in ends)
+        if event.cause in {None, Cause.UNKNOWN}:
+            return "requeued" if is_requeued else "failed" if event.kind == "failure" else "stopped"
+        return str(event.cause).replace("_", " ") + (", requeued" if is_requeued else "")
+
+    def _spans(
+        self,
+        trained: float,
+        training_ended: float,
+        ended: float,
+        counted: Sequence[int],
+        seconds: Mapping[Phase, float],
+    ) -> Iterator[Span]:
+        attempt, times = self._attempt, self.times
+        if attempt.queued is not None:
+            yield Span(phase=Phase.QUEUE, began=min(attempt.queued, attempt.began), ended=attempt.began)
+        yield Span(phase=Phase.START_UP, began=attempt.began, ended=trained)
+        if training_ended > trained:
+            body = Phase.PROGRAM if seconds.get(Phase.PROGRAM) else Phase.TRAINING
+            yield Span(phase=body, began=trained, ended=training_ended)
+            shortest = _SHOWN_GAP * (ended - attempt.began)
+            before = trained
+            for line in counted:
+                moment, evaluation = times.times[line], times.eval_s[line]
+                if evaluation:
+                    yield Span(phase=Phase.EVALUATION, began=moment, ended=min(moment + evaluation, training_ended))
+                    before = moment + evaluation
+                elif moment - times.step_s[line] - before > shortest:
+                    yield Span(phase=Phase.OTHER, began=before, ended=moment - times.step_s[line])
+                before = max(before, moment)
+            if seconds.get(Phase.LOST):
+                yield Span(phase=Phase.LOST, began=training_ended - seconds[Phase.LOST], ended=training_ended)
+            for event in self._own_end:
+                if event.kind == "save" and _fact(event, "blocked_s"):
+                    began = event.time - _fact(event, "seconds")
+                    yield Span(phase=Phase.SAVE, began=began, ended=began + _fact(event, "blocked_s"))
+                elif event.kind == "stop" and _fact(event, "save_s"):
+                    yield Span(phase=Phase.SAVE, began=event.time - _fact(event, "save_s"), ended=event.time)
+        yield Span(phase=Phase.STOP, began=training_ended, ended=ended)
+
+
+def _fact(event: Event, name: str) -> float:
+    value = event.facts.get(name)
+    is_duration = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return float(value) if is_duration and value is not None else 0.0
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else time.mktime(time.strptime(text, _SUBMIT_TIME))
+    except (ValueError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Where the time on the nodes went.
+
+    Args:
+        attempts: the times of all attempts.
+        missing: which record is missing, a sentence; None if none is.
+    """
+
+    attempts: Sequence[AttemptTimes]
+    missing: str | None = None
+
+    @property
+    def seconds(self) -> dict[Phase, float]:
+        """The duration of each phase over all attempts."""
+        return self._sum(lambda _: 1.0)
+
+    @property
+    def device_hours(self) -> dict[Phase, float] | None:
+        """The same on all devices together, in hours; None if the ranks of an attempt are not known."""
+        if any(attempt.ranks is None for attempt in self.attempts):
+            return None
+        return self._sum(lambda attempt: (attempt.ranks or 0) / 3600)
+
+    @property
+    def total_device_hours(self) -> float | None:
+        """Hours of all devices together, without the queue; None as above, and before the first attempt."""
+        if not self.attempts or any(attempt.ranks is None for attempt in self.attempts):
+            return None
+        return sum(attempt.on_nodes_s * (attempt.ranks or 0) for attempt in self.attempts) / 3600
+
+    @property
+    def unknown(self) -> str | None:
+        """Why the goodput is not known; None if it is."""
+        if self.missing is not None:
+            return self.missing
+        if not self.attempts:
+            return "no attempt has begun"
+        endless = [attempt.number for attempt in self.attempts if not attempt.is_end_known]
+        if endless:
+            return f"the end of attempt {endless[0]} was not recorded"
+        if self.seconds.get(Phase.PROGRAM):
+            return "the program records no steps"
+        if not any(attempt.seconds.get(phase) for attempt in self.attempts for phase in (Phase.TRAINING, Phase.LOST)):
+            return "no step was recorded"
+        return None
+
+    @property
+    def value(self) -> float | None:
+        """The goodput, from 0 to 1; None if it is not known."""
+        if self.unknown is not None:
+            return None
+        weights = [attempt.ranks or 0 for attempt in self.attempts]
+        if any(attempt.ranks is None for attempt in self.attempts):
+            weights = [1 for _ in self.attempts]
+        total = sum(weight * attempt.on_nodes_s for weight, attempt in zip(weights, self.attempts, strict=True))
+        useful = sum(
+            weight * attempt.seconds.get(Phase.TRAINING, 0.0)
+            for weight, attempt in zip(weights, self.attempts, strict=True)
+        )
+        return useful / total if total > 0 else None
+
+    def _sum(self, weight: Any) -> dict[Phase, float]:  # noqa: ANN401
+        sums: dict[Phase, float] = {}
+        for attempt in self.attempts:
+            for phase, seconds in attempt.seconds.items():
+                sums[phase] = sums.get(phase, 0.0) + seconds * weight(attempt)
+        return {phase: sums[phase] for phase in Phase if phase in sums}

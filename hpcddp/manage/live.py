@@ -1,0 +1,126 @@
+"""Commands and Python stacks inside a running job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcddp.errors import UserError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.manage.run_files import Job
+from hpcddp.manage.status import RunStatus, State
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_records import known_hosts
+from hpcddp.slurm import commands
+from hpcddp.slurm.hostlist import expand
+from hpcddp.slurm.job_environment import submission_environment
+from hpcddp.task.process_state import own_host
+from hpcddp.task.stacks import ProcessStacks, parse_lines, stacks_of_host
+
+
+class NotLiveError(UserError):
+    """The run has no process now."""
+
+    kind = "not_live"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """A run that holds nodes now.
+
+    Args:
+        attempt: its attempt.
+        job: its job.
+        spec: its job file.
+        nodes: the nodes of its job in Slurm's order; empty for a run on this machine.
+    """
+
+    attempt: AttemptDirectory
+    job: Job
+    spec: JobSpec
+    nodes: tuple[str, ...]
+
+    def node_of(self, rank: int) -> str | None:
+        """Return the node of a rank; None for a run on this machine.
+
+        Raises:
+            UserError: there is no such rank.
+        """
+        if not 0 <= rank < self.spec.world_size:
+            last = self.spec.world_size - 1
+            ranks = f"ranks 0 to {last}" if last else "rank 0 alone"
+            raise UserError(f"--rank is {rank}, and run {self.attempt.run.run_id} has {ranks}; write one of them")
+        if not self.nodes:
+            return None
+        task = rank // (self.spec.world_size // self.spec.tasks)
+        hosts = known_hosts(self.attempt) or []
+        # Before the ranks have met: the tasks are distributed in blocks.
+        return hosts[task] if task < len(hosts) else self.nodes[task // self.spec.tasks_per_node]
+
+
+def live_run(status: RunStatus) -> LiveRun:
+    """Return a run as one that holds nodes.
+
+    Raises:
+        NotLiveError: it does not.
+    """
+    run, job, state = status.run, status.files.job, status.state
+    if job is None or status.files.attempt is None or not state.has_nodes or (status.job is None and not job.local):
+        began = state.has_nodes or state is State.UNKNOWN
+        way_out = (
+            "try again in a moment" if began
+            else "wait until it runs (hpcddp why tells what it waits for)" if state.is_alive
+            else "its logs are there: hpcddp logs"
+        )  # fmt: skip
+        raise NotLiveError(f"run {run.run_id} is {state}, so no process of it can be reached; {way_out}")
+    nodes = () if status.job is None else tuple(expand(status.job.node_list))
+    return LiveRun(attempt=run.attempt(status.files.attempt), job=job, spec=read_job_file(run), nodes=nodes)
+
+
+def run_inside(
+    live: LiveRun, rank: int, command: Sequence[str], environment: Mapping[str, str], *, terminal: bool
+) -> int:
+    """Run a command on the node of a rank, with the input and output of this process; return its exit code.
+
+    Args:
+        live: the run.
+        rank: the rank.
+        command: the command.
+        environment: the environment of this process.
+        terminal: whether a person sits at a terminal.
+
+    Raises:
+        UserError: there is no such rank or program, or no srun here.
+    """
+    node = live.node_of(rank)
+    inherited, _ = submission_environment(environment)
+    inherited |= {"HPCDDP_RUN_ID": live.attempt.run.run_id, "HPCDDP_RUN_DIR": str(live.attempt.run.path)}
+    if node is None:
+        return commands.run_attached(command, inherited)
+    step = commands.overlapping_step(live.job.job_id, command, nodes=[node], directory=Path.cwd(), terminal=terminal)
+    return commands.run_attached(step, inherited)
+
+
+def stacks(live: LiveRun, environment: Mapping[str, str]) -> list[ProcessStacks]:
+    """Return the Python stacks of all ranks, in their order; the run goes on.
+
+    Args:
+        live: the run.
+        environment: the environment of this process.
+
+    Raises:
+        SlurmUnavailableError: srun is not installed, or Slurm does not start its step.
+        SlurmCommandError: srun failed.
+    """
+    programs = live.spec.command is not None
+    if not live.nodes:
+        host = own_host({})
+        return list(stacks_of_host(str(live.attempt.path), node=None, programs=programs, host=host))
+    python = live.spec.environment.interpreter or sys.executable
+    command = [python, "-P", "-m", "hpcddp.task.stacks", str(live.attempt.path), *(["--programs"] if programs else [])]
+    inherited, _ = submission_environment(environment)
+    step = commands.overlapping_step(live.job.job_id, command, nodes=live.spec.resources.nodes, directory=Path("/"))
+    return parse_lines(commands.step_output(step, inherited).splitlines())

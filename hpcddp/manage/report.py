@@ -1,0 +1,472 @@
+"""The numbers of a report about runs: outcome, metrics, attempts, goodput, checkpoints, first error, what ran."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, Goodput, Phase, RunRecords, attempt_times
+from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
+from hpcddp.manage.format import duration_text
+from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.run_files import readable, readable_lines
+from hpcddp.manage.status import RunStatus, State
+from hpcddp.run.checkpoints import list_checkpoints, step_of
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.events import Event, read_event_log
+from hpcddp.run.failure import read_failures
+from hpcddp.run.files import why_unreadable
+from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_records import Start, SubmissionRecord, read_exits, read_ranks, read_start, read_submission
+from hpcddp.run.metrics import MetricsColumns, read_columns
+from hpcddp.run.record import Lines
+from hpcddp.run.source import Source, read_sources
+
+# What is no metric of the training.
+_BOOKKEEPING: Final = frozenset(
+    {"epoch", "lr", "samples_seen", "samples_per_s", "val_samples", "eval_s", "noise_scale", "format"}
+)
+_RANKED_BY: Final = ("val_accuracy", "val_loss", "loss")
+_SMALLER_IS_BETTER: Final = ("loss", "error", "perplexity", "wer", "mae", "mse")
+_GOOD: Final = 0.95
+_HOUR: Final = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extreme:
+    """A value of a metric and its step."""
+
+    value: float
+    step: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        return {"value": self.value, "step": self.step}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFiles:
+    """A checkpoint on disk, which is not verified.
+
+    Args:
+        step: optimizer steps done.
+        size: bytes.
+        time: when it was written, in seconds since the epoch.
+    """
+
+    step: int
+    size: int
+    time: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        return {"step": self.step, "size": self.size, "time": self.time}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The one change that would help most.
+
+    Args:
+        sentence: what to do, and how much time it is about.
+        phase: the phase that it shortens; None if nothing needs to be done.
+    """
+
+    sentence: str
+    phase: Phase | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        return {"sentence": self.sentence, "phase": None if self.phase is None else str(self.phase)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """What is known of a run.
+
+    Args:
+        status: its state.
+        attempts: the times of its attempts.
+        columns: its metrics.
+        events: its events.
+        spec: its job; None if it cannot be read.
+        submission: its newest submission.
+        checkpoints: those on disk, the newest first.
+        error: its first error; None if nothing failed.
+        sources: what its submissions would run.
+        values: the values of an element of a sweep.
+        damaged: a sentence for each record that cannot be read.
+        has_gpus: whether its ranks are GPUs.
+        missing: which record is missing for the times of its attempts, a sentence; None if none is.
+    """
+
+    status: RunStatus
+    attempts: tuple[AttemptTimes, ...] = ()
+    columns: MetricsColumns = field(default_factory=MetricsColumns.empty)
+    events: tuple[Event, ...] = ()
+    spec: JobSpec | None = None
+    submission: SubmissionRecord | None = None
+    checkpoints: tuple[CheckpointFiles, ...] = ()
+    error: FirstError | None = None
+    sources: tuple[Source, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
+    has_gpus: bool = False
+    missing: str | None = None
+
+    @property
+    def run(self) -> RunDirectory:
+        """Its directory."""
+        return self.status.run
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is in its state."""
+        result = self.status.files.result
+        return None if result is None else result.reason
+
+    @property
+    def device(self) -> str:
+        """What its hours are counted in."""
+        if self.has_gpus:
+            return "GPU"
+        return "device" if self.spec is None else "CPU rank"
+
+    @property
+    def goodput(self) -> Goodput:
+        """Where its time went."""
+        return Goodput(attempts=self.attempts, missing=self.missing)
+
+    def share(self, phase: Phase) -> float:
+        """Return the part of a phase in the time on the nodes: of all devices, or of the nodes if those are unknown."""
+        parts = self.goodput.device_hours or self.goodput.seconds
+        total = sum(part for one, part in parts.items() if one is not Phase.QUEUE)
+        return parts.get(phase, 0.0) / total if total else 0.0
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of what it measured, without the bookkeeping."""
+        return tuple(name for name in self.columns.values if name not in _BOOKKEEPING)
+
+    def last(self, name: str) -> Extreme | None:
+        """Return the last value of a metric."""
+        column = self.columns.values.get(name, ())
+        index = next((index for index in range(len(column) - 1, -1, -1) if not math.isnan(column[index])), None)
+        return None if index is None else Extreme(value=column[index], step=int(self.columns.steps[index]))
+
+    def best(self, name: str) -> Extreme | None:
+        """Return the best value of a metric: the smallest of a loss or an error, else the largest."""
+        column = self.columns.values.get(name)
+        if column is None:
+            return None
+        choose = min if smaller_is_better(name) else max
+        value, index = choose((value, -index) for index, value in enumerate(column) if not math.isnan(value))
+        return Extreme(value=value, step=int(self.columns.steps[abs(index)]))
+
+    @property
+    def began(self) -> float | None:
+        """When its first attempt began."""
+        return self.attempts[0].began if self.attempts else None
+
+    @property
+    def throughput(self) -> dict[str, float] | None:
+        """Samples per second of its steps: the median, and the tenth and the ninetieth percentile; None if unknown."""
+        rates = sorted(rate for rate in self.columns.values.get("samples_per_s", ()) if not math.isnan(rate))
+        if not rates:
+            return None
+        return {
+            name: rates[round(part * (len(rates) - 1))] for name, part in (("p10", 0.1), ("median", 0.5), ("p90", 0.9))
+        }
+
+    @property
+    def saves(self) -> list[float]:
+        """The durations of its saves, in seconds."""
+        found = (event.facts.get("seconds") for event in self.events if event.kind == "save")
+        return [float(seconds) for seconds in found if isinstance(seconds, int | float)]
+
+    @property
+    def advice(self) -> Advice:
+        """The one change that would help most."""
+        return advice_for(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        goodput, hours = self.goodput, self.goodput.device_hours
+        source = self.sources[-1] if self.sources else None
+        return {
+            "run_id": self.run.run_id,
+            "name": self.run.path.parent.name,
+            "run_dir": str(self.run.path),
+            "state": str(self.status.state),
+            "reason": self.reason,
+            **({"values": dict(self.values)} if self.values else {}),
+            "step": self.status.step,
+            "total_steps": self.status.files.total_steps,
+            "metrics": {
+                name: {"last": _json_of(self.last(name)), "best": _json_of(self.best(name))} for name in self.metrics
+            },
+            "attempts": [attempt.as_json() for attempt in self.attempts],
+            "device": self.device,
+            "device_hours": goodput.total_device_hours,
+            "phases": {
+                str(phase): {"seconds": round(seconds, 3), "device_hours": None if hours is None else hours[phase]}
+                for phase, seconds in goodput.seconds.items()
+            },
+            "goodput": goodput.value,
+            "goodput_unknown": goodput.unknown,
+            "advice": self.advice.as_json(),
+            "samples_per_s": self.throughput,
+            "data_wait_s": None,
+            "checkpoints": [checkpoint.as_json() for checkpoint in self.checkpoints],
+            "first_error": None if self.error is None else self.error.as_json(),
+            "source": None if source is None else {"commit": source.commit, "branch": source.branch,
+                                                   "dirty": source.dirty, "unknown": source.git_unknown,
+                                                   "packages": dict(source.packages)},
+            "damaged": list(self.damaged),
+        }  # fmt: skip
+
+
+def _json_of(extreme: Extreme | None) -> dict[str, Any] | None:
+    return None if extreme is None else extreme.as_json()
+
+
+def smaller_is_better(name: str) -> bool:
+    """Return whether the smaller one of two values of a metric is the better one, as far as its name tells."""
+    return any(word in name.lower() for word in _SMALLER_IS_BETTER)
+
+
+def ranked(reports: Sequence[RunReport]) -> tuple[str | None, list[RunReport]]:
+    """Return the metric by which runs are ranked, and the runs, the best first; those without a value are the last."""
+    names = [name for report in reports for name in report.metrics]
+    metric = next((name for name in (*_RANKED_BY, *names) if name in names), None)
+    if metric is None:
+        return None, list(reports)
+    sign = 1 if smaller_is_better(metric) else -1
+
+    def key(report: RunReport) -> float:
+        best = report.best(metric)
+        return math.inf if best is None else sign * best.value
+
+    return metric, sorted(reports, key=key)
+
+
+def report_of(status: RunStatus, *, values: Mapping[str, Any] | None = None) -> RunReport:
+    """Return what is known of a run; a record that cannot be read is a sentence in it.
+
+    Args:
+        status: the run.
+        values: its values, if it is an element of a sweep.
+    """
+    try:
+        return _report_of(status, values or {})
+    except OSError as error:
+        sentence = f"{error.filename or status.run.path} cannot be read ({why_unreadable(error)})"
+        return RunReport(status=status, values=values or {}, damaged=(sentence,))
+
+
+def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
+    run = status.run
+    damaged: dict[str, None] = dict.fromkeys(status.files.remarks)
+
+    def read(what: Any) -> Any:  # noqa: ANN401
+        found, damage = readable(what)
+        damaged.update({} if damage is None else {damage: None})
+        return found
+
+    log, damage = readable_lines(run.events, lambda: read_event_log(run.events))
+    columns: MetricsColumns = read(lambda: read_columns(run.metrics)) or MetricsColumns.empty()
+    lines: Lines[Event] = Lines(records=(), damaged=columns.damaged)
+    damaged.update({sentence: None for sentence in (damage, lines.sentence(run.metrics)) if sentence is not None})
+    spec = read(lambda: read_job_file(run)) if run.job_file.exists() else None
+    submission = read(lambda: read_submission(run))
+    sources: tuple[Source, ...] = read(lambda: read_sources(run)) or ()
+    has_gpus = spec is not None and spec.uses_gpus
+    missing = None if damage is None else "lines of its event log are damaged"
+    records: list[AttemptRecords] = []
+    for number in sorted(run.attempt_numbers()):
+        attempt = run.attempt(number)
+        start: Start | None = read(lambda attempt=attempt: read_start(attempt))
+        ranks = read(lambda attempt=attempt: read_ranks(attempt))
+        has_gpus = has_gpus or bool(ranks and any(rank.gpu for rank in ranks))
+        start = start or _start_in_log(log, number)
+        if start is None:
+            missing = missing or f"the start of attempt {number} cannot be read"
+            continue
+        previous = records[-1] if records else None
+        queued = _queued(number, start, log, submission, sources, previous)
+        world = len(ranks) if ranks and ranks[0].launcher is None else None if spec is None else spec.world_size
+        records.append(_attempt_records(attempt, start, queued, world))
+    error = None
+    with suppress(HpcddpError):
+        failed = failed_attempt(run)
+        error = None if failed is None else first_error(failed)
+    return RunReport(
+        status=status,
+        attempts=attempt_times(
+            RunRecords(
+                attempts=records,
+                events=log,
+                columns=columns,
+                is_alive=status.state.has_nodes,
+                is_finished=status.state is State.FINISHED,
+                now=status.now,
+            )
+        ),
+        columns=columns,
+        events=log,
+        spec=spec,
+        submission=submission,
+        checkpoints=tuple(_checkpoints(run)),
+        error=error,
+        sources=sources,
+        values=values,
+        damaged=tuple(damaged),
+        has_gpus=has_gpus,
+        missing=missing,
+    )
+
+
+def _start_in_log(events: Sequence[Event], number: int) -> Start | None:
+    """Return the start of an attempt whose own record is damaged."""
+    event = next((event for event in events if event.kind == "start" and event.attempt == number), None)
+    return None if event is None else Start(job_id=None, host=event.host or "", time=event.time)
+
+
+def _queued(
+    number: int,
+    start: Start,
+    events: Sequence[Event],
+    submission: SubmissionRecord | None,
+    sources: Sequence[Source],
+    previous: AttemptRecords | None,
+) -> float | None:
+    """Return when the job of an attempt was queued: its submission, its requeue, or its resumption; None if unknown."""
+    kinds = {"requeue", "resume"}
+    after = -math.inf if previous is None else previous.began
+    times = [event.time for event in events if event.kind in kinds and after < event.time < start.time]
+    times += [source.time for source in sources if source.attempt == number and after < source.time <= start.time]
+    if submission is not None and submission.job_id == start.job_id and number == 0 and submission.time is not None:
+        times.append(submission.time)
+    return max((moment for moment in times if moment <= start.time), default=None)
+
+
+def _attempt_records(
+    attempt: AttemptDirectory, start: Start, queued: float | None, world: int | None
+) -> AttemptRecords:
+    failures = read_failures(attempt)
+    exits = []
+    with suppress(HpcddpError):
+        exits = read_exits(attempt)
+    times = [record.time for record in failures]
+    return AttemptRecords(
+        number=attempt.number,
+        began=start.time,
+        queued=queued,
+        submit_time=start.submit_time,
+        ranks=world,
+        seen=(*times, *(record.time for record in exits)),
+        failed_at=min(times, default=None),
+        step=max((record.step for record in failures if record.step is not None), default=None),
+    )
+
+
+def _checkpoints(run: RunDirectory) -> Iterator[CheckpointFiles]:
+    for path in list_checkpoints(run.checkpoints):
+        # A run that is training removes old ones meanwhile.
+        with suppress(OSError):
+            files = [file.stat() for file in path.iterdir()]
+            newest = max((file.st_mtime for file in files), default=path.stat().st_mtime)
+            yield CheckpointFiles(step=step_of(path) or 0, size=sum(file.st_size for file in files), time=newest)
+
+
+def reports_of(lines: Sequence[RunStatus | SweepStatus]) -> list[RunReport]:
+    """Return what is known of runs, and of the elements of sweeps."""
+    reports = []
+    for line in lines:
+        if isinstance(line, RunStatus):
+            reports.append(report_of(line))
+        else:
+            reports += [
+                report_of(element, values=values)
+                for element, values in zip(line.elements, line.sweep.elements, strict=True)
+            ]
+    return reports
+
+
+def advice_for(report: RunReport) -> Advice:
+    """Return the one change that would help a run, or the next one like it, most."""
+    goodput = report.goodput
+    seconds = dict(goodput.seconds)
+    if goodput.value is None:
+        return Advice(sentence=f"The goodput is unknown: {goodput.unknown}.")
+    total = sum(attempt.on_nodes_s for attempt in report.attempts)
+    queue = seconds.pop(Phase.QUEUE, 0.0)
+    seconds.pop(Phase.TRAINING, None)
+    phase = max(seconds, key=report.share, default=None)
+    if goodput.value >= _GOOD or phase is None:
+        return Advice(
+            sentence=f"Nothing to change: {goodput.value:.1%} of the time on the nodes was training that counts."
+        )
+    share = f"{duration_text(seconds[phase])}, {report.share(phase):.0%} of the time on the nodes"
+    if queue > total:
+        share += (
+            f". The queue took longer, {duration_text(queue)}: fewer nodes or a shorter time limit may start earlier"
+        )
+    return Advice(sentence=f"{_what_to_do(report, phase)} That was {share}.", phase=phase)
+
+
+def _what_to_do(report: RunReport, phase: Phase) -> str:
+    count = len(report.attempts)
+    if phase is Phase.LOST:
+        lossy = [attempt for attempt in report.attempts if attempt.seconds.get(Phase.LOST)]
+        lost = f"{len(lossy)} of {count} attempts lost steps that were not saved."
+        every = _best_interval_s(report, len(lossy))
+        if every is None:
+            return f"Save more often (checkpoint.every): {lost}"
+        return (
+            f"Save every {max(1, round(every / 60))} minutes (checkpoint.every: {max(1, round(every / 60))}min): {lost}"
+        )
+    if phase is Phase.START_UP and count > 1:
+        return (
+            f"Start less often: {count} attempts each had to start up. A longer time_limit, or a QOS that is not "
+            "preempted, makes fewer."
+        )
+    return _ADVICE.get(phase, _BETWEEN_STEPS)
+
+
+_ADVICE: Final[Mapping[Phase, str]] = {
+    Phase.START_UP: "Shorten the start-up: put environment and data on a faster disk, or train longer in a job.",
+    Phase.EVALUATION: "Evaluate less often (train.eval_every).",
+    Phase.SAVE: "Save less often (checkpoint.every), or to a faster disk: the training waited for its saves.",
+    Phase.STOP: "Shorten the end: what runs after the last step, the save at a stop, and hooks of the job.",
+}
+_BETWEEN_STEPS: Final = (
+    "Profile the loop between its steps: this time is neither in steps nor in recorded evaluations and saves."
+)
+
+
+def _best_interval_s(report: RunReport, failures: int) -> float | None:
+    """Return the interval between saves that loses least, in seconds, or None if the cost of a save is not known.
+
+    J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974:
+    sqrt(2 * cost of a save * mean time between failures).
+    """
+    costs = [float(cost) for event in report.events if event.kind == "save"
+             and isinstance(cost := event.facts.get("blocked_s", event.facts.get("seconds")), int | float)]  # fmt: skip
+    if not costs or not failures:
+        return None
+    between = sum(attempt.on_nodes_s for attempt in report.attempts) / failures
+    return math.sqrt(2 * max(0.1, sum(costs) / len(costs)) * between)
+
+
+def page_name(reports: Sequence[RunReport], sweep: Path | None) -> str:
+    """Return the name of the file of a report."""
+    first = reports[0].run.run_id if sweep is None else sweep.name
+    more = f"-and-{len(reports) - 1}-more" if sweep is None and len(reports) > 1 else ""
+    return f"{first}{more}-report.html"

@@ -1,0 +1,123 @@
+"""The index of this user's runs, with which a run is found from any directory.
+
+One small file for each run that was submitted, in ``~/.local/state/hpcddp/runs/`` (XDG Base Directory Specification).
+The index is never the truth: it says where runs were, and each of them is looked at. ``hpcddp status --scan DIR``
+writes it anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import exists
+from hpcddp.run.record import Record, RecordError, read_record, write_record
+
+_NAME_DIGITS = 32
+# <root>/<name>/<run id> is three levels; a root may lie some levels below the directory that is scanned.
+_DEEPEST = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry(Record):
+    """Where a run was submitted.
+
+    Args:
+        run_dir: its directory, an absolute path.
+    """
+
+    ADVICE: ClassVar[str] = "remove it; hpcddp status --scan DIR writes the index anew"
+
+    run_dir: str
+
+
+def index_directory() -> Path | None:
+    """Return the directory of the index; None for a user without a home."""
+    state = os.environ.get("XDG_STATE_HOME")
+    with suppress(RuntimeError):
+        return (Path(state) if state else Path.home() / ".local" / "state") / "hpcddp" / "runs"
+    return None
+
+
+def remember(run: RunDirectory) -> None:
+    """Write a run into the index, if that can be written: no run depends on it."""
+    directory = index_directory()
+    if directory is None:
+        return
+    path = str(run.path.absolute())
+    # A run's id may be as long as a file name can be.
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:_NAME_DIGITS]
+    with suppress(OSError, ValueError):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_record(directory / f"{name}.json", IndexEntry(run_dir=path))
+
+
+def indexed_runs() -> list[RunDirectory]:
+    """Return the runs of the index that still exist, in no order."""
+    directory = index_directory()
+    runs = []
+    for file in () if directory is None else _files(directory):
+        # An entry that cannot be read is as good as none.
+        with suppress(RecordError):
+            entry = read_record(file, IndexEntry)
+            if entry is not None and Path(entry.run_dir).is_absolute() and is_run(Path(entry.run_dir)):
+                runs.append(RunDirectory(Path(entry.run_dir)))
+    return runs
+
+
+def scan(directory: Path) -> list[RunDirectory]:
+    """Write every run of this user below a directory into the index, and remove the entries of runs that are gone.
+
+    Args:
+        directory: a run root, or a directory above some.
+
+    Returns:
+        The runs that were found.
+    """
+    index = index_directory()
+    for file in () if index is None else _files(index):
+        with suppress(RecordError, OSError):
+            entry = read_record(file, IndexEntry)
+            if entry is not None and not exists(Path(entry.run_dir)):
+                file.unlink()
+    found = [RunDirectory(path) for path in _below(directory.absolute(), _DEEPEST)]
+    for run in found:
+        remember(run)
+    return found
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a run has begun or been submitted in a directory."""
+    run = RunDirectory(path)
+    return any(exists(part) for part in (run.job_file, run.attempts, run.script, run.checkpoints))
+
+
+def directories(path: Path) -> Iterator[Path]:
+    """Yield the directories in a directory that are not hidden; none if it is closed to this user."""
+    with suppress(OSError), os.scandir(path) as entries:
+        yield from (Path(entry) for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+
+
+def _below(path: Path, levels: int) -> Iterator[Path]:
+    """Yield the run directories of this user at most some levels below a directory."""
+    for folder in directories(path):
+        if folder.is_symlink():
+            continue
+        if is_run(folder):
+            with suppress(OSError):
+                if folder.stat().st_uid == os.getuid():
+                    yield folder
+        elif levels > 1:
+            yield from _below(folder, levels - 1)
+
+
+def _files(directory: Path) -> list[Path]:
+    with suppress(OSError):
+        return list(directory.glob("*.json"))
+    return []

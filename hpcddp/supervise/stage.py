@@ -1,0 +1,206 @@
+"""Copy data to a disk of this node before the tasks start (``environment.stage``); srun starts it once on each node.
+
+The data gets the name of the target when it is complete, with a mark that says of which source it is. An attempt that
+finds the mark copies nothing. A directory without a mark, or of another user, is not used.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import ClassVar, Final
+
+from hpcddp.errors import HpcddpError, printable
+from hpcddp.jobfile.environment import Stage
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.files import full_disk, why_unreadable
+from hpcddp.run.record import Record, RecordError, read_record, write_record
+from hpcddp.slurm.job_environment import submitters_umask
+from hpcddp.stop.reasons import ExitCode
+
+MARK: Final = ".hpcddp-staged"
+"""The file in the target that says what is there."""
+_ARCHIVES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_OF_OTHERS: Final = 0o022
+
+
+class StageError(HpcddpError):
+    """The data cannot be copied, and could not be another time."""
+
+    kind = "stage"
+    exit_code: ClassVar[int] = ExitCode.USER_CODE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged(Record):
+    """What a target holds.
+
+    Args:
+        source: the path of the source.
+        size: its size in bytes; of a directory what stat(2) says.
+        modified_ns: when it was last changed, in nanoseconds since the epoch.
+    """
+
+    ADVICE: ClassVar[str] = "remove the directory on that node, so that the data is copied again"
+
+    source: str
+    size: int
+    modified_ns: int
+
+
+def stage(wanted: Stage, environment: Mapping[str, str]) -> int:
+    """Copy the data to this node, unless it is there.
+
+    An error is printed, and written as the failure record of the attempt.
+
+    Args:
+        wanted: what to copy, and where to.
+        environment: the environment of this process.
+
+    Returns:
+        The exit code.
+    """
+    # The warning before the time limit is for the tasks. TERM ends this process after it has removed what it wrote.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _exit)
+    attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
+    try:
+        with submitters_umask(environment):
+            sys.stderr.write(f"hpcddp: environment.stage on {socket.gethostname()}: {_stage(wanted, environment)}\n")
+    except (HpcddpError, OSError) as error:
+        record = _failure(error, rank=int(environment.get("SLURM_PROCID", "0")))
+        sys.stderr.write(f"hpcddp: {record.place}: {printable(record.message)}\n")
+        write_failure(attempt, record)
+        return record.exit_code
+    return ExitCode.FINISHED
+
+
+def _exit(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _failure(error: HpcddpError | OSError, *, rank: int) -> FailureRecord:
+    if isinstance(error, HpcddpError):
+        message, code = error.message, ExitCode.USER_CODE
+    else:
+        # Another node, or the same one later, may have space, or see the file.
+        where = f"{error.filename}: " if error.filename is not None else ""
+        message, code = f"{where}{why_unreadable(error)}", ExitCode.INFRASTRUCTURE
+    return FailureRecord(
+        rank=rank,
+        host=socket.gethostname(),
+        time=time.time(),
+        kind="stage",
+        message=message,
+        traceback="",
+        exit_code=int(code),
+        secondary=False,
+        who="environment.stage",
+    )
+
+
+def _stage(wanted: Stage, environment: Mapping[str, str]) -> str:
+    """Copy the data, and return what was done."""
+    place = wanted.directory(environment)
+    if place is None:
+        raise StageError(
+            f"environment.stage.target is {wanted.target!r}, and its variable is not set here to a path; write another "
+            "directory of the node"
+        )
+    source, target = Path(wanted.source), Path(place)
+    found = source.stat()
+    mark = Staged(source=wanted.source, size=found.st_size, modified_ns=found.st_mtime_ns)
+    if _is_there(target, mark):
+        return f"{target} has it from an earlier attempt or job"
+    began = time.monotonic()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # The name is that of job and node, so that an attempt removes what the one before it has left.
+    owner = f"{environment.get('SLURM_JOB_ID', 'local')}-{socket.gethostname()}-{os.geteuid()}"
+    unfinished = target.with_name(f".{target.name}.{owner}")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700)
+        _copy(source, unfinished)
+        write_record(unfinished / MARK, mark)
+        try:
+            unfinished.rename(target)
+        except OSError:
+            # Another job of the same user was faster, or another node, where the file system is shared.
+            if not _is_there(target, mark):
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return f"{target} has it after {time.monotonic() - began:.1f} s"
+
+
+def _is_there(target: Path, mark: Staged) -> bool:
+    """Return whether the target holds the data of the source.
+
+    Raises:
+        StageError: the target is something else, or other users can change it.
+    """
+    if not os.path.lexists(target):
+        return False
+    found = target.lstat()
+    if found.st_uid != os.geteuid() or found.st_mode & _OF_OTHERS or not target.is_dir() or target.is_symlink():
+        raise StageError(
+            f"{target} is there already, and is no directory that only you can change; write another "
+            "environment.stage.target"
+        )
+    try:
+        held = read_record(target / MARK, Staged)
+    except RecordError as error:
+        raise StageError(error.message) from error
+    if held is None:
+        raise StageError(
+            f"{target} is there already, and environment.stage has not made it; remove it on that node, or write "
+            "another environment.stage.target"
+        )
+    if held != mark:
+        raise StageError(
+            f"{target} holds {held.source} as it was before, or another source; remove it on that node, or write "
+            "another environment.stage.target"
+        )
+    return True
+
+
+def _copy(source: Path, directory: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, directory, symlinks=True, dirs_exist_ok=True)
+    elif source.name.endswith(_ARCHIVES):
+        _unpack(source, directory)
+    else:
+        shutil.copy2(source, directory / source.name)
+    # A copy and an archive may have changed it.
+    directory.chmod(0o700)
+
+
+def _unpack(source: Path, directory: Path) -> None:
+    """Unpack an archive with tar(1), which is several times as fast as tarfile and refuses paths that lead outside."""
+    command = ["tar", "--extract", "--no-same-owner", "--force-local", f"--directory={directory}", f"--file={source}"]
+    # Without a limit: it takes as long as the data is large, and the job has a time limit.
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "LC_ALL": "C"}
+    ) as tar:
+        try:
+            _, errors = tar.communicate()
+        except BaseException:
+            tar.kill()
+            raise
+    if tar.returncode != 0:
+        # tar does not say so after a write that was cut short.
+        if full_disk(directory) is not None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+        first = next(iter(errors.splitlines()), f"tar exited with {tar.returncode}")
+        raise StageError(f"environment.stage.source is {str(source)!r}, which cannot be unpacked ({first}); correct it")

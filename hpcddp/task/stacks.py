@@ -1,0 +1,217 @@
+"""Python stacks of the ranks on this host, without stopping them: a signal that faulthandler answers, or py-spy.
+
+``python -m hpcddp.task.stacks ATTEMPT_DIRECTORY`` prints them; ``hpcddp stacks`` starts it on every node of the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hpcddp.polling import wait_until
+from hpcddp.stop.listener import handled_signals
+from hpcddp.task.signals import STACKS_FILE, STACKS_SIGNAL
+
+_TASK: Final = "hpcddp.task"
+_ANSWER_TIMEOUT_S: Final = 5.0
+_POLL_S: Final = 0.1
+_PY_SPY_TIMEOUT_S: Final = 30.0
+# A line of srun's output arrives whole up to 1024 bytes.
+_LONGEST_LINE: Final = 800
+SEPARATOR: Final = "\t"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStacks:
+    """The stacks of one process.
+
+    Args:
+        rank: its rank; None for a process that is no rank, such as a launcher.
+        host: its host.
+        pid: its process id there.
+        command: its command line, shortened.
+        lines: its stacks, or a sentence why there are none.
+    """
+
+    rank: int | None
+    host: str
+    pid: int
+    command: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Process:
+    pid: int
+    parent: int
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that its environment names: that of its launcher, of Slurm, or of submitit."""
+        names = ("RANK", "SLURM_PROCID", "SUBMITIT_LOCAL_GLOBALID")
+        text = next((self.environment[name] for name in names if name in self.environment), "")
+        return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def stacks_of_host(attempt: str, *, node: str | None, programs: bool, host: str) -> Iterator[ProcessStacks]:
+    """Yield the stacks of the ranks of an attempt on this host.
+
+    Args:
+        attempt: the attempt's directory, as the tasks have it in ``HPCDDP_ATTEMPT_DIR``.
+        node: this node's name in Slurm, for hosts that share their processes; None for a run on this machine.
+        programs: whether the tasks run programs of the user's own, whose stacks only py-spy can read.
+        host: what to call this host.
+    """
+    every = {process.pid: process for process in _own_processes()}
+    tasks = [
+        process
+        for process in every.values()
+        if _is_task(process, attempt) and (node is None or process.environment.get("SLURMD_NODENAME") == node)
+    ]
+    tasks = [process for process in tasks if process.parent not in {task.pid for task in tasks}]
+    for task in sorted(tasks, key=lambda process: (process.rank or 0, process.pid)):
+        for process in _programs_below(task, every) if programs else [task]:
+            lines = _py_spy(process) if programs else _ask(process.pid)
+            command = " ".join(process.command)[: _LONGEST_LINE // 2]
+            yield ProcessStacks(rank=process.rank, host=host, pid=process.pid, command=command, lines=tuple(lines))
+
+
+def _is_task(process: _Process, attempt: str) -> bool:
+    # srun, which has started the tasks, has the same words in its command line.
+    named = _TASK in process.command and process.environment.get("HPCDDP_ATTEMPT_DIR") == attempt
+    return named and _is_python(process.pid)
+
+
+def _own_processes() -> Iterator[_Process]:
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdecimal():
+            continue
+        # Processes end meanwhile, and those of others are closed.
+        with suppress(OSError, ValueError, IndexError):
+            if directory.stat().st_uid != os.getuid():
+                continue
+            words = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            pairs = (directory / "environ").read_bytes().decode(errors="replace").split("\0")
+            parent = (directory / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+            yield _Process(
+                pid=int(directory.name),
+                parent=int(parent),
+                command=tuple(word for word in words if word),
+                environment=dict(pair.split("=", 1) for pair in pairs if "=" in pair),
+            )
+
+
+def _programs_below(task: _Process, every: Mapping[int, _Process]) -> Iterator[_Process]:
+    """Yield the Python processes that a task has started, without the forks of one, such as workers of a DataLoader."""
+    for child in sorted((each for each in every.values() if each.parent == task.pid), key=lambda each: each.pid):
+        if _is_python(child.pid) and child.command != task.command:
+            yield child
+        yield from _programs_below(child, every)
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/exe").readlink().name.startswith("python")
+    except OSError:
+        return False
+
+
+def _ask(pid: int) -> list[str]:
+    """Return the stacks that a task writes when it gets the signal; one that does not listen would be ended by it."""
+    memory = _memory_file(pid)
+    if memory is None or STACKS_SIGNAL not in handled_signals(pid):
+        return ["this task has just started, or is one of an older hpcddp: it does not show its stacks"]
+    try:
+        before = memory.stat().st_size
+        os.kill(pid, STACKS_SIGNAL)
+        sizes = [before]
+
+        def is_complete() -> bool:
+            sizes.append(memory.stat().st_size)
+            return sizes[-1] == sizes[-2] > before
+
+        if not wait_until(is_complete, timeout_s=_ANSWER_TIMEOUT_S, poll_s=_POLL_S):
+            return [f"this process does not answer within {_ANSWER_TIMEOUT_S:g} s: it may be stopped"]
+        with memory.open("rb") as file:
+            file.seek(before)
+            return file.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        return [f"this process has just ended ({error.strerror})"]
+
+
+def _memory_file(pid: int) -> Path | None:
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            if STACKS_FILE in str(descriptor.readlink()):
+                return descriptor
+    return None
+
+
+def _py_spy(process: _Process) -> list[str]:
+    places = f"{process.environment.get('PATH', os.defpath)}:{Path(sys.executable).parent}"
+    program = shutil.which("py-spy", path=places)
+    if program is None:
+        return ["the stacks of your own program need py-spy, which this node does not have; run: pip install py-spy"]
+    try:
+        done = subprocess.run(
+            [program, "dump", "--pid", str(process.pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_PY_SPY_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [f"py-spy could not read this process: {error}"]
+    if done.returncode == 0:
+        return done.stdout.splitlines()
+    said = " ".join(done.stderr.split()) or f"it exited with {done.returncode}"
+    return [f"py-spy could not read this process: {said}"]
+
+
+def lines_of(stacks: ProcessStacks) -> Iterator[str]:
+    """Yield stacks as lines that stay apart when nodes print at once: host, process, rank, then a line of text."""
+    head = (stacks.host, str(stacks.pid), "" if stacks.rank is None else str(stacks.rank))
+    for text in (stacks.command, *stacks.lines):
+        yield SEPARATOR.join((*head, text[:_LONGEST_LINE].replace(SEPARATOR, " ")))
+
+
+def parse_lines(lines: Sequence[str]) -> list[ProcessStacks]:
+    """Return the stacks in lines that ``lines_of`` has made, in the order of their ranks; others are left out."""
+    found: dict[tuple[str, int, int | None], list[str]] = {}
+    for line in lines:
+        parts = line.split(SEPARATOR, 3)
+        if len(parts) == 4 and parts[1].isdecimal():  # noqa: PLR2004  host, process, rank, text
+            key = (parts[0], int(parts[1]), int(parts[2]) if parts[2].isdecimal() else None)
+            found.setdefault(key, []).append(parts[3])
+    stacks = [
+        ProcessStacks(rank=rank, host=host, pid=pid, command=texts[0], lines=tuple(texts[1:]))
+        for (host, pid, rank), texts in found.items()
+    ]
+    return sorted(stacks, key=lambda each: (each.rank is None, each.rank or 0, each.host, each.pid))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print the stacks of the ranks on this node."""
+    parser = argparse.ArgumentParser(prog="python -m hpcddp.task.stacks")
+    parser.add_argument("attempt")
+    parser.add_argument("--programs", action="store_true")
+    given = parser.parse_args(words)
+    node = os.environ.get("SLURMD_NODENAME")
+    for stacks in stacks_of_host(given.attempt, node=node, programs=given.programs, host=node or "this node"):
+        sys.stdout.writelines(f"{line}\n" for line in lines_of(stacks))
+
+
+if __name__ == "__main__":
+    main()

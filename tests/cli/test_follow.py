@@ -1,0 +1,121 @@
+"""What ``submit --follow`` prints besides the steps."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from hpcddp.cli.follow import PlainDisplay, follow_run
+from hpcddp.manage import follow as watch
+from hpcddp.run.directory import RunDirectory
+from hpcddp.slurm import commands
+from tests.manage.runs import make
+
+
+@dataclass
+class Submitted:
+    """What ``follow_run`` reads of a submission."""
+
+    run: RunDirectory
+    cluster: str = "slurm"
+    job_id: str = "7"
+    epochs: int = 1
+    first_attempt: int = 0
+    job: Any = field(default=None)
+
+
+def test_ctrl_c_names_the_commands_that_follow_again_and_that_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    made = make(tmp_path).submitted()
+    made.run.job_file.write_text(
+        "name: digits\ntrain: {model: resnet18, dataset: digits}\nbatch: {global_batch_size: 8}\n"
+    )
+    monkeypatch.setattr(watch, "follow", interrupted)
+    with pytest.raises(typer.Exit) as ended:
+        follow_run(Submitted(made.run))  # type: ignore[arg-type]
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err == (
+        f"\nno longer following; run run-1 goes on\nto follow it again   hpcddp logs {made.run.path} --follow\n"
+        f"to end it           hpcddp cancel {made.run.path}\n"
+    )
+
+
+def test_why_a_job_waits_is_said_in_words_each_time_that_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [
+        {"JobState": "PENDING", "Reason": "None"},
+        {"JobState": "PENDING", "Reason": "Resources"},
+        {"JobState": "PENDING", "Reason": "Resources"},
+        {"JobState": "PENDING", "Reason": "QOSMaxJobsPerUserLimit"},
+        {"JobState": "RUNNING", "Reason": "None"},
+        {"JobState": "COMPLETED", "Reason": "None"},
+    ]
+    made = make(tmp_path).submitted().ended("finished")
+    monkeypatch.setattr(watch, "_QUERY_EVERY_S", 0.0)
+    monkeypatch.setattr(watch, "_POLL_S", 0.0)
+    monkeypatch.setattr(commands, "show_job", lambda _: answers.pop(0))
+    poller = watch.JobPoller(made.run)
+    outcome = watch.follow(made.run, PlainDisplay(None, 1), job_state=poller, waits_for=poller.waits_for)
+    assert outcome.status == "finished"
+    assert capsys.readouterr().err.splitlines() == [
+        "waiting for Slurm to start the job: Slurm has not looked at it yet",
+        f"waiting for Slurm to start the job: {waiting('Resources', job_id='', run='').why}",
+        f"waiting for Slurm to start the job: {waiting('QOSMaxJobsPerUserLimit', job_id='', run='').why}",
+        "the job is running",
+        "the job has ended",
+    ]
+
+
+SPINNER = """
+import time
+from hpcddp.cli.follow import BarDisplay
+from hpcddp.run.metrics import MetricsLine
+
+with BarDisplay(None, 1) as display:
+    display.job("pending", "jobs of higher priority come first")
+    time.sleep(0.5)
+    display.job("running")
+    time.sleep(0.5)
+    display.step(MetricsLine.from_document({"step": 4, "loss": 0.25}))
+"""
+
+
+def test_a_terminal_shows_a_spinner_with_the_reason_until_the_first_step() -> None:
+    terminal, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SPINNER], stdin=slave, stdout=slave, stderr=slave, env=environment
+    )
+    os.close(slave)
+    shown = b""
+    # Linux ends the output of a terminal that nobody writes to any more with EIO.
+    while True:
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:
+            break
+    os.close(terminal)
+    assert process.wait(timeout=60) == 0
+    text = shown.decode()
+    first, ranks, step = (
+        text.index("jobs of higher priority come first"),
+        text.index("the ranks start: imports, data and the first step"),
+        text.index("loss 0.2500"),
+    )
+    assert first < ranks < step
+    # Several frames of the spinner were drawn, and none after the first step.
+    assert text.count("jobs of higher priority come first") > 1
+    assert "the ranks start" not in text[step:]

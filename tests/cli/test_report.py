@@ -1,0 +1,95 @@
+"""``hpcddp report`` as it is typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
+from tests.cli.test_imports import UNINSTALL, python
+from tests.manage.three_attempts import three_attempts
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a run root with two finished runs, and go to an empty directory."""
+    root = tmp_path / "runs"
+    for run_id in ("run-1", "run-2"):
+        three_attempts(root, run_id)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return root
+
+
+def typed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    found = boundary.run(app, ["report", *words])
+    captured = capsys.readouterr()
+    assert found == code, captured.out + captured.err
+    return captured.out if code == 0 else captured.err
+
+
+def test_the_page_lies_in_the_working_directory_under_the_name_of_the_run(
+    capsys: pytest.CaptureFixture[str], root: Path
+) -> None:
+    assert typed(capsys, "run-1", "--run-root", str(root)) == "run-1-report.html\n"
+    assert "78.9%" in Path("run-1-report.html").read_text()
+    assert [path.name for path in Path().iterdir()] == ["run-1-report.html"]
+
+
+def test_several_runs_share_a_page_which_replaces_an_older_one(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    Path("page.html").write_text("old")
+    words = ("run-1", "run-2", "run-1", "--run-root", str(root), "-o", "page.html")
+    assert typed(capsys, *words) == "page.html\n"
+    text = Path("page.html").read_text()
+    assert text.count("<h2>digits/run-") == 2
+    assert "<title>digits / run-1 and 1 more</title>" in text
+
+
+def test_json_prints_the_numbers(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    document: dict[str, Any] = json.loads(typed(capsys, "run-1", "--json", "--run-root", str(root)))
+    (run,) = document["runs"]
+    assert run["goodput"] == pytest.approx(2400 / 3040)
+    assert [attempt["lost_steps"] for attempt in run["attempts"]] == [5, 0, 0]
+    assert not list(Path().iterdir())
+
+
+def test_json_needs_neither_matplotlib_nor_numpy(root: Path) -> None:
+    names = {"matplotlib", "numpy", "torch", "submitit"}
+    run = UNINSTALL.format(names=names) + "from hpcddp.cli import main; main()"
+    done = python(run, "report", "run-1", "--json", "--run-root", str(root))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["runs"][0]["step"] == 60
+
+
+def test_without_matplotlib_one_sentence_says_how_to_install_it(root: Path) -> None:
+    run = UNINSTALL.format(names={"matplotlib"}) + "from hpcddp.cli import main; main()"
+    done = python(run, "report", "run-1", "--run-root", str(root))
+    assert done.returncode == 2
+    assert f"install it: {sys.executable} -m pip install 'matplotlib>=3.9'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        (".", "--output is ., which is a directory; write the name of a file in it"),
+        ("no/page.html", "--output is no/page.html, and there is no directory no; make it, or write another file"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_refused_before_any_work(
+    capsys: pytest.CaptureFixture[str], root: Path, output: str, sentence: str
+) -> None:
+    assert sentence in typed(capsys, "run-1", "--run-root", str(root), "-o", output, code=2)
+
+
+@pytest.mark.usefixtures("root")
+def test_a_run_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no run under" in typed(capsys, "nothing", code=2)

@@ -1,0 +1,247 @@
+"""``hpcddp doctor install`` on one machine, and the verdict about what nodes answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp import __version__
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
+from hpcddp.doctor.install import machine
+from hpcddp.doctor.install.machine import (
+    ask_torch,
+    examine_machine,
+    existing_part,
+    file_system,
+    measure,
+    speed_finding,
+    torch_findings,
+)
+from hpcddp.doctor.install.nodes import Answers, judge
+from hpcddp.doctor.install.probe import LOGIN_FILE
+
+TORCH = {"torch": "2.15.0", "cuda": "13.2", "gpus": 0, "nccl": "2.30.7"}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Return a function that puts a command of Slurm on PATH, which has none before."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def add(name: str, body: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o700)
+
+    return add
+
+
+@pytest.fixture
+def _no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "is_installed", lambda _: False)
+
+
+def found(name: str, run_root: Path) -> list[tuple[str, str, str | None]]:
+    findings = [one for one in examine_machine(run_root, os.environ) if one.name == name]
+    return [(one.verdict, one.found, one.remedy) for one in findings]
+
+
+@pytest.mark.usefixtures("slurm")
+def test_torch_is_asked_in_a_process_of_its_own(tmp_path: Path) -> None:
+    answer = ask_torch(sys.executable)
+    assert answer.keys() == TORCH.keys()
+    ((verdict, version, _),) = found("torch", tmp_path)
+    assert (verdict, version) == ("ok", f"torch {answer['torch']}")
+
+
+@pytest.mark.usefixtures("_no_torch", "slurm")
+def test_without_torch_a_training_needs_the_extra(tmp_path: Path) -> None:
+    assert found("torch", tmp_path) == [
+        (
+            "warning",
+            (
+                f"a training needs torch, which {sys.executable} does not have; run: {sys.executable} -m pip install "
+                "'hpcddp[train]'"
+            ),
+            "a plain command needs no torch here",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("echo 'ImportError: libcudart.so.13' >&2; exit 1", "import torch failed: ImportError: libcudart.so.13"),
+        ("exit 1", "import torch failed: it said nothing"),
+        ("echo no document", "import torch failed: it said nothing"),
+    ],
+)
+def test_a_torch_that_cannot_be_imported_is_an_error_with_its_last_line(body: str, reason: str, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    python.chmod(0o700)
+    answer = ask_torch(str(python))
+    assert answer == {"error": reason}
+    (finding,) = torch_findings(answer)
+    assert str(finding) == (
+        f"error    torch        {reason}; install torch again as pytorch.org describes for this machine"
+    )
+
+
+def test_an_interpreter_that_is_not_there_is_an_error() -> None:
+    assert ask_torch("/nonexistent/python") == {
+        "error": "/nonexistent/python cannot be started: No such file or directory"
+    }
+
+
+@pytest.mark.parametrize(("version", "verdict"), [("2.8.1", "error"), ("2.9.0a0+nv25", "ok"), ("2.10.0", "ok")])
+def test_a_torch_older_than_the_bound_is_an_error(version: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: ["typer>=0.16", "torch>=2.9; extra == 'train'"])
+    first = next(torch_findings(TORCH | {"torch": version}, where="n1: "))
+    assert (first.verdict, first.found) == (verdict, f"n1: torch {version}")
+    assert first.remedy == (None if verdict == "ok" else "hpcddp needs 2.9 or later")
+
+
+def test_a_torch_without_cuda_or_nccl_is_told() -> None:
+    *_, cuda = torch_findings(TORCH | {"cuda": None, "nccl": None})
+    assert (cuda.name, cuda.verdict, cuda.found) == ("cuda", "warning", "this torch is built without CUDA")
+    *_, nccl = torch_findings(TORCH | {"nccl": None})
+    assert (nccl.name, nccl.verdict, nccl.found) == ("nccl", "error", "this torch has no NCCL")
+    _, gpus, _ = torch_findings(TORCH | {"gpus": 4})
+    assert gpus.found == "CUDA 13.2, 4 GPUs here"
+
+
+@pytest.mark.usefixtures("_no_torch")
+def test_slurm_is_missing_silent_old_or_well(tmp_path: Path, slurm: Callable[[str, str], None]) -> None:
+    assert found("slurm", tmp_path) == [
+        (
+            "warning",
+            "no Slurm here: sinfo was not found",
+            "run this on a login node; without Slurm, hpcddp submit --cluster local works",
+        )
+    ]
+    slurm("sinfo", "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1")
+    assert found("slurm", tmp_path)[0][:2] == ("warning", "no Slurm here: its commands find no slurm.conf")
+    slurm("sinfo", "echo slurm 23.11.10")
+    slurm("scontrol", "exit 1")
+    assert found("slurm", tmp_path)[0][:2] == ("error", "Slurm 23.11.10, whose controller does not answer")
+    slurm("scontrol", "exit 0")
+    assert found("slurm", tmp_path) == [("ok", "Slurm 23.11.10", None)]
+    slurm("sinfo", "echo slurm-wlm 20.02.3")
+    assert found("slurm", tmp_path) == [("warning", "Slurm 20.02.3", "the tests of hpcddp run on 22.05 and later")]
+
+
+@pytest.mark.usefixtures("_no_torch", "slurm")
+def test_a_run_root_that_cannot_be_written_is_an_error() -> None:
+    assert found("run root", Path("/proc/runs"))[0][0] == "error"
+    assert found("run root", Path("/proc/runs"))[0][1].startswith("/proc/runs cannot be written (")
+
+
+def test_the_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "22 1 0:1 / / rw - ext4 /dev/sda rw\n"
+        "23 22 0:2 / /home rw,relatime shared:1 - nfs4 server:/home rw\n"
+        "24 23 0:3 / /home/a\\040b rw - lustre mds:/x rw\n"
+    )
+    assert file_system(Path("/home/a b/runs"), table) == "lustre"
+    assert file_system(Path("/home/ab"), table) == "nfs4"
+    assert file_system(Path("/homes"), table) == "ext4"
+
+
+def test_nothing_is_left_of_the_measurement_and_nothing_is_created(tmp_path: Path) -> None:
+    assert existing_part(tmp_path / "runs" / "deep") == tmp_path
+    assert measure(tmp_path).keys() == {"small_ms", "mb_s"}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("small_ms", "mb_s", "verdict"), [(3.0, 900.0, "ok"), (300.0, 900.0, "warning"), (3.0, 9.0, "warning")]
+)
+def test_a_slow_file_system_is_a_warning(small_ms: float, mb_s: float, verdict: str) -> None:
+    assert speed_finding({"small_ms": small_ms, "mb_s": mb_s}).verdict == verdict
+
+
+def answers(**changes: Any) -> Answers:
+    """Return what two sound nodes answer, with changes to the answers of the second."""
+    seen = [LOGIN_FILE, "node-0", "node-1"]
+    hello = {"python": "3.11.7", "hpcddp": __version__, "addresses": ["10.0.0.1"], "port": 1}
+    first = {"clock": 100.0, "login_file": True, "refused": None, "reached": "10.0.0.1", "interface": "eth0"}
+    last = {"seen": seen, "speed": {"small_ms": 1.0, "mb_s": 900.0}, "torch": TORCH}
+    parts = [[{**part, "task": task} for task in range(2)] for part in (hello, first, last)]
+    for part in parts:
+        part[1].update({key: value for key, value in changes.items() if key in part[1]})
+    parts[0][0]["host"], parts[0][1]["host"] = "n1", "n2"
+    return Answers(hello=parts[0], first=parts[1], last=parts[2], sent=100.0, seen=changes.get("login", seen))
+
+
+def test_sound_nodes_are_ok() -> None:
+    assert {finding.verdict for finding in judge(answers(), Path("/runs"))} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "sentence"),
+    [
+        ({"python": "3.12.1"}, "versions", f"Python 3.11.7, hpcddp {__version__} and Python 3.12.1, hpcddp "),
+        ({"hpcddp": "9.0"}, "versions", f"Python 3.11.7, hpcddp {__version__} and Python 3.11.7, hpcddp 9.0, and "),
+        ({"login_file": False}, "run root", "n2 does not see in /runs what this machine wrote there"),
+        ({"refused": "Permission denied"}, "run root", "n2 cannot write in /runs: Permission denied"),
+        ({"seen": [LOGIN_FILE, "node-1"]}, "run root", "n2 does not see in /runs what a node wrote there"),
+        ({"login": [LOGIN_FILE]}, "run root", "this machine does not see in /runs what a node wrote there"),
+        ({"reached": None}, "network", "n2 does not reach a free port of n1 (10.0.0.1)"),
+        ({"clock": 160.0}, "clocks", "the clock of n2 is 60.0 s ahead of that of "),
+        ({"torch": {"error": "import torch failed: x"}}, "torch", "n2: import torch failed: x"),
+    ],
+)
+def test_what_keeps_runs_from_working_on_nodes_is_an_error(changes: dict[str, Any], name: str, sentence: str) -> None:
+    errors = [finding for finding in judge(answers(**changes), Path("/runs")) if finding.verdict == "error"]
+    assert [finding.name for finding in errors] == [name]
+    assert errors[0].found.startswith(sentence)
+    assert errors[0].remedy
+
+
+def test_clocks_that_differ_a_little_are_a_warning() -> None:
+    (clocks,) = (finding for finding in judge(answers(clock=95.0), Path("/runs")) if finding.name == "clocks")
+    assert clocks.verdict == "warning"
+    assert clocks.found.endswith(" is 5.0 s ahead of that of n2")
+
+
+@pytest.mark.usefixtures("_no_torch", "slurm")
+def test_an_error_exits_1_and_json_is_one_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert boundary.run(app, ["doctor", "install"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["python", "torch", "slurm", "run", "file"]
+    assert boundary.run(app, ["doctor", "install", "--json", "--run-root", "/proc/runs"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is False
+    assert [finding["verdict"] for finding in document["findings"]] == ["ok", "warning", "warning", "error"]
+
+
+@pytest.mark.usefixtures("_no_torch", "slurm")
+def test_nodes_without_srun_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert boundary.run(app, ["doctor", "install", "--on-nodes"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("error    nodes        srun was not found; Slurm's ")
+    assert boundary.run(app, ["doctor", "install", "--on-nodes", "--set", "resources.nodes=no"]) == 2
+
+
+def test_the_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert boundary.run(app, ["doctor"]) == boundary.run(app, []) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("Usage: hpcddp doctor [OPTIONS] COMMAND [ARGS]...\n")
+    assert "See 'hpcddp" not in shown

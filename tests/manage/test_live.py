@@ -1,0 +1,76 @@
+"""Commands inside a run: which node, and which runs have none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp.errors import UserError
+from hpcddp.jobfile.read import load_job
+from hpcddp.jobfile.write import dump_job
+from hpcddp.manage.live import LiveRun, NotLiveError, live_run, run_inside
+from hpcddp.manage.run_files import read_run_files
+from hpcddp.manage.status import RunStatus, statuses
+from hpcddp.slurm.commands import QueuedJob, overlapping_step
+from tests.manage.runs import NOON, FakeRun, make, queued
+
+JOB = "name: digits\nresources: {nodes: 2, tasks_per_node: 2}\ncommand: [torchrun, t.py]\n"
+OTHER = "name: digits\nresources: {nodes: 2, tasks_per_node: 2}\ncommand: [python, t.py]\n"
+
+
+def look(made: FakeRun, *jobs: QueuedJob) -> RunStatus:
+    return statuses([read_run_files(made.run)], ask=lambda: jobs, now=NOON + 100).runs[0]
+
+
+def running(tmp_path: Path, job: str, **facts: object) -> LiveRun:
+    path = tmp_path / "job.yaml"
+    path.write_text(job)
+    made = make(tmp_path).submitted().started()
+    made.run.job_file.write_text(dump_job(load_job(path).spec, environment_values=False))
+    return live_run(look(made, queued(node_list="n[3,7]", **facts)))
+
+
+@pytest.mark.parametrize("job", [JOB, OTHER], ids=["a task on each node starts a launcher", "a task is a rank"])
+def test_the_node_of_a_rank_is_known_before_the_ranks_have_met(tmp_path: Path, job: str) -> None:
+    live = running(tmp_path, job)
+    assert [live.node_of(rank) for rank in range(4)] == ["n3", "n3", "n7", "n7"]
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path, rank: int) -> None:
+    with pytest.raises(UserError, match=rf"--rank is {rank}, and run run-1 has ranks 0 to 3; write one of them"):
+        running(tmp_path, OTHER).node_of(rank)
+
+
+def test_a_run_without_nodes_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    made = make(tmp_path).submitted()
+    with pytest.raises(NotLiveError, match="run run-1 is pending, so no process of it can be reached; wait until it"):
+        live_run(look(made, queued(state="PENDING")))
+    made.started().ended("finished")
+    with pytest.raises(NotLiveError, match=r"run run-1 is finished, .*; its logs are there: hpcddp logs"):
+        live_run(look(made))
+
+
+def test_a_run_on_this_machine_needs_no_slurm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    live = running(tmp_path, OTHER)
+    here = LiveRun(attempt=live.attempt, job=live.job, spec=live.spec, nodes=())
+    code = run_inside(
+        here,
+        0,
+        ["sh", "-c", "echo $HPCDDP_RUN_ID $RANK; exit 4"],
+        {"RANK": "", "PATH": "/bin:/usr/bin"},
+        terminal=False,
+    )
+    assert (code, capfd.readouterr().out) == (4, "run-1\n")
+    with pytest.raises(UserError, match="no-such-program was not found"):
+        run_inside(here, 0, ["no-such-program"], {"PATH": ""}, terminal=False)
+
+
+def test_the_step_shares_the_nodes_with_the_tasks() -> None:
+    step = overlapping_step("7", [sys.executable], nodes=["n3"], directory=Path("/x"), terminal=True)
+    assert step == [
+        "srun", "--jobid=7", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--nodelist=n3", "--mem=0",
+        "--cpu-bind=none", "--mpi=none", "--chdir=/x", "--pty", sys.executable,
+    ]  # fmt: skip

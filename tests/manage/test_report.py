@@ -1,0 +1,314 @@
+"""The numbers and the page of a report, compared with what follows from records that are written by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.manage.overview import entry_of, overview_of
+from hpcddp.manage.report import RunReport, ranked, reports_of
+from hpcddp.manage.report_page import page
+from hpcddp.run.source import Source, add_source
+from hpcddp.run.sweep import Chunk, Sweep, write_sweep
+from tests.manage.runs import NOON, FakeRun, make, queued
+from tests.manage.three_attempts import ON_NODES, RANK_SECONDS, three_attempts
+
+HOSTILE = "</pre><script>alert(1)</script>\"'&$x_$\x1b[31m\u202e"
+SWEEP_ID = "20261121-084500-5e5e"
+
+
+def reports(*runs: FakeRun, state: str | None = None, now: float = 4000) -> list[RunReport]:
+    """Return the reports of runs; with a state, Slurm knows their job."""
+    jobs = [] if state is None else [queued(state=state)]
+    return reports_of(overview_of([entry_of(made.run) for made in runs], ask=lambda: jobs, now=NOON + now).lines)
+
+
+def report(made: FakeRun, **more: Any) -> RunReport:
+    (found,) = reports(made, **more)
+    return found
+
+
+def phases(found: RunReport, number: int = 0) -> dict[str, float]:
+    return {str(phase): round(seconds, 6) for phase, seconds in found.attempts[number].seconds.items()}
+
+
+def html(*found: RunReport, title: str = "digits") -> str:
+    pytest.importorskip("matplotlib")
+    return page(found, title=title, now=NOON)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> FakeRun:
+    return make(tmp_path).submitted()
+
+
+def test_the_times_of_three_attempts_are_those_computed_by_hand(tmp_path: Path) -> None:
+    found = report(three_attempts(tmp_path))
+    assert phases(found, 0) == {
+        "queue": 100, "start_up": 30, "training": 200, "lost": 54, "save": 2, "stop": 4,
+    }  # fmt: skip
+    assert phases(found, 1) == {
+        "queue": 110, "start_up": 20, "training": 200, "evaluation": 5, "save": 3, "stop": 2,
+    }  # fmt: skip
+    assert phases(found, 2) == {"queue": 170, "start_up": 15, "training": 100, "save": 4, "other": 1}
+    rows = [(one.resumed_from, one.last_step, one.lost_steps, one.ranks, one.outcome) for one in found.attempts]
+    assert rows == [
+        (0, 20, 5, 4, "crash, requeued"),
+        (20, 40, 0, 4, "preemption, requeued"),
+        (40, 60, 0, 8, "finished"),
+    ]
+
+
+def test_the_sums_over_all_devices_are_those_computed_by_hand(tmp_path: Path) -> None:
+    document = report(three_attempts(tmp_path)).as_json()
+    hours = {name: part["device_hours"] for name, part in document["phases"].items()}
+    assert hours == pytest.approx({name: seconds / 3600 for name, seconds in RANK_SECONDS.items()})
+    assert document["device_hours"] == pytest.approx(ON_NODES / 3600)
+    assert document["goodput"] == pytest.approx(2400 / 3040)
+    assert (document["device"], document["goodput_unknown"]) == ("GPU", None)
+    assert document["advice"]["phase"] == "start_up"
+    assert document["samples_per_s"] == {"p10": 6.4, "median": 6.4, "p90": 12.8}
+    accuracy = {"last": {"value": 0.7, "step": 60}, "best": {"value": 0.75, "step": 30}}
+    assert document["metrics"]["val_accuracy"] == accuracy
+    assert document["metrics"]["val_loss"]["best"] == {"value": 0.25, "step": 30}
+    assert document["first_error"]["sentence"].startswith("rank 2 on n1 failed first after step 25: IndexError")
+    json.dumps(document, allow_nan=False)
+
+
+def test_the_page_shows_these_numbers(tmp_path: Path) -> None:
+    text = html(report(three_attempts(tmp_path)))
+    for words in ("78.9%", "0.844", "GPU-hours", "crash, requeued", "11% of the time on the nodes", "IndexError: 10"):
+        assert words in text
+    # Two for each of four metrics, and the timeline.
+    assert text.count("<svg") == 2 * 4 + 1
+
+
+def test_steps_of_a_failed_run_after_its_last_checkpoint_are_lost(made: FakeRun) -> None:
+    made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
+    made.event("save", at=71, step=5, seconds=1.0, blocked_s=0.0)
+    made.failed(0, at=120, step=10).event("failure", at=122).ended("failed", reason="no", exit_code=70)
+    found = report(made)
+    assert phases(found) == {"queue": 10, "start_up": 10, "training": 50, "lost": 50, "stop": 2}
+    assert found.attempts[0].lost_steps == 5
+    assert found.goodput.value == pytest.approx(50 / 112)
+    # Young: sqrt(2 * 0.1 s * 112 s) is below a minute.
+    assert found.advice.sentence.startswith("Save every 1 minutes (checkpoint.every: 1min)")
+
+
+def test_all_steps_of_a_run_that_is_training_count_so_far(made: FakeRun) -> None:
+    made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
+    found = report(made, state="RUNNING", now=121)
+    assert phases(found) == {"queue": 10, "start_up": 10, "training": 100, "other": 1}
+    assert found.attempts[0].as_json()["ended"] is None
+
+
+def test_a_stop_of_unknown_cause_is_told_as_its_supervisor_knows_it(made: FakeRun) -> None:
+    made.started().event("stop", at=50, step=5, saved=True, cause="unknown")
+    assert report(made).attempts[0].outcome == "stopped"
+    made.event("stop", at=51, step=5, cause="cancelled")
+    assert report(made).attempts[0].outcome == "cancelled"
+
+
+def test_an_attempt_that_left_no_end_makes_the_goodput_unknown_and_not_zero(made: FakeRun) -> None:
+    made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
+    made.event("requeue", at=500, cause="node_failure", by="slurm", reason="Slurm requeued the job on its own")
+    made.started(at=500, attempt=1).event("train", at=520, attempt=1, step=5)
+    found = report(made, state="RUNNING", now=530)
+    assert (found.goodput.value, found.goodput.unknown) == (None, "the end of attempt 0 was not recorded")
+    assert "unknown: the end of attempt 0" in html(found)
+
+
+def test_slurm_knows_when_an_attempt_ended_whose_node_was_lost(made: FakeRun) -> None:
+    made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
+    made.event("requeue", at=500, cause="node_failure", by="slurm", reason="Slurm requeued the job on its own")
+    submitted = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(NOON + 300))
+    made.started(at=500, attempt=1, submit_time=submitted).event("train", at=520, attempt=1, step=5)
+    found = report(made, now=530)
+    assert (found.attempts[0].ended - NOON, found.attempts[0].is_end_known) == (300, True)
+
+
+def test_a_program_that_records_no_steps_has_no_goodput(made: FakeRun) -> None:
+    made.started().event("train", at=20, reason="python train.py").event("finish", at=100).ended("finished")
+    found = report(made)
+    assert phases(found) == {"queue": 10, "start_up": 10, "program": 80}
+    assert (found.goodput.value, found.goodput.unknown) == (None, "the program records no steps")
+
+
+def test_steps_that_a_program_logged_twice_count_once(made: FakeRun) -> None:
+    def log(first: int, last: int, at: float) -> None:
+        with made.run.metrics.open("a") as stream:
+            for place, step in enumerate(range(first, last + 1), start=1):
+                stream.write(json.dumps({"step": step, "reward": step, "time": NOON + at + 10 * place}) + "\n")
+
+    made.started().event("train", at=20, reason="demo:train")
+    log(1, 10, 20)
+    made.event("requeue", at=120, cause="crash").started(at=200, attempt=1).event("train", at=210, attempt=1)
+    log(6, 10, 210)
+    made.event("finish", at=260, attempt=1).ended("finished")
+    found = report(made)
+    assert phases(found, 0) == {"queue": 10, "start_up": 10, "training": 50, "lost": 50}
+    assert phases(found, 1) == {"queue": 80, "start_up": 10, "training": 50}
+    assert found.goodput.value == pytest.approx(100 / 170)
+    assert found.metrics == ("reward",)
+
+
+def test_records_of_earlier_versions_leave_time_that_is_not_explained(tmp_path: Path) -> None:
+    made = three_attempts(tmp_path)
+    for path in (made.run.metrics, made.run.events):
+        path.write_text(re.sub(r', "(eval_s|blocked_s)": [0-9.]+', "", path.read_text()))
+    found = report(made)
+    assert phases(found, 1) == {
+        "queue": 110, "start_up": 20, "training": 200, "save": 3, "stop": 2, "other": 5,
+    }  # fmt: skip
+    assert found.attempts[0].seconds.keys() == {"queue", "start_up", "training", "lost", "stop", "other"}
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_phases_on_the_nodes_add_up_to_the_time_of_the_attempt(tmp_path: Path, number: int) -> None:
+    attempt = report(three_attempts(tmp_path)).attempts[number]
+    assert sum(attempt.seconds.values()) - attempt.seconds["queue"] == pytest.approx(attempt.on_nodes_s)  # type: ignore[index]
+    spans = [span for span in attempt.spans if span.phase in {"start_up", "training", "stop"}]
+    assert spans[0].began == attempt.began
+    assert all(left.ended == right.began for left, right in pairwise(spans))
+
+
+RECORDS = (
+    "job.yaml",
+    "submission.json",
+    "result.json",
+    "source.json",
+    "attempts/1/start.json",
+    "attempts/1/ranks.json",
+)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe"])
+def test_a_damaged_record_is_one_sentence_in_the_page(tmp_path: Path, name: str, content: bytes) -> None:
+    made = three_attempts(tmp_path)
+    (made.run.path / name).write_bytes(content)
+    found = report(made)
+    assert [sentence for sentence in found.damaged if name in sentence] == list(found.damaged)
+    assert len(found.damaged) == 1
+    assert html(found).count('<p class="damage">') == 1
+    # The event log has the start of the attempt too.
+    assert len(found.attempts) == 3
+
+
+def test_damaged_lines_of_logs_are_told_and_the_goodput_is_not_guessed(tmp_path: Path) -> None:
+    made = three_attempts(tmp_path)
+    for path in (made.run.metrics, made.run.events):
+        path.write_bytes(path.read_bytes() + b'garbage\n{"step": true}\n[]\n')
+    found = report(made)
+    assert [re.sub(".*/", "", sentence) for sentence in found.damaged] == [
+        "events.jsonl: 3 lines are damaged, and left out; all others are read",
+        "metrics.jsonl: 3 lines are damaged, and left out; all others are read",
+    ]
+    assert found.goodput.unknown == "lines of its event log are damaged"
+
+
+def test_a_run_that_has_not_begun_has_a_page(made: FakeRun) -> None:
+    found = report(made, state="PENDING")
+    assert (found.goodput.value, found.goodput.unknown) == (None, "no attempt has begun")
+    assert "No attempt has begun." in html(found)
+
+
+def test_hostile_values_are_text_in_the_page(tmp_path: Path) -> None:
+    made = three_attempts(tmp_path, name="digits")
+    with made.run.metrics.open("a") as stream:
+        stream.write(json.dumps({"step": 61, "loss": 1.0, HOSTILE: 0.5, "time": NOON + 1019}) + "\n")
+    made.failed(1, attempt=2, at=1019, kind=HOSTILE, message=HOSTILE, traceback=f"T\n{HOSTILE}")
+    made.ended("failed", reason=HOSTILE, exit_code=70)
+    source = Source(time=NOON, commit="c", branch=HOSTILE, dirty=True, diff=f"+{HOSTILE}\n", directory=HOSTILE,
+                    python=HOSTILE, python_version=HOSTILE, packages={HOSTILE: HOSTILE})  # fmt: skip
+    add_source(made.run, source)
+    text = html(report(made), title=HOSTILE)
+    assert text.count("&lt;script&gt;alert(1)") >= 8
+    for never in ("<script", "\x1b", "\u202e", "</pre><s"):
+        assert never not in text
+
+
+def test_the_page_needs_no_network_and_no_script(tmp_path: Path) -> None:
+    text = html(report(three_attempts(tmp_path)))
+    names = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(re.findall(r"\w+://[^\"'\s<)]+", text)) <= names
+    assert "default-src 'none'" in text
+    assert not re.search(r"<(script|link|img|iframe|object)\b|@import|url\((?!#)", text)
+
+
+def test_the_colours_are_those_of_the_page_so_that_it_is_light_and_dark(tmp_path: Path) -> None:
+    text = html(report(three_attempts(tmp_path)))
+    drawings = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+    assert "prefers-color-scheme: dark" in text
+    assert {"var(--c0)", "var(--ink)", "var(--grid)", "var(--p2)"} <= set(re.findall(r"var\([^)]*\)", drawings))
+    assert "#e0" not in drawings
+
+
+def test_a_page_about_a_hundred_thousand_steps_is_small(made: FakeRun) -> None:
+    made.started().event("train", at=20, step=0).steps(1, 100_000, at=20, seconds=0.01)
+    made.event("finish", at=1030, step=100_000).ended("finished", steps=100_000)
+    found = report(made)
+    assert found.attempts[0].seconds["training"] == pytest.approx(1000)  # type: ignore[index]
+    assert len(html(found)) < 1_500_000
+
+
+def test_long_texts_are_cut(tmp_path: Path) -> None:
+    runs = [three_attempts(tmp_path, f"run-{number}") for number in range(12)]
+    for number, made in enumerate(runs):
+        add_source(made.run, Source(time=NOON, commit="c", dirty=True, diff=f"+{number}<\n" * 60_000))
+    text = html(*reports(*runs))
+    assert "(only the beginning)" in text
+    assert len(text) < 2_500_000
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> list[RunReport]:
+    made = make(tmp_path, SWEEP_ID, "rates").submitted("12")
+    elements = tuple({"learning_rate.base": rate} for rate in (0.1, 0.2, 0.4))
+    write_sweep(
+        Sweep(sweep_id=SWEEP_ID, path=made.run.path, elements=elements, chunks=(Chunk(job_id="12", first=0, count=3),))
+    )
+    for index, accuracy in enumerate((0.7, 0.9)):
+        element = make(tmp_path, f"{SWEEP_ID}_{index}", "rates").submitted(f"12_{index}").started(f"12_{index}")
+        element.event("train", at=20, step=0).steps(1, 10, at=30, seconds=1)
+        line = {"step": 10, "val_accuracy": accuracy, "val_loss": 1.0, "val_samples": 10, "eval_s": 1.0}
+        with element.run.metrics.open("a") as stream:
+            stream.write(json.dumps(line) + "\n")
+        element.event("finish", at=41, step=10).ended("finished", steps=10)
+    return reports(made)
+
+
+def test_the_elements_of_a_sweep_are_ranked_the_best_first(sweep: list[RunReport]) -> None:
+    metric, order = ranked(sweep)
+    assert metric == "val_accuracy"
+    assert [one.run.run_id[-1] for one in order] == ["1", "0", "2"]
+    assert order[0].values == {"learning_rate.base": 0.2}
+
+
+def test_the_page_of_a_sweep_has_a_table_and_curves_of_all_elements(sweep: list[RunReport]) -> None:
+    text = html(*sweep)
+    rows = re.findall(rf"{SWEEP_ID}_(\d): base=([0-9.]+)</a>", text)
+    assert rows == [("1", "0.2"), ("0", "0.1"), ("2", "0.4")]
+    assert {"var(--c0)", "var(--c1)"} <= set(re.findall(r"var\(--c\d\)", text))
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_opens_the_page(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(html(report(three_attempts(tmp_path))))
+    words = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [*words, "--enable-logging=stderr", "--dump-dom", f"file://{tmp_path / 'page.html'}"],
+        capture_output=True, text=True, timeout=240, check=True, env=environment,
+    )  # fmt: skip
+    assert done.stdout.count("<svg") == 9
+    assert "78.9%" in done.stdout
+    assert "CONSOLE" not in done.stderr

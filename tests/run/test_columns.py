@@ -1,0 +1,57 @@
+"""The columns of a metrics log hold what its lines hold, also where lines are damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.run.metrics import read_columns, read_metrics
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2)
+)
+STEPS = st.one_of(st.integers(0, 2**40), VALUES)
+DOCUMENTS = st.dictionaries(st.sampled_from(["loss", "val", "x"]), VALUES, max_size=3)
+LINES = st.one_of(
+    st.builds(lambda facts, step: json.dumps({"step": step, **facts}).encode(), DOCUMENTS, STEPS),
+    st.sampled_from([b"", b"{", b"1,2", b"[]", b"\xff", b"{}", b'{"step": 1}, {"step": 2}', b"nan", b"[" * 3000]),
+)
+
+
+def expected(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
+    return float(value) if is_number or (isinstance(value, float) and math.isfinite(value)) else math.nan
+
+
+@given(st.lists(LINES, max_size=12))
+def test_the_columns_are_those_of_the_lines(lines: list[bytes]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        columns, records = read_columns(path), read_metrics(path, 1 << 20).records
+    assert list(columns.steps) == [record.step for record in records if abs(record.step) < 2**53]
+    for name, column in columns.values.items():
+        values = [expected(record.facts.get(name)) for record in records if abs(record.step) < 2**53]
+        assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(column, values, strict=True))
+    whole = [line for line in lines if line.strip()]
+    assert columns.damaged == len(whole) - len(columns.steps)
+
+
+def test_a_line_that_is_still_being_written_is_not_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "lo')
+    columns = read_columns(path)
+    assert (list(columns.steps), columns.damaged) == ([1], 0)
+    path.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.0}')
+    assert list(read_columns(path).values["loss"]) == [2.5, 2.0]
+
+
+def test_no_file_has_no_lines(tmp_path: Path) -> None:
+    assert list(read_columns(tmp_path / "metrics.jsonl").steps) == []

@@ -1,0 +1,118 @@
+"""The stacks of processes that go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hpcddp.task import stacks
+from hpcddp.task.stacks import ProcessStacks, lines_of, parse_lines, stacks_of_host
+
+LISTENING = """
+import sys, time
+from hpcddp.task.signals import show_stacks_on_request
+
+def waits_in_a_function():
+    print("ready", flush=True)
+    time.sleep(600)
+
+if "--deaf" not in sys.argv:
+    show_stacks_on_request()
+waits_in_a_function()
+"""
+STARTING = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"])
+"""
+
+
+@contextmanager
+def task(attempt: Path, code: str, *words: str, rank: int = 0, path: str = "") -> Iterator[subprocess.Popen[str]]:
+    """Start a process that looks like a task of an attempt, and kill it and its child at the end."""
+    environment = {**os.environ, "HPCDDP_ATTEMPT_DIR": str(attempt), "RANK": str(rank), "SLURMD_NODENAME": "n1"}
+    environment["PATH"] = f"{path}:{os.environ['PATH']}" if path else os.environ["PATH"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "hpcddp.task", *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+
+
+def seen(attempt: Path, *, node: str | None = "n1", programs: bool = False) -> list[ProcessStacks]:
+    return list(stacks_of_host(str(attempt), node=node, programs=programs, host="n1"))
+
+
+def test_a_task_shows_where_it_is_again_and_again_and_goes_on(tmp_path: Path) -> None:
+    with task(tmp_path, LISTENING, rank=3) as process:
+        for _ in range(2):
+            (found,) = seen(tmp_path)
+            assert (found.rank, found.host, found.pid) == (3, "n1", process.pid)
+            assert sum("in waits_in_a_function" in line for line in found.lines) == 1
+        assert process.poll() is None
+
+
+def test_only_the_tasks_of_the_attempt_and_of_the_node_are_asked(tmp_path: Path) -> None:
+    with task(tmp_path, LISTENING):
+        assert seen(tmp_path / "another") == []
+        assert seen(tmp_path, node="n2") == []
+        assert len(seen(tmp_path, node=None)) == 1
+
+
+def test_a_task_that_does_not_listen_is_not_ended_by_the_signal(tmp_path: Path) -> None:
+    with task(tmp_path, LISTENING, "--deaf") as process:
+        (found,) = seen(tmp_path)
+        assert "does not show its stacks" in found.lines[0]
+        assert process.poll() is None
+
+
+def test_a_task_that_is_stopped_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "_ANSWER_TIMEOUT_S", 0.3)
+    with task(tmp_path, LISTENING) as process:
+        process.send_signal(signal.SIGSTOP)
+        (found,) = seen(tmp_path)
+        assert found.lines == ("this process does not answer within 0.3 s: it may be stopped",)
+
+
+def test_the_program_of_a_command_is_read_by_py_spy(tmp_path: Path) -> None:
+    with task(tmp_path, STARTING, path=str(tmp_path)):
+        (found,) = seen(tmp_path, programs=True)
+        assert found.lines == (
+            "the stacks of your own program need py-spy, which this node does not have; run: pip install py-spy",
+        )
+        py_spy = tmp_path / "py-spy"
+        py_spy.write_text('#!/bin/sh\necho "$@"\n')
+        py_spy.chmod(0o755)
+        (found,) = seen(tmp_path, programs=True)
+        assert found.lines == (f"dump --pid {found.pid}",)
+        py_spy.write_text("#!/bin/sh\necho Permission denied >&2\nexit 1\n")
+        (found,) = seen(tmp_path, programs=True)
+        assert found.lines == ("py-spy could not read this process: Permission denied",)
+
+
+def test_lines_of_several_nodes_are_put_together_in_the_order_of_the_ranks() -> None:
+    one = ProcessStacks(rank=10, host="n2", pid=7, command="python a.py", lines=("x", "", "y\tz"))
+    two = ProcessStacks(rank=2, host="n1", pid=7, command="python", lines=("w" * 2000,))
+    launcher = ProcessStacks(rank=None, host="n1", pid=3, command="torchrun", lines=())
+    mixed = [
+        line for pair in zip(lines_of(one), [*lines_of(two), *lines_of(launcher), ""], strict=True) for line in pair
+    ]
+    found = parse_lines(["a line of the site's own", *mixed])
+    assert [each.rank for each in found] == [2, 10, None]
+    assert found[1].lines == ("x", "", "y z")
+    assert max(map(len, mixed)) < 1024
