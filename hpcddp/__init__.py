@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hpcddp.run.metrics import log
     from hpcddp.train.checkpoint.checkpointer import Checkpointer
     from hpcddp.train.entry import Context
     from hpcddp.train.losses import (
@@ -65,6 +66,7 @@ __all__ = [
     "additive_loss",
     "evaluate",
     "gather_with_grad",
+    "log",
     "sum_statistics",
     "weighted_mean",
 ]
@@ -81,13 +83,14 @@ _SCORING = {
     "ValidationShare",
     "evaluate",
 }
-_LOOP = {
+_OTHERS = {
     "Checkpointer": "hpcddp.train.checkpoint.checkpointer",
     "Context": "hpcddp.train.entry",
     "Stopper": "hpcddp.train.stopper",
+    "log": "hpcddp.run.metrics",
 }
 _MODULES = {
-    name: _LOOP.get(name) or ("hpcddp.train.scoring" if name in _SCORING else "hpcddp.train.losses")
+    name: _OTHERS.get(name) or ("hpcddp.train.scoring" if name in _SCORING else "hpcddp.train.losses")
     for name in __all__
     if name != "__version__"
 }

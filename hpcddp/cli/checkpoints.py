@@ -72,7 +72,8 @@ def _lines(folder: Path, states: Sequence[CheckpointState], *, now: float) -> li
 def _verdict(state: CheckpointState) -> str:
     if state.damage is not None:
         return f"not valid: {state.damage}"
-    return "valid; a resume goes on from here" if state.resumes else "valid"
+    best = "; the best, checkpoints/best" if state.is_best else ""
+    return f"valid{best}{'; a resume goes on from here' if state.resumes else ''}"
 
 
 def size_text(size: int) -> str:

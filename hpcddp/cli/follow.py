@@ -8,7 +8,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Self
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Self
 
 import typer
 
@@ -216,7 +217,8 @@ class BarDisplay:
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            # Names of metrics may hold brackets.
+            TextColumn("{task.fields[numbers]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
         )
@@ -306,14 +308,27 @@ def epoch_of(record: MetricsLine) -> int | None:
     return None if epoch is None else int(epoch)
 
 
+_EVALUATIONS: Final = {"val_loss": "val_loss {:.4f}", "val_accuracy": "val_accuracy {:.2%}"}
+_NOT_SHOWN: Final = frozenset({"epoch", "lr", "samples_seen", "samples_per_s", "val_top5"})
+_MOST_SHOWN: Final = 3
+
+
 def step_text(record: MetricsLine) -> str:
     """Return the numbers of a training record as text, without those that it does not have."""
-    return _numbers(record, {"loss": "loss {:.4f}", "samples_per_s": "{:,.0f} samples/s"})
+    known = _numbers(record, {"loss": "loss {:.4f}", "samples_per_s": "{:,.0f} samples/s"})
+    if record.number("loss") is not None:
+        return known
+    # Code of the user's own logs under names of its own.
+    others = [f"{name} {value:.4g}" for name, value in record.numbers().items() if name not in _NOT_SHOWN]
+    return "  ".join([*others[:_MOST_SHOWN], *([known] if known else [])])
 
 
 def evaluation_text(record: MetricsLine) -> str:
     """Return the numbers of an evaluation record as text, without those that it does not have."""
-    return _numbers(record, {"val_loss": "val_loss {:.4f}", "val_accuracy": "val_accuracy {:.2%}"})
+    known = _numbers(record, _EVALUATIONS)
+    others = (name for name in record.evaluations() if name not in _EVALUATIONS and name not in _NOT_SHOWN)
+    texts = [f"{name} {record.number(name):.4g}" for name in islice(others, _MOST_SHOWN)]
+    return "  ".join([*([known] if known else []), *texts])
 
 
 def _numbers(record: MetricsLine, formats: Mapping[str, str]) -> str:

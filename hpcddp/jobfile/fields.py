@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -298,6 +298,62 @@ EveryField = Annotated[
                     {"type": "object", "properties": {unit: _COUNT}, "required": [unit], "additionalProperties": False}
                     for unit in ("steps", "epochs")
                 ),
+            ]
+        }
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The metric whose best evaluation has a checkpoint of its own.
+
+    Args:
+        metric: its name in ``metrics.jsonl``.
+        mode: whether its largest or its smallest value is the best; None = as its name says.
+    """
+
+    metric: str
+    mode: Literal["max", "min"] | None = None
+
+
+_BEST_FORMS = "write the name of a metric (val_accuracy), or {metric: val_f1, mode: max}"
+_METRIC = r"[A-Za-z0-9_][A-Za-z0-9_./@-]{0,99}"
+
+
+def _best(value: object) -> Best:
+    if isinstance(value, Best):
+        return value
+    given = {"metric": value} if isinstance(value, str) else value
+    if not isinstance(given, dict) or "metric" not in given or not set(given) <= {"metric", "mode"}:
+        raise refusal("it is neither a name nor a mapping of metric and mode", _BEST_FORMS)
+    metric, mode = given["metric"], given.get("mode")
+    if not isinstance(metric, str) or not re.fullmatch(_METRIC, metric, re.ASCII):
+        raise refusal("that is not the name of a metric", _BEST_FORMS)
+    if mode not in (None, "max", "min"):
+        raise refusal("mode is neither max nor min", _BEST_FORMS)
+    return Best(metric=metric, mode=mode)
+
+
+def _format_best(best: Best) -> str | dict[str, str]:
+    return best.metric if best.mode is None else {"metric": best.metric, "mode": best.mode}
+
+
+_METRIC_SCHEMA = {"type": "string", "pattern": f"^{_METRIC}$"}
+BestField = Annotated[
+    Best,
+    PlainValidator(_best),
+    PlainSerializer(_format_best),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _METRIC_SCHEMA,
+                {
+                    "type": "object",
+                    "properties": {"metric": _METRIC_SCHEMA, "mode": {"enum": ["max", "min"]}},
+                    "required": ["metric"],
+                    "additionalProperties": False,
+                },
             ]
         }
     ),

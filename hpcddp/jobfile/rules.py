@@ -294,9 +294,28 @@ def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
         )
 
 
-def _trackers_show_records(spec: JobSpec) -> Iterator[Finding]:
-    if spec.trackers.use and spec.command is not None:
-        yield "trackers.use", "is given, and a command records its own metrics; remove it, or write train"
+EVALUATION_METRICS = ("val_accuracy", "val_loss", "val_top5")
+"""Metrics that the built-in training reports; the last one with more than five classes."""
+
+
+def _best_metric_is_known(spec: JobSpec) -> Iterator[Finding]:
+    best = spec.checkpoint.best
+    if best is None:
+        return
+    key = "checkpoint.best"
+    if spec.command is not None:
+        yield (
+            key,
+            (
+                f"is {best.metric}, and a command saves its own checkpoints; remove it; a command that uses "
+                f"hpcddp.Checkpointer gives it best={best.metric!r}"
+            ),
+        )
+    elif spec.train is not None:
+        near = nearest(best.metric, EVALUATION_METRICS)
+        if best.metric not in EVALUATION_METRICS:
+            instead = f"did you mean {near}?" if near else "write one of these"
+            yield key, f"is {best.metric}, and an evaluation reports {', '.join(EVALUATION_METRICS)}; {instead}"
 
 
 # Names that bash keeps read-only or changes itself (man bash, Shell Variables).
@@ -432,5 +451,5 @@ RULES = (
     Rule(("environment",), paths_are_usable),
     Rule(("environment.container", "run_root"), container_shows_the_run),
     Rule(("environment.container.image",), image_is_found),
-    Rule(("trackers.use", "command"), _trackers_show_records),
+    Rule(("checkpoint.best", "command", "train"), _best_metric_is_known),
 )

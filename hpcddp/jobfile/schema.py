@@ -136,8 +136,9 @@ def _list_type(schema: dict[str, Any]) -> str:
 
 
 def _mapping_type(schema: dict[str, Any]) -> str:
-    keys = ", ".join(schema.get("properties", ()))
-    return f"`{{{keys}: N}}`" if keys else "mapping"
+    properties = schema.get("properties", {})
+    values = (f"{key}: {'N' if value.get('type') == 'integer' else '...'}" for key, value in properties.items())
+    return f"`{{{', '.join(values)}}}`" if properties else "mapping"
 
 
 _KINDS: dict[str, Callable[[dict[str, Any]], str]] = {

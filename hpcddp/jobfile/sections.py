@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 
 from hpcddp.jobfile.fields import (
+    BestField,
     DatasetName,
     Duration,
     Every,
@@ -252,6 +253,12 @@ class Checkpoint(Section):
         "a duration (`10min`), `{steps: 500}` or `{epochs: 1}`.",
     )
     keep: int = Field(3, ge=2, description="Checkpoints that stay on disk.", json_schema_extra={"unit": "checkpoints"})
+    best: BestField | None = Field(
+        None,
+        description="Metric of the evaluations: the checkpoint of its best value also stays on disk, as "
+        "`checkpoints/best`. Its name (`val_accuracy`), or `{metric: val_f1, mode: max}`; without `mode` the smallest "
+        "value of a loss, an error or a perplexity is the best, and the largest of any other metric.",
+    )
 
 
 CommandSignal = Literal["USR1", "USR2", "INT", "HUP"]

@@ -92,6 +92,11 @@ class RecordReader(Generic[RecordT]):
         for line in self._file.new_lines():
             yield from parse_lines(line, self._kind).records
 
+    @property
+    def replacements(self) -> int:
+        """How often the log was replaced, and read from its beginning again."""
+        return self._file.replacements
+
 
 class _Follower:
     """Shows what is new in the files of a run."""
@@ -112,7 +117,7 @@ class _Follower:
         self._events, self._metrics = RecordReader(run.events, Event), RecordReader(run.metrics, MetricsLine)
         self._waits_for = waits_for
         self._state: tuple[JobPhase, str | None] | None = None
-        self._newest_step = 0
+        self._newest_step = self._shown_before = self._replacements = 0
         self._gone_since: float | None = None
 
     def look(self) -> Outcome | None:
@@ -131,8 +136,20 @@ class _Follower:
             if event.attempt >= self.first_attempt:
                 self._display.event(event)
         for record in self._metrics.new_records():
-            self._newest_step = _show(record, self._display, self._newest_step)
+            self._show(record)
         return self._outcome(now)
+
+    def _show(self, record: MetricsLine) -> None:
+        """Show one record, unless it was shown before a resumed run replaced its metrics."""
+        if self._metrics.replacements > self._replacements:
+            self._replacements, self._shown_before = self._metrics.replacements, self._newest_step
+        evaluations = record.evaluations()
+        # One record may be both, and a step that goes back in the same file was computed again.
+        if record.step > self._shown_before and (not evaluations or "loss" in record.facts):
+            self._display.step(record)
+            self._newest_step = max(self._newest_step, record.step)
+        if evaluations:
+            self._display.evaluation(record)
 
     def _outcome(self, now: JobPhase) -> Outcome | None:
         if now != "ended":
@@ -183,16 +200,6 @@ def follow(
         except KeyboardInterrupt:
             if interrupted is None or not interrupted():
                 raise
-
-
-def _show(record: MetricsLine, display: Display, newest_step: int) -> int:
-    """Show one record unless it was shown before (a resumed run rewrites its metrics); return the newest step shown."""
-    if "val_loss" in record.facts:
-        display.evaluation(record)
-    elif record.step > newest_step:
-        display.step(record)
-        return record.step
-    return newest_step
 
 
 # One query every two seconds is what Slurm's own documentation calls considerate (squeue(1), PERFORMANCE).

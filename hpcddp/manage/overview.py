@@ -400,7 +400,8 @@ def details(status: RunStatus, *, paint: Paint) -> list[str]:
         "time": cells["time"],
         "directory": one_line(str(status.run.path)),
     }
-    return [*(f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING), *map(one_line, files.remarks)]
+    lines = [f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING]
+    return [*lines, *map(one_line, [*status.metric_sentences(), *files.remarks])]
 
 
 def _short(run_id: str) -> str:

@@ -16,10 +16,9 @@ from hpcddp.manage.overview import Paint, SweepStatus, remarks_on, short_keys
 from hpcddp.manage.run_files import readable, readable_lines
 from hpcddp.manage.status import RunStatus
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.metrics import MetricsLine, read_metrics
+from hpcddp.run.metrics import MetricsLine, mode_of, read_metrics
 from hpcddp.run.result import read_result
 
-_SMALLER_IS_BETTER: Final = ("loss", "error")
 # The newest evaluation is most often in the first; the second is some thousands of steps.
 _TAILS_BYTES: Final = (16 * 1024, 1024 * 1024)
 _BETWEEN: Final = "  "
@@ -114,7 +113,7 @@ class Ranking:
 
 def is_smaller_better(metric: str) -> bool:
     """Return whether a smaller value of a metric is better, which its name tells: a loss, or an error."""
-    return any(word in metric.lower() for word in _SMALLER_IS_BETTER)
+    return mode_of(metric) == "min"
 
 
 def rank(sweep: SweepStatus, metric: str) -> Ranking:

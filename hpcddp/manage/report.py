@@ -24,7 +24,7 @@ from hpcddp.run.failure import read_failures
 from hpcddp.run.files import why_unreadable
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Start, SubmissionRecord, read_exits, read_ranks, read_start, read_submission
-from hpcddp.run.metrics import MetricsColumns, read_columns
+from hpcddp.run.metrics import MetricsColumns, mode_of, read_columns
 from hpcddp.run.record import Lines
 from hpcddp.run.source import Source, read_sources
 
@@ -33,7 +33,6 @@ _BOOKKEEPING: Final = frozenset(
     {"epoch", "lr", "samples_seen", "samples_per_s", "val_samples", "eval_s", "noise_scale", "format"}
 )
 _RANKED_BY: Final = ("val_accuracy", "val_loss", "loss")
-_SMALLER_IS_BETTER: Final = ("loss", "error", "perplexity", "wer", "mae", "mse")
 _GOOD: Final = 0.95
 _HOUR: Final = 3600
 
@@ -238,7 +237,7 @@ def _json_of(extreme: Extreme | None) -> dict[str, Any] | None:
 
 def smaller_is_better(name: str) -> bool:
     """Return whether the smaller one of two values of a metric is the better one, as far as its name tells."""
-    return any(word in name.lower() for word in _SMALLER_IS_BETTER)
+    return mode_of(name) == "min"
 
 
 def ranked(reports: Sequence[RunReport]) -> tuple[str | None, list[RunReport]]:

@@ -135,7 +135,7 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
         result=result,
         events=events,
         total_steps=None if plan is None else plan.total_steps,
-        progress=progress_of(metrics, since=began),
+        progress=progress_of(metrics, since=began, written=_written(run.metrics) if metrics else 0.0),
         met=ranks is not None or ranks_damage is not None,
         damaged=damaged,
         is_job_known=not of_job,
@@ -236,7 +236,7 @@ class RunProgress:
 
     Args:
         step: optimizer steps done.
-        loss: of the last step; None where it was not finite, or not logged.
+        loss: ``loss`` of the last step, or ``train_loss``, ``train/loss``; None where it was not finite, or not logged.
         samples_per_s: over the last steps, evaluations and saves included; None with too few steps.
         steps_per_s: the same in steps.
         time: when the last step was made, in seconds since the epoch.
@@ -270,26 +270,40 @@ def read_progress(metrics: Path, *, since: float = 0.0) -> RunProgress | None:
     Raises:
         RecordError: it cannot be read.
     """
-    return progress_of(read_metrics(metrics, _TAIL_BYTES).records, since=since)
+    return progress_of(read_metrics(metrics, _TAIL_BYTES).records, since=since, written=_written(metrics))
 
 
-def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0) -> RunProgress | None:
+def _written(path: Path) -> float:
+    """Return when a file was written last, in seconds since the epoch; 0 without one."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+_LOSSES: Final = ("loss", "train_loss", "train/loss")
+
+
+def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0, written: float = 0.0) -> RunProgress | None:
     """Return how far a run is, or None before its first step.
 
     Args:
         metrics: the last lines of its ``metrics.jsonl``.
         since: the speed is that of later steps only, in seconds since the epoch: when the newest attempt began.
+        written: when the file was written last, in seconds since the epoch: the time of lines that have none.
     """
-    found = [(line, line.time) for line in metrics if line.time is not None]
-    # A function of the user's own may log what it likes.
-    lines = [(line, moment) for line, moment in found if "loss" in line.facts] or found
+    # Code of the user's own may log what it likes, and an evaluation has no time of its own.
+    known = (line for line in metrics if line.time is not None or not line.evaluations())
+    found = [(line, written if line.time is None else line.time) for line in known]
+    name = next((name for name in _LOSSES if any(name in line.facts for line, _ in found)), _LOSSES[0])
+    lines = [(line, moment) for line, moment in found if name in line.facts] or found
     if not lines:
         return None
     last, moment = lines[-1]
     samples_per_s, steps_per_s = _speed([(line, moment) for line, moment in lines if moment >= since])
     return RunProgress(
         step=last.step,
-        loss=last.number("loss"),
+        loss=last.number(name),
         samples_per_s=samples_per_s,
         steps_per_s=steps_per_s,
         time=moment,
@@ -304,7 +318,7 @@ def _speed(lines: Sequence[tuple[MetricsLine, float]]) -> tuple[float | None, fl
     seconds = ended - began
     if seconds <= 0:
         return last.number("samples_per_s"), None
-    steps_per_s = (last.step - first.step) / seconds
+    steps_per_s = (last.step - first.step) / seconds if last.step > first.step else None
     before, after = first.number("samples_seen"), last.number("samples_seen")
     if before is None or after is None:
         return last.number("samples_per_s"), steps_per_s

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -14,6 +15,8 @@ from typing import Any, Final
 from hpcddp.manage.run_files import Job, RunFiles, read_run_files
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import known_hosts
+from hpcddp.run.metrics import Summary
+from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
 from hpcddp.slurm.job import JOB_STATES, JobState
 from hpcddp.stop.reasons import Cause
@@ -114,6 +117,7 @@ def state_of_result(status: str, cause: str | None) -> State:
     return _STOPPED_BY.get(cause or "", state) if state is State.STOPPED else state
 
 
+_METRICS_SHOWN: Final = 6
 # What Slurm takes for the end of a job without a limit is a year away (slurm.h, YEAR_SECONDS).
 _UNLIMITED_S: Final = 360 * 24 * 3600.0
 Ask = Callable[[], Sequence[QueuedJob]]
@@ -186,6 +190,17 @@ class RunStatus:
         return limit_s if limit_s < _UNLIMITED_S else None
 
     @property
+    def metrics(self) -> dict[str, Summary]:
+        """The last and the best value of each metric of the evaluations, by name; empty for a run that waits."""
+        if self.files.result is not None:
+            return self.files.result.metrics
+        return metrics_of(self.run) if self.state.has_nodes else {}
+
+    def metric_sentences(self) -> list[str]:
+        """Return the best and the last value of each metric of the evaluations, in words; of many, the first few."""
+        return [f"{name}: {summary.sentence}" for name, summary in islice(self.metrics.items(), _METRICS_SHOWN)]
+
+    @property
     def hosts(self) -> Sequence[str] | None:
         """The hosts of the newest attempt; None before its ranks have met."""
         if self.files.attempt is None:
@@ -220,6 +235,7 @@ class RunStatus:
             "total_steps": files.total_steps,
             "loss": None if progress is None else progress.loss,
             "samples_per_s": None if progress is None else progress.samples_per_s,
+            "metrics": {name: summary.as_json() for name, summary in self.metrics.items()},
             "eta_s": self.eta_s,
             "nodes": self.nodes,
             "hosts": self.hosts,

@@ -171,6 +171,7 @@ def _signs(status: RunStatus) -> Iterator[str]:
         total = "" if files.total_steps is None else f" of {files.total_steps}"
         eta = "" if status.eta_s is None else f", about {duration_text(status.eta_s)} to go"
         yield f"step {status.step}{total}{eta}"
+    yield from map(one_line, status.metric_sentences())
     if status.state.has_nodes and status.used_s is not None:
         limit = "" if status.limit_s is None else f" of its {limit_text(status.limit_s)}"
         yield f"it has used {duration_text(status.used_s)}{limit}"
@@ -184,8 +185,8 @@ def _ended(status: RunStatus, result: Result, called: str) -> Answer:
         accuracy = result.val_accuracy
         scored = "" if accuracy is None else f", val_accuracy {accuracy:.2%}"
         steps = "" if result.steps is None else f" after {result.steps} steps{scored}"
-        result_file = f"its result is {run.result}"
-        return Answer(status=status, why=f"it has finished{steps}", facts=(result_file,), history=_history(status))
+        facts = (*map(one_line, status.metric_sentences()), f"its result is {run.result}")
+        return Answer(status=status, why=f"it has finished{steps}", facts=facts, history=_history(status))
     facts = (*_collectives(status), *_saved(run, result.saved_step))
     resume = result.resume or resume_command(run)
     look = result.exit_code in _LOOK_FIRST

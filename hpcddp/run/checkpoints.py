@@ -25,6 +25,8 @@ from hpcddp.stop.reasons import ExitCode
 
 MANIFEST: Final = "manifest.json"
 LATEST: Final = "latest"
+BEST: Final = "best"
+"""A symbolic link to the checkpoint of the best evaluation."""
 LARGEST_MANIFEST: Final = 1 << 28
 """Bytes; nobody writes as much, and a file of a damaged size is not read into memory."""
 _CHECKSUM: Final = "sha256"
@@ -254,6 +256,9 @@ class Checkpoint:
 def verify(path: Path) -> Checkpoint:
     """Return a checkpoint whose files are what its manifest says. Other files in its directory are not looked at.
 
+    Args:
+        path: its directory, or ``checkpoints/best``.
+
     Raises:
         InvalidCheckpointError: names what is wrong, also where the disk cannot be read.
     """
@@ -277,7 +282,7 @@ def read_manifest(path: Path) -> Manifest:
         manifest = Manifest.from_text(content.decode())
     except ValueError as error:
         raise InvalidCheckpointError(f"{path / MANIFEST} is damaged ({error})") from error
-    if manifest.step != step_of(path):
+    if manifest.step != step_of(best_checkpoint(path.parent) or path if path.name == BEST else path):
         raise InvalidCheckpointError(f"{path / MANIFEST} is of step {manifest.step}, not of its directory's")
     return manifest
 
@@ -325,6 +330,16 @@ def list_checkpoints(directory: Path) -> list[Path]:
         return []
     named = [(step, path) for path in directory.iterdir() if (step := step_of(path)) is not None]
     return [path for _, path in sorted(named, reverse=True)]
+
+
+def best_checkpoint(directory: Path) -> Path | None:
+    """Return the checkpoint that ``best`` names, or None if it names none that is there; nothing is verified."""
+    try:
+        named = directory / (directory / BEST).readlink()
+    except OSError:
+        return None
+    # A link to another place is not followed.
+    return named if named.parent == directory and step_of(named) is not None and named.is_dir() else None
 
 
 def newest_valid(
@@ -387,6 +402,7 @@ class CheckpointState:
         attempt: the attempt that wrote it; None where its manifest cannot be read.
         damage: why it is not valid; None = it is.
         resumes: whether a resume would take it: the newest valid one.
+        is_best: whether ``best`` names it.
     """
 
     path: Path
@@ -396,6 +412,7 @@ class CheckpointState:
     attempt: int | None
     damage: str | None
     resumes: bool = False
+    is_best: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints."""
@@ -407,6 +424,7 @@ class CheckpointState:
             "valid": self.damage is None,
             "damage": self.damage,
             "resumes": self.resumes,
+            "best": self.is_best,
             "path": str(self.path),
         }
 
@@ -423,7 +441,8 @@ def survey(directory: Path) -> list[CheckpointState]:
         with suppress(FileNotFoundError):
             states.append(_look(path))
     newest = next((state for state in states if state.damage is None), None)
-    return [replace(state, resumes=state is newest) for state in states]
+    best = best_checkpoint(directory)
+    return [replace(state, resumes=state is newest, is_best=state.path == best) for state in states]
 
 
 def _look(path: Path) -> CheckpointState:

@@ -401,11 +401,13 @@ class GrowingFile:
 
     Attributes:
         offset: the offset behind the last line that was read.
+        replacements: how often the file was replaced.
     """
 
     def __init__(self, path: Path, *, begin: int = 0) -> None:
         self._path, self._begin, self.offset = path, begin, begin
         self._inode: int | None = None
+        self.replacements = 0
 
     def new_lines(self, *, ended: bool = False) -> Iterator[bytes]:
         """Yield the complete lines that were appended since the last call, each with its end.
@@ -422,6 +424,7 @@ class GrowingFile:
             return
         if self._inode not in (None, inode):
             self.offset = self._begin
+            self.replacements += 1
         self._inode = inode
         for line, behind in lines_from(self._path, self.offset, with_last=ended):
             self.offset = behind

@@ -1,22 +1,43 @@
-"""Plan and metrics of a training (``plan.json``, ``metrics.jsonl``), and the position of each tracker in them."""
+"""Plan and metrics of a training (``plan.json``, ``metrics.jsonl``), and the position of each tracker in them.
+
+A command and an ``entrypoint`` write lines of their own, by ``hpcddp.log`` or into the file that
+``HPCDDP_METRICS_FILE`` names. Such a line may hold anything, and the step goes back where a later attempt has resumed.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import operator
+import os
+import re
+import sys
+import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 from hpcddp.packages import is_installed
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.record import Lines, Record, read_last_bytes, read_last_lines, read_record, write_record
+from hpcddp.run.files import LONGEST_LINE, append_line, open_regular, why_unreadable, write_bytes
+from hpcddp.run.record import (
+    LARGEST_RECORD,
+    Lines,
+    Record,
+    RecordError,
+    parse_lines,
+    read_last_bytes,
+    read_last_lines,
+    read_record,
+    write_record,
+)
 
 if TYPE_CHECKING:
+    from hpcddp.jobfile.fields import Best
     from hpcddp.jobfile.sections import Trackers
 
 
@@ -56,9 +77,30 @@ def write_plan_record(run: RunDirectory, document: Mapping[str, Any]) -> None:
     write_record(run.plan, PlanRecord.from_document(document))
 
 
+_LARGEST: Final = 1 << 53
+_LATEST: Final = float(1 << 33)
+_LONGEST_NAME: Final = 100
+EVALUATION_PREFIXES: Final = ("val", "valid", "validation", "eval", "evaluation", "dev", "test")
+"""The first words of the names of metrics of an evaluation."""
+_EVALUATION: Final = re.compile(rf"({'|'.join(EVALUATION_PREFIXES)})[_/.-](?!samples$|s$)")
+# The beginnings of these names, as they stand in a file.
+_NEEDLES: Final = (b'"val', b'"eval', b'"dev', b'"test')
+
+
+def is_evaluation(name: str) -> bool:
+    """Return whether a name is that of a metric of an evaluation: ``val_accuracy``, ``eval/f1``."""
+    return _EVALUATION.match(name) is not None
+
+
+def curve_name(name: str) -> str:
+    """Return the name under which trackers show a metric of an evaluation: ``val/accuracy`` for ``val_accuracy``."""
+    match = _EVALUATION.match(name)
+    return name if match is None else f"{match[1]}/{name[match.end() :]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsLine(Record):
-    """What was measured at a step. A function of the user's own may log what it likes.
+    """What was measured at a step. Code of the user's own may log what it likes.
 
     Args:
         step: optimizer steps done.
@@ -73,14 +115,42 @@ class MetricsLine(Record):
     time: float | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.step <= _LARGEST:
+            raise ValueError(f"its step is not between 0 and {_LARGEST}")
+        if self.time is not None and not 0 <= self.time < _LATEST:
+            raise ValueError("its time is no time")
+
     def number(self, name: str) -> float | None:
-        """Return a measured number; None if it was not measured, or is no number."""
-        value = self.facts.get(name)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        """Return a measured number; None if it was not measured, or is not a finite number."""
+        return _finite(self.facts.get(name))
+
+    def numbers(self) -> dict[str, float]:
+        """Return all finite numbers whose names can be shown, by name."""
+        known = ((name, _finite(value)) for name, value in self.facts.items())
+        return {
+            name: value
+            for name, value in known
+            if value is not None and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
+        }
+
+    def evaluations(self) -> dict[str, float]:
+        """Return the metrics of an evaluation, by name; empty for a line of the training."""
+        return {name: value for name, value in self.numbers().items() if is_evaluation(name)}
 
     def as_json(self) -> dict[str, Any]:
         """Return the line as a JSON object."""
         return {"step": self.step, **({} if self.time is None else {"time": self.time}), **self.facts}
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:
+        # An integer may have too many digits for a float.
+        return None
 
 
 def lines_until(content: bytes, *, step: int, evaluated_step: int) -> bytes:
@@ -117,6 +187,335 @@ def read_metrics(path: Path, size: int) -> Lines[MetricsLine]:
         RecordError: it cannot be read.
     """
     return read_last_lines(path, MetricsLine, size)
+
+
+METRICS_FLUSH_S: Final = 2.0
+
+
+class MetricsFile:
+    """Collects records and appends them in blocks: at least every 2 s, and whenever it is told to.
+
+    Args:
+        path: the file.
+        before_write: called before each block; raises if this process may no longer write.
+        warn: is told once when a block cannot be written; what it holds is kept for the next one.
+        monotonic: seconds on a clock that never goes back.
+        flush_every_s: the longest time between two blocks, in seconds; 0 writes each record at once.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        before_write: Callable[[], None],
+        warn: Callable[[str], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        flush_every_s: float = METRICS_FLUSH_S,
+    ) -> None:
+        self._path, self._monotonic, self._before_write, self._warn = path, monotonic, before_write, warn
+        self._flush_every_s = flush_every_s
+        self._lines: list[str] = []
+        self._warned = False
+        self._written_at = monotonic()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take a record; numbers that JSON does not have become null."""
+        self._lines.append(json.dumps({name: _json_number(value) for name, value in record.items()}))
+        # What a full disk did not take is not offered to it again for each record.
+        every_s = METRICS_FLUSH_S if self._warned else self._flush_every_s
+        if self._monotonic() - self._written_at >= every_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has been collected; a disk that is full or gone holds nothing up."""
+        if self._lines:
+            try:
+                self._before_write()
+                append_line(self._path, "\n".join(self._lines))
+            except OSError as error:
+                self._report(error)
+            else:
+                self._lines.clear()
+                self._warned = False
+        self._written_at = self._monotonic()
+
+    def _report(self, error: OSError) -> None:
+        if not self._warned:
+            self._warn(f"warning: {self._path} cannot be written ({error}); the training goes on, its records wait")
+        self._warned = True
+
+
+def _json_number(value: Any) -> Any:  # noqa: ANN401
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def keep_until(path: Path, step: int, evaluated_step: int | None) -> None:
+    """Drop what a resumed run will write again, and a torn last line, so that no record is there twice.
+
+    Args:
+        path: the metrics file; need not exist.
+        step: optimizer steps done at the checkpoint; 0 drops every step.
+        evaluated_step: optimizer steps done at the last evaluation that the checkpoint knows; None drops them all.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    try:
+        with open_regular(path) as (stream, _):
+            content = stream.read()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RecordError(
+            f"{path} cannot be read ({why_unreadable(error)}); move it away to go on without its lines", path=path
+        ) from error
+    last_evaluation = -1 if evaluated_step is None else evaluated_step
+    write_bytes(path, lines_until(content, step=step, evaluated_step=last_evaluation))
+
+
+METRICS_FILE: Final = "HPCDDP_METRICS_FILE"
+"""The variable that names the metrics file to a program and to an ``entrypoint``."""
+_CHECK_OWNER_EVERY_S: Final = 2.0
+
+
+class _OvertakenError(Exception):
+    """A later attempt owns the run."""
+
+
+class _OwnLog:
+    """The lines that this process writes with ``log``.
+
+    Args:
+        path: the metrics file of the run.
+        attempt: the attempt that this process belongs to; None if unknown.
+    """
+
+    def __init__(self, path: Path, attempt: int | None) -> None:
+        self._run, self._attempt = RunDirectory(path.parent), attempt
+        self._file: MetricsFile | None = MetricsFile(
+            path, before_write=self._check_owner, warn=_write_warning, flush_every_s=0.0
+        )
+        self._checked_at = -math.inf
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            try:
+                self._file.add(record)
+            except _OvertakenError:
+                self._file = None
+                _write_warning(f"warning: another attempt owns the run {self._run.run_id}; metrics are not logged")
+
+    def _check_owner(self) -> None:
+        """Raise if a later attempt owns the run; the node of this one may be cut off from Slurm."""
+        now = time.monotonic()
+        if self._attempt is None or now - self._checked_at < _CHECK_OWNER_EVERY_S:
+            return
+        self._checked_at = now
+        newest = self._run.newest_attempt()
+        if newest is not None and newest > self._attempt:
+            raise _OvertakenError
+
+
+_own_logs: Final[dict[str, _OwnLog]] = {}
+
+
+def log(metrics: Mapping[str, Any], *, step: int) -> None:
+    """Report metrics of a run: ``hpcddp.log({"loss": 0.3}, step=100)``.
+
+    For a script that is the ``command`` of a job, and for an ``entrypoint``. ``hpcddp status``, ``submit --follow`` and
+    the trackers of the job show what is reported. Rank 0 appends one line to the metrics file of the run; on other
+    ranks, and outside of hpcddp, nothing happens. A file that cannot be written is a warning. Metrics of an evaluation
+    begin with ``val_``, ``eval_``, ``dev_`` or ``test_``.
+
+    Args:
+        metrics: numbers by name. Reading a number from a GPU makes the loop wait for it.
+        step: optimizer steps done, >= 0. After a restart it may go back; the later lines count.
+
+    Raises:
+        TypeError: a metric is not a number, or the step is not an integer.
+        ValueError: the step is negative.
+    """
+    done = operator.index(step)
+    if done < 0:
+        raise ValueError(f"step is {done}, and it counts the optimizer steps done; give 0 or more")
+    path = os.environ.get(METRICS_FILE)
+    if not path or os.environ.get("RANK", "0") != "0":
+        return
+    if path not in _own_logs:
+        attempt = os.environ.get("HPCDDP_ATTEMPT", "")
+        _own_logs[path] = _OwnLog(Path(path), int(attempt) if attempt.isascii() and attempt.isdigit() else None)
+    _own_logs[path].add({"step": done, "time": time.time(), **plain_numbers(metrics)})
+
+
+def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics as numbers that JSON can hold; a tensor or a number of numpy becomes a float.
+
+    Raises:
+        TypeError: a metric is not a number, or its name is taken.
+    """
+    plain: dict[str, float] = {}
+    for name, value in metrics.items():
+        if name in {"step", "time"}:
+            raise TypeError(f"a metric is called {name}, which every line has already; give it another name")
+        try:
+            plain[name] = value if type(value) in {int, float} else float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"the metric {name} is {value!r:.80}, which is not a number") from error
+    return plain
+
+
+def _write_warning(text: str) -> None:
+    # The output of the program may be closed, and a metric must not end it.
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"hpcddp: {text}\n")
+        sys.stderr.flush()
+
+
+Mode = Literal["max", "min"]
+_SMALLER_IS_BETTER: Final = re.compile(
+    r"loss|error|perplexity|(^|[_/.-])(err|ppl|nll|mse|rmse|mae|wer|cer|fid)($|[_/.-])", re.IGNORECASE
+)
+
+
+def mode_of(name: str) -> Mode:
+    """Return whether the largest or the smallest value of a metric is its best, by its name."""
+    return "min" if _SMALLER_IS_BETTER.search(name) else "max"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The last and the best value of a metric over a run.
+
+    Args:
+        last: the last value.
+        last_step: optimizer steps done there.
+        best: the largest value, or the smallest one for a ``mode`` of ``min``; the first of several equal ones.
+        best_step: optimizer steps done there.
+        mode: which value is the best.
+    """
+
+    last: float
+    last_step: int
+    best: float
+    best_step: int
+    mode: Mode
+
+    @property
+    def sentence(self) -> str:
+        """Both values in words."""
+        best, last = f"{self.best:.4g} after step {self.best_step}", f"{self.last:.4g} after step {self.last_step}"
+        return f"best {best}, which is the last" if self.best_step == self.last_step else f"best {best}, last {last}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that ``--json`` prints, and that ``result.json`` holds."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: object) -> Summary | None:
+        """Return what ``as_json`` wrote; None for anything else."""
+        if not isinstance(document, dict) or document.keys() != {"last", "last_step", "best", "best_step", "mode"}:
+            return None
+        last, best, steps = (
+            _finite(document["last"]),
+            _finite(document["best"]),
+            (document["last_step"], document["best_step"]),
+        )
+        mode = document["mode"]
+        if last is None or best is None or any(type(step) is not int for step in steps) or mode not in {"max", "min"}:
+            return None
+        return cls(last=last, last_step=steps[0], best=best, best_step=steps[1], mode=mode)
+
+
+def best_of(values: Mapping[int, float], mode: Mode) -> int:
+    """Return the step of the best value; the first of several equal ones. ``values`` is not empty."""
+    sign = 1 if mode == "min" else -1
+    return min(values, key=lambda step: (sign * values[step], step))
+
+
+def summaries(path: Path, best: Best | None = None) -> dict[str, Summary]:
+    """Return the last and the best value of each metric of the evaluations, by name.
+
+    Args:
+        path: the run's ``metrics.jsonl``; it need not exist.
+        best: the job's ``checkpoint.best``: its metric may have any name, and a mode of its own.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    found = {}
+    for name, values in read_evaluations(path, best).items():
+        mode = (best.mode if best is not None and name == best.metric else None) or mode_of(name)
+        last_step, best_step = max(values), best_of(values, mode)
+        found[name] = Summary(
+            last=values[last_step], last_step=last_step, best=values[best_step], best_step=best_step, mode=mode
+        )
+    return found
+
+
+def read_evaluations(path: Path, best: Best | None = None) -> dict[str, dict[int, float]]:
+    """Return the values of each metric of the evaluations: by name, then by step in ascending order.
+
+    Where the step of a metric goes back, a later attempt has resumed: its earlier values from that step on do not
+    count. Damaged lines are left out.
+
+    Args:
+        path: as ``summaries`` has it. Of a file over 256 MiB the end is read.
+        best: as ``summaries`` has it.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    also = None if best is None else best.metric
+    needles = _NEEDLES if also is None else (*_NEEDLES, json.dumps(also).encode())
+    found: dict[str, dict[int, float]] = {}
+    try:
+        with open_regular(path) as (stream, size):
+            stream.seek(max(0, size - LARGEST_RECORD))
+            for block in _blocks_of_lines(stream):
+                for line in parse_lines(b"\n".join(_lines_with(block, needles)), MetricsLine).records:
+                    for name, value in line.numbers().items():
+                        if is_evaluation(name) or name == also:
+                            _add(found.setdefault(name, {}), line.step, value)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({why_unreadable(error)}); make it readable", path=path) from error
+    return found
+
+
+def _add(values: dict[int, float], step: int, value: float) -> None:
+    while values and next(reversed(values)) >= step:
+        values.popitem()
+    values[step] = value
+
+
+_BLOCK_BYTES: Final = 1 << 20
+
+
+def _blocks_of_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the content in blocks of whole lines; of a line that is longer than a block, its end is a line."""
+    rest = b""
+    while part := stream.read(_BLOCK_BYTES):
+        head, end, tail = part.rpartition(b"\n")
+        if end:
+            yield rest + head
+        rest = tail if end or len(rest) > LONGEST_LINE else rest + tail
+    yield rest
+
+
+def _lines_with(block: bytes, needles: Sequence[bytes]) -> list[bytes]:
+    """Return the lines that hold one of the needles, in their order: parsing all of a million lines takes seconds."""
+    found: dict[int, bytes] = {}
+    for needle in needles:
+        at = block.find(needle)
+        while at >= 0:
+            begin = block.rfind(b"\n", 0, at) + 1
+            end = block.find(b"\n", at)
+            end = len(block) if end < 0 else end
+            if end - begin <= LONGEST_LINE:
+                found[begin] = block[begin:end]
+            at = block.find(needle, end)
+    return [found[begin] for begin in sorted(found)]
 
 
 _LINES_AT_ONCE: Final = 5000
@@ -187,9 +586,6 @@ def _documents(lines: Sequence[bytes]) -> list[dict[str, Any]]:
             with suppress(ValueError, RecursionError):
                 documents.append(json.loads(line))
     return [one for one in documents if type(one) is dict and type(one.get("step")) is int and one["step"] < _LARGEST]
-
-
-_LARGEST: Final = 1 << 53
 
 
 def _number(value: object) -> float:

@@ -7,6 +7,7 @@ checkpoints before it as they were.
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import IO, Final
 
 from hpcddp.run.checkpoints import (
+    BEST,
     LATEST,
     MANIFEST,
     Checkpoint,
     Manifest,
     Writer,
+    best_checkpoint,
     checkpoint_name,
     left_by,
     list_checkpoints,
@@ -30,6 +33,7 @@ from hpcddp.run.checkpoints import (
     write_hashed,
 )
 from hpcddp.run.files import read_tail, sync_directory, write_text
+from hpcddp.run.metrics import Mode, best_of
 from hpcddp.stop import faults
 
 _LONGEST_NAME: Final = 64
@@ -115,8 +119,45 @@ def advance_latest(directory: Path, step: int, *, may_publish: Callable[[], None
         write_text(path, f"{checkpoint_name(step)}\n")
 
 
+def point_best(directory: Path, values: Mapping[int, float], mode: Mode, *, may_publish: Callable[[], None]) -> None:
+    """Let ``best`` name the checkpoint with the best value, of those that are there, in one step.
+
+    It follows from the values and the directory alone, so that a process that dies before or within it loses nothing:
+    the next call does the same.
+
+    Args:
+        directory: the folder of checkpoints.
+        values: of the metric, by step; ``best`` stays as it is if no checkpoint has one.
+        mode: whether the largest or the smallest value is the best.
+        may_publish: called just before ``best`` is replaced; raises if another attempt owns the run.
+
+    Raises:
+        OSError: the disk cannot be written.
+        FencedError: from ``may_publish``.
+    """
+    there = (step_of(path) for path in list_checkpoints(directory))
+    known = {step: values[step] for step in there if step is not None and step in values}
+    if not known:
+        return
+    best, target = directory / BEST, directory / checkpoint_name(best_of(known, mode))
+    if best_checkpoint(directory) == target:
+        return
+    faults.inject("best", step=best_of(known, mode))
+    temporary = directory / f".{BEST}.{secrets.token_hex(4)}"
+    temporary.symlink_to(target.name)
+    try:
+        may_publish()
+        if best.is_dir() and not best.is_symlink():
+            # A copy of the run that followed the link.
+            set_aside(best)
+        temporary.replace(best)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(directory)
+
+
 def prune(directory: Path, *, keep: int, newest: Path, attempt: int) -> None:
-    """Remove old checkpoints and what earlier attempts left half written.
+    """Remove old checkpoints, but for the best one, and what earlier attempts left half written.
 
     Args:
         directory: the folder of checkpoints.
@@ -128,8 +169,9 @@ def prune(directory: Path, *, keep: int, newest: Path, attempt: int) -> None:
         OSError: the disk cannot be written.
     """
     faults.inject("save.prune", step=step_of(newest))
+    kept = (newest, best_checkpoint(directory))
     for path in list_checkpoints(directory)[keep:]:
-        if path != newest:
+        if path not in kept:
             _remove(path)
     sweep(directory, attempt=attempt)
 
@@ -151,7 +193,7 @@ def sweep(directory: Path, *, attempt: int) -> None:
         OSError: the directory cannot be read, or something in it cannot be renamed.
     """
     for path in directory.iterdir() if directory.is_dir() else ():
-        if path.name.startswith(f".{LATEST}."):
+        if path.name.startswith((f".{LATEST}.", f".{BEST}.")):
             path.unlink(missing_ok=True)
         by = left_by(path)
         if by is not None and by < attempt:

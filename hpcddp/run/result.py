@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
+from hpcddp.run.files import open_regular
 from hpcddp.run.job_records import Decision
-from hpcddp.run.record import Record, RecordError, read_record, write_record
+from hpcddp.run.metrics import Summary, summaries
+from hpcddp.run.record import LARGEST_RECORD, Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
+
+if TYPE_CHECKING:
+    from hpcddp.jobfile.fields import Best
 
 # The other ranks wait for rank 0 meanwhile.
 _RESULT_PATIENCE_S: Final = 120.0
@@ -62,6 +68,13 @@ class Result(Record):
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def metrics(self) -> dict[str, Summary]:
+        """The last and the best value of each metric of the evaluations, by name; earlier versions wrote none."""
+        written = self.facts.get("metrics")
+        known = {name: Summary.from_json(value) for name, value in written.items()} if isinstance(written, dict) else {}
+        return {name: summary for name, summary in known.items() if summary is not None}
+
+    @property
     def noise_scale(self) -> float | None:
         """The gradient noise scale in samples; None if it was not measured, or has no finite value."""
         scale = self.facts.get("noise_scale")
@@ -95,8 +108,37 @@ def read_result(run: RunDirectory) -> Result | None:
     return read_record(run.result, Result)
 
 
+def metrics_of(run: RunDirectory) -> dict[str, Summary]:
+    """Return the last and the best value of each metric of a run's evaluations; empty where they are unreadable."""
+    try:
+        return summaries(run.metrics, _best_of_job(run))
+    except RecordError:
+        return {}
+
+
+# In the resolved job every field is written, most often as null.
+_NAMES_BEST: Final = re.compile(rb"^  best:(?! null$)", re.MULTILINE)
+
+
+def _best_of_job(run: RunDirectory) -> Best | None:
+    """Return ``checkpoint.best`` of a run's job; None where it cannot be read."""
+    try:
+        with open_regular(run.job_file) as (stream, _):
+            if not _NAMES_BEST.search(stream.read(LARGEST_RECORD)):
+                return None
+        # Here: it takes longer to import what checks a job than to show the state of a run.
+        from hpcddp.run.job_file import read_job_file
+
+        return read_job_file(run).checkpoint.best
+    except (OSError, RecordError):
+        return None
+
+
 def write_result(run: RunDirectory, result: Result) -> None:
-    """Write the result of a run."""
+    """Write the result of a run, with the last and the best value of each metric of its evaluations."""
+    if known := metrics_of(run):
+        metrics = {name: summary.as_json() for name, summary in known.items()}
+        result = replace(result, facts={**result.facts, "metrics": metrics})
     write_record(run.result, result, reserves=run.reserves("result"))
 
 

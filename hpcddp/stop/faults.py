@@ -31,8 +31,9 @@ from hpcddp.errors import UserError
 VARIABLE: Final = "HPCDDP_FAULTS"
 """The environment variable that describes faults; a job file sets it in ``environment.env``."""
 
-Point = Literal["step", "save.begin", "save.file", "save.manifest", "save.rename", "save.latest", "save.prune"]
-"""The points of injection: a step boundary, and before each part of a save (``save.begin``: before all of it)."""
+Point = Literal["step", "save.begin", "save.file", "save.manifest", "save.rename", "save.latest", "save.prune", "best"]
+"""The points of injection: a step boundary, before each part of a save (``save.begin``: before all of it), and before
+``checkpoints/best`` moves."""
 
 POINTS: Final[tuple[Point, ...]] = get_args(Point)
 SAVE_POINTS: Final = tuple(point for point in POINTS if point.startswith("save."))

@@ -13,8 +13,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -30,6 +30,20 @@ REASONS: Final[Mapping[signal.Signals, StopReason]] = MappingProxyType(
     }
 )
 """The signals that are received, and the stop reason of each."""
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Block these signals in this thread while it forks processes, which inherit the mask until they change it.
+
+    The process itself still receives them in its other threads.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, REASONS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 
 # submitit installs a handler for it.
 _RESET: Final = (signal.SIGCONT,)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn
 
 from hpcddp.batch.job import batch_variables, plan_job
 from hpcddp.errors import UserError
@@ -37,12 +37,13 @@ from hpcddp.run.job_records import (
     write_asked_end,
     write_exit,
 )
+from hpcddp.run.metrics import METRICS_FILE
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import ASK_EVERY_S, Deadline, EndTime, KnownEnd, moved_sentence
 from hpcddp.stop.listener import LISTENER, ReceivedSignal, handled_signals, write_to_stderr
-from hpcddp.stop.reasons import ExitCode
+from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.task.attribution import log_says_peer_loss, save_failure
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE, ProcessState
@@ -99,6 +100,9 @@ _ROOT_CAUSE: Final = re.compile(
 _SIGNAL_LINE: Final = re.compile(r"^hpcddp: \d\d:\d\d:\d\d SIG", re.ASCII)
 
 
+ProgramEnding = Literal["finished", "failed", "stopped", "cancelled"]
+
+
 class CommandError(UserError):
     """The program of a command cannot be started."""
 
@@ -114,6 +118,7 @@ def run_program(
     environment: Mapping[str, str],
     port: int,
     deadline: Deadline,
+    on_end: Callable[[ProgramEnding], None] = lambda _: None,
 ) -> None:
     """Run the job's command as this task.
 
@@ -128,6 +133,7 @@ def run_program(
         environment: the whole environment of the program.
         port: MASTER_PORT of the run.
         deadline: the end of the job as the attempt began.
+        on_end: called with the ending of the program when it is recorded.
     """
     written = spec.command or ()
     # Does not return in a process that is about to exit.
@@ -158,7 +164,7 @@ def run_program(
         record = PROCESS_STATE.record(
             kind=error.kind, message=error.message, traceback="", exit_code=ExitCode.USER_CODE
         )
-        _exit_with_failure(record, attempt)
+        _exit_with_failure(record, attempt, on_end)
     exit_ = ProgramExit(
         rank=env.rank,
         host=PROCESS_STATE.host,
@@ -182,14 +188,24 @@ def run_program(
         write_exit(attempt, exit_)
     except OSError as error:
         write_to_stderr(f"hpcddp: {attempt.rank_exit(env.rank)} cannot be written ({error})\n")
-    if failure is not None and not attempt.requeue_file.exists():
-        _exit_with_failure(failure, attempt)
+    asks_again = attempt.requeue_file.exists()
+    if failure is not None and not asks_again:
+        _exit_with_failure(failure, attempt, on_end)
+    if other_first:
+        on_end("failed")
+    elif exit_.cause == Cause.CANCELLED:
+        on_end("cancelled")
+    else:
+        on_end("stopped" if asks_again or program.notice is not None or code == ExitCode.STOPPED else "finished")
 
 
-def _exit_with_failure(failure: FailureRecord, attempt: AttemptDirectory) -> NoReturn:
+def _exit_with_failure(
+    failure: FailureRecord, attempt: AttemptDirectory, on_end: Callable[[ProgramEnding], None]
+) -> NoReturn:
     """Write the failure record, print the failure, and end the task."""
     save_failure(attempt, failure)
     sys.stderr.write(f"hpcddp: {failure.place} failed: {failure.message}\n")
+    on_end("failed")
     exit_after_failure(failure.exit_code, attempt)
 
 
@@ -228,6 +244,7 @@ def program_environment(
         "HPCDDP_ATTEMPT": str(attempt.number),
         "HPCDDP_REQUEUE_FILE": str(attempt.requeue_file),
         "HPCDDP_PROGRESS_FILE": str(run.progress),
+        METRICS_FILE: str(run.metrics),
         # The output of a program that is killed is complete, and a program that crashes below Python prints its stacks.
         "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
         "PYTHONFAULTHANDLER": inherited.get("PYTHONFAULTHANDLER", "1"),

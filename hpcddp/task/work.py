@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Timer
@@ -20,8 +22,9 @@ from hpcddp import __version__
 from hpcddp.errors import HpcddpError, printable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import World
-from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.job_records import Rank, read_start, write_ranks
+from hpcddp.run.metrics import METRICS_FILE
 from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.run.result import read_result
 from hpcddp.run.sweep import is_element
@@ -34,7 +37,7 @@ from hpcddp.stop.reasons import ExitCode, StopReason
 from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, save_failure
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
-from hpcddp.task.program import program_environment, run_program
+from hpcddp.task.program import ProgramEnding, program_environment, run_program
 from hpcddp.task.rendezvous import Identity, Rendezvous, RendezvousError, meet
 from hpcddp.task.watchdog import start_watchdog, trace_variables
 
@@ -110,8 +113,53 @@ def _run_command(inputs: TaskInputs) -> None:
                 environment=environment,
             )
         )
+    on_end = _start_trackers(inputs)
     with submitters_umask(inputs.environment):
-        run_program(spec, env, attempt, command=command, environment=environment, port=meeting.port, deadline=deadline)
+        run_program(
+            spec,
+            env,
+            attempt,
+            command=command,
+            environment=environment,
+            port=meeting.port,
+            deadline=deadline,
+            on_end=on_end,
+        )
+
+
+# A stopped program may have used up its time, and the requeue needs some.
+_TRACKERS_AFTER_STOP_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CommandRun:
+    """The run of a command, for its trackers."""
+
+    spec: JobSpec
+    run: RunDirectory
+    attempt: int
+    is_main: bool
+
+    def tell(self, text: str) -> None:
+        """Print one line."""
+        write_to_stderr(f"hpcddp: {text}\n")
+
+
+def _start_trackers(inputs: TaskInputs) -> Callable[[ProgramEnding], None]:
+    """Start the trackers that the job of a command names, on rank 0; return what to call when the program has ended."""
+    if inputs.env.rank or not inputs.spec.trackers.use:
+        return lambda _: None
+    from hpcddp.train.tracking.opening import start_trackers
+    from hpcddp.train.tracking.protocol import AttemptEnding
+
+    run = _CommandRun(spec=inputs.spec, run=inputs.attempt.run, attempt=inputs.attempt.number, is_main=True)
+    tracking = start_trackers(run, first_step=None)
+
+    def end(ending: ProgramEnding) -> None:
+        most_s = math.inf if ending == "finished" else _TRACKERS_AFTER_STOP_S
+        tracking.end(AttemptEnding[ending.upper()], most_s=most_s)
+
+    return end
 
 
 def _meet(inputs: TaskInputs, identity: Identity) -> Rendezvous:
@@ -203,6 +251,7 @@ def _train(inputs: TaskInputs) -> None:
             heartbeat=_heartbeat(spec, attempt, world_size=env.world_size),
         )
         if spec.entrypoint is not None:
+            inputs.environment.update({METRICS_FILE: str(attempt.run.metrics), "HPCDDP_ATTEMPT": str(attempt.number)})
             run_entrypoint(context)
             return
         try:

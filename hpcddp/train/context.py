@@ -13,6 +13,8 @@ import torch
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import Train
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.metrics import METRICS_FLUSH_S, MetricsFile
+from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import Deadline, KnownEnd
 from hpcddp.stop.heartbeat import Heartbeat
@@ -108,3 +110,13 @@ class TrainContext:
         """Print one line, on rank 0 only."""
         if self.is_main:
             self.say(text)
+
+    def metrics_file(self, *, flush_every_s: float = METRICS_FLUSH_S) -> MetricsFile:
+        """Return the metrics file of the run, which an attempt that no longer owns the run must not write."""
+        return MetricsFile(
+            self.run.metrics,
+            monotonic=self.monotonic,
+            before_write=lambda: raise_if_fenced(self.run, self.attempt),
+            warn=self.tell,
+            flush_every_s=flush_every_s,
+        )

@@ -19,13 +19,13 @@ import torch.distributed as dist
 from hpcddp.batch.job import JobPlan, plan_job
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.events import append_event
+from hpcddp.run.metrics import MetricsFile, plain_numbers
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.result import FINISHED, Result, finish_run
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.train.checkpoint.checkpointer import Checkpointer, Stateful
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import UserCodeError
-from hpcddp.train.metrics import MetricsFile, metrics_of
 from hpcddp.train.stopper import RunStopper
 from hpcddp.train.tracking.opening import Tracking, tracked
 from hpcddp.train.user_code import load_function
@@ -82,22 +82,31 @@ class Context:
         """
         batch = self.spec.batch
         stated = {"global batch": batch.global_batch_size, "tail": batch.tail, "order": batch.order, **contract}
-        checkpointer = Checkpointer(self.run_dir, objects, keep=self.spec.checkpoint.keep, contract=stated)
+        saved = self.spec.checkpoint
+        checkpointer = Checkpointer(
+            self.run_dir,
+            objects,
+            keep=saved.keep,
+            best=saved.best,
+            contract=stated,
+        )
         # How long its saves take decides how early the stopper stops.
         self.stopper.checkpointer = checkpointer
         return checkpointer
 
     def log(self, step: int, **numbers: float) -> None:
-        """Add a line to ``metrics.jsonl``, which ``hpcddp status`` reads; on rank 0; other ranks do nothing.
+        """Add a line to ``metrics.jsonl``, as ``hpcddp.log`` does; on rank 0; other ranks do nothing.
 
         Args:
             step: optimizer steps done.
             numbers: by name, such as ``loss``, ``lr``, ``samples_per_s``. Reading a number from a GPU makes the loop
                 wait for it, so do not log one after every step.
+
+        Raises:
+            TypeError: one of them is not a number.
         """
         if self._metrics is not None:
-            plain = {name: value if type(value) in {int, float} else float(value) for name, value in numbers.items()}
-            self._metrics.add({"step": int(step), **plain, "time": time.time()})
+            self._metrics.add({"step": int(step), **plain_numbers(numbers), "time": time.time()})
 
 
 def run_entrypoint(context: TrainContext) -> None:
@@ -124,7 +133,8 @@ def run_entrypoint(context: TrainContext) -> None:
             f"entrypoint is {name}, which is an async function or a generator, and calling it runs nothing of it; "
             "write a plain function"
         )
-    metrics = metrics_of(context) if context.is_main else None
+    # At once, as ``hpcddp.log`` does: the function may use both.
+    metrics = context.metrics_file(flush_every_s=0.0) if context.is_main else None
     if context.is_main:
         append_event(context.run.events, kind="train", time=context.now(), attempt=context.attempt, reason=name)
     with tracked(context, first_step=None) as tracking:

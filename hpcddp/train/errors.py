@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from hpcddp.errors import HpcddpError
 from hpcddp.stop.reasons import ExitCode
 
@@ -95,4 +93,7 @@ class LossError(TrainingError):
 
 def describe(value: object) -> str:
     """Return a description of a value for a message: ``a tensor of shape (3,)`` or ``a float``."""
+    # Here, because the process of a command's trackers knows these errors, and not torch.
+    from torch import Tensor
+
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -51,6 +51,13 @@ def test_json_says_the_same(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (oldest["step"], oldest["resumes"]) == (10, False)
 
 
+def test_the_best_checkpoint_is_listed_as_such(run: Path) -> None:
+    (run / "checkpoints" / "best").symlink_to("step-000010")
+    assert checkpoints(str(run)).stdout.splitlines()[3].endswith("0  valid; the best, checkpoints/best")
+    document = json.loads(checkpoints(str(run), "--json").stdout)
+    assert [state["best"] for state in document["checkpoints"]] == [False, False, True]
+
+
 def test_all_damaged_is_said_plainly(run: Path) -> None:
     for path in run.glob("checkpoints/step-*/a.bin"):
         path.unlink()

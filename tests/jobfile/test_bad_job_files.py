@@ -199,6 +199,27 @@ BAD = {
         f"{NAME}{BATCH}train: {{model: resnet18, dataset: digits, optimizer: {{momentum: 1}}}}\n",
         "job.yaml:3: train.optimizer.momentum: is 1, and it must be less than 1; write a number below 1",
     ),
+    "best of a number": (
+        f"{GOOD}checkpoint: {{best: 3}}\n",
+        (
+            "job.yaml:4: checkpoint.best: is 3, and it is neither a name nor a mapping of metric and mode; "
+            "write the name of a metric (val_accuracy), or {metric: val_f1, mode: max}"
+        ),
+    ),
+    "best of a mode that is none": (
+        f"{GOOD}checkpoint: {{best: {{metric: val_loss, mode: lowest}}}}\n",
+        (
+            "job.yaml:4: checkpoint.best: is a mapping, and mode is neither max nor min; "
+            "write the name of a metric (val_accuracy), or {metric: val_f1, mode: max}"
+        ),
+    ),
+    "best of a name that is none": (
+        f"{GOOD}checkpoint: {{best: 'val accuracy'}}\n",
+        (
+            "job.yaml:4: checkpoint.best: is 'val accuracy', and that is not the name of a metric; "
+            "write the name of a metric (val_accuracy), or {metric: val_f1, mode: max}"
+        ),
+    ),
     "one checkpoint": (
         f"{GOOD}checkpoint: {{keep: 1}}\n",
         "job.yaml:4: checkpoint.keep: is 1, and it must be at least 2; write 2 or more",

@@ -203,7 +203,7 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
         "entrypoint": None,
         "command": None,
         "launcher": None,
-        "checkpoint": {"every": "10min", "keep": 3},
+        "checkpoint": {"every": "10min", "keep": 3, "best": None},
         "requeue": {
             "causes": ["preemption", "time_limit", "node_failure"],
             "signal_lead": "2min",

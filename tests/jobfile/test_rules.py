@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 
 from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.jobfile.write import dump_job, parse_resolved
 from hpcddp.stop import faults
 
 Refuse = Callable[..., list[str]]
@@ -77,6 +79,43 @@ IN_TRAIN = {
 def test_fields_that_do_not_fit_together_are_refused(more: str, line: str, refuse: Refuse) -> None:
     lines = refuse(f"{more}\n")
     assert [found.partition(" ")[2] for found in lines] == [line]
+
+
+@pytest.mark.parametrize(
+    ("work", "line"),
+    [
+        (
+            "train: {model: resnet18, dataset: digits}\nbatch: {global_batch_size: 8}",
+            (
+                "checkpoint.best: is val_acc, and an evaluation reports val_accuracy, val_loss, val_top5; did you mean "
+                "val_accuracy?"
+            ),
+        ),
+        (
+            "command: [python, a.py]",
+            (
+                "checkpoint.best: is val_acc, and a command saves its own checkpoints; remove it; a command that uses "
+                "hpcddp.Checkpointer gives it best='val_acc'"
+            ),
+        ),
+    ],
+)
+def test_best_of_a_metric_that_does_not_exist_is_refused(work: str, line: str, refuse: Refuse) -> None:
+    found = refuse(good=f"name: a\n{work}\ncheckpoint: {{best: val_acc}}\n")
+    assert [sentence.partition(" ")[2] for sentence in found] == [line]
+
+
+def test_best_is_written_as_it_was_given(load: Load) -> None:
+    for written in ("val_loss", {"metric": "val_f1", "mode": "max"}):
+        job = f"name: a\nentrypoint: a.b:c\ncheckpoint: {{best: {json.dumps(written)}}}\n"
+        spec = load(good=job).spec
+        text = dump_job(spec, environment_values=True)
+        assert spec.model_dump(mode="json")["checkpoint"]["best"] == written
+        assert parse_resolved(text) == spec
+
+
+def test_a_command_may_name_trackers(load: Load) -> None:
+    assert load(good="name: a\ncommand: [a]\ntrackers: {use: [wandb]}\n").spec.trackers.use == ("wandb",)
 
 
 UNKNOWN = (
@@ -162,6 +201,8 @@ def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
         "learning_rate: {schedule: step, milestones: [1, 2], gamma: 0.5, min: 0.001}",
         "environment: {env: {A: '', B: \"a\\nb\"}, pass_env: [C]}",
         "checkpoint: {every: {epochs: 1}}",
+        "checkpoint: {best: val_top5}",
+        "checkpoint: {best: {metric: val_loss, mode: max}}",
     ],
 )
 def test_fields_that_fit_together_pass(more: str, load: Load) -> None:

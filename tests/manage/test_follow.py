@@ -128,6 +128,26 @@ def test_records_of_a_function_of_ones_own_are_shown_with_what_they_have(capsys:
     assert capsys.readouterr().err.splitlines()[0] == "step 4  loss 0.2500  val_loss 0.5000"
 
 
+def test_metrics_under_names_of_ones_own_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = PlainDisplay(steps_per_epoch=None, epochs=1)
+    plain.step(MetricsLine.from_document({"step": 4, "train_loss": 0.25, "lr": 0.1, "samples_per_s": 10}))
+    plain.evaluation(MetricsLine.from_document({"step": 4, "val_f1": 0.5, "val_loss": 1.0, "val_samples": 3}))
+    with BarDisplay(None, 1) as bars:
+        bars.step(MetricsLine.from_document({"step": 4, "[red]reward": 1.5}))
+    shown = capsys.readouterr().err
+    assert shown.splitlines()[0] == "step 4  train_loss 0.25  10 samples/s  val_loss 1.0000  val_f1 0.5"
+    assert "[red]reward 1.5" in shown
+
+
+def test_one_record_may_be_a_step_and_an_evaluation_and_a_step_that_goes_back_is_shown(run: RunDirectory) -> None:
+    shown = Recorder()
+    states = iter(["running", "running", "ended"])
+    run.metrics.write_text(line(9) + json.dumps({"step": 10, "loss": 1.0, "val_f1": 0.5}) + "\n" + line(5))
+    write_json(run.result, {"status": "finished"})
+    follow(run, shown, job_state=lambda: next(states))  # type: ignore[arg-type]
+    assert (shown.steps, shown.evaluations) == ([9, 10, 5], [10])
+
+
 def test_a_line_of_a_program_is_no_markup_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     with BarDisplay(None, 1) as bars:
         bars.output("[red]x[/red] [/nothing]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from hpcddp.manage.run_files import RunProgress, read_progress
@@ -47,6 +48,21 @@ def test_a_function_of_ones_own_need_not_count_samples_nor_know_a_loss(tmp_path:
     found = read_progress(made.run.metrics)
     assert found is not None
     assert (found.step, found.loss) == (7, None)
+
+
+def test_a_program_may_log_lines_without_a_time_and_its_own_name_of_a_loss(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    lines = ["nonsense", *(f'{{"step": {n}, "train_loss": {1 / n}}}' for n in (1, 2)), '{"step": 2, "val_f1": 0.5}', ""]
+    made.run.metrics.write_text("\n".join(lines))
+    os.utime(made.run.metrics, (NOON, NOON + 7))
+    found = read_progress(made.run.metrics)
+    assert found == RunProgress(step=2, loss=0.5, samples_per_s=None, steps_per_s=None, time=NOON + 7)
+
+
+def test_steps_that_go_back_have_no_speed_below_zero(tmp_path: Path) -> None:
+    found = read_progress(make(tmp_path).steps(90, 100).steps(50, 55, at=200).run.metrics)
+    assert found is not None
+    assert (found.step, found.steps_per_s) == (55, None)
 
 
 def test_one_step_has_its_own_speed_and_no_estimate(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_the_files_of_the_run_and_the_end_of_the_job_are_named() -> None:
         "HPCDDP_ATTEMPT": "3",
         "HPCDDP_REQUEUE_FILE": "/runs/a/r1/attempts/3/requeue",
         "HPCDDP_PROGRESS_FILE": "/runs/a/r1/progress",
+        "HPCDDP_METRICS_FILE": "/runs/a/r1/metrics.jsonl",
         "HPCDDP_END_TIME": "1700000000",
     }
 

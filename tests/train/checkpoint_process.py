@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import IO
 
 from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.fields import Best
 from hpcddp.run.checkpoints import Manifest
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.publish import sweep
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.writer import CheckpointWriter
 
@@ -18,7 +20,12 @@ from hpcddp.train.checkpoint.writer import CheckpointWriter
 def main(run: RunDirectory, attempt: int, steps: list[int]) -> int:
     faults.arm(os.environ.get(faults.VARIABLE), rank=0, attempt=attempt)
     run.attempt(attempt).path.mkdir(parents=True, exist_ok=True)
-    writer = CheckpointWriter(run, attempt=attempt, keep=2, now=time.time, monotonic=time.monotonic, tell=print)
+    best = Best(metric=os.environ["BEST"]) if "BEST" in os.environ else None
+    writer = CheckpointWriter(
+        run, attempt=attempt, keep=2, now=time.time, monotonic=time.monotonic, tell=print, best=best
+    )
+    sweep(run.checkpoints, attempt=attempt)
+    writer.keep_best()
     for step in steps:
 
         def write(stream: IO[bytes], step: int = step) -> None:

@@ -15,6 +15,7 @@ from torch import nn, optim
 from hpcddp.batch.plan import Steps, plan_batch
 from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.sections import LearningRate, Optimizer
+from hpcddp.run.metrics import MetricsFile, keep_until
 from hpcddp.run.record import RecordError
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.data.loader import Placement
@@ -22,7 +23,6 @@ from hpcddp.train.errors import TrainingError
 from hpcddp.train.loop.agreement import Agreed, PendingAgreement, StepPart, StepSums, Votes
 from hpcddp.train.loop.job import parameters_sha256
 from hpcddp.train.loop.schedule import Schedule
-from hpcddp.train.metrics import MetricsFile, keep_until
 from hpcddp.train.model.models import place_model
 from hpcddp.train.model.replica import build_optimizer, set_learning_rate
 from hpcddp.train.precision import Precision, set_up_backends

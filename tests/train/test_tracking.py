@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.polling import wait_until
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.tracking import opening
@@ -270,7 +271,7 @@ def test_damaged_decision_does_not_hide_that_the_ranks_stopped(training: Trainin
 
 
 def test_records_of_a_function_of_ones_own_are_shown_once(training: Training) -> None:
-    """It may log several records of a step, and nobody takes back what it logged after its last save."""
+    """It may log several records of a step. TensorBoard drops the steps that a later attempt computes again."""
     lines = [{"step": step, name: step / 2} for step in (0, 1, 2) for name in ("loss", "rate")]
     lines += [{"step": 2, "val_loss": 0.25}]
     training.run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -280,10 +281,55 @@ def test_records_of_a_function_of_ones_own_are_shown_once(training: Training) ->
             opening.tracked(training.context(attempt=attempt, trackers={}), first_step=None),
             training.run.metrics.open("a") as file,
         ):
-            file.writelines(json.dumps({"step": step + attempt, "loss": 7}) + "\n" for step in (2, 3))
+            file.writelines(json.dumps({"step": step + attempt, "loss": 7 + attempt}) + "\n" for step in (2, 3))
     found = shown_by_tensorboard(training.run.path)
     assert found == {
-        "train/loss": [(0, 0.0), (1, 0.5), (2, 1.0), (3, 7.0), (4, 7.0)],
-        "train/rate": [(0, 0.0), (1, 0.5), (2, 1.0)],
-        "val/loss": [(2, 0.25)],
+        "train/loss": [(0, 0.0), (1, 0.5), (2, 7.0), (3, 8.0), (4, 8.0)],
+        "train/rate": [(0, 0.0), (1, 0.5)],
+        "val/loss": [],
     }
+
+
+def test_what_a_program_of_ones_own_logs_is_shown_under_the_names_of_trackers(training: Training, server: str) -> None:
+    """Other clocks, one record for two kinds, and hostile lines."""
+    training.run.attempt(0).path.mkdir(parents=True)
+    settings = {"use": ["tensorboard", "mlflow"], "tracking_uri": server}
+    lines = [
+        b'{"step": 1, "loss": 3, "eval/f1": 0.5, "epoch": 0, "val_samples": 7}', b"\xff", b"[" * 200_000,
+        b'{"step": 2, "loss": NaN, "train_loss": 2}', b'{"step": 2, "loss": 1' + b"0" * 400 + b"}",
+        b'{"step": 2, "\\ud800": 1, "\\u001b[2J": 1, "": 1, "../up": 1, "a@b": 1}', b'{"step": 3, "loss": 1}',
+        b'{"step": 2, "test_accuracy": 0.25}', b'{"step": 4, "loss"',
+    ]  # fmt: skip
+    with opening.tracked(training.context(trackers=settings), first_step=None):
+        training.run.metrics.write_bytes(b"\n".join(lines))
+    expected = {
+        "train/loss": [(1, 3.0), (2, 2.0), (3, 1.0)],
+        "eval/f1": [(1, 0.5)],
+        "test/accuracy": [(2, 0.25)],
+    }
+    found = shown_by_tensorboard(training.run.path)
+    assert found == {**expected, "train/../up": [(2, 1.0)], "train/a@b": [(2, 1.0)]}
+    assert shown_by_mlflow(server)[1] == {**expected, "train/_/up": [(2, 1.0)], "train/a_b": [(2, 1.0)]}
+
+
+def test_tracker_that_is_tried_again_gets_what_it_misses_once(
+    training: Training, capfd: pytest.CaptureFixture[str]
+) -> None:
+    training.run.attempt(0).path.mkdir(parents=True)
+    training.run.metrics.write_text('{"step": 9, "loss": 9}\n')
+    with opening.tracked(training.context(trackers={}), first_step=None):
+        with training.run.metrics.open("a") as file:
+            file.write('{"step": 5, "loss": 5}\n')
+        wait_until(lambda: '"step": 9' in memory_of(training), timeout_s=60, poll_s=0.1)
+        # The folder cannot be written, and the tracker is tried again at the end.
+        training.run.tensorboard.rename(training.run.path / "away")
+        with training.run.metrics.open("a") as file:
+            file.write('{"step": 6, "loss": 6}\n')
+        wait_until(lambda: "it is tried again at the end" in capfd.readouterr().err, timeout_s=60, poll_s=0.1)
+        (training.run.path / "away").rename(training.run.tensorboard)
+    assert shown_by_tensorboard(training.run.path)["train/loss"] == [(5, 5.0), (6, 6.0)]
+
+
+def memory_of(training: Training) -> str:
+    path = training.run.tracker("tensorboard")
+    return path.read_text() if path.exists() else ""

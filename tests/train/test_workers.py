@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from hpcddp.train.data.workers import LostWorkerError, lost_worker, remember, signals_held, start_worker
+from hpcddp.stop.listener import signals_held
+from hpcddp.train.data.workers import LostWorkerError, lost_worker, remember, start_worker
 from tests.waiting import wait_until
 
 HOLD_S = 60.0

@@ -20,10 +20,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.fields import Best
 from hpcddp.run.checkpoints import Checkpoint, Manifest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import Start, write_start
+from hpcddp.run.metrics import METRICS_FILE, Mode
 from hpcddp.run.moved import is_same_directory
 from hpcddp.train import distributed
 from hpcddp.train.checkpoint.staging import Staging
@@ -88,6 +90,7 @@ class SaveSettings:
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
         tell: writes a line to the log; called on rank 0.
+        reads_environment: whether ``HPCDDP_METRICS_FILE`` names the metrics file; else it is that of the run.
     """
 
     information: Mapping[str, Any] = field(default_factory=_versions)
@@ -99,6 +102,7 @@ class SaveSettings:
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     tell: Callable[[str], None] = _tell
+    reads_environment: bool = True
 
 
 _OWN_LOOP: Final = SaveSettings()
@@ -139,6 +143,10 @@ class Checkpointer:
         objects: what to save, by name: anything with ``state_dict`` and ``load_state_dict``. A model in DDP is saved
             without its wrapper, and can be loaded with and without one.
         keep: number of checkpoints to keep on disk, >= 2.
+        best: a metric that ``hpcddp.log`` or ``Context.log`` reports: ``checkpoints/best`` then names the checkpoint
+            of the step with its best value, which stays on disk. None keeps none.
+        best_mode: whether the largest (``max``) or the smallest value is the best; None = the smallest one of a loss,
+            an error or a perplexity, by its name, and the largest one of any other metric.
         contract: what must be the same when the loop is resumed, such as the seed and the global batch: numbers, texts
             and containers of them.
         settings: for the built-in training; the defaults are those of a user's own loop.
@@ -154,6 +162,8 @@ class Checkpointer:
         objects: Mapping[str, Stateful],
         *,
         keep: int = 3,
+        best: str | Best | None = None,
+        best_mode: Mode | None = None,
         contract: Mapping[str, Any] = _NOTHING,
         settings: SaveSettings = _OWN_LOOP,
     ) -> None:
@@ -161,6 +171,7 @@ class Checkpointer:
         _check(objects, keep)
         self._run = RunDirectory(Path(directory).absolute())
         self._objects, self._keep, self._settings = dict(objects), keep, settings
+        self._best = Best(metric=best, mode=best_mode) if isinstance(best, str) else best
         # As it will be read from the manifest, where a tuple is a list.
         self._contract: dict[str, Any] = json.loads(json.dumps(dict(contract)))
         self._staging = Staging()
@@ -213,10 +224,14 @@ class Checkpointer:
                 self._run,
                 attempt=attempt,
                 keep=self._keep,
+                best=self._best,
+                metrics=self._metrics_file(),
                 now=settings.now,
                 monotonic=settings.monotonic,
                 tell=settings.tell,
             )
+            # An attempt that was killed may have published a checkpoint and not yet looked at its metric.
+            self._writer.keep_best()
         if checkpoint is None:
             return Restored()
         if settings.checks_contract:
@@ -283,7 +298,11 @@ class Checkpointer:
             FencedError: another process owns the directory; on rank 0.
         """
         self._refuse_unrestored()
-        return self._await_last_write(even_if_failing=True)
+        saved = self._await_last_write(even_if_failing=True)
+        if self._writer is not None:
+            # A loop may evaluate after its last save.
+            self._writer.keep_best()
+        return saved
 
     def abandon(self) -> None:
         """Give a running write a few seconds to end, before a process ends with an error; not a collective."""
@@ -322,6 +341,10 @@ class Checkpointer:
         if path and published > self._published:
             Path(path).touch(mode=0o600)
         self._published = published
+
+    def _metrics_file(self) -> Path | None:
+        path = os.environ.get(METRICS_FILE) if self._settings.reads_environment else None
+        return Path(path) if path else None
 
     def _claim(self) -> int:
         """Return the attempt of the surrounding run, or create the next attempt, which fences earlier ones."""

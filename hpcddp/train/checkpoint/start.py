@@ -5,6 +5,7 @@ Rank 0 chooses the checkpoint, and every rank verifies it.
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from hpcddp.run.checkpoints import Checkpoint, NoCheckpointError, checkpoint_nam
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.files import TAIL_BYTES
+from hpcddp.run.job_records import read_start
 from hpcddp.run.metrics import read_metrics
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.publish import sweep
@@ -98,12 +100,20 @@ def _choose(
     events = read_events(run.events)
     saved_before = any(event.kind == "save" for event in events)
     # Steps were made, and no event of an earlier attempt is left: a save may have been in the lost part of the log.
-    lost = all(event.attempt >= attempt for event in events) and bool(read_metrics(run.metrics, TAIL_BYTES).records)
+    lost = all(event.attempt >= attempt for event in events) and _has_steps_before(run, attempt)
     checkpoint = checkpoints.newest_valid(run.checkpoints, expected=saved_before or lost, warn=tell, check=check)
     if checkpoint is None:
         return _FRESH, None
     checkpoints.set_aside_newer(run.checkpoints, checkpoint.manifest.step)
     return _RESUME, checkpoint
+
+
+def _has_steps_before(run: RunDirectory, attempt: int) -> bool:
+    """Return whether metrics are older than the attempt: code of the user's own may log before it restores."""
+    start = read_start(run.attempt(attempt))
+    began = math.inf if start is None else start.time
+    lines = read_metrics(run.metrics, TAIL_BYTES).records
+    return any(line.time is not None and line.time < began for line in lines)
 
 
 def refuse_another_contract(

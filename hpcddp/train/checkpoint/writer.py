@@ -11,19 +11,25 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from hpcddp.jobfile.fields import Best
+from hpcddp.jobfile.problems import nearest
 from hpcddp.run.checkpoints import Checkpoint, Manifest, Writer
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
+from hpcddp.run.metrics import mode_of, read_evaluations
 from hpcddp.run.ownership import raise_if_fenced
-from hpcddp.run.publish import advance_latest, prune, publish
+from hpcddp.run.publish import advance_latest, point_best, prune, publish
+from hpcddp.run.record import RecordError
 from hpcddp.train.errors import SaveError
 
 _FAILURES_ALLOWED: Final = 2
 # A file server that restarts is back after some minutes; a loop may save many times in that time.
 _OUTAGE_ALLOWED_S: Final = 300.0
 _LOOK_EVERY_S: Final = 1.0
+_NAMES_SHOWN: Final = 8
 # The training has the CPUs first.
 _NICENESS: Final = 10
 
@@ -70,6 +76,8 @@ class CheckpointWriter:
         run: the run.
         attempt: the attempt of this process.
         keep: number of checkpoints to keep.
+        best: the metric whose best checkpoint is kept besides; None = no metric.
+        metrics: the file with its values; None = that of the run.
         now: seconds since the epoch.
         monotonic: seconds on a monotonic clock.
         tell: writes a line to the log; called in the calling thread.
@@ -84,8 +92,12 @@ class CheckpointWriter:
         now: Callable[[], float],
         monotonic: Callable[[], float],
         tell: Callable[[str], None],
+        best: Best | None = None,
+        metrics: Path | None = None,
     ) -> None:
-        self._run, self._attempt, self._keep = run, attempt, keep
+        self._run, self._attempt, self._keep, self._best = run, attempt, keep, best
+        self._metrics = metrics or run.metrics
+        self._warned_of_metric = False
         self._now, self._monotonic, self._tell = now, monotonic, tell
         self._thread: threading.Thread | None = None
         self._outcome: SaveOutcome | None = None
@@ -177,9 +189,7 @@ class CheckpointWriter:
         return not self.busy
 
     def _report_result(self) -> SaveOutcome | None:
-        for warning in self._warnings:
-            self._tell(f"warning: {warning}")
-        self._warnings.clear()
+        self._tell_warnings()
         fatal, self._fatal = self._fatal, None
         if fatal is not None:
             raise fatal
@@ -198,6 +208,11 @@ class CheckpointWriter:
                 "checkpoints before it are kept"
             )
         return outcome
+
+    def _tell_warnings(self) -> None:
+        for warning in self._warnings:
+            self._tell(f"warning: {warning}")
+        self._warnings.clear()
 
     def raise_if_failing(self) -> None:
         """Raise if three saves in a row or more have failed, over five minutes or longer.
@@ -227,14 +242,44 @@ class CheckpointWriter:
             self._fatal = error
 
     def _after_publication(self, published: Checkpoint, write: _Write, seconds: float) -> None:
-        """Write the event, advance ``latest`` and remove old checkpoints; errors of these steps are warnings."""
+        """Write the event, advance ``latest`` and ``best``, remove old checkpoints; errors of this are warnings."""
         step, directory = published.manifest.step, self._run.checkpoints
         self._try(lambda: self._append_event(write, seconds), f"{self._run.events} cannot be written")
         self._try(
             lambda: advance_latest(directory, step, may_publish=self._raise_if_fenced),
             f"{directory / 'latest'} cannot be written",
         )
+        self._keep_best()
         self._try(lambda: self._prune(published), f"old checkpoints in {directory} cannot be removed")
+
+    def keep_best(self) -> None:
+        """Let ``checkpoints/best`` name the checkpoint of the best evaluation so far, while no write is running.
+
+        Raises:
+            FencedError: another attempt owns the run.
+        """
+        self._keep_best()
+        self._tell_warnings()
+
+    def _keep_best(self) -> None:
+        directory = self._run.checkpoints
+        if self._best is not None:
+            self._try(self._point_best, f"{directory / 'best'} cannot be written")
+
+    def _point_best(self) -> None:
+        best = self._best
+        if best is None:
+            return
+        evaluations = read_evaluations(self._metrics, best)
+        values = evaluations.pop(best.metric, {})
+        point_best(self._run.checkpoints, values, best.mode or mode_of(best.metric), may_publish=self._raise_if_fenced)
+        if evaluations and not values and not self._warned_of_metric:
+            self._warned_of_metric = True
+            near = nearest(best.metric, evaluations)
+            self._warnings.append(
+                f"no checkpoint is kept as the best: its metric is {best.metric}, and the evaluations so far report "
+                f"{', '.join(sorted(evaluations)[:_NAMES_SHOWN])}{f'; did you mean {near}?' if near else ''}"
+            )
 
     def _prune(self, newest: Checkpoint) -> None:
         self._raise_if_fenced()
@@ -256,7 +301,7 @@ class CheckpointWriter:
     def _try(self, action: Callable[[], None], what: str) -> None:
         try:
             action()
-        except OSError as error:
+        except (OSError, RecordError) as error:
             self._warnings.append(f"{what} ({error}); the checkpoint is whole")
 
     def _raise_if_fenced(self) -> None:

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, default_collate
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
+from hpcddp.stop.listener import signals_held
 from hpcddp.train.data.parts import IMAGE_DIMENSIONS, Data, Keyed, KeyedPart, MapStyle, MicroBatch
-from hpcddp.train.data.workers import lost_worker, remember, signals_held, start_worker
+from hpcddp.train.data.workers import lost_worker, remember, start_worker
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.precision import kept_in
 from hpcddp.train.randomness import SampleKeys

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import ClassVar, Final
 
@@ -18,7 +16,6 @@ from hpcddp.train.errors import TrainingError
 # linux/prctl.h
 _PR_SET_PDEATHSIG: Final = 1
 
-_BLOCKED: Final = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 # torch/csrc/DataLoader.cpp, and torch/utils/data/dataloader.py.
 _WORKER_LOST: Final = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\)")
 _LIKELY_CAUSES: Final = {
@@ -78,19 +75,6 @@ def _error_for(pid: int) -> LostWorkerError:
     signum = signal.Signals(-code)
     likely = _LIKELY_CAUSES.get(signum, "which a crash in a library below Python does; look above for what it printed")
     return LostWorkerError(f"{who} was ended by {signum.name}, {likely}")
-
-
-@contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """Block signals in this thread while it forks workers, which inherit the mask until they change it.
-
-    The process itself still receives them in its other threads.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_worker(_worker: int) -> None:

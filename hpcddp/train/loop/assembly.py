@@ -14,6 +14,7 @@ from hpcddp.batch.plan import BatchPlan, BatchStart, Steps, refuse_single_over_r
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.batch.scaling import ScaledRule, scaled_hyperparameters
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.run.metrics import MetricsFile
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.grouping import with_groups
@@ -28,7 +29,6 @@ from hpcddp.train.loop.loop import Loop
 from hpcddp.train.loop.schedule import Schedule
 from hpcddp.train.loop.state import TrainingProgress
 from hpcddp.train.loop.step import Stepper
-from hpcddp.train.metrics import MetricsFile
 from hpcddp.train.model.models import Fit, build_model, check_model_input, place_model
 from hpcddp.train.model.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
 from hpcddp.train.model.replica import Replica, build_replica
@@ -202,6 +202,12 @@ def make_loop(
         rank=context.rank,
         world_size=context.world_size,
     )
+    best = context.spec.checkpoint.best
+    if best is not None and best.metric not in evaluator.metrics:
+        raise TrainingError(
+            f"checkpoint.best is {best.metric}, and with {setting.data.classes} classes an evaluation reports "
+            f"{', '.join(evaluator.metrics)}; write one of these"
+        )
     stepper = Stepper(replica, batch, context.train, _training_batches(setting, progress.step), context.rank)
     return Loop(
         context,

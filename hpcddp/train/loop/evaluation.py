@@ -131,6 +131,11 @@ class Evaluator:
         if data.classes > _TOP:
             self._metrics["val_top5"] = TopKAccuracy(_TOP)
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the metrics that it reports."""
+        return tuple(self._metrics)
+
     def evaluate(
         self, replica: Replica, *, vote: Callable[[], StopReason] = _no_reason, beat: Callable[[], None] = _nothing
     ) -> EvaluationResult:

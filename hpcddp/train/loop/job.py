@@ -23,7 +23,7 @@ from hpcddp.jobfile.sections import LearningRate, Unit
 from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import EventKind, append_event
 from hpcddp.run.job_records import read_submission
-from hpcddp.run.metrics import write_plan_record
+from hpcddp.run.metrics import MetricsFile, keep_until, write_plan_record
 from hpcddp.run.ownership import BATCH, raise_if_fenced
 from hpcddp.run.result import FINISHED, Result, finish_run
 from hpcddp.train.checkpoint.start import agree_on_start, refuse_another_contract
@@ -35,7 +35,6 @@ from hpcddp.train.errors import StoppedError
 from hpcddp.train.loop.assembly import Setting, change_start, derive_setting, make_loop, make_replica, notes_of
 from hpcddp.train.loop.schedule import Schedule
 from hpcddp.train.loop.state import TrainingProgress, make_checkpointer, progress_of, restore
-from hpcddp.train.metrics import MetricsFile, keep_until, metrics_of
 from hpcddp.train.model.models import count_parameters
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.precision import Precision, set_up_backends
@@ -172,7 +171,7 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     }
     for line in start_up_lines(context, setting.data, setting.schedule, progress, facts):
         context.tell(line)
-    return metrics_of(context)
+    return context.metrics_file()
 
 
 def _finish(context: TrainContext, replica: Replica, progress: TrainingProgress) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from hpcddp.run.metrics import MetricsFile
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
@@ -16,7 +17,6 @@ from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
 from hpcddp.train.loop.schedule import Schedule
 from hpcddp.train.loop.state import TrainingProgress
 from hpcddp.train.loop.step import Position, StepOutcome, Stepper
-from hpcddp.train.metrics import MetricsFile
 from hpcddp.train.model.guard import ReplicaGuard
 from hpcddp.train.model.noise import NoiseScale
 from hpcddp.train.model.replica import Replica
@@ -151,6 +151,9 @@ class Loop:
             raise self._stopped()
         if evaluates:
             self._evaluate()
+            if self._context.spec.checkpoint.best is not None:
+                # The best evaluation needs a checkpoint of its step.
+                save_reason = save_reason or "evaluation"
         if save_reason or self._save_requested:
             self._save(save_reason or "every so often by the clock")
         self._save_requested = False

@@ -178,9 +178,17 @@ def make_checkpointer(
         now=context.now,
         monotonic=context.monotonic,
         tell=context.tell,
+        reads_environment=False,
     )
-    keep = context.spec.checkpoint.keep
-    return Checkpointer(context.run.path, {**objects, _RANKS: ranks}, keep=keep, contract=contract, settings=settings)
+    saved = context.spec.checkpoint
+    return Checkpointer(
+        context.run.path,
+        {**objects, _RANKS: ranks},
+        keep=saved.keep,
+        best=saved.best,
+        contract=contract,
+        settings=settings,
+    )
 
 
 def restore(

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
-from hpcddp.run.files import open_regular
-from hpcddp.run.metrics import MetricsLine
+from hpcddp.run.files import LONGEST_LINE, open_regular
+from hpcddp.run.metrics import EVALUATION_PREFIXES, MetricsLine, curve_name
 from hpcddp.run.ownership import FencedError, raise_if_fenced
 from hpcddp.run.record import parse_lines
 from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject, Tracker
 
-_VAL: Final = "val_"
 # Entries that give the position of a point, or are constant.
-_NO_CURVES: Final = frozenset({"step", "time", "val_samples", "eval_s"})
+_NO_CURVES: Final = frozenset({"step", "time", "eval_s", *(f"{prefix}_samples" for prefix in EVALUATION_PREFIXES)})
 
 
 class MetricsReader:
@@ -26,52 +25,70 @@ class MetricsReader:
 
     Args:
         path: the file; it need not exist yet.
+        appended_from: the offset of the first line whose step may go back; None = there is none.
+
+    Attributes:
+        offset: the offset behind the last line that was read.
+        damaged: how many lines were left out.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, appended_from: int | None = None) -> None:
+        self._path, self._appended_from = path, appended_from
         self._stream: IO[bytes] | None = None
         self._opened = ExitStack()
         self._torn = b""
         self._time = 0.0
+        self.offset = self.damaged = 0
 
     def read(self, most: int) -> list[Point]:
-        """Return the next points, at most ``most``; an empty list if there are no new records."""
+        """Return the points of the next ``most`` lines; an empty list if there are no new records."""
         if self._stream is None:
             try:
                 self._stream, _ = self._opened.enter_context(open_regular(self._path))
             except FileNotFoundError:
                 return []
-        return list(self._points(self._stream, most))
+        points: list[Point] = []
+        # Damaged lines have no points, and there may be good ones after them.
+        while not points and (lines := self._next_lines(self._stream, most)):
+            points = [point for line, behind in lines for point in self._points(line, behind)]
+        return points
 
     def close(self) -> None:
         """Close the file."""
         self._opened.close()
 
-    def _points(self, stream: IO[bytes], most: int) -> Iterator[Point]:
-        for _ in range(most):
-            line = self._torn + stream.readline()
-            if not line.endswith(b"\n"):
-                self._torn = line
-                return
-            self._torn = b""
-            # A damaged line is left out.
-            for record in parse_lines(line, MetricsLine).records:
-                # An evaluation has no time of its own.
-                self._time = self._time if record.time is None else record.time
-                evaluated = any(name.startswith(_VAL) for name in record.facts)
-                values = dict(_values(record.facts, evaluated=evaluated))
-                yield Point(record.step, self._time, values, evaluated)
+    def _next_lines(self, stream: IO[bytes], most: int) -> list[tuple[bytes, int]]:
+        """Return lines, each with the offset behind it."""
+        lines: list[tuple[bytes, int]] = []
+        while len(lines) < most and (part := stream.readline(LONGEST_LINE)):
+            # Of a line that is too long only the beginning is kept, which is no record.
+            self._torn += part if len(self._torn) < LONGEST_LINE else part[-1:]
+            if part.endswith(b"\n"):
+                lines.append((self._torn, stream.tell()))
+                self._torn = b""
+        return lines
+
+    def _points(self, line: bytes, behind: int) -> Iterator[Point]:
+        appended = self._appended_from is not None and self.offset >= self._appended_from
+        self.offset = behind
+        found = parse_lines(line, MetricsLine)
+        self.damaged += found.damaged
+        for record in found.records:
+            # An evaluation has no time of its own.
+            self._time = self._time if record.time is None else record.time
+            evaluations = record.evaluations()
+            left_out = {*_NO_CURVES, *evaluations, *(["epoch"] if evaluations else [])}
+            training = {name: value for name, value in record.numbers().items() if name not in left_out}
+            if training or not evaluations:
+                values = {f"train/{_without_prefix(name)}": value for name, value in training.items()}
+                yield Point(record.step, self._time, values, evaluated=False, appended=appended)
+            if evaluations:
+                values = {curve_name(name): value for name, value in evaluations.items()}
+                yield Point(record.step, self._time, values, evaluated=True, appended=appended)
 
 
-def _values(record: Mapping[str, Any], *, evaluated: bool) -> Iterator[tuple[str, float]]:
-    for name, value in record.items():
-        if name in _NO_CURVES or isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if name.startswith(_VAL):
-            yield f"val/{name.removeprefix(_VAL)}", value
-        elif not (evaluated and name == "epoch"):
-            yield f"train/{name}", value
+def _without_prefix(name: str) -> str:
+    return name.removeprefix("train/").removeprefix("train_") or name
 
 
 _LOOK_EVERY_S: Final = 2.0
@@ -96,9 +113,11 @@ class Follower(threading.Thread):
     ) -> None:
         super().__init__(name=f"hpcddp-{name}", daemon=True)
         self._tracker_name, self._subject, self._connect, self._warn = name, subject, connect, warn
+        self._appended_from = subject.appended_from
         self._ended = threading.Event()
         self._ending: AttemptEnding | None = None
         self._warned = ""
+        self._warned_of_damage = False
 
     def end(self, ending: AttemptEnding | None) -> None:
         """Let the follower pass the last records and, if the ending is known, close the tracker; ``join`` waits."""
@@ -117,7 +136,7 @@ class Follower(threading.Thread):
 
     def _follow(self, *, is_last: bool) -> bool:
         """Return whether the tracker got all records."""
-        reader = MetricsReader(self._subject.run.metrics)
+        reader = MetricsReader(self._subject.run.metrics, self._appended_from)
         self._subject.memory.recall()
         try:
             raise_if_fenced(self._subject.run, self._subject.attempt)
@@ -141,10 +160,23 @@ class Follower(threading.Thread):
         memory = self._subject.memory
         while points := reader.read(_BLOCK):
             raise_if_fenced(self._subject.run, self._subject.attempt)
-            new = [point for point in points if memory.takes(point.step, evaluated=point.evaluated)]
+            new = [point for point in points if self._is_new(point)]
             if new:
                 tracker.write(new)
                 memory.save()
+            if self._appended_from is not None:
+                # If the tracker is tried again, it has the records before.
+                self._appended_from = max(reader.offset, self._appended_from)
+        if reader.damaged and not self._warned_of_damage:
+            self._warned_of_damage = True
+            self._warn(f"warning: {self._subject.run.metrics} has damaged lines, which {self._tracker_name} leaves out")
+
+    def _is_new(self, point: Point) -> bool:
+        memory = self._subject.memory
+        if not point.appended:
+            return memory.takes(point.step, evaluated=point.evaluated)
+        memory.told(point.step, evaluated=point.evaluated)
+        return True
 
     def _report(self, error: Exception, *, is_last: bool) -> None:
         if self._ended.is_set() and not is_last:

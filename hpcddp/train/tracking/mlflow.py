@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import posixpath
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -19,6 +21,8 @@ from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject
 _MOST_METRICS: Final = 1000
 _MOST_PARAMS: Final = 100
 _LONGEST_VALUE: Final = 500
+# Of names that code of the user's own logs (mlflow/utils/validation.py): no path that goes up, no other characters.
+_NOT_ACCEPTED: Final = re.compile(r"[^A-Za-z0-9_. /-]|\.\.")
 _STATUS: Final[Mapping[AttemptEnding, str]] = MappingProxyType(
     {AttemptEnding.FINISHED: "FINISHED", AttemptEnding.FAILED: "FAILED", AttemptEnding.CANCELLED: "KILLED"}
 )
@@ -99,4 +103,5 @@ def _flat(values: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
 def _metrics(point: Point) -> Iterator[Metric]:
     milliseconds = round(1000 * (point.time or time.time()))
     for name, value in point.values.items():
-        yield Metric(name, value, milliseconds, point.step)
+        if (accepted := _NOT_ACCEPTED.sub("_", name)) == posixpath.normpath(accepted):
+            yield Metric(accepted, value, milliseconds, point.step)

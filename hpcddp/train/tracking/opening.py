@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.packages import is_installed
+from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_decision
 from hpcddp.run.metrics import PACKAGES, chosen
 from hpcddp.run.record import RecordError
+from hpcddp.stop.listener import signals_held
 from hpcddp.stop.reasons import Cause, StopReason
-from hpcddp.train.context import TrainContext
-from hpcddp.train.data.workers import signals_held
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.tracking.protocol import AttemptEnding, TrackerOrder
 
@@ -37,6 +39,29 @@ _COMMAND: Final = (sys.executable, "-P", "-m", "hpcddp.train.tracking")
 _PASSWORD: Final = re.compile(r"(?<=://)[^/@]*@")
 
 
+class TrackedRun(Protocol):
+    """A run with trackers, as one rank of an attempt knows it; a ``TrainContext`` is one."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job."""
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run's directory."""
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes the run's files."""
+
+    def tell(self, text: str) -> None:
+        """Print one line, on rank 0 only."""
+
+
 class Tracking:
     """The trackers of one attempt.
 
@@ -45,20 +70,25 @@ class Tracking:
         process: the process of the trackers; None without trackers.
     """
 
-    def __init__(self, context: TrainContext, process: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, context: TrackedRun, process: subprocess.Popen[bytes] | None) -> None:
         self._context, self._process = context, process
 
     def stop(self) -> None:
         """Let the trackers finish after a stop, with the ending that follows from the decision."""
         self.end(_ending_of_stop(self._context))
 
-    def end(self, ending: AttemptEnding) -> None:
-        """Let the trackers finish, and kill them if they take too long. Later calls do nothing."""
+    def end(self, ending: AttemptEnding, *, most_s: float = math.inf) -> None:
+        """Let the trackers finish, and kill them if they take too long. Later calls do nothing.
+
+        Args:
+            ending: how the attempt ends.
+            most_s: the longest to wait, in seconds, if that is less than usual.
+        """
         process, self._process = self._process, None
         if process is None:
             return
         try:
-            process.communicate(f"{ending.name}\n".encode(), timeout=_WAIT_S[ending])
+            process.communicate(f"{ending.name}\n".encode(), timeout=min(most_s, _WAIT_S[ending]))
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -69,14 +99,14 @@ class Tracking:
 
 
 @contextlib.contextmanager
-def tracked(context: TrainContext, *, first_step: int | None) -> Iterator[Tracking]:
+def tracked(context: TrackedRun, *, first_step: int | None) -> Iterator[Tracking]:
     """Run the trackers while the block runs, on rank 0, and tell them how it ended.
 
     Args:
         context: the run, which this attempt owns, and this rank.
         first_step: optimizer steps done if ``metrics.jsonl`` has no later records at the start; None if it may have.
     """
-    tracking = Tracking(context, _start(context, first_step))
+    tracking = start_trackers(context, first_step=first_step)
     try:
         yield tracking
     except StoppedError:
@@ -88,7 +118,12 @@ def tracked(context: TrainContext, *, first_step: int | None) -> Iterator[Tracki
     tracking.end(AttemptEnding.FINISHED)
 
 
-def _start(context: TrainContext, first_step: int | None) -> subprocess.Popen[bytes] | None:
+def start_trackers(context: TrackedRun, *, first_step: int | None) -> Tracking:
+    """Start the trackers of an attempt, on rank 0; arguments as for ``tracked``."""
+    return Tracking(context, _start(context, first_step))
+
+
+def _start(context: TrackedRun, first_step: int | None) -> subprocess.Popen[bytes] | None:
     spec = context.spec
     names = chosen(spec.trackers) if context.is_main else ()
     order = TrackerOrder(
@@ -96,6 +131,7 @@ def _start(context: TrainContext, first_step: int | None) -> subprocess.Popen[by
         run=str(context.run.path),
         attempt=context.attempt,
         first_step=first_step,
+        appended_from=_size_of(context.run.metrics) if first_step is None else None,
         config=config_of(spec),
         settings=spec.trackers.model_dump(mode="json"),
     )
@@ -111,6 +147,13 @@ def _start(context: TrainContext, first_step: int | None) -> subprocess.Popen[by
     with contextlib.suppress(BrokenPipeError):
         _send(process, order)
     return process
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _send(process: subprocess.Popen[bytes], order: TrackerOrder) -> None:
@@ -137,7 +180,7 @@ def config_of(spec: JobSpec) -> dict[str, Any]:
     return config
 
 
-def _ending_of_stop(context: TrainContext) -> AttemptEnding:
+def _ending_of_stop(context: TrackedRun) -> AttemptEnding:
     try:
         decision = read_decision(context.run.attempt(context.attempt))
     except RecordError:

@@ -60,6 +60,13 @@ class Memory:
         self._last = (step, evaluated)
         return True
 
+    def told(self, step: int, *, evaluated: bool) -> None:
+        """Remember a record as told that ``takes`` was not asked about."""
+        if evaluated:
+            self.evaluated_step = max(step, self.evaluated_step)
+        else:
+            self.step = max(step, self.step)
+
     def forget_after(self, step: int) -> None:
         """Forget what came after ``step``: the tracker does not have it, or drops it."""
         self.step, self.evaluated_step = min(self.step, step), min(self.evaluated_step, step)
@@ -98,12 +105,15 @@ class Point:
         time: seconds since the epoch.
         values: finite numbers by name, such as ``train/loss`` and ``val/accuracy``.
         evaluated: whether the record is an evaluation.
+        appended: whether code of the user's own has written the record in this attempt, so that its step may go back:
+            earlier records from that step on do not count.
     """
 
     step: int
     time: float
     values: Mapping[str, float]
     evaluated: bool
+    appended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +126,7 @@ class Subject:
         settings: ``trackers`` of the job.
         config: the resolved job without possible secrets.
         memory: state of the tracker from earlier attempts.
+        appended_from: as ``TrackerOrder`` has it.
     """
 
     run: RunDirectory
@@ -124,6 +135,7 @@ class Subject:
     settings: Trackers
     config: Mapping[str, Any]
     memory: Memory
+    appended_from: int | None
 
 
 class Tracker(Protocol):
@@ -145,6 +157,8 @@ class TrackerOrder:
         run: the run's directory.
         attempt: the attempt that begins; it owns the run.
         first_step: optimizer steps done if ``metrics.jsonl`` has no later records; None if it may have.
+        appended_from: the bytes of ``metrics.jsonl`` before the attempt, where code of the user's own writes it; None
+            in the built-in training.
         config: the resolved job without possible secrets.
         settings: ``trackers`` of the job.
     """
@@ -153,6 +167,7 @@ class TrackerOrder:
     run: str
     attempt: int
     first_step: int | None
+    appended_from: int | None
     config: Mapping[str, Any]
     settings: Mapping[str, Any]
 
@@ -175,4 +190,5 @@ class TrackerOrder:
             settings=Trackers.model_validate(self.settings),
             config=self.config,
             memory=Memory(run.tracker(name)),
+            appended_from=self.appended_from,
         )

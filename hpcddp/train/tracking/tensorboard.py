@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,12 +36,24 @@ class TensorBoard:
         self._file.touch(mode=0o600)
         head = [Event(file_version=_VERSION)]
         if not is_first:
-            head.append(Event(step=kept + 1, session_log=SessionLog(status=SessionLog.START)))
+            head.append(_purge(kept + 1))
+        self._kept: int | None = kept
         self._append(head)
 
     def write(self, points: Sequence[Point]) -> None:
         """Append the points in one write."""
-        self._append([_event(point) for point in points])
+        self._append([event for point in points for event in self._events(point)])
+
+    def _events(self, point: Point) -> Iterator[Event]:
+        if self._kept is not None and not point.evaluated:
+            if not point.appended:
+                self._kept = max(point.step, self._kept)
+            else:
+                # The first step of this attempt: it shows where code of the user's own has resumed.
+                if point.step <= self._kept:
+                    yield _purge(point.step)
+                self._kept = None
+        yield _event(point)
 
     def close(self, ending: AttemptEnding) -> None:
         """Do nothing: all points have been written."""
@@ -66,6 +78,11 @@ def _new_file(folder: Path, attempt: int) -> Path:
     """Return a name that sorts after all existing ones; after a failure an attempt opens another file."""
     names = (folder / f"events.out.tfevents.{attempt:06d}.{part}" for part in itertools.count())
     return next(path for path in names if not path.exists())
+
+
+def _purge(step: int) -> Event:
+    """Return the event after which TensorBoard drops earlier points from ``step`` on."""
+    return Event(step=step, session_log=SessionLog(status=SessionLog.START))
 
 
 def _event(point: Point) -> Event:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import wandb
 
+from hpcddp.run.metrics import EVALUATION_PREFIXES
 from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject
 
 
@@ -25,7 +26,8 @@ class WeightsAndBiases:
         # Reading run.step sends a message to W&B's process, so the step is counted here.
         self._run, self._step = run, run.step
         run.define_metric("train/*", step_metric="step")
-        run.define_metric("val/*", step_metric="evaluated_step")
+        for prefix in EVALUATION_PREFIXES:
+            run.define_metric(f"{prefix}/*", step_metric="evaluated_step")
 
     def write(self, points: Sequence[Point]) -> None:
         """Pass the points to W&B's process."""
