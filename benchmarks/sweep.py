@@ -36,8 +36,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.slurm import commands
-from hpcddp.submit.request import SubmitRequest
-from hpcddp.submit.sweep import submit_sweep
+from hpcddp.submission.request import SubmitRequest
+from hpcddp.submission.sweep import submit_sweep
 
 COUNT = 1000
 JOB = """\

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hpcddp.api import Run, plan, render, runs, submit
     from hpcddp.run.metrics import log
     from hpcddp.train.checkpoint.checkpointer import Checkpointer
     from hpcddp.train.entry import Context
@@ -55,6 +56,7 @@ __all__ = [
     "Metric",
     "MetricError",
     "Reduction",
+    "Run",
     "Share",
     "ShareLoss",
     "Stopper",
@@ -67,6 +69,10 @@ __all__ = [
     "evaluate",
     "gather_with_grad",
     "log",
+    "plan",
+    "render",
+    "runs",
+    "submit",
     "sum_statistics",
     "weighted_mean",
 ]
@@ -88,6 +94,7 @@ _OTHERS = {
     "Context": "hpcddp.train.entry",
     "Stopper": "hpcddp.train.stopper",
     "log": "hpcddp.run.metrics",
+    **dict.fromkeys(("Run", "plan", "render", "runs", "submit"), "hpcddp.api"),
 }
 _MODULES = {
     name: _OTHERS.get(name) or ("hpcddp.train.scoring" if name in _SCORING else "hpcddp.train.losses")

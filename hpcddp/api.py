@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpcddp.jobfile.read import DefaultSettings, ResolvedJob
     from hpcddp.manage.status import RunStatus, State
     from hpcddp.run.result import Result
-    from hpcddp.submit.request import SubmitRequest
+    from hpcddp.submission.request import SubmitRequest
 
 Job: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | None"
 """A job file, the content of one as a mapping, or None for a job that only the other arguments describe."""
@@ -59,8 +59,8 @@ def submit(
     Raises:
         HpcddpError: the job is invalid, cannot run, or was refused; nothing is left behind.
     """
-    from hpcddp.submit.submit import choose_cluster, new_run_id
-    from hpcddp.submit.submit import submit as submit_request_
+    from hpcddp.submission.submit import choose_cluster, new_run_id
+    from hpcddp.submission.submit import submit as submit_request_
 
     resolved = _load(job, command, overrides)
     if resolved.spec.sweep is not None:
@@ -94,7 +94,7 @@ def render(
     Raises:
         HpcddpError: the job is invalid.
     """
-    from hpcddp.submit.render import render_script
+    from hpcddp.submission.render import render_script
 
     resolved = _load(job, command, overrides)
     return render_script(request_to_submit(resolved, run_id=run_id, environment=os.environ)).text
@@ -269,7 +269,7 @@ class Run:
         """
         from hpcddp.manage.control import cancel
         from hpcddp.slurm import commands
-        from hpcddp.submit.sweep_element import chosen_to_act_on
+        from hpcddp.submission.sweep_element import chosen_to_act_on
 
         chosen_to_act_on(str(self.path), self.path.parent.parent)
         environment = dict(os.environ)
@@ -282,7 +282,7 @@ class Run:
             HpcddpError: it does not run, or could not be requeued.
         """
         from hpcddp.manage.control import commands_of_slurm, requeue
-        from hpcddp.submit.sweep_element import chosen_to_act_on
+        from hpcddp.submission.sweep_element import chosen_to_act_on
 
         chosen_to_act_on(str(self.path), self.path.parent.parent)
         return requeue(self.status, commands_of_slurm(dict(os.environ)))
@@ -293,8 +293,8 @@ class Run:
         Raises:
             HpcddpError: it is alive, has finished, or was refused.
         """
-        from hpcddp.submit.resume import resume
-        from hpcddp.submit.sweep_element import find_to_resume
+        from hpcddp.submission.resume import resume
+        from hpcddp.submission.sweep_element import find_to_resume
 
         run = find_to_resume(str(self.path), self.path.parent.parent)
         return Run(resume(run, environment=dict(os.environ)).run.path)
@@ -389,7 +389,7 @@ def request_to_submit(
     force: bool = False,
 ) -> SubmitRequest:
     """Return the request to submit a job, or to render its script, from the working directory."""
-    from hpcddp.submit.request import SubmitRequest
+    from hpcddp.submission.request import SubmitRequest
 
     return SubmitRequest(
         job=job,

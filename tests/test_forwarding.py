@@ -21,7 +21,7 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.moved import ScriptRunDirectory, moved_script
-from hpcddp.submit.executors import dump_call
+from hpcddp.submission.executors import dump_call
 
 GOLDEN = Path(__file__).parent / "golden" / "0.1.0"
 MODEL = """

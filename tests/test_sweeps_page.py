@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.sweep import read_sweep
-from tests.submit.fake_sbatch import FakeSlurm, make_fake_slurm
+from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")

@@ -42,7 +42,7 @@ def cancel(
     from hpcddp.manage.overview import entry_of, overview_of
     from hpcddp.manage.status import RunStatus
     from hpcddp.slurm import commands
-    from hpcddp.submit.sweep_element import chosen_to_act_on
+    from hpcddp.submission.sweep_element import chosen_to_act_on
 
     environment = dict(os.environ)
     if run is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcddp.manage.follow import Display, JobPhase, Outcome, Output
     from hpcddp.run.events import Event
     from hpcddp.run.metrics import MetricsLine
-    from hpcddp.submit.submit import Submission
+    from hpcddp.submission.submit import Submission
 
 _INTERRUPTED = 130
 _LINE_EVERY_S = 10.0

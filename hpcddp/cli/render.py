@@ -61,7 +61,7 @@ def render(
 
     Example: hpcddp render --nodes 2 --gpus-per-node 4 -- python train.py --lr 0.1
     """
-    from hpcddp.submit.render import render_script
+    from hpcddp.submission.render import render_script
 
     sweep = read_sweep(axes, sweep_file, max_parallel)
     job = words.load(job_file, overrides=overrides, sweep=sweep)
@@ -70,7 +70,7 @@ def render(
     if output is not None:
         _write(output, script.text)
     if as_json:
-        from hpcddp.submit.render import describe
+        from hpcddp.submission.render import describe
 
         echo(json.dumps(describe(request, script), indent=2))
     elif output is None:

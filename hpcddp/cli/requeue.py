@@ -32,7 +32,7 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
     from hpcddp.manage.overview import entry_of, overview_of
     from hpcddp.manage.status import RunStatus
     from hpcddp.slurm import commands
-    from hpcddp.submit.sweep_element import chosen_to_act_on
+    from hpcddp.submission.sweep_element import chosen_to_act_on
 
     environment = dict(os.environ)
     chosen = chosen_to_act_on(run, run_root)

@@ -37,7 +37,7 @@ def shell(
     from hpcddp.manage.overview import files_of, one_run
     from hpcddp.manage.status import statuses
     from hpcddp.slurm.commands import queue
-    from hpcddp.submit.sweep_element import chosen_to_act_on
+    from hpcddp.submission.sweep_element import chosen_to_act_on
 
     environment = dict(os.environ)
     chosen = one_run(chosen_to_act_on(run, run_root))

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from hpcddp.run.directory import RunDirectory
     from hpcddp.run.result import Result
     from hpcddp.run.sweep import Sweep
-    from hpcddp.submit.request import SubmitRequest
-    from hpcddp.submit.submit import Submission
-    from hpcddp.submit.sweep import SweepSubmission
+    from hpcddp.submission.request import SubmitRequest
+    from hpcddp.submission.submit import Submission
+    from hpcddp.submission.sweep import SweepSubmission
 
 
 class ClusterChoice(StrEnum):
@@ -112,9 +112,9 @@ def submit(  # noqa: PLR0913  each is an option
     Example: hpcddp submit --resume 20260314-1544
     """
     from hpcddp.run.sweep import read_sweep as sweep_at
-    from hpcddp.submit.resume import resume as resume_run
-    from hpcddp.submit.resume import resume_with_job
-    from hpcddp.submit.submit import submit as submit_new
+    from hpcddp.submission.resume import resume as resume_run
+    from hpcddp.submission.resume import resume_with_job
+    from hpcddp.submission.submit import submit as submit_new
 
     output = _Output(follow=follow, quiet=quiet, as_json=as_json)
     if quiet and (follow or dry_run or as_json):
@@ -165,8 +165,8 @@ def _request_of(
     environment: Mapping[str, str],
 ) -> SubmitRequest:
     """Return the request of a job file or a command, or that of a run whose job the options change."""
-    from hpcddp.submit.resume import own_request
-    from hpcddp.submit.submit import choose_cluster, new_run_id
+    from hpcddp.submission.resume import own_request
+    from hpcddp.submission.submit import choose_cluster, new_run_id
 
     if run is None and job_file is None and words.command is None:
         raise UserError("no JOB is given; write a job file, a command after --, or --resume RUN to continue a run")
@@ -205,7 +205,7 @@ def _resume_sweep(sweep: Sweep, environment: Mapping[str, str], dependency: str 
     from hpcddp.manage.overview import SweepStatus, overview_of
     from hpcddp.manage.status import State
     from hpcddp.slurm import commands
-    from hpcddp.submit.resume import resume_sweep
+    from hpcddp.submission.resume import resume_sweep
 
     if output.follow:
         raise UserError(_NOT_FOLLOWED)
@@ -250,7 +250,7 @@ def _first_words(words: Sequence[str]) -> str:
 
 
 def _submit_sweep(request: SubmitRequest, output: _Output) -> None:
-    from hpcddp.submit.sweep import submit_sweep
+    from hpcddp.submission.sweep import submit_sweep
 
     if output.follow:
         raise UserError(_NOT_FOLLOWED)
@@ -264,15 +264,15 @@ def _submit_sweep(request: SubmitRequest, output: _Output) -> None:
 def _find(text: str, run_root: Path, *, dry_run: bool) -> RunDirectory:
     """Return the run to resume; a dry run makes no directory for an element of a sweep that never began."""
     from hpcddp.run.find import find_run
-    from hpcddp.submit.sweep_element import checked_run, find_to_resume
+    from hpcddp.submission.sweep_element import checked_run, find_to_resume
 
     return checked_run(find_run(text, run_root)) if dry_run else find_to_resume(text, run_root)
 
 
 def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json: bool) -> None:
     """Print what would be submitted: a new run, or a resumption of ``run``."""
-    from hpcddp.submit.resume import prepare_resumption
-    from hpcddp.submit.submit import prepare
+    from hpcddp.submission.resume import prepare_resumption
+    from hpcddp.submission.submit import prepare
 
     resumption = None if run is None else prepare_resumption(run, request)
     prepared = prepare(request) if resumption is None else resumption.job
@@ -391,7 +391,7 @@ def _wait_for(
         raise UserError(
             "--after and --after-any are Slurm's, and this job runs here; submit it when the other run ends"
         )
-    from hpcddp.submit.dependencies import dependency_on
+    from hpcddp.submission.dependencies import dependency_on
 
     dependency = dependency_on(after or (), after_any or (), run_root, environment)
     for note in dependency.notes:

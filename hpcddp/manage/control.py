@@ -23,7 +23,7 @@ from hpcddp.run.result import Result, resume_command, write_result
 from hpcddp.run.sweep import index_of, sweep_of
 from hpcddp.slurm import commands as slurm
 from hpcddp.stop.reasons import Cause, ExitCode
-from hpcddp.submit.sweep_element import begin_element
+from hpcddp.submission.sweep_element import begin_element
 
 End = Callable[[Sequence[str]], None]
 """Cancels Slurm jobs, by id."""

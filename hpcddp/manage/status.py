@@ -20,7 +20,7 @@ from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
 from hpcddp.slurm.job import JOB_STATES, JobState
 from hpcddp.stop.reasons import Cause
-from hpcddp.submit.turns import waits_for_turn
+from hpcddp.submission.turns import waits_for_turn
 
 
 class State(StrEnum):

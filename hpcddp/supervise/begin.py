@@ -37,7 +37,7 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.job import ask_slurm, end_time_of, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
 from hpcddp.stop.reasons import Cause, ExitCode
-from hpcddp.submit.sweep_element import complete_directory, element_of
+from hpcddp.submission.sweep_element import complete_directory, element_of
 from hpcddp.supervise.attempt_facts import limits_of
 from hpcddp.supervise.decision import exceeded, is_interruption, record_progress, spent_of
 

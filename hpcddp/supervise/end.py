@@ -303,7 +303,7 @@ def _continuation(attempt_facts: AttemptFacts) -> str:
 
 def _continue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     """Submit another job for the same run."""
-    from hpcddp.submit.resume import submit_continuation
+    from hpcddp.submission.resume import submit_continuation
 
     run = attempt_facts.attempt.run
     try:

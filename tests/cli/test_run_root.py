@@ -12,7 +12,7 @@ from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.cli.reference import walk
 from tests.manage.runs import make
-from tests.submit.fake_sbatch import FakeSlurm, make_fake_slurm
+from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
 
 JOB = "name: demo\nrun_root: of-the-job\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits}\n"
 # Without a run each of these takes the newest one under the root; what it then says of a run that has failed.

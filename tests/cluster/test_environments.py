@@ -24,7 +24,7 @@ from hpcddp.slurm.job import ENDED_STATES
 from tests.cluster.containers import install, write_image
 from tests.cluster.jobs import result_of, submit, write_job
 from tests.cluster.sandbox import Sandbox
-from tests.submit.fake_environments import CONDA
+from tests.submission.fake_environments import CONDA
 from tests.waiting import wait_for_text
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.write import dump_job
 from hpcddp.slurm.job import ENDED_STATES
-from hpcddp.submit.render import render_script
+from hpcddp.submission.render import render_script
 from tests.cluster.sandbox import Sandbox
-from tests.submit.requests import request_of
-from tests.submit.script_runner import ScriptRunner
+from tests.submission.requests import request_of
+from tests.submission.script_runner import ScriptRunner
 
 MARKER = "marker-of-a-payload"
 VALUES = (

@@ -12,7 +12,7 @@ import pytest
 
 from hpcddp.manage.format import ranks_text
 from tests.manage.crashes import RANKS, Crash, crash
-from tests.submit.local_run import MODEL, ROOT
+from tests.submission.local_run import MODEL, ROOT
 
 JOB = {
     "name": "crash",

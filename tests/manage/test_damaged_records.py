@@ -35,7 +35,7 @@ from hpcddp.run.metrics import write_plan_record
 from hpcddp.run.result import Result, write_result
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.stop.reasons import StopReason
-from hpcddp.submit.resume import resume
+from hpcddp.submission.resume import resume
 from hpcddp.supervise.end import end
 from tests.manage.runs import queued
 from tests.run.damage import DAMAGES, Damage, link, newer, truncate, wrong_type

@@ -423,7 +423,7 @@ def test_where_requeue_is_forbidden_another_job_continues_if_that_is_allowed(
     class Submitted:
         job_id = "8"
 
-    monkeypatch.setattr("hpcddp.submit.resume.submit_continuation", lambda *_, **__: Submitted())
+    monkeypatch.setattr("hpcddp.submission.resume.submit_continuation", lambda *_, **__: Submitted())
     slurm.become("RUNNING", Requeue="0", **PREEMPTED)
     scenario.stop()
     ending = scenario.end()

@@ -18,7 +18,7 @@ from hpcddp.run.job_records import read_decision
 from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.task import signals
 from hpcddp.task.signals import CauseQuery
-from tests.submit.local_run import ROOT
+from tests.submission.local_run import ROOT
 from tests.waiting import wait_until
 
 TASK = """

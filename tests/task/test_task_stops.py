@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.run.collectives import read_collectives
 from hpcddp.stop.reasons import StopReason
-from tests.submit.local_run import start
+from tests.submission.local_run import start
 from tests.waiting import wait_until
 
 SHORT_TIMEOUT = "launch: {hang_timeout: 5s}"

@@ -14,7 +14,7 @@ from hpcddp.run.failure import read_failures
 from hpcddp.stop.listener import LISTENER
 from hpcddp.task.rendezvous import RendezvousError
 from hpcddp.task.work import NotATaskError, opening, run
-from tests.submit.local_run import ROOT
+from tests.submission.local_run import ROOT
 
 
 def test_the_function_of_the_pickle_runs_in_a_task_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

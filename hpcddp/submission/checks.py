@@ -1,0 +1,293 @@
+"""The checks of a job, or of the elements of a sweep, before it is submitted, as far as this machine can make them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from netrc import NetrcParseError, netrc
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hpcddp.errors import UserError
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.document import neighbour
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
+from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder
+from hpcddp.packages import is_installed
+from hpcddp.run.metrics import PACKAGES
+from hpcddp.submission.environment_checks import container_obstacles, environment_obstacles, runs_in_this_python
+from hpcddp.submission.function_checks import function_obstacles
+from hpcddp.submission.request import Check, Obstacle, SubmissionError, SubmitRequest
+
+# python(1): with these options there is no script.
+_NO_SCRIPT = ("-c", "-m")
+
+
+def command_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield the obstacles to the job's command."""
+    if spec.command is None:
+        return
+    yield from _program(spec, environment)
+    yield from _launcher(spec, environment)
+    yield from _script(spec)
+
+
+def _program(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield a program that is not on this machine, where nothing in the job can provide it."""
+    section = spec.environment
+    prepared = section.modules or section.setup or section.container or section.conda
+    if spec.command is None or prepared or "PATH" in section.env:
+        return
+    # An activated environment has its programs there, and the task looks there last.
+    beside = Path(section.interpreter or sys.executable).parent
+    name = spec.command[0]
+    if shutil.which(name, path=f"{environment.get('PATH', os.defpath)}:{beside}") is None:
+        where = "on PATH here" if "/" not in name else "here that can be run"
+        yield Obstacle(
+            sentence=f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; correct its "
+            "name, or write its path"
+        )
+
+
+def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield torchrun or another launcher as the command of several tasks that would not form one world."""
+    words = spec.command or ()
+    launcher = find_launcher(words, {**environment, **spec.environment.env})
+    if launcher is None or spec.tasks == 1 or spec.launcher_command is not None:
+        return
+    why = launcher.obstacle(tasks=spec.tasks, nodes=spec.resources.nodes)
+    if why is not None:
+        line = f": -- {shlex.join(launcher.program)}" if launcher.program else ""
+        yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}; {launcher.advice}{line}", can_force=False)
+
+
+def _script(spec: JobSpec) -> Iterator[Obstacle]:
+    """Yield a Python script that does not exist; shell lines of the job may change to another directory."""
+    script = _script_in(spec.command or ())
+    if script is None or spec.environment.container or Path(script).is_file():
+        return
+    near = neighbour(Path(script))
+    yield Obstacle(
+        sentence=f"command is {shlex.join(spec.command or ())}, and there is no file {script!r} here; "
+        + (f"did you mean {near}?" if near else "check its path, which is relative to the directory of submission"),
+        certain=not spec.environment.setup,
+    )
+
+
+def _script_in(words: Sequence[str]) -> str | None:
+    """Return the script that a Python command runs; None for ``-m``, ``-c`` or another program."""
+    if not words or PYTHON.fullmatch(Path(words[0]).name) is None:
+        return None
+    for previous, word in pairwise(words):
+        if word == "-" or word.startswith(_NO_SCRIPT):
+            return None
+        if not word.startswith("-") and previous not in PYTHON_OPTIONS_WITH_VALUE:
+            return word
+    return None
+
+
+def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
+    if cluster == "local" and spec.resources.nodes > 1:
+        yield Obstacle(
+            sentence=f"resources.nodes is {spec.resources.nodes}, but this machine is one node; "
+            "add --set resources.nodes=1",
+            can_force=False,
+        )
+
+
+def _unset_variables(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    unset = [name for name in spec.environment.pass_env if name not in environment]
+    if unset:
+        yield Obstacle(
+            sentence=f"environment.pass_env names {', '.join(unset)}, not set here; export it, or remove the name",
+            can_force=False,
+        )
+
+
+def _missing_data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
+    data_dir = spec.train.data_dir if spec.train else None
+    stage = spec.environment.stage
+    if data_dir is None or (stage is not None and Path(data_dir).is_relative_to(stage.target)):
+        return
+    container = spec.environment.container
+    mounts = container.mounted if container is not None else ()
+    path = next((found for mount in mounts if (found := mount.host_path(data_dir)) is not None), data_dir)
+    if not Path(path).is_dir():
+        shown = "" if path == data_dir else f", which is {path!r} here"
+        yield Obstacle(
+            sentence=f"train.data_dir is {data_dir!r}{shown}, and there is no such directory; "
+            "give the directory that holds the data"
+        )
+
+
+_SERVER = "MLFLOW_TRACKING_URI"
+
+
+def _tracker_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield the trackers that are not installed, and MLflow without the address of its server.
+
+    Only this interpreter is looked at: with another one, a missing tracker is a warning of the task.
+    """
+    names = spec.trackers.use or ()
+    if runs_in_this_python(spec.environment):
+        for name in names:
+            if not is_installed(name):
+                yield Obstacle(
+                    sentence=f"trackers.use names {name}, which {sys.executable} does not have; run: "
+                    f"{shlex.quote(sys.executable)} -m pip install {PACKAGES[name]}, or remove the name"
+                )
+    known = spec.trackers.tracking_uri or environment.get(_SERVER) or spec.environment.env.get(_SERVER)
+    if "mlflow" in names and not known:
+        yield Obstacle(
+            sentence=f"trackers.use names mlflow, and nothing says where its server is; export {_SERVER}, or write it "
+            "into trackers.tracking_uri"
+        )
+    if "wandb" in names and not _has_wandb_key({**environment, **spec.environment.env}):
+        yield Obstacle(
+            sentence="trackers.use names wandb, and there is no key for it; run: wandb login, or export WANDB_API_KEY "
+            "(WANDB_MODE=offline needs none)"
+        )
+
+
+_WANDB_WITHOUT_KEY = frozenset({"offline", "dryrun", "disabled"})
+_WANDB_HOST = "api.wandb.ai"
+
+
+def _has_wandb_key(variables: Mapping[str, str]) -> bool:
+    """Return whether W&B finds a key: ``WANDB_API_KEY``, or the one that ``wandb login`` writes (docs.wandb.ai)."""
+    if variables.get("WANDB_API_KEY") or variables.get("WANDB_MODE", "").lower() in _WANDB_WITHOUT_KEY:
+        return True
+    host = urlsplit(variables.get("WANDB_BASE_URL") or f"https://{_WANDB_HOST}").hostname or _WANDB_HOST
+    home = variables.get("HOME")
+    files = [Path(variables[name]) for name in ("NETRC",) if variables.get(name)]
+    files += [Path(home) / name for name in (".netrc", "_netrc") if home]
+    for file in files:
+        try:
+            if netrc(file).authenticators(host) is not None:
+                return True
+        except OSError:
+            continue
+        except (NetrcParseError, ValueError):
+            # W&B may read what Python cannot.
+            return True
+    return False
+
+
+CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, function_obstacles, _missing_data)
+"""The checks whose result may differ between the elements of a sweep, which share one environment."""
+CHECKS: tuple[Check, ...] = (
+    _too_many_nodes,
+    _unset_variables,
+    environment_obstacles,
+    container_obstacles,
+    command_obstacles,
+    function_obstacles,
+    _tracker_obstacles,
+    _missing_data,
+)
+"""All checks, in the order of their messages."""
+
+
+_FORCE = "If the nodes of the job have what is missing here, add --force."
+
+
+def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) -> tuple[str, ...]:
+    """Check a job that has no sweep.
+
+    Args:
+        request: the request.
+        checks: the checks to run.
+
+    Returns:
+        What may keep the job from running, a sentence each.
+
+    Raises:
+        SubmissionError: the job cannot run; every reason is named.
+        PlanError: its batch cannot be split as the job asks.
+    """
+    spec = request.job.spec
+    found = [obstacle for check in checks for obstacle in check(spec, request.cluster, request.environment)]
+    forced = request.force
+    errors = [obstacle for obstacle in found if obstacle.certain and not (forced and obstacle.can_force)]
+    if errors:
+        # A job on this machine gets no other node.
+        may_force = request.cluster == "slurm" and all(obstacle.can_force for obstacle in errors)
+        raise SubmissionError("\n".join(obstacle.sentence for obstacle in errors), hint=_FORCE if may_force else None)
+    # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
+    _ = request.plan
+    return tuple(obstacle.sentence for obstacle in found)
+
+
+# The fields that the batch plan and the data depend on, and one below them that changes neither.
+_PLANNED = ("batch", "learning_rate", "train", "entrypoint", "command")
+_UNPLANNED = frozenset({"train.seed"})
+
+
+LARGEST_LOCAL_SWEEP = 256
+"""The most elements of a sweep on this machine: each is a process from the submission on."""
+
+
+def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[str, ...]:
+    """Check a sweep as ``check_submittable`` checks a job.
+
+    Elements that differ only in values without influence on the checks are checked once.
+
+    Args:
+        request: the request.
+        table: its elements.
+
+    Returns:
+        What may keep the elements from running, a sentence each.
+
+    Raises:
+        SubmissionError: the sweep has too many elements for this machine, or an element cannot run; its values are
+            named.
+    """
+    if request.cluster == "local" and len(table) > LARGEST_LOCAL_SWEEP:
+        raise SubmissionError(
+            f"the sweep has {len(table)} elements, each of them a process of this machine, and {LARGEST_LOCAL_SWEEP} "
+            "are the most; split it into several sweeps"
+        )
+    notes: dict[str, None] = {}
+    checks = CHECKS
+    for combination in table.combinations(_checked_keys(table)):
+        try:
+            job = replace(request.job, spec=element_spec(request.job.spec, combination.values))
+            _refuse_other_tasks(job.spec, request.job.spec)
+            notes |= dict.fromkeys(check_submittable(replace(request, job=job), checks))
+        except UserError as error:
+            if not combination.values:
+                raise
+            more = f" and {len(combination.elements) - 1} more" if len(combination.elements) > 1 else ""
+            raise SubmissionError(
+                f"element {combination.elements[0]}{more} of the sweep, with {assignment(combination.values)}: "
+                f"{error.message}",
+                hint=error.hint,
+            ) from error
+        # All elements share one environment, and checking it may take seconds.
+        checks = CHECKS_OF_ELEMENT
+    return tuple(notes)
+
+
+def _refuse_other_tasks(element: JobSpec, job: JobSpec) -> None:
+    """Refuse an element whose command has another launcher, or another number of ranks, than the job's."""
+    if (element.tasks, element.ranks_per_node) != (job.tasks, job.ranks_per_node):
+        raise SubmissionError(
+            f"its command needs {element.tasks} Slurm tasks for {element.world_size} ranks, and the command of the job "
+            f"needs {job.tasks} for {job.world_size}; submit once for each command"
+        )
+
+
+def _checked_keys(table: SweepTable) -> list[str]:
+    """Return the keys of a sweep whose values have influence on the checks."""
+    return [
+        key
+        for key in table.keys
+        if is_placeholder(key) or (key not in _UNPLANNED and key.partition(".")[0] in _PLANNED)
+    ]

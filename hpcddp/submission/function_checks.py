@@ -1,0 +1,159 @@
+"""The checks of the functions that a job names, ``pkg.module:function``: their source is parsed, and never imported."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.problems import nearest
+from hpcddp.submission.environment_checks import runs_in_this_python
+from hpcddp.submission.request import Obstacle
+
+
+def function_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield the functions of the user that do not exist, or that the ranks could not import.
+
+    Only the directory of submission is searched for a job that runs in another interpreter than this one, whose
+    packages are unknown here.
+    """
+    known = runs_in_this_python(spec.environment) and not (spec.environment.modules or spec.environment.setup)
+    variables = {**environment, **spec.environment.env}
+    # The order in which the task searches: its own directory last (hpcddp.task.__main__).
+    paths = [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)] if known else []
+    for key, name in _named_functions(spec):
+        module, function = name.split(":", 1)
+        search = _Search(directory=Path.cwd(), paths=paths, is_complete=known)
+        if (why := search.why_not(module, function)) is not None:
+            yield Obstacle(sentence=f"{key} is {name}, and {why}", certain=known)
+
+
+def _named_functions(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield the keys of the job that hold a function of the user, and the functions."""
+    train = spec.train
+    held: dict[str, str | None] = {"entrypoint": spec.entrypoint, "batch.group": spec.batch.group}
+    if train is not None:
+        held |= {"train.model": train.model, "train.dataset": train.dataset, "train.loss": train.loss}
+    yield from ((key, name) for key, name in held.items() if name is not None and ":" in name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """The search for a module as the ranks will search for it.
+
+    Args:
+        directory: the directory of submission.
+        paths: the entries of ``sys.path`` before it.
+        is_complete: whether these are all places in which a module can be.
+    """
+
+    directory: Path
+    paths: Sequence[str]
+    is_complete: bool
+
+    def why_not(self, module: str, function: str) -> str | None:
+        """Return why a function cannot be imported; None if it can, or if this cannot be known without an import."""
+        paths: Sequence[str] = [*self.paths, str(self.directory)]
+        name, _, rest = module.partition(".")
+        found = _find(name, paths, is_top=self.is_complete)
+        if found is None:
+            return self._no_module(name, paths) if self.is_complete else None
+        while rest:
+            if found.submodule_search_locations is None:
+                return f"{name} ({found.origin}) is a module and not a package, so there is no {module}"
+            paths = list(found.submodule_search_locations)
+            last, _, rest = rest.partition(".")
+            name = f"{name}.{last}"
+            # By its last word alone: with the whole name Python would import the packages of a namespace.
+            found = _find(last, paths, is_top=False)
+            if found is None:
+                return self._no_module(name, paths)
+        return _no_function(found, module, function)
+
+    def _no_module(self, name: str, paths: Sequence[str]) -> str:
+        parent, _, last = name.rpartition(".")
+        where = f"package {parent} has no" if parent else f"neither {self.directory} nor {sys.executable} has a"
+        near = nearest(last, _modules_in(paths if parent else [str(self.directory)]))
+        instead = f"did you mean {f'{parent}.{near}' if parent else near}?" if near else "correct its name"
+        if not parent and not near:
+            instead += ", or submit from the directory that holds it"
+        return f"{where} module {last}; {instead}"
+
+
+def _find(name: str, paths: Sequence[str], *, is_top: bool) -> ModuleSpec | None:
+    """Return where a module is; the packages that it is in are not imported."""
+    with suppress(ImportError, ValueError):
+        found = PathFinder.find_spec(name, paths)
+        # Packages that are installed editable have finders of their own.
+        return found if found is not None or not is_top else importlib.util.find_spec(name)
+    return None
+
+
+def _modules_in(paths: Sequence[str]) -> list[str]:
+    """Return the names of the modules and packages in directories."""
+    names: set[str] = set()
+    for path in paths:
+        with suppress(OSError):
+            names |= {
+                entry.name.removesuffix(".py")
+                for entry in os.scandir(path)
+                if entry.name.endswith(".py") or (entry.name.isidentifier() and entry.is_dir())
+            }
+    return sorted(names)
+
+
+def _no_function(found: ModuleSpec, module: str, function: str) -> str | None:
+    """Return why a module has no such function."""
+    try:
+        # A compiled module has no source.
+        source = found.loader.get_source(found.name) if isinstance(found.loader, InspectLoader) else None
+        tree = None if source is None else ast.parse(source)
+    except (ImportError, OSError):
+        return None
+    except (SyntaxError, ValueError) as error:
+        line = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        return f"{found.origin} is not valid Python{line}: {reason}; correct the file"
+    names = None if tree is None else _names(tree.body)
+    if names is None or function in names:
+        return None
+    near = nearest(function, names)
+    instead = f"did you mean {module}:{near}?" if near else "write the name of a function in it"
+    return f"{module} ({found.origin}) defines no {function}; {instead}"
+
+
+_FREE = frozenset({"exec", "globals", "vars", "setattr"})
+"""Calls that may define any name."""
+
+
+def _names(body: Sequence[ast.stmt]) -> set[str] | None:
+    """Return the names that statements define in their module; None if that cannot be known without running them."""
+    names: set[str] = set()
+    for statement in body:
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(statement.name)
+                continue
+            case ast.Import() | ast.ImportFrom():
+                names |= {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+                continue
+        for part in ast.walk(statement):
+            match part:
+                case ast.Name(ctx=ast.Store()):
+                    names.add(part.id)
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    names.add(part.name)
+                case ast.Import() | ast.ImportFrom():
+                    names |= {(alias.asname or alias.name).partition(".")[0] for alias in part.names}
+                case ast.Call(func=ast.Name(id=called)) if called in _FREE:
+                    return None
+    return None if names & {"*", "__getattr__"} else names

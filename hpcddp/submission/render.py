@@ -1,0 +1,355 @@
+"""The renderer: from a request to the text of its sbatch script, which depends on nothing but the request.
+
+The templates run in a sandboxed, strict environment of Jinja2, in which each value needs a filter that quotes it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path as FilePath
+from typing import Any, Final, NoReturn
+
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateSyntaxError
+from jinja2.sandbox import SandboxedEnvironment
+
+from hpcddp.errors import HpcddpError, UserError
+from hpcddp.jobfile.document import Path, dotted, path_of
+from hpcddp.jobfile.environment import VARIABLES, Mount
+from hpcddp.jobfile.job import JobSpec, leaf_paths
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.jobfile.rules import data_mount_of
+from hpcddp.jobfile.sweep import SweepTable
+from hpcddp.packages import shipped_directory
+from hpcddp.slurm.directives import Directive, directives_for, quote_value, refuse_unwritable
+from hpcddp.submission.request import SubmitRequest
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_NUL = {"\0": "a NUL character"}
+
+
+class RunIdError(UserError):
+    """A text that is not a valid run id."""
+
+    kind = "run_id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedScript:
+    """A script.
+
+    Args:
+        text: all of it.
+        directives: its ``#SBATCH`` directives, in order.
+    """
+
+    text: str
+    directives: tuple[Directive, ...]
+
+
+def render_script(request: SubmitRequest) -> RenderedScript:
+    """Render the script of a request.
+
+    Raises:
+        RunIdError: the run id is not valid.
+        UnwritableValueError: a value holds what no quoting can carry; its field is named.
+        DirectiveError: ``resources.sbatch`` holds a name that is not a flag.
+        TemplateError: the template does not exist or cannot be rendered; file and line are named.
+    """
+    spec, run_id = request.job.spec, request.run_id
+    if run_id is not None and _RUN_ID.fullmatch(run_id) is None:
+        raise RunIdError(
+            f"the run id is {run_id!r}, which cannot name a directory of a run; write 1 to 64 letters, digits, "
+            "'.', '_' and '-', beginning with a letter or digit"
+        )
+    directives = directives_for(spec, run_id=run_id)
+    _refuse_unwritable_words(spec, request.python)
+    variables = {} if request.sweep_table is None else swept_variables(request.sweep_table)
+    document = request.job_text.removesuffix("\n")
+    values: dict[str, Any] = {
+        "name": spec.name,
+        "run_id": run_id,
+        "run_root": spec.run_root,
+        "launcher": request.cluster,
+        "directives": directives,
+        "nodes": spec.resources.nodes,
+        "tasks": spec.tasks,
+        "tasks_per_node": spec.tasks_per_node,
+        "gpus_per_node": spec.resources.gpus_per_node,
+        "cpus_per_task": spec.cpus_per_task,
+        "modules": spec.environment.modules,
+        "conda": spec.environment.conda,
+        "venv": spec.environment.venv,
+        "uv": spec.environment.uv,
+        "container": _container(spec, variables),
+        "setup": spec.environment.setup,
+        "stage": spec.environment.stage,
+        "env": {name: value for name, value in spec.environment.env.items() if name not in variables},
+        "is_sweep": spec.sweep is not None,
+        "variables": variables,
+        "pass_env": spec.environment.pass_env,
+        "python": request.python,
+        "job_document": document,
+        "job_delimiter": _delimiter(document),
+    }
+    return RenderedScript(text=render_template(request.template, values), directives=directives)
+
+
+def _container(spec: JobSpec, variables: Iterable[str]) -> dict[str, Any] | None:
+    """Return the values that a template needs for the container; None without one.
+
+    Args:
+        spec: the job.
+        variables: the names of the swept environment variables.
+    """
+    environment, container = spec.environment, spec.environment.container
+    if container is None:
+        return None
+    data = data_mount_of(spec, container)
+    mounts = (*container.mounted, *([] if data is None else [Mount(source=data, target=data)]))
+    return {
+        "image": container.image,
+        "image_file": container.image_file,
+        "runtime": container.runtime,
+        "python": container.python,
+        "workdir": container.workdir,
+        "mounts": [str(mount) for mount in mounts],
+        "variables": list(dict.fromkeys([*environment.env, *variables, *environment.pass_env])),
+    }
+
+
+def _refuse_unwritable_words(spec: JobSpec, python: str) -> None:
+    """Refuse values that no shell word can carry; only here is the field of each known."""
+    environment = spec.environment
+    fields = {"environment.python": python}
+    fields |= {f"environment.env.{name}": value for name, value in environment.env.items()}
+    fields |= {f"environment.modules[{index}]": module for index, module in enumerate(environment.modules)}
+    fields |= {f"environment.setup[{index}]": line for index, line in enumerate(environment.setup)}
+    for field, text in fields.items():
+        refuse_unwritable(text, _NUL, field=field, place="a script")
+
+
+_EXPORTS: Final = "\n# environment.env\n"
+_EXPORT = re.compile(r"""export ([A-Za-z_][A-Za-z0-9_]*)=((?:'[^']*'|"[^"]*"|[^\s'"])*)\n""")
+
+
+def exported_values(script: str) -> dict[str, str]:
+    """Return the values of ``environment.env`` in a script of the default template; no other file of a run has them.
+
+    Args:
+        script: the text of the script.
+    """
+    values: dict[str, str] = {}
+    position = script.find(_EXPORTS) + len(_EXPORTS)
+    while position >= len(_EXPORTS) and (found := _EXPORT.match(script, position)):
+        values[found[1]] = "".join(shlex.split(found[2]))
+        position = found.end()
+    return values
+
+
+def _delimiter(document: str) -> str:
+    """Return a delimiter for a here-document that is not a line of the document."""
+    lines = set(document.splitlines())
+    names = ("HPCDDP_JOB" if number == 0 else f"HPCDDP_JOB_{number}" for number in count())
+    return next(name for name in names if name not in lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptVariable:
+    """The values of one environment variable: element i has number ``i // stride % count`` of them.
+
+    Args:
+        stride: the number of consecutive elements with the same value.
+        count: the number of values.
+    """
+
+    values: tuple[str, ...]
+    stride: int
+    count: int
+
+
+def swept_variables(table: SweepTable) -> dict[str, SweptVariable]:
+    """Return the environment variables that a sweep sets, by name."""
+    found: dict[str, SweptVariable] = {}
+    for key in table.keys:
+        if path_of(key)[: len(VARIABLES)] == VARIABLES:
+            listed = tuple(table.element(index)[key] for index in range(len(table)))
+            values, stride = (table.values[key], table.stride(key)) if table.is_grid else (listed, 1)
+            found[path_of(key)[-1]] = SweptVariable(values=values, stride=stride, count=len(values))
+    return found
+
+
+SET = "<set>"
+"""Printed in place of the value of an environment variable: the script needs the value, a list of fields does not."""
+
+
+def describe(request: SubmitRequest, script: RenderedScript) -> dict[str, Any]:
+    """Return the document of ``render --json``.
+
+    Args:
+        request: the request.
+        script: its rendered script.
+    """
+    # Only the document has the plan: rendering a script loads no planner.
+    from hpcddp.batch.job import plan_job
+
+    job, table = request.job, request.sweep_table
+    return {
+        "script": script.text,
+        "directives": [{"flag": directive.flag, "value": directive.value} for directive in script.directives],
+        "plan": None if job.spec.batch.global_batch_size is None else plan_job(job.spec, samples=None).as_json(),
+        "elements": None if table is None else table.elements(),
+        "fields": {dotted(path): {"value": value, "origin": job.origins[dotted(path)]} for path, value in _fields(job)},
+    }
+
+
+def _fields(job: ResolvedJob) -> Iterator[tuple[Path, Any]]:
+    """Yield every field that is not a section; of a mapping whose keys the user names, each entry too."""
+    document = job.spec.model_dump(mode="json")
+    document["environment"]["env"] = dict.fromkeys(job.spec.environment.env, SET)
+    for path, field in leaf_paths(job.spec):
+        value: Any = document
+        for key in path:
+            value = value[key]
+        yield path, value
+        if isinstance(field, Mapping):
+            yield from (((*path, key), entry) for key, entry in value.items())
+
+
+DEFAULT_TEMPLATE = "sbatch"
+SUFFIX = ".sh.j2"
+
+
+class TemplateError(UserError):
+    """A template that does not exist or cannot be rendered."""
+
+    kind = "template"
+
+
+class Written(str):
+    """Text that a filter has quoted for its place in the script."""
+
+    __slots__ = ()
+
+
+def sb(value: Directive | str) -> Written:
+    """Write a directive (``--flag=value``), or a value for the part after its equals sign.
+
+    Raises:
+        UnwritableValueError: no quoting can carry the value.
+    """
+    return Written(value if isinstance(value, Directive) else quote_value(value))
+
+
+def sh(value: str) -> Written:
+    """Write one word of a shell command.
+
+    Raises:
+        UnwritableValueError: no quoting can carry the value.
+    """
+    return Written(quote_word(value))
+
+
+def quote_word(text: str, *, field: str = "the value") -> str:
+    """Return ``text`` as one word of a shell command.
+
+    Args:
+        text: the word, which may hold line breaks.
+        field: its name in an error message.
+
+    Raises:
+        UnwritableValueError: it holds a NUL character or a lone surrogate.
+    """
+    refuse_unwritable(text, {"\0": "a NUL character"}, field=field, place="a shell word")
+    return shlex.quote(text)
+
+
+def verbatim(value: str) -> Written:
+    """Write text that is shell code or the body of a here-document, unchanged."""
+    return Written(value)
+
+
+def _only_written(value: object) -> object:
+    """Refuse a value that no filter has written; integers need none."""
+    if isinstance(value, Written | StrictUndefined) or type(value) is int:
+        return value
+    raise TypeError("a value has no filter; write {{ value | sh }} in shell, {{ value | sb }} in a directive")
+
+
+def render_template(name: str | None, values: Mapping[str, Any]) -> str:
+    """Render a template.
+
+    Args:
+        name: a template's name, or a path, which holds a slash or ends in .j2; None is the default template.
+        values: the variables of the template.
+
+    Raises:
+        TemplateError: the template does not exist or cannot be rendered; file and line are named.
+    """
+    path = find_template(name or DEFAULT_TEMPLATE)
+    environment = _environment(path.parent)
+    try:
+        return environment.get_template(path.name).render(values)
+    except Exception as error:  # noqa: BLE001  a template is a program: it may raise anything, and does not go on
+        _explain(error, path)
+
+
+def find_template(name: str) -> FilePath:
+    """Return the file of a template.
+
+    Args:
+        name: its name or path.
+
+    Raises:
+        TemplateError: the file does not exist.
+    """
+    if "/" in name or name.endswith(".j2"):
+        path = FilePath(name)
+        if path.is_file():
+            return path
+        raise TemplateError(f"--template is {name!r}, and there is no such file; give the path of a template")
+    folder = shipped_directory("templates")
+    path = folder / f"{name}{SUFFIX}"
+    if path.is_file():
+        return path
+    known = ", ".join(sorted(entry.name.removesuffix(SUFFIX) for entry in folder.glob(f"*{SUFFIX}")))
+    raise TemplateError(
+        f"--template is {name!r}, and there is no such template; write one of {known}, or a file's path"
+    )
+
+
+@cache
+def _environment(folder: FilePath) -> SandboxedEnvironment:
+    """Return the environment of a folder's templates, which compiles a template again after a change."""
+    environment = SandboxedEnvironment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        finalize=_only_written,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters |= {"sb": sb, "sh": sh, "verbatim": verbatim}
+    return environment
+
+
+def _explain(error: Exception, path: FilePath) -> NoReturn:
+    """Raise a ``TemplateError`` with the line of the template at which the error occurred."""
+    file: str = str(path)
+    line: int | None = None
+    if isinstance(error, TemplateSyntaxError):
+        file, line = error.filename or file, error.lineno
+    else:
+        # Jinja2 rewrites tracebacks so that their frames are lines of templates.
+        for frame in traceback.extract_tb(error.__traceback__):
+            if FilePath(frame.filename).parent == path.parent:
+                file, line = frame.filename, frame.lineno
+    sentence = error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__
+    where = file if line is None else f"{file}:{line}"
+    raise TemplateError(f"the template {where} cannot be rendered: {sentence}", file=file, line=line) from error

@@ -1,0 +1,572 @@
+"""The resumption of a run or a sweep: submit it again, with the same run id and a new job id."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.jobfile.sweep import element_spec
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import append_event
+from hpcddp.run.files import exists, write_bytes, write_text
+from hpcddp.run.job_file import read_job_file, read_script
+from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
+from hpcddp.run.metrics import write_plan_record
+from hpcddp.run.moved import (
+    is_same_directory,
+    original_of,
+    resume_command_with_job,
+    script_owner,
+    update_script_path,
+)
+from hpcddp.run.ownership import (
+    check_run_directory,
+    group_writable_warnings,
+    is_alive,
+    refuse_another_training,
+)
+from hpcddp.run.record import RecordError
+from hpcddp.run.result import has_finished, resume_command
+from hpcddp.run.sweep import Chunk, Sweep, index_of, read_sweep, sweep_of
+from hpcddp.slurm import commands
+from hpcddp.slurm.job import ENDED_STATES, ask_slurm, slurm_job_id
+from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, ArrayPlace, submission_environment, submitters_umask
+from hpcddp.submission.changes import consequences, total_steps
+from hpcddp.submission.checks import check_submittable, check_sweep_submittable
+from hpcddp.submission.render import DEFAULT_TEMPLATE, exported_values
+from hpcddp.submission.request import SubmissionError, SubmitRequest
+from hpcddp.submission.source import record_source
+from hpcddp.submission.submit import PreparedJob, Submission, check_path, prepare, submit_script, write_run
+from hpcddp.submission.sweep import pickle_digest
+from hpcddp.submission.sweep_element import array_of_one, begin_element, write_submission
+
+
+def resume(
+    run: RunDirectory, *, environment: Mapping[str, str], dependency: str | None = None, force: bool = False
+) -> Submission:
+    """Submit a run that has ended but not finished again, with its own script.
+
+    Args:
+        run: the run.
+        environment: the submitter's environment.
+        dependency: the value of sbatch's ``--dependency``; None waits for nothing.
+        force: whether to submit although this machine shows an obstacle that the nodes may not have.
+
+    Raises:
+        SubmissionError: the run is alive, has finished, is a copy of another, or has no script of its own.
+        RunDirectoryError: its directory is not safe, or it was moved and its script cannot be changed accordingly.
+    """
+    check_run_directory(run.path)
+    previous = _own_submission(run)
+    _refuse_copy(run)
+    _refuse_finished(run)
+    _refuse_alive(run, previous)
+    request = replace(_same_request(run, previous, environment, dependency), force=force)
+    notes = check_submittable(request)
+    _record_resumption(run)
+    record_source(run, request)
+    return _submit_again(run, request, notes)
+
+
+def own_request(
+    run: RunDirectory,
+    change: Callable[[JobSpec], ResolvedJob],
+    *,
+    environment: Mapping[str, str],
+    cluster: Cluster | None = None,
+    template: str | None = None,
+    dependency: str | None = None,
+) -> SubmitRequest:
+    """Return the request that submits a run again with its own job, some values of which the command line changes.
+
+    Args:
+        run: the run.
+        change: returns the run's job with the changes.
+        environment: the submitter's environment.
+        cluster: where the job goes; None is where it went before.
+        template: the template; None is the run's own.
+        dependency: the value of sbatch's ``--dependency``; None waits for nothing.
+
+    Raises:
+        HpcddpError: the run is a copy, has no submission, was submitted from a directory that does not exist any more
+            or with a template of its own, or its job cannot be read.
+    """
+    check_run_directory(run.path)
+    previous = _own_submission(run)
+    _refuse_copy(run)
+    owner = script_owner(run)
+    check_run_directory(owner.path)
+    custom = (read_submission(owner) or previous).template
+    spec = read_job_file(run)
+    if custom not in {None, DEFAULT_TEMPLATE}:
+        raise SubmissionError(
+            f"the run {run.run_id} was submitted with --template {custom}, whose script may hold more than its job; "
+            f"give the job file and the template too: {resume_command_with_job(run)} --template {custom}"
+        )
+    if not Path(previous.directory).is_dir():
+        raise SubmissionError(
+            f"the run {run.path} was submitted from {previous.directory}, which no longer exists; give the job file "
+            f"too, in the directory that the code is in now: {resume_command_with_job(run)}"
+        )
+    values = {**exported_values(read_script(owner)), **spec.environment.env}
+    own = spec.model_copy(
+        update={
+            "run_root": str(run.path.absolute().parent.parent),
+            "environment": spec.environment.model_copy(update={"env": values}),
+        }
+    )
+    job = change(own)
+    chooses_python = "environment.python" in job.named
+    return SubmitRequest(
+        job=job,
+        run_id=run.run_id,
+        cluster=cluster or previous.cluster,
+        python=(job.spec.environment.python or sys.executable) if chooses_python else previous.python,
+        template=template,
+        directory=Path(previous.directory),
+        environment=environment,
+        dependency=dependency,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """A resumption that is checked; nothing is changed yet.
+
+    Args:
+        job: the job with which the run continues.
+        changes: what changes in the training.
+        consequences: the same, and what follows from it, a sentence each.
+        original: the run that the run's directory is a copy of; None if it is no copy.
+    """
+
+    job: PreparedJob
+    changes: tuple[Change, ...]
+    consequences: tuple[str, ...]
+    original: Path | None
+
+
+def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
+    """Check whether a run that has ended may be submitted again with a job, without a change to anything.
+
+    Args:
+        run: the run.
+        request: the request with the job, which replaces the run's own.
+
+    Raises:
+        HpcddpError: the run is alive, or has finished and the job has no more work for it; the job belongs to another
+            run or is another training; or the directory is not safe.
+    """
+    check_run_directory(run.path)
+    _refuse_whole_sweep(run)
+    original = original_of(run)
+    _refuse_alive(run, read_submission(run), original=original)
+    if not request.job.named & _MORE_WORK:
+        _refuse_finished(run)
+    job = prepare(replace(request, run_id=run.run_id, job=job_of_run(run, request.job)))
+    expected = job.request.run.path
+    if expected.resolve() != run.path.resolve():
+        raise SubmissionError(
+            f"the job's run_root and name lead to {expected}, but the run is {run.path}; give the job the run's own "
+            "name and run_root, and submit from where it was submitted"
+        )
+    spec = job.request.job.spec
+    changes = refuse_another_training(run, spec, job.request.job.named)
+    if not _MORE_WORK & {change.key for change in changes}:
+        _refuse_finished(run)
+    sentences = consequences(run, read_job_file(run), spec, changes) if changes else ()
+    return Resumption(job=job, changes=changes, consequences=sentences, original=original)
+
+
+def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
+    """Submit a run that has ended again, with another job; for example with other resources.
+
+    Args:
+        run: the run.
+        request: the request with the job, which replaces the run's own.
+
+    Raises:
+        HpcddpError: see ``prepare_resumption``; or the job could not be submitted, and the run keeps its own.
+    """
+    resumption = prepare_resumption(run, request)
+    job = resumption.job
+    _record_resumption(run, resumption.changes)
+    record_source(run, job.request)
+    if resumption.original is not None:
+        # The copy becomes an independent run, also in every tracker.
+        shutil.rmtree(run.trackers, ignore_errors=True)
+    with ExitStack() as undo:
+        for path in (run.job_file, run.plan, run.script):
+            undo.callback(_restore, path, path.read_bytes() if path.exists() else None)
+        write_run(run, job)
+        total = total_steps(run, job.request.job.spec)
+        if job.request.plan is not None and total is not None:
+            write_plan_record(run, {**job.request.plan.as_json(), "total_steps": total})
+        submission = _submit_again(run, job.request, job.notes, resumption.changes)
+        undo.pop_all()
+    return replace(submission, consequences=resumption.consequences)
+
+
+def _restore(path: Path, content: bytes | None) -> None:
+    if content is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_bytes(path, content)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResumption:
+    """Elements of a sweep that continue.
+
+    Args:
+        sweep: the sweep.
+        jobs: the new job id of each element that continues, by its index.
+        dropped: names of inherited variables that sbatch did not get, because they would override directives.
+        warnings: for the user, a sentence each.
+    """
+
+    sweep: Sweep
+    cluster: Cluster
+    jobs: Mapping[int, str]
+    dropped: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def job_ids(self) -> list[str]:
+        """The ids of the new jobs; an array is one."""
+        return list(dict.fromkeys(job_id.partition("_")[0] for job_id in self.jobs.values()))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``submit --json`` prints, without the number of the other elements."""
+        return {
+            "sweep_id": self.sweep.sweep_id,
+            "sweep_dir": str(self.sweep.path),
+            "cluster": self.cluster,
+            "job_ids": self.job_ids,
+            "elements": [
+                {"run_id": self.sweep.run_id(index), "job_id": job_id, "run_dir": str(self.sweep.run(index).path)}
+                for index, job_id in self.jobs.items()
+            ],
+            "dropped_environment": list(self.dropped),
+            "warnings": list(self.warnings),
+        }
+
+
+def resume_sweep(
+    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: str | None = None
+) -> SweepResumption:
+    """Submit elements of a sweep again, with the script of the sweep: as one job array, or several of a long sweep.
+
+    Args:
+        sweep: the sweep.
+        elements: the indices of the elements, in order: all have ended and none has finished.
+        environment: the submitter's environment.
+        dependency: the value of sbatch's ``--dependency``; None waits for nothing.
+
+    Raises:
+        HpcddpError: the sweep is a copy of another, has no script of its own, or Slurm refused it.
+    """
+    check_run_directory(sweep.path)
+    owner = sweep.directory
+    previous = read_submission(owner)
+    if previous is not None and previous.cluster == "local":
+        _refuse_copy(owner)
+        here = {index: resume(sweep.run(index), environment=environment).job_id for index in elements}
+        return SweepResumption(sweep=sweep, cluster="local", jobs=here)
+    if previous is None or not owner.script.exists():
+        raise SubmissionError(
+            f"the script of the sweep {sweep.path} was submitted by hand and is not kept there; give the job file, and "
+            f"resume its runs one by one: {_with_job(sweep.run(elements[0]))}"
+        )
+    _refuse_copy(owner)
+    request = _same_request(owner, previous, environment, dependency)
+    table = request.sweep_table
+    notes = () if table is None else check_sweep_submittable(request, table)
+    check_path(owner.path, "slurm")
+    _, directory = update_script_path(owner, request.directory)
+    # An element with a script or a log of its own was resumed alone, and cannot share those of the array.
+    alone = [index for index in elements if _is_on_its_own(sweep, index)]
+    together = [index for index in elements if index not in alone]
+    clean, dropped = submission_environment(environment)
+    clean[PICKLE_DIGEST] = pickle_digest(sweep)
+    jobs: dict[int, str] = {}
+    results = {index: _prepare_to_continue(sweep, index) for index in together}
+    try:
+        for chunk in sweep.chunks:
+            indices = [index for index in together if 0 <= index - chunk.first < chunk.count]
+            if indices:
+                limit = request.job.spec.max_parallel
+                before = [job_id.partition("_")[0] for job_id in list(jobs.values())[-1:]] if limit else []
+                jobs |= _submit_array(
+                    sweep,
+                    chunk,
+                    indices,
+                    environment=clean,
+                    directory=directory,
+                    dependency=",".join(
+                        [*([dependency] if dependency else []), *(f"afterany:{one}" for one in before)]
+                    ),
+                    limit=limit,
+                )
+    except HpcddpError:
+        for job_id in dict.fromkeys(job_id.partition("_")[0] for job_id in jobs.values()):
+            commands.cancel([job_id], clean)
+        for index, result in results.items():
+            if result is not None:
+                write_bytes(sweep.run(index).result, result)
+        raise
+    for index, job_id in jobs.items():
+        write_submission(sweep, index, job_id, directory=directory, python=request.python)
+    jobs |= {
+        index: resume(begin_element(sweep, index), environment=environment, dependency=dependency).job_id
+        for index in alone
+    }
+    return SweepResumption(
+        sweep=sweep,
+        cluster="slurm",
+        jobs=dict(sorted(jobs.items())),
+        dropped=dropped,
+        warnings=(*notes, *group_writable_warnings(sweep.path)),
+    )
+
+
+def _is_on_its_own(sweep: Sweep, index: int) -> bool:
+    run = sweep.run(index)
+    log = sweep.batch_log(sweep.job_id(index) or "")
+    own_log = exists(run.batch_log) and not is_same_directory(run.batch_log, log) and run.batch_log.stat().st_size > 0
+    return run.script.exists() or own_log
+
+
+def _prepare_to_continue(sweep: Sweep, index: int) -> bytes | None:
+    """Prepare an element to continue in an array, and return the result that it had, which is removed."""
+    run = begin_element(sweep, index)
+    check_run_directory(run.path)
+    result = run.result.read_bytes() if exists(run.result) else None
+    if not run.batch_log.is_symlink():
+        log = sweep.batch_log(sweep.job_id(index) or "")
+        if not exists(log):
+            write_text(log, "")
+        run.batch_log.unlink(missing_ok=True)
+        run.batch_log.symlink_to(os.path.relpath(log, run.path))
+    _record_resumption(run)
+    run.result.unlink(missing_ok=True)
+    return result
+
+
+def _submit_array(
+    sweep: Sweep,
+    chunk: Chunk,
+    indices: Sequence[int],
+    *,
+    environment: Mapping[str, str],
+    directory: Path,
+    dependency: str,
+    limit: int | None,
+) -> dict[int, str]:
+    """Submit elements of one array of the sweep as an array again, and return their job ids."""
+    places = [index - chunk.first for index in indices]
+    at_once = "" if limit is None else f"%{limit}"
+    # Each batch script appends to the log of its element.
+    log = str(sweep.batch_log(f"{chunk.job_id}_ARRAY_INDEX")).replace("%", "%%").replace("ARRAY_INDEX", "%a")
+    job_id = commands.sbatch(
+        sweep.directory.script,
+        environment={**environment, **({FIRST: str(chunk.first)} if chunk.first else {})},
+        directory=directory,
+        dependency=dependency or None,
+        options=(f"--array={_ranges(places)}{at_once}", f"--output={log}", f"--error={log}"),
+    )
+    return {index: f"{job_id}_{place}" for index, place in zip(indices, places, strict=True)}
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as sbatch takes them: ``0-2,4``."""
+    groups = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    spans = [[number for _, number in group] for _, group in groups]
+    return ",".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
+
+
+def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
+    """Submit the run's script again from within its job, which is about to end; the budgets are not reset.
+
+    Args:
+        run: the run.
+        environment: the batch script's environment.
+
+    Raises:
+        HpcddpError: the run has no script of its own, or Slurm refused it.
+    """
+    check_run_directory(run.path)
+    # The run belongs to this job until the job has ended.
+    dependency = f"afterany:{slurm_job_id(environment)}"
+    # The next job inherits the umask of sbatch.
+    with submitters_umask(environment):
+        return _submit_again(run, _same_request(run, _own_submission(run), environment, dependency))
+
+
+def _same_request(
+    run: RunDirectory, previous: SubmissionRecord, environment: Mapping[str, str], dependency: str | None
+) -> SubmitRequest:
+    """Return the request that submits a run again as it was submitted before."""
+    spec = read_job_file(run)
+    return SubmitRequest(
+        job=ResolvedJob(spec=spec, origins={}),
+        run_id=run.run_id,
+        cluster=previous.cluster,
+        python=previous.python,
+        template=previous.template,
+        directory=Path(previous.directory),
+        environment=environment,
+        dependency=dependency,
+    )
+
+
+def _submit_again(
+    run: RunDirectory, request: SubmitRequest, notes: tuple[str, ...] = (), changes: Sequence[Change] = ()
+) -> Submission:
+    check_path(run.path, request.cluster)
+    run, directory = update_script_path(run, request.directory)
+    # The result of a run that had ended: the run goes on.
+    run.result.unlink(missing_ok=True)
+    run.submitit.mkdir(mode=0o700, exist_ok=True)
+    owner, element = _script_of(run)
+    request = replace(request, directory=directory)
+    return submit_script(run, request, read_script(owner), element=element, notes=notes, changes=changes)
+
+
+def _script_of(run: RunDirectory) -> tuple[RunDirectory, ArrayPlace | None]:
+    """Return where a run's script is: an element has that of its sweep, until it is resumed with a job of its own."""
+    sweep = None if run.script.exists() else sweep_of(run)
+    if sweep is None:
+        return run, None
+    check_run_directory(sweep.path)
+    return sweep.directory, array_of_one(sweep, index_of(run))
+
+
+def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
+    """Return the job with which a run continues.
+
+    An element of a sweep keeps its values, whatever the job file says; those that the command line names are new.
+
+    Raises:
+        SubmissionError: the job has a sweep, and the run is not an element of a sweep.
+    """
+    sweep = sweep_of(run)
+    if sweep is None and job.spec.sweep is None:
+        return job
+    if sweep is None:
+        raise SubmissionError(
+            f"the job has a sweep, and the run {run.run_id} is not an element of one; leave the sweep out: "
+            "--set sweep=null"
+        )
+    kept = {key: value for key, value in sweep.elements[index_of(run)].items() if key not in job.named}
+    return replace(job, spec=element_spec(job.spec, kept))
+
+
+def _own_submission(run: RunDirectory) -> SubmissionRecord:
+    """Return the newest submission of a run whose script is kept."""
+    _refuse_whole_sweep(run)
+    previous = read_submission(run)
+    if previous is None:
+        raise SubmissionError(
+            f"the script of the run {run.path} was submitted by hand and is not kept there; give the job file too: "
+            f"{resume_command(run)}"
+        )
+    return previous
+
+
+def _refuse_whole_sweep(run: RunDirectory) -> None:
+    sweep = read_sweep(run.path)
+    if sweep is not None:
+        raise SubmissionError(
+            f"{run.run_id} is a sweep, and its runs continue as they were submitted: hpcddp submit --resume "
+            f"{run.run_id}; for another job, resume one of them: {_with_job(sweep.run(0))}"
+        )
+
+
+def _with_job(run: RunDirectory) -> str:
+    return shlex.join(["hpcddp", "submit", "JOB", "--resume", run.run_id])
+
+
+def _refuse_copy(run: RunDirectory) -> None:
+    if (original := original_of(run)) is not None:
+        raise SubmissionError(
+            f"{run.path} is a copy of the run {original}, and its script continues that run; name that run",
+            hint=f"To continue the copy, give a job file with the name {run.path.parent.name}: "
+            f"{shlex.join(['hpcddp', 'submit', 'JOB', '--resume', str(run.path)])} "
+            f"--set run_root={shlex.quote(str(run.path.parent.parent))}",
+        )
+
+
+_MORE_WORK: Final = frozenset({"train.epochs", "command"})
+"""What gives a run that has finished something to do."""
+
+
+def _refuse_finished(run: RunDirectory) -> None:
+    if not has_finished(run):
+        return
+    spec = None
+    with suppress(RecordError):
+        spec = read_job_file(run)
+    resume = shlex.join(["hpcddp", "submit", "--resume", str(run.path)])
+    hint = None
+    if spec is not None and spec.train is not None:
+        hint = f"To train for more epochs: {resume} --set train.epochs=N"
+    elif spec is not None and spec.command is not None:
+        hint = f"To run it once more, with other arguments: {resume} -- COMMAND"
+    raise SubmissionError(
+        f"the run {run.run_id} has finished, and there is nothing to resume; see {run.result}", hint=hint
+    )
+
+
+def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None, *, original: Path | None = None) -> None:
+    start = newest_start(run)
+    # A job that waits for its first start has written nothing; only its submission is recorded.
+    alive = start.job_id if start is not None and is_alive(start) else None
+    if alive is None and previous is not None and (start is None or start.job_id != previous.job_id):
+        alive = previous.job_id if _has_not_ended(previous) else None
+    if alive is not None and original is not None:
+        raise SubmissionError(
+            f"{run.path} is a copy of the run {original}, which is alive as {alive}; wait for the end of that run"
+        )
+    if alive is not None:
+        local = previous is not None and previous.cluster == "local"
+        called, end = ("process", "kill") if local else ("job", "scancel")
+        raise SubmissionError(
+            f"the run {run.run_id} is alive as {called} {alive}; wait for its end, or end it with: {end} {alive}"
+        )
+
+
+def _has_not_ended(previous: SubmissionRecord) -> bool:
+    """Return whether the submitted job is pending or running."""
+    if previous.cluster == "local":
+        is_here = previous.host in {None, socket.gethostname()}
+        return is_here and Path(f"/proc/{previous.job_id}").exists()
+    job = ask_slurm(previous.job_id)
+    return job is not None and job.get("JobState") not in ENDED_STATES
+
+
+def _record_resumption(run: RunDirectory, changes: Sequence[Change] = ()) -> None:
+    """Record in the event log that a person resumes the run, which resets its budgets, and what they change."""
+    facts: dict[str, Any] = {"changes": [f"{change}" for change in changes]} if changes else {}
+    append_event(
+        run.events,
+        kind="resume",
+        time=time.time(),
+        attempt=run.newest_attempt() or 0,
+        reason=f"resumed by {os.environ.get('USER') or os.getuid()}",
+        **facts,
+    )

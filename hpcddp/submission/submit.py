@@ -1,0 +1,354 @@
+"""The submission of a run: choose the cluster, check and render the job, write the run directory, give it to Slurm."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcddp.errors import printable
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.jobfile.sweep import SweepTable, element_spec
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import exists, write_text
+from hpcddp.run.index import remember
+from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
+from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
+from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
+from hpcddp.site.rules import check_site
+from hpcddp.slurm import commands
+from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environment
+from hpcddp.submission.checks import check_submittable, check_sweep_submittable
+from hpcddp.submission.render import render_script
+from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
+from hpcddp.submission.source import record_source
+from hpcddp.submission.turns import Turns
+
+if TYPE_CHECKING:
+    from submitit import Job
+
+
+# The paths that Slurm's packages and its configless mode use (slurm.conf(5)).
+_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
+# submitit.core.utils.JobPaths replaces these wherever they are in a path.
+_SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
+_DEFAULT_SIGNAL_LEAD_S = 30
+
+
+def new_run_id(now: datetime, token: str) -> str:
+    """Return a run id that sorts by the time of submission.
+
+    Args:
+        now: the time of submission.
+        token: random letters, which make ids of the same second different.
+    """
+    return f"{now:%Y%m%d-%H%M%S}-{token}"
+
+
+def choose_cluster(requested: Literal["auto", "slurm", "local"], environment: Mapping[str, str]) -> Cluster:
+    """Return the cluster to submit to.
+
+    Args:
+        requested: the value of ``--cluster``; ``auto`` is Slurm where sbatch and a configuration are found.
+        environment: the submitter's environment.
+
+    Raises:
+        SubmissionError: Slurm was requested and not found, or its controller does not answer.
+    """
+    if requested == "local":
+        return "local"
+    named = environment.get("SLURM_CONF")
+    if named and not Path(named).is_file():
+        # A user who sets it wants that Slurm and not this machine, and Slurm's commands would fail.
+        raise SubmissionError(
+            f"SLURM_CONF is {named!r}, and there is no such file; correct or unset it, or use --cluster local"
+        )
+    has_sbatch = shutil.which("sbatch", path=environment.get("PATH")) is not None
+    configured = bool(named) or any(Path(path).is_file() for path in _CONFIGURATIONS)
+    if not (has_sbatch and configured):
+        if requested == "slurm":
+            missing = "sbatch was not found" if not has_sbatch else "no slurm.conf was found"
+            raise SubmissionError(
+                f"--cluster slurm: {missing}; submit on a login node, set SLURM_CONF, or use --cluster local"
+            )
+        return "local"
+    if not commands.controller_answers(environment):
+        raise SubmissionError("Slurm's controller does not answer; try again later, or run here with --cluster local")
+    return "slurm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedJob:
+    """A job that is checked and rendered; all that is left is to write its directory and to submit it.
+
+    Args:
+        notes: what may keep the job from running, a sentence each.
+    """
+
+    request: SubmitRequest
+    script: str
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``submit --dry-run --json``."""
+        run, table = self.request.run, self.request.sweep_table
+        document = {
+            "cluster": self.request.cluster,
+            "run_id": run.run_id,
+            "run_dir": str(run.path),
+            "script": self.script,
+        }
+        return document if table is None else {**document, "elements": table.elements()}
+
+
+def prepare(request: SubmitRequest) -> PreparedJob:
+    """Check and render a job or a sweep, without a change to anything.
+
+    Raises:
+        HpcddpError: the job cannot run, or cannot be rendered.
+    """
+    table = request.sweep_table
+    notes = check_submittable(request) if table is None else check_sweep_submittable(request, table)
+    check_site(request.job, request.cluster, request.environment)
+    # On this machine each element has a script of its own; they differ in their values.
+    local = table is not None and request.cluster == "local"
+    script = render_script(element_request(request, table, 0) if local and table is not None else request).text
+    return PreparedJob(request=request, script=script, notes=notes)
+
+
+def element_request(request: SubmitRequest, table: SweepTable, index: int) -> SubmitRequest:
+    """Return the request of an element of a sweep as a run of its own."""
+    spec = element_spec(request.job.spec, table.element(index))
+    run_id = element_id(request.run.run_id, index)
+    return replace(request, run_id=run_id, job=ResolvedJob(spec=spec, origins={}))
+
+
+def submit(request: SubmitRequest) -> Submission:
+    """Write the directory of a new run, and submit its job.
+
+    Raises:
+        HpcddpError: the job could not be submitted; nothing is left behind.
+    """
+    job, run = prepare(request), request.run
+    with new_run_directory(run, request.cluster):
+        run.submitit.mkdir(mode=0o700)
+        write_run(run, job)
+        record_source(run, request)
+        # Slurm would create it with the submitter's umask.
+        write_text(run.batch_log, "")
+        return submit_script(run, request, job.script, notes=job.notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A submitted job.
+
+    Args:
+        cluster: ``slurm``, or ``local`` for a run on this machine.
+        job: submitit's job.
+        dropped: names of inherited variables that sbatch did not get, because they would override directives.
+        epochs: the epochs of the training.
+        first_attempt: the number of the job's first attempt.
+        notes: what may keep the job from running, a sentence each.
+        consequences: what a resumption changes in the training, a sentence each.
+    """
+
+    run: RunDirectory
+    cluster: Cluster
+    job: Job[Any]
+    dropped: tuple[str, ...]
+    epochs: int
+    first_attempt: int = 0
+    notes: tuple[str, ...] = ()
+    consequences: tuple[str, ...] = ()
+
+    @property
+    def job_id(self) -> str:
+        """Slurm's job id, or the process id of a local run."""
+        return str(self.job.job_id)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings for the user, a sentence each."""
+        return [*self.notes, *group_writable_warnings(self.run.path)]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``submit --json`` prints."""
+        return {
+            "run_id": self.run.run_id,
+            "job_id": self.job_id,
+            "run_dir": str(self.run.path),
+            "cluster": self.cluster,
+            "dropped_environment": list(self.dropped),
+            "warnings": self.warnings,
+            **({"changes": list(self.consequences)} if self.consequences else {}),
+        }
+
+
+@contextmanager
+def new_run_directory(run: RunDirectory, cluster: Cluster) -> Iterator[None]:
+    """Make the directory of a new run; after an error remove it, and the parents that were made for it.
+
+    Raises:
+        SubmissionError: it exists already, or sbatch or submitit would change its path.
+    """
+    check_path(run.path, cluster)
+    missing = [parent for parent in run.path.parents if not exists(parent)]
+    try:
+        make_private_directory(run.path.parent)
+        try:
+            run.path.mkdir(mode=0o700)
+        except FileExistsError:
+            raise SubmissionError(
+                f"the run directory {run.path} exists already; use another run id or run_root"
+            ) from None
+        try:
+            yield
+        except Exception:
+            shutil.rmtree(run.path)
+            raise
+    except Exception:
+        for parent in missing:
+            # Another run may be there by now.
+            with suppress(OSError):
+                parent.rmdir()
+        raise
+
+
+def check_path(path: Path, cluster: Cluster) -> None:
+    """Refuse a path that no script can hold, or in which submitit or sbatch replaces a pattern.
+
+    sbatch(1), FILENAME PATTERN.
+
+    Raises:
+        SubmissionError: the path is not UTF-8, or holds a control character or such a pattern.
+    """
+    if printable(str(path)) != str(path):
+        raise SubmissionError(
+            f"the run directory {str(path)!r} is not UTF-8, or holds a control character; choose another run_root"
+        )
+    patterns = ("%", "\\") if cluster == "slurm" else _SUBMITIT_TAGS
+    if (found := next((pattern for pattern in patterns if pattern in str(path)), None)) is not None:
+        reader = "sbatch" if cluster == "slurm" else "submitit"
+        raise SubmissionError(
+            f"the run directory {path} holds {found}, which {reader} replaces; choose another run_root"
+        )
+
+
+def turns_of(sweep: Sweep) -> Turns:
+    """Return the turns of the elements of a sweep on this machine: one after another, unless its job says more."""
+    return Turns(directory=sweep.path, count=read_job_file(sweep.directory).max_parallel or 1)
+
+
+def write_run(run: RunDirectory, job: PreparedJob) -> None:
+    """Write the resolved job, its batch plan and its script into a run directory."""
+    write_text(run.job_file, job.request.job_text)
+    write_plan(run, job.request.plan)
+    write_text(run.script, job.script)
+
+
+def submit_script(
+    run: RunDirectory,
+    request: SubmitRequest,
+    script: str,
+    *,
+    element: ArrayPlace | None = None,
+    notes: tuple[str, ...] = (),
+    changes: Sequence[Change] = (),
+) -> Submission:
+    """Give a script to sbatch, or start it on this machine, and record the submission in the run directory.
+
+    Args:
+        run: the run's directory, with all that the script needs.
+        request: the request that the script is rendered from.
+        script: the text of the script.
+        element: the element of a sweep to run as an array of one, where the script is that of the whole sweep.
+        notes: what may keep the job from running, a sentence each.
+        changes: what this submission changes in the training.
+
+    Raises:
+        HpcddpError: the job could not be submitted.
+    """
+    from hpcddp.submission import executors
+    from hpcddp.task import work
+
+    spec, cluster, directory, python = request.job.spec, request.cluster, request.directory, request.python
+    clean, dropped = submission_environment(request.environment)
+    sweep = sweep_of(run) if cluster == "local" else None
+    executor: executors.RenderedSlurmExecutor | executors.RenderedLocalExecutor
+    if cluster == "slurm":
+        executor = executors.RenderedSlurmExecutor(
+            run.submitit,
+            script=script,
+            tasks=spec.tasks,
+            environment=clean,
+            directory=directory,
+            dependency=request.dependency,
+            element=element,
+        )
+    else:
+        limit, lead = spec.resources.time_limit, spec.signal_lead
+        program = ["/bin/bash", str(run.script)]
+        if sweep is not None:
+            program = turns_of(sweep).command(run.script)
+            clean[INDEX] = str(index_of(run))
+        executor = executors.RenderedLocalExecutor(
+            run.submitit,
+            program=program,
+            log=run.batch_log,
+            command=shlex.join([python, "-P", "-u", "-m", "hpcddp.task"]),
+            tasks=spec.tasks_per_node,
+            time_limit_s=limit.seconds if limit else None,
+            signal_lead_s=int(lead.total_seconds()) if lead else _DEFAULT_SIGNAL_LEAD_S,
+            environment=clean,
+            directory=directory,
+        )
+    # Read before the submission, because the job may begin at once.
+    newest, before = run.newest_attempt(), read_submission(run)
+    place = (before.sweep, before.index) if before else (sweep.sweep_id, index_of(run)) if sweep else (None, None)
+    first_attempt = 0 if newest is None else newest + 1
+    job = executor.submit(work.run, str(run.path))
+    record = SubmissionRecord(
+        cluster=cluster,
+        job_id=str(job.job_id),
+        directory=str(directory),
+        python=python,
+        time=time.time(),
+        host=socket.gethostname(),
+        sweep=place[0],
+        index=place[1],
+        template=request.template,
+        changes=(
+            *(() if before is None else before.changes),
+            *(replace(change, attempt=first_attempt) for change in changes),
+        ),
+        **identity(run.path),
+    )
+    try:
+        write_submission_record(run, record)
+    except OSError as error:
+        # Nobody would know of the job.
+        job.cancel()
+        raise SubmissionError(
+            f"job {job.job_id} was cancelled, because {run.submission} cannot be written: {error.strerror}"
+        ) from error
+    if element is None:
+        remember(run)
+    return Submission(
+        run=run,
+        cluster=cluster,
+        job=job,
+        dropped=dropped if cluster == "slurm" else (),
+        epochs=spec.train.epochs if spec.train else 1,
+        first_attempt=first_attempt,
+        notes=notes,
+    )

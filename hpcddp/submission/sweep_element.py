@@ -1,0 +1,204 @@
+"""An element of a sweep as a run of its own: made when its batch script starts, or when it is resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcddp.errors import UserError
+from hpcddp.jobfile.sweep import element_spec, tabulate
+from hpcddp.jobfile.write import dump_job, parse_resolved
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import write_bytes, write_text
+from hpcddp.run.find import chosen_run, find_run
+from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
+from hpcddp.run.moved import refuse_copy, script_owner
+from hpcddp.run.ownership import check_run_directory, identity, make_private_directory
+from hpcddp.run.sweep import Chunk, Sweep, create_sweep, index_of, read_sweep, sweep_of
+from hpcddp.slurm.job_environment import FIRST, ArrayPlace
+from hpcddp.submission.request import first_plan, write_plan
+
+PICKLE = "submitted.pkl"
+"""The pickle of a whole sweep, in its submitit folder: the same function for every element."""
+
+
+class ElementError(UserError):
+    """An index that is not one of a sweep's elements."""
+
+    kind = "element"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Element:
+    """An element whose batch script starts.
+
+    Args:
+        sweep: its sweep as the script knows it: with the one job array that the element belongs to.
+        index: its index in the sweep.
+        job_text: its own resolved job.
+        sweep_text: the resolved job of the sweep.
+    """
+
+    sweep: Sweep
+    index: int
+    job_text: str
+    sweep_text: str
+
+    @property
+    def run(self) -> RunDirectory:
+        """Its run directory."""
+        return self.sweep.run(self.index)
+
+
+def element_of(directory: Path, sweep_id: str, index: int, job_text: str, environment: Mapping[str, str]) -> Element:
+    """Return the element that a batch script starts.
+
+    Args:
+        directory: the directory of all runs of the job's name.
+        sweep_id: the sweep's id.
+        index: the element's index in the sweep.
+        job_text: the resolved job of the sweep.
+        environment: the batch script's environment.
+
+    Raises:
+        ElementError: the sweep has no element of that index.
+    """
+    spec = parse_resolved(job_text)
+    table = tabulate(spec.sweep)
+    if not 0 <= index < len(table):
+        raise ElementError(
+            f"the sweep {sweep_id} has no element {index}; submit it with --array=0-{len(table) - 1}, or a part of that"
+        )
+    first = int(environment.get(FIRST) or 0)
+    chunk = Chunk(job_id=environment.get("SLURM_ARRAY_JOB_ID", ""), first=first, count=len(table) - first)
+    sweep = Sweep(sweep_id=sweep_id, path=directory / sweep_id, elements=table.elements(), chunks=(chunk,))
+    text = dump_job(element_spec(spec, table.element(index)), environment_values=False)
+    return Element(sweep=sweep, index=index, job_text=text, sweep_text=job_text)
+
+
+def complete_directory(element: Element, job_id: str, digest: str | None) -> None:
+    """Write into an element's directory, which exists, what ``submit`` writes for a single run.
+
+    Args:
+        element: the element.
+        job_id: its job id, with the array index.
+        digest: the sha256 of the pickle that was submitted; None if none was.
+    """
+    run, sweep = element.run, element.sweep
+    _keep_sweep(element)
+    if not run.plan.exists():
+        write_plan(run, first_plan(parse_resolved(element.job_text)))
+    by_hand = not sweep.directory.script.exists()
+    before = read_submission(run)
+    if not by_hand and (before is None or before.job_id != job_id):
+        write_submission(sweep, element.index, job_id, directory=Path.cwd(), python=sys.executable)
+    log = sweep.batch_log(job_id)
+    if log.exists() and not run.batch_log.exists():
+        # Another process may make the same link.
+        with suppress(FileExistsError):
+            run.batch_log.symlink_to(os.path.relpath(log, run.path))
+    pickle = sweep.directory.submitit / PICKLE
+    content = pickle.read_bytes() if digest is not None and pickle.exists() else b""
+    if hashlib.sha256(content).hexdigest() == digest:
+        run.submitit.mkdir(mode=0o700, exist_ok=True)
+        write_bytes(run.submitit / f"{job_id}_submitted.pkl", content)
+
+
+def write_submission(sweep: Sweep, index: int, job_id: str, *, directory: Path, python: str) -> None:
+    """Record the submission of an element."""
+    run = sweep.run(index)
+    record = SubmissionRecord(
+        cluster="slurm",
+        job_id=job_id,
+        directory=str(directory),
+        python=python,
+        time=time.time(),
+        sweep=sweep.sweep_id,
+        index=index,
+        **identity(run.path),
+    )
+    write_submission_record(run, record)
+
+
+def _keep_sweep(element: Element) -> None:
+    """Make the directory of a sweep whose script was submitted by hand."""
+    sweep = element.sweep
+    make_private_directory(sweep.path)
+    if read_sweep(sweep.path) is None:
+        write_text(sweep.directory.job_file, element.sweep_text)
+        create_sweep(sweep)
+
+
+def array_of_one(sweep: Sweep, index: int) -> ArrayPlace:
+    """Return the job array with which one element of a sweep runs again by itself."""
+    first = next((chunk.first for chunk in sweep.chunks if 0 <= index - chunk.first < chunk.count), 0)
+    return ArrayPlace(index=index - first, first=first, log=sweep.run(index).batch_log)
+
+
+def begin_element(sweep: Sweep, index: int) -> RunDirectory:
+    """Return the run of an element; one that was cancelled before it began gets the files that a resumption needs.
+
+    Args:
+        sweep: a submitted sweep.
+        index: the element's index.
+    """
+    run, submitted = sweep.run(index), read_submission(sweep.directory)
+    if not run.path.exists() and submitted is not None:
+        make_private_directory(run.path)
+        run.submitit.mkdir(mode=0o700)
+        spec = read_job_file(sweep.directory)
+        write_text(run.job_file, dump_job(element_spec(spec, sweep.elements[index]), environment_values=False))
+        write_text(run.batch_log, "")
+        job_id = sweep.job_id(index) or ""
+        write_submission(sweep, index, job_id, directory=Path(submitted.directory), python=submitted.python)
+    return run
+
+
+def find_to_resume(text: str, run_root: Path) -> RunDirectory:
+    """Return the run to resume; it may be an element that was cancelled before it began.
+
+    Args:
+        text: an argument of ``find_run``.
+        run_root: the directory of all runs.
+
+    Raises:
+        NoRunError: there is no such run, or there are several.
+        RunDirectoryError: its directory, or that of its sweep, is not safe.
+    """
+    run = checked_run(find_run(text, run_root))
+    sweep = None if run.path.exists() else sweep_of(run)
+    return run if sweep is None else begin_element(sweep, index_of(run))
+
+
+def chosen_to_act_on(text: str | None, run_root: Path) -> RunDirectory:
+    """Return the run or sweep whose job a command acts on.
+
+    Args:
+        text: an argument of ``find_run``; None is the last run.
+        run_root: the directory of all runs.
+
+    Raises:
+        NoRunError: there is no such run, or there are several.
+        RunDirectoryError: its directory, or that of its sweep, is not safe, or is a copy of another run's.
+    """
+    run = checked_run(chosen_run(text, run_root))
+    refuse_copy(run)
+    return run
+
+
+def checked_run(run: RunDirectory) -> RunDirectory:
+    """Return the run, if a command may act on it.
+
+    Raises:
+        RunDirectoryError: its directory, or that of its sweep, is not safe.
+    """
+    check_run_directory(run.path)
+    check_run_directory(script_owner(run).path)
+    return run

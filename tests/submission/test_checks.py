@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.submission.checks import check_submittable
+from hpcddp.submission.request import SubmissionError
+from hpcddp.submission.submit import prepare
+from tests.submission.requests import request_of
+from tests.submission.submitting import errors_of, program, spec_of, virtual, warnings_of
+
+
+def test_everything_that_is_missing_is_said_at_once(here: Path) -> None:
+    environment = {"venv": "gone", "pass_env": ("TOKEN",)}
+    train = {"model": "resnet18", "dataset": "imagefolder", "data_dir": "nowhere"}
+    assert errors_of(here, environment, "local", resources={"nodes": 2}, train=train) == [
+        "resources.nodes is 2, but this machine is one node; add --set resources.nodes=1",
+        "environment.pass_env names TOKEN, not set here; export it, or remove the name",
+        (
+            "environment.venv is 'gone', and there is no directory gone; make it (python -m venv gone), or correct "
+            "the path"
+        ),
+        "train.data_dir is 'nowhere', and there is no such directory; give the directory that holds the data",
+    ]
+
+
+def test_the_data_are_looked_for_where_a_mount_takes_them_from(here: Path) -> None:
+    program(here, "apptainer")
+    Path("i.sif").touch()
+    scratch = here / "scratch"
+    (scratch / "train").mkdir(parents=True)
+    container = {"container": {"image": "i.sif", "runtime": "apptainer", "mounts": (f"{scratch}:/data",)}}
+    train = {"model": "resnet18", "dataset": "imagefolder", "data_dir": "/data/train"}
+    assert warnings_of(here, container, train=train) == []
+    shutil.rmtree(scratch / "train")
+    assert errors_of(here, container, train=train) == [
+        (
+            f"train.data_dir is '/data/train', which is '{scratch}/train' here, and there is no such directory; "
+            "give the directory that holds the data"
+        )
+    ]
+
+
+def test_the_environment_of_a_sweep_is_looked_at_once(here: Path) -> None:
+    python = virtual(Path("venv")) / "bin" / "python"
+    python.unlink()
+    python.write_text(f'#!/bin/sh\necho look >> {here}/looks\nexec "$0"3 "$@"\n')
+    python.chmod(0o700)
+    sweep = {"learning_rate.base": [0.1, 0.2, 0.3, 0.4]}
+    prepare(request_of(spec_of({"venv": "venv"}, sweep=sweep), environment={"PATH": "/usr/bin:/bin"}))
+    assert (here / "looks").read_text() == "look\n"
+
+
+def test_the_elements_of_a_sweep_have_the_same_launcher_and_ranks(here: Path) -> None:
+    Path("a.py").touch()
+    job = {"train": None, "command": ("python", "a.py"), "resources": {"tasks_per_node": 2}}
+    spec = spec_of({}, sweep={"command": [["python", "a.py"], ["torchrun", "a.py"]]}, **job)
+    with pytest.raises(SubmissionError, match=r"element 1 of the sweep, .* needs 1 Slurm tasks for 2 ranks"):
+        prepare(request_of(spec, environment={"PATH": f"{here}/bin:/usr/bin:/bin"}))
+
+
+@pytest.mark.parametrize(
+    "words", [["/bin/torchrun", "--nproc-per-node", "2"], ["python", "-m", "torch.distributed.run"]]
+)
+def test_torchrun_that_knows_of_one_task_only_is_refused_in_several(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "torchrun"):
+        program(tmp_path, name)
+    words[0] = str(tmp_path / "bin" / Path(words[0]).name)
+
+    def checked(tasks: int, *options: str) -> tuple[str, ...]:
+        job = {"name": "a", "resources": {"tasks_per_node": tasks}, "command": [*words, *options, "a.py"]}
+        return check_submittable(request_of(JobSpec.model_validate(job), environment={"PATH": "/usr/bin:/bin"}))
+
+    refusal = r"each of the 4 tasks would start a training of its own; leave .* a\.py$"
+    for options in (("--standalone",), ("--nnodes", "1:1", "--rdzv-endpoint=localhost:29500")):
+        with pytest.raises(SubmissionError, match=refusal):
+            checked(4, *options)
+    assert (checked(1), checked(4, "--nnodes=4")) == ((), ())

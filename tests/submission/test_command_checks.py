@@ -1,0 +1,60 @@
+"""Whether a command can run as the tasks of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.submission.checks import check_submittable
+from hpcddp.submission.request import SubmissionError
+from tests.submission.requests import request_of
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    for name in ("python", "python3.11"):
+        (tmp_path / name).touch(mode=0o700)
+    monkeypatch.chdir(tmp_path)
+
+
+def notes(*command: str, **environment: object) -> tuple[str, ...]:
+    spec = JobSpec.model_validate({"name": "a", "command": list(command), "environment": environment})
+    return check_submittable(request_of(spec, cluster="local", environment={"PATH": str(Path.cwd())}))
+
+
+@pytest.mark.parametrize("before", [(), ("-u",), ("-W", "ignore"), ("-X", "dev", "-u")])
+def test_a_script_that_is_not_here_is_told_with_the_one_that_was_meant(before: tuple[str, ...]) -> None:
+    words = ("python", *before, "trian.py", "--lr", "0.1")
+    with pytest.raises(SubmissionError) as caught:
+        notes(*words)
+    assert caught.value.message == (
+        f"command is {' '.join(words)}, and there is no file 'trian.py' here; did you mean train.py?"
+    )
+
+
+def test_a_script_like_no_other_is_told_with_what_its_path_means() -> None:
+    with pytest.raises(SubmissionError, match="here; check its path, which is relative to the directory of submission"):
+        notes("./python3.11", "sub/other.py")
+
+
+def test_shell_lines_may_lead_to_the_script() -> None:
+    (note,) = notes("python", "other.py", setup=["cd sub"])
+    assert "there is no file 'other.py' here; " in note
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("python", "train.py", "no-such-file"),
+        ("python", "-m", "pkg.training"),
+        ("python", "-mpkg"),
+        ("python", "-c", "print(1)"),
+        ("python", "-"),
+        ("python",),
+    ],
+)
+def test_what_is_no_missing_script_is_not_told(words: tuple[str, ...]) -> None:
+    assert notes(*words) == ()

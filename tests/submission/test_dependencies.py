@@ -1,0 +1,197 @@
+"""Waiting for other runs, by their ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import write_json
+from hpcddp.run.find import NoRunError
+from hpcddp.run.sweep import Chunk, Sweep, write_sweep
+from hpcddp.slurm import commands
+from hpcddp.submission.dependencies import DependencyError, dependency_on
+
+ROOT = Path("runs")
+
+
+class Known:
+    """What Slurm knows: the records of each job."""
+
+    def __init__(self, **jobs: str | list[dict[str, str]]) -> None:
+        self.jobs = jobs
+
+    def show_array(self, job_id: str, **_: Any) -> list[dict[str, str]]:
+        found = self.jobs.get(f"j{job_id}", [])
+        return [{"JobId": job_id, "JobState": found}] if isinstance(found, str) else found
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
+    monkeypatch.chdir(tmp_path)
+    known = Known()
+    monkeypatch.setattr(commands, "show_array", known.show_array)
+    return known
+
+
+def run_called(
+    run_id: str, *, job: str | None = "7", status: str | None = None, cluster: str = "slurm"
+) -> RunDirectory:
+    run = RunDirectory((ROOT / "demo" / run_id).absolute())
+    run.path.mkdir(parents=True)
+    run.script.write_text("")
+    if job is not None:
+        write_json(run.submission, {"cluster": cluster, "job_id": job, "directory": "/", "python": "py"})
+    if status is not None:
+        write_json(run.result, {"status": status, "reason": "a reason"})
+    return run
+
+
+def sweep_called(sweep_id: str, count: int) -> Sweep:
+    run = run_called(sweep_id)
+    elements = tuple({"train.seed": seed} for seed in range(count))
+    sweep = Sweep(
+        sweep_id=sweep_id, path=run.path, elements=elements, chunks=(Chunk(job_id="7", first=0, count=count),)
+    )
+    write_sweep(sweep)
+    return sweep
+
+
+def waits(*, after: tuple[str, ...] = (), after_any: tuple[str, ...] = ()) -> tuple[str | None, tuple[str, ...]]:
+    found = dependency_on(after, after_any, ROOT, {})
+    return found.text, found.notes
+
+
+def refusal(*, after: tuple[str, ...] = (), after_any: tuple[str, ...] = ()) -> str:
+    with pytest.raises(DependencyError) as caught:
+        dependency_on(after, after_any, ROOT, {})
+    return str(caught.value)
+
+
+def test_runs_that_wait_or_run_are_waited_for_by_their_job_ids(known: Known) -> None:
+    run_called("a", job="7")
+    run_called("b", job="8")
+    run_called("c", job="9_4")
+    known.jobs = {
+        "j7": "RUNNING",
+        "j8": "PENDING",
+        "j9_4": [{"JobState": "PENDING", "ArrayJobId": "9", "ArrayTaskId": "4"}],
+    }
+    assert waits(after=("a", "b", "a"), after_any=("c",)) == ("afterok:7:8,afterany:9_4", ())
+
+
+def test_a_run_that_has_finished_is_not_waited_for(known: Known) -> None:
+    run_called("a", status="finished")
+    assert waits(after=("a",)) == (None, ("--after a: it has ended already, and is not waited for",))
+    assert waits(after_any=("a",))[0] is None
+    assert known.jobs == {}
+
+
+def test_a_run_that_has_failed_ends_the_wish_for_success_alone(known: Known) -> None:
+    run = run_called("a", status="failed")
+    assert refusal(after=("a",)) == (
+        "--after a: a has ended as failed (a reason), so that it does not finish; continue it first: hpcddp submit "
+        f"--resume {run.path}, or use --after-any"
+    )
+    assert waits(after_any=("a",))[0] is None
+    assert known.jobs == {}
+
+
+def test_a_job_that_ended_without_a_result_is_known_by_its_state(known: Known) -> None:
+    run_called("a")
+    known.jobs = {"j7": "CANCELLED"}
+    assert refusal(after=("a",)) == (
+        "--after a: job 7 is CANCELLED, so that the run does not finish; continue it first, with hpcddp submit "
+        "--resume RUN, or use --after-any"
+    )
+    assert waits(after_any=("a",))[0] is None
+
+
+def test_a_job_that_slurm_has_forgotten_is_refused(known: Known) -> None:
+    run_called("a")
+    sentence = (
+        "a: Slurm does not know job 7 any more, and what waits for it would start at once; see what became of the run, "
+        "and leave {0} out"
+    )
+    assert refusal(after=("a",)) == f"--after {sentence.format('--after')}"
+    assert refusal(after_any=("a",)) == f"--after-any {sentence.format('--after-any')}"
+    assert known.jobs == {}
+
+
+def test_a_run_of_this_machine_is_refused(known: Known) -> None:
+    run_called("a", cluster="local")
+    assert refusal(after=("a",)) == (
+        "--after a: a runs on this machine without Slurm, which cannot wait for it; wait for its end"
+    )
+    assert known.jobs == {}
+
+
+def test_a_run_that_was_never_submitted_is_refused(known: Known) -> None:
+    run_called("a", job=None)
+    assert refusal(after=("a",)) == "--after a: a was never submitted; submit it first"
+    assert known.jobs == {}
+
+
+def test_a_submission_without_a_job_id_is_refused(known: Known) -> None:
+    """As ``begin_element`` records an element whose job array is not known."""
+    run_called("a", job="")
+    assert refusal(after=("a",)) == "--after a: a was never submitted; submit it first"
+    assert known.jobs == {}
+
+
+def test_an_unknown_run_is_refused(known: Known) -> None:
+    with pytest.raises(NoRunError, match="matches 'nothing'"):
+        dependency_on(["nothing"], [], ROOT, {})
+    assert known.jobs == {}
+
+
+def element_record(index: str, state: str, array: str = "7") -> dict[str, str]:
+    return {"JobState": state, "ArrayJobId": array, "ArrayTaskId": index}
+
+
+def test_a_sweep_is_waited_for_as_a_whole(known: Known) -> None:
+    sweep_called("s", 5)
+    known.jobs = {"j7": [element_record("3-4%2", "PENDING"), element_record("0", "RUNNING")]}
+    run_called("s_1", job="7_1", status="finished")
+    run_called("s_2", job="7_2", status="finished")
+    assert waits(after=("s",)) == ("afterok:7", ())
+
+
+def test_an_element_is_waited_for_before_it_has_begun(known: Known) -> None:
+    sweep_called("s", 5)
+    known.jobs = {"j7_3": [element_record("3-4%2", "PENDING")]}
+    assert waits(after=("s_3",)) == ("afterok:7_3", ())
+
+
+def test_a_sweep_of_which_one_has_failed_cannot_be_waited_for(known: Known) -> None:
+    sweep_called("s", 2)
+    known.jobs = {"j7": [element_record("0", "RUNNING"), element_record("1", "FAILED")]}
+    assert refusal(after=("s",)).startswith("--after s: job 7_1 is FAILED, so that the run does not finish; ")
+    assert waits(after_any=("s",)) == ("afterany:7", ())
+
+
+def test_a_sweep_of_which_one_was_resumed_is_waited_for_one_by_one(known: Known) -> None:
+    sweep_called("s", 3)
+    run_called("s_1", job="9_1")
+    run_called("s_2", job="7_2", status="finished")
+    known.jobs = {
+        "j7": [element_record("0", "RUNNING"), element_record("1", "FAILED")],
+        "j9": [element_record("1", "PENDING", "9")],
+    }
+    assert waits(after=("s",)) == ("afterok:7_0:9_1", ())
+
+
+def test_a_sweep_that_has_finished_is_not_waited_for(known: Known) -> None:
+    sweep_called("s", 2)
+    for index in range(2):
+        run_called(f"s_{index}", job=f"7_{index}", status="finished")
+    assert waits(after=("s",)) == (None, ("--after s: it has ended already, and is not waited for",))
+    assert known.jobs == {}
+
+
+def test_an_element_that_slurm_has_forgotten_is_refused(known: Known) -> None:
+    sweep_called("s", 2)
+    known.jobs = {"j7": [element_record("0", "RUNNING")]}
+    assert refusal(after=("s",)).startswith("--after s: Slurm does not know job 7_1 any more, ")

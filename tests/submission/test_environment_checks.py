@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcddp
+from hpcddp.submission import environment_checks
+from tests.submission.submitting import errors_of, program, virtual, warnings_of
+
+CONDA = """#!/bin/sh
+[ "$*" = "env list --json" ] && echo '{{"envs": ["{base}", "{base}/envs/train", "{base}/envs/empty"]}}'
+"""
+
+
+def test_a_virtual_environment_that_can_run_hpcddp_is_in_nobodys_way(here: Path) -> None:
+    virtual(Path("my venv"))
+    assert warnings_of(here, {"venv": "my venv"}) == []
+
+
+def test_a_virtual_environment_without_an_interpreter_is_named(here: Path) -> None:
+    Path("empty").mkdir()
+    assert errors_of(here, {"venv": "empty"}) == [
+        (
+            "environment.venv is 'empty', and there is no empty/bin/python; make it (python -m venv empty), or correct "
+            "the path"
+        )
+    ]
+
+
+def test_a_virtual_environment_without_hpcddp_is_told_how_to_get_it(here: Path) -> None:
+    virtual(Path("bare venv"), with_hpcddp=False)
+    sentence = (
+        "environment.venv is 'bare venv', whose python cannot run hpcddp (ModuleNotFoundError: No module named "
+        "'hpcddp'); run: 'bare venv/bin/python' -m pip install hpcddp"
+    )
+    assert errors_of(here, {"venv": "bare venv"}) == [sentence]
+    # Lines that run before may bring it.
+    assert warnings_of(here, {"venv": "bare venv", "setup": ("export PYTHONPATH=/opt/hpcddp",)}) == [sentence]
+
+
+def test_another_version_of_hpcddp_is_a_warning(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    virtual(Path("venv"))
+    monkeypatch.setattr("hpcddp.__version__", "99.0")
+    (warning,) = warnings_of(here, {"venv": "venv"})
+    assert warning.startswith("environment.venv is 'venv', whose python has hpcddp 0.")
+    assert warning.endswith(", and the one that submits is 99.0; install the same")
+
+
+def test_an_interpreter_of_the_users_own_is_looked_at_too(here: Path) -> None:
+    python = str(virtual(Path("bare"), with_hpcddp=False) / "bin" / "python")
+    assert errors_of(here, {"python": python}) == [
+        (
+            f"environment.python is '{python}', which cannot run hpcddp (ModuleNotFoundError: No module named "
+            f"'hpcddp'); run: {python} -m pip install hpcddp"
+        )
+    ]
+    for name in ("/no/such/python", "python9.99"):
+        assert errors_of(here, {"python": name}) == [
+            f"environment.python is {name!r}, and this machine has no such program; correct it, or leave it out"
+        ]
+    # Modules may add it on the node.
+    (*_, note) = warnings_of(here, {"python": "python9.99", "modules": ["python/9.99"]})
+    assert note.startswith("environment.python is 'python9.99', and this machine has no such program")
+
+
+def test_a_uv_project_says_what_to_run(here: Path) -> None:
+    assert errors_of(here, {"uv": "project"}) == [
+        "environment.uv is 'project', and there is no project/pyproject.toml; give the directory of a uv project"
+    ]
+    Path("project").mkdir()
+    Path("project/pyproject.toml").touch()
+    assert errors_of(here, {"uv": "project"}) == [
+        (
+            "environment.uv is 'project', and there is no directory project/.venv; install uv (python -m pip "
+            "install uv), then run: uv sync --project project"
+        )
+    ]
+    program(here, "uv")
+    assert errors_of(here, {"uv": "project"}) == [
+        "environment.uv is 'project', and there is no directory project/.venv; run: uv sync --project project"
+    ]
+    virtual(Path("project/.venv"), with_hpcddp=False)
+    assert errors_of(here, {"uv": "project"}) == [
+        (
+            "environment.uv is 'project', whose python cannot run hpcddp (ModuleNotFoundError: No module named "
+            "'hpcddp'); run: uv add --project project hpcddp"
+        )
+    ]
+
+
+def test_a_uv_environment_older_than_its_lock_file_is_a_warning(here: Path) -> None:
+    Path("project").mkdir()
+    Path("project/pyproject.toml").touch()
+    virtual(Path("elsewhere"))
+    at = {"UV_PROJECT_ENVIRONMENT": str(Path("elsewhere").absolute())}
+    program(here, "uv", '#!/bin/sh\necho "$@" > asked\nexit 1\n')
+    assert warnings_of(here, {"uv": "project"}, more=at) == [
+        "environment.uv is 'project', whose environment is not what its lock file says; run: uv sync --project project"
+    ]
+    assert Path("asked").read_text() == "sync --check --frozen --inexact --offline --project project\n"
+    program(here, "uv")
+    assert warnings_of(here, {"uv": "project"}, more=at) == []
+
+
+def conda(here: Path) -> Path:
+    base = here / "conda"
+    (base / "condabin").mkdir(parents=True)
+    virtual(base)
+    virtual(base / "envs" / "train")
+    (base / "envs" / "empty").mkdir()
+    program(here, "conda", CONDA.format(base=base))
+    return base
+
+
+def test_conda_environments_are_found_by_name_and_by_directory(here: Path) -> None:
+    base = conda(here)
+    for name in ("train", "base", f"{base}/envs/train"):
+        assert warnings_of(here, {"conda": name}) == []
+    (here / "bin" / "conda").rename(here / "conda.exe")
+    assert warnings_of(here, {"conda": "train"}, more={"CONDA_EXE": str(here / "conda.exe")}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "gone",
+            (
+                "environment.conda is 'gone', and conda has no such environment here; correct it (conda env list "
+                "shows all), or make it: conda create --name gone python"
+            ),
+        ),
+        (
+            "./gone",
+            (
+                "environment.conda is './gone', and conda has no such environment here; correct it (conda env list "
+                "shows all), or make it: conda create --prefix ./gone python"
+            ),
+        ),
+        (
+            "empty",
+            (
+                "environment.conda is 'empty', and there is no HERE/conda/envs/empty/bin/python; install python "
+                "and hpcddp in it"
+            ),
+        ),
+    ],
+)
+def test_a_conda_environment_that_cannot_be_used_is_named(here: Path, name: str, sentence: str) -> None:
+    conda(here)
+    assert errors_of(here, {"conda": name}) == [sentence.replace("HERE", str(here))]
+    # A module may bring another conda.
+    assert warnings_of(here, {"conda": name, "modules": ("miniforge",)}, more={"MODULESHOME": "/m"}) == []
+
+
+def test_where_conda_is_not_here_only_this_machine_is_certain(here: Path) -> None:
+    sentence = (
+        "environment.conda needs conda, which is neither on PATH nor in CONDA_EXE here; submit from a shell in "
+        "which conda works, or load its module in environment.modules"
+    )
+    assert warnings_of(here, {"conda": "train"}) == [sentence]
+    assert errors_of(here, {"conda": "train"}, "local") == [sentence]
+
+
+def test_modules_without_the_module_command_are_a_warning(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_checks, "_MODULE_PROFILES", (str(here / "modules.sh"),))
+    sentence = (
+        "environment.modules needs the module command, which this machine does not have; the job ends at its start "
+        "unless its nodes have it"
+    )
+    assert warnings_of(here, {"modules": ("cuda",)}) == [sentence]
+    assert warnings_of(here, {"modules": ("cuda",)}, more={"LMOD_CMD": "/lmod"}) == []
+    (here / "modules.sh").touch()
+    assert warnings_of(here, {"modules": ("cuda",)}) == []
+
+
+def test_a_program_that_does_not_run_counts_as_one_that_says_no(here: Path) -> None:
+    Path("venv/bin").mkdir(parents=True)
+    Path("venv/bin/python").write_text("not for this machine")
+    Path("venv/bin/python").chmod(0o700)
+    (error,) = errors_of(here, {"venv": "venv"})
+    assert error.startswith("environment.venv is 'venv', whose python cannot run hpcddp ([Errno 8] Exec format error")
+    assert os.access("venv/bin/python", os.X_OK)
+
+
+def test_data_to_copy_that_is_not_here_is_a_warning_and_an_error_on_this_machine(here: Path) -> None:
+    stage = {"stage": {"source": "/nowhere/a.tar", "target": "/tmp/a"}}
+    sentence = "environment.stage.source is '/nowhere/a.tar', which is not here; correct it, unless the nodes have it"
+    assert warnings_of(here, stage) == [sentence]
+    assert errors_of(here, stage, cluster="local") == [sentence]
+    (here / "a.tar").touch()
+    stage["stage"]["source"] = str(here / "a.tar")
+    assert warnings_of(here, stage) == []
+
+
+def test_a_data_directory_that_the_nodes_get_by_a_copy_need_not_be_here(here: Path) -> None:
+    stage = {"stage": {"source": str(here), "target": "/scratch-of-node/images"}}
+    train = {"model": "resnet18", "dataset": "imagefolder", "data_dir": "/scratch-of-node/images/full"}
+    assert warnings_of(here, stage, train=train) == []
+    (error,) = errors_of(here, stage, train=train | {"data_dir": "/scratch-of-node/images2"})
+    assert error.startswith("train.data_dir is '/scratch-of-node/images2', and there is no such directory; ")
+
+
+OTHER_PYTHON = "#!/bin/sh\necho {version} torch sklearn\n"
+
+
+def test_an_interpreter_without_the_packages_of_a_training_is_told_how_to_get_them(here: Path) -> None:
+    python = virtual(Path("venv"), with_hpcddp=False) / "bin" / "python"
+    python.unlink()
+    python.write_text(OTHER_PYTHON.format(version=hpcddp.__version__))
+    python.chmod(0o700)
+    sentence = (
+        "this training needs torch, scikit-learn, which venv/bin/python does not have; run: venv/bin/python -m pip "
+        "install 'hpcddp[train]'"
+    )
+    assert errors_of(here, {"venv": "venv"}) == [sentence]
+    # Lines and variables that come before may bring them, and an image has its own.
+    assert warnings_of(here, {"venv": "venv", "setup": ("true",)}) == [sentence]
+    assert warnings_of(here, {"venv": "venv", "env": {"PYTHONPATH": "/opt/torch"}}) == [sentence]
+
+
+def test_this_interpreter_is_asked_for_the_packages_of_the_job_and_only_for_those(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def is_missing(name: str) -> bool:
+        asked.append(name)
+        return False
+
+    monkeypatch.setattr(environment_checks, "is_installed", is_missing)
+    Path("m.py").write_text("def build(): ...\ndef run(): ...\n")
+    Path("d.py").write_text("def build(): ...\n")
+    jobs: list[tuple[dict[str, Any], list[str]]] = [
+        ({"train": {"model": "resnet18", "dataset": "digits"}}, ["torch", "numpy", "sklearn", "torchvision"]),
+        ({"train": {"model": "m:build", "dataset": "d:build"}}, ["torch", "numpy"]),
+        (
+            {"train": {"model": "m:build", "dataset": "imagefolder", "data_dir": str(here)}},
+            ["torch", "numpy", "torchvision"],
+        ),
+        ({"train": None, "entrypoint": "m:run", "batch": {}}, ["torch", "numpy"]),
+        ({"train": None, "command": ["true"], "batch": {}}, []),
+    ]
+    for job, names in jobs:
+        asked.clear()
+        if names:
+            (error,) = errors_of(here, {}, **job)
+            assert (
+                f" needs {', '.join(names).replace('sklearn', 'scikit-learn')}, which {sys.executable} does " in error
+            )
+        else:
+            assert warnings_of(here, {}, **job) == []
+        assert asked == names
+    asked.clear()
+    assert warnings_of(here, {"container": {"image": "nvcr.io#nvidia/pytorch", "runtime": "pyxis"}}) != []
+    assert asked == []

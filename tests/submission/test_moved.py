@@ -1,0 +1,331 @@
+"""Runs on this machine whose directory is moved or copied, and what --resume, cancel and requeue make of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcddp.jobfile.read import ResolvedJob, load_job
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import read_json, write_json
+from hpcddp.run.moved import ScriptRunDirectory, moved_script, refuse_copy
+from hpcddp.run.ownership import RunDirectoryError
+from hpcddp.run.sweep import Sweep
+from hpcddp.slurm import commands
+from hpcddp.submission.render import render_script
+from hpcddp.submission.request import SubmissionError
+from hpcddp.submission.resume import resume
+from hpcddp.submission.sweep import submit_sweep
+from hpcddp.submission.sweep_element import find_to_resume
+from hpcddp.supervise.begin import begin
+from tests.submission.fake_sbatch import make_fake_slurm
+from tests.submission.requests import request_of
+
+# It fails until there is a file of this name, and keeps where it has run.
+JOB = """
+name: again
+resources: {tasks_per_node: 1}
+environment: {env: {WORD: "a b"}}
+command: [sh, -c, 'echo "$WORD" >>"$HPCDDP_RUN_DIR/trail"; test -e ready']
+requeue: {max_failures: 0}
+"""
+
+
+def hpcddp(directory: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    return subprocess.run(
+        [sys.executable, "-m", "hpcddp", *map(str, words)],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def failed_run(directory: Path, *words: str) -> RunDirectory:
+    """Start a run that fails, and give its command what it wants for the next time."""
+    (directory / "job.yaml").write_text(JOB)
+    done = hpcddp(directory, "submit", "job.yaml", "--cluster", "local", "--follow", "--json", *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    (directory / "ready").touch()
+    return RunDirectory(Path(json.loads(done.stdout)["run_dir"]))
+
+
+def without_record(run: RunDirectory) -> None:
+    """Make a run one of a version that did not write down which directory it was."""
+    for path in (run.submission, run.attempt(0).start):
+        document = read_json(path)
+        write_json(path, {key: value for key, value in document.items() if key not in {"run_dir", "inode"}})
+
+
+def content_of(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def assert_goes_on(directory: Path, run: Path) -> None:
+    """Resume a run, and see that it goes on where it is."""
+    done = hpcddp(directory, "submit", "--resume", run, "--follow", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["run_dir"] == str(run)
+    assert (run / "trail").read_text() == "a b\na b\n"
+    assert read_json(RunDirectory(run).result)["status"] == "finished"
+
+
+@pytest.fixture(params=[True, False], ids=["recorded", "of an older version"])
+def failed(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
+    run = failed_run(tmp_path)
+    if not request.param:
+        without_record(run)
+    return run
+
+
+def test_a_run_that_was_moved_goes_on_in_its_new_place(failed: RunDirectory, tmp_path: Path) -> None:
+    place = tmp_path / "kept 'here'" / "elsewhere" / "renamed"
+    place.parent.mkdir(parents=True)
+    failed.path.rename(place)
+    assert_goes_on(tmp_path, place)
+    assert not failed.path.exists()
+    assert sorted(path.name for path in (place / "attempts").iterdir()) == ["0", "1"]
+
+
+def test_a_run_goes_on_after_its_whole_project_was_moved(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    run = failed_run(project)
+    script = run.script.read_text()
+    moved = project.rename(tmp_path / "new")
+    place = moved / run.path.relative_to(project)
+    assert_goes_on(tmp_path, place)
+    assert (place / "job.sbatch").read_text() == script
+    assert not project.exists()
+
+
+def test_a_run_is_not_followed_where_the_directory_of_its_code_has_gone(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    run = failed_run(project, "--set", f"run_root={tmp_path / 'runs'}")
+    place = run.path.rename(tmp_path / "moved")
+    shutil.rmtree(project)
+    done = hpcddp(tmp_path, "submit", "--resume", place)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"hpcddp: the run {place} was submitted from {project}, which no longer exists; give the job file too, in "
+        f"the directory that the code is in now: hpcddp submit JOB --resume {place}\n"
+    )
+
+
+def test_a_moved_run_is_followed_although_a_copy_lies_in_its_old_place(tmp_path: Path) -> None:
+    run = failed_run(tmp_path)
+    place = run.path.rename(tmp_path / "moved")
+    shutil.copytree(place, run.path)
+    before = content_of(run.path)
+    assert_goes_on(tmp_path, place)
+    assert content_of(run.path) == before
+
+
+def test_a_run_that_was_brought_back_to_its_place_from_a_backup_goes_on(tmp_path: Path) -> None:
+    run = failed_run(tmp_path)
+    shutil.copytree(run.path, tmp_path / "backup")
+    shutil.rmtree(run.path)
+    # Takes the inode number that has become free.
+    (tmp_path / "other").mkdir()
+    shutil.copytree(tmp_path / "backup", run.path)
+    assert_goes_on(tmp_path, run.path)
+
+
+def test_a_run_that_was_moved_to_another_file_system_is_no_copy(tmp_path: Path) -> None:
+    run = failed_run(tmp_path)
+    place = RunDirectory(tmp_path / "again" / "r2")
+    # Another file system gives another inode number.
+    shutil.copytree(run.path, place.path)
+    with pytest.raises(RunDirectoryError, match="is a copy of the run"):
+        refuse_copy(place)
+    shutil.rmtree(run.path)
+    refuse_copy(place)
+    assert_goes_on(tmp_path, place.path)
+
+
+def test_a_run_that_is_called_by_another_path_goes_on_as_its_script_calls_it(tmp_path: Path) -> None:
+    run = failed_run(tmp_path)
+    (tmp_path / "link").symlink_to(run.path)
+    done = hpcddp(tmp_path, "submit", "--resume", tmp_path / "link", "--follow", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["run_dir"] == str(run.path)
+
+
+def test_a_copy_is_not_resumed_in_place_of_the_original(failed: RunDirectory, tmp_path: Path) -> None:
+    copy = tmp_path / "again" / "r2"
+    shutil.copytree(failed.path, copy)
+    before = content_of(failed.path)
+    done = hpcddp(tmp_path, "submit", "--resume", copy, "--follow")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"hpcddp: {copy} is a copy of the run {failed.path}, and its script continues that run; name that run\n"
+        "  To continue the copy, give a job file with the name again: hpcddp submit JOB --resume "
+        f"{copy} --set run_root={tmp_path}\n"
+    )
+    assert content_of(failed.path) == before
+    # What the sentence says is done, and the original is left alone.
+    (copy / "trackers").mkdir()
+    write_json(RunDirectory(copy).tracker("wandb"), {"run_id": "x", "step": 1})
+    words = ("job.yaml", "--resume", copy, "--set", f"run_root={tmp_path}", "--cluster", "local", "--follow")
+    done = hpcddp(tmp_path, "submit", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (copy / "trail").read_text() == "a b\na b\n"
+    assert not (copy / "trackers").exists()
+    assert content_of(failed.path) == before
+    # It is a run of its own from now on.
+    assert "has finished" in hpcddp(tmp_path, "submit", "--resume", copy).stderr
+
+
+def test_a_copy_of_a_whole_project_is_not_resumed_in_place_of_the_original(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    run = failed_run(project)
+    before = content_of(run.path)
+    shutil.copytree(project, tmp_path / "copy")
+    done = hpcddp(tmp_path / "copy", "submit", "--resume", run.run_id)
+    assert done.returncode == 2
+    assert f"is a copy of the run {run.path}" in done.stderr
+    assert content_of(run.path) == before
+
+
+@pytest.fixture
+def living(tmp_path: Path) -> Iterator[RunDirectory]:
+    """A run that goes on for minutes."""
+    (tmp_path / "job.yaml").write_text(JOB.replace("test -e ready", "touch began; exec sleep 300"))
+    done = hpcddp(tmp_path, "submit", "job.yaml", "--cluster", "local", "--json")
+    assert done.returncode == 0, done.stderr
+    run = RunDirectory(Path(json.loads(done.stdout)["run_dir"]))
+    yield run
+    done = hpcddp(tmp_path, "cancel", run.path)
+    assert "was signalled; it saves and exits" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["cancel", "requeue"])
+def test_the_job_of_the_original_is_left_alone_by_who_names_a_copy(
+    command: str, living: RunDirectory, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(living.path, copy)
+    done = hpcddp(tmp_path, command, copy)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"hpcddp: {copy} is a copy of the run {living.path}, whose job it does not own; name that run, or use Slurm's "
+        "own commands\n"
+    )
+    assert Path(f"/proc/{read_json(living.submission)['job_id']}").exists()
+
+
+def test_a_copy_of_a_living_run_does_not_become_a_run_of_its_own_yet(living: RunDirectory, tmp_path: Path) -> None:
+    copy = tmp_path / "again" / "r2"
+    shutil.copytree(living.path, copy)
+    words = ("job.yaml", "--resume", copy, "--set", f"run_root={tmp_path}", "--cluster", "local")
+    done = hpcddp(tmp_path, "submit", *words)
+    job_id = read_json(living.submission)["job_id"]
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"hpcddp: {copy} is a copy of the run {living.path}, which is alive as {job_id}; wait for the end of that run\n"
+    )
+
+
+def job_of(directory: Path, text: str) -> ResolvedJob:
+    (directory / "job.yaml").write_text(text)
+    return load_job(directory / "job.yaml")
+
+
+@pytest.mark.parametrize("more", ["", "sweep: {environment.env.WORD: [a, b]}\n"], ids=["run", "sweep"])
+def test_a_script_that_has_moved_is_the_one_that_is_rendered_for_its_new_place(more: str, tmp_path: Path) -> None:
+    text = JOB.replace('{env: {WORD: "a b"}}', "{}") + more
+    old = job_of(tmp_path, f"run_root: my runs/50%\n{text}")
+    script = render_script(request_of(old, python="/bin/python", run_id="r1")).text
+    moved = moved_script(
+        script,
+        ScriptRunDirectory(run_root="my runs/50%", name="again", run_id="r1"),
+        RunDirectory(Path("/new root/again/r1")),
+    )
+    new = render_script(
+        request_of(job_of(tmp_path, f"run_root: /new root\n{text}"), python="/bin/python", run_id="r1")
+    ).text
+    # The job stays as it was submitted.
+    assert moved == new.replace('run_root: "/new root"\n', 'run_root: "my runs/50%"\n')
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for name, value in make_fake_slurm(tmp_path).environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(commands, "show_job", lambda _: {"JobState": "CANCELLED"})
+    job = job_of(tmp_path, f"run_root: {tmp_path / 'runs'}\n{JOB}sweep: {{environment.env.WORD: [a, b]}}\n")
+    request = request_of(job, run_id="s1", python=sys.executable, environment=dict(os.environ))
+    return submit_sweep(request).sweep
+
+
+def test_an_element_goes_on_after_its_sweep_was_moved(sweep: Sweep, tmp_path: Path) -> None:
+    place = sweep.path.parent.rename(tmp_path / "moved")
+    run = find_to_resume(str(place / "s1_1"), tmp_path)
+    submission = resume(run, environment=dict(os.environ))
+    assert submission.run.path == place / "s1_1"
+    script = (place / "s1" / "job.sbatch").read_text()
+    assert f"hpcddp.supervise begin --run-root={tmp_path} --name=moved --run-id=s1 " in script
+    assert f"#SBATCH --output={place}/s1/logs/%A_%a.log\n" in script
+    call = shlex.split((tmp_path / "calls").read_text().splitlines()[-1])
+    assert {"--array=1", f"--output={place}/s1_1/batch.log"} < set(call)
+
+
+def test_an_element_of_a_copied_sweep_is_neither_resumed_nor_cancelled(sweep: Sweep, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(sweep.path.parent, copy)
+    calls = (tmp_path / "calls").read_text()
+    with pytest.raises(SubmissionError, match=f"{copy}/s1_1 is a copy of the run {sweep.path}, and its script"):
+        resume(find_to_resume(str(copy / "s1_1"), tmp_path), environment=dict(os.environ))
+    done = hpcddp(tmp_path, "cancel", copy / "s1")
+    assert done.returncode == 2
+    assert f"{copy}/s1 is a copy of the run {sweep.path}, whose job it does not own" in done.stderr
+    assert (tmp_path / "calls").read_text() == calls
+
+
+def test_an_element_without_its_sweep_says_what_is_missing(sweep: Sweep, tmp_path: Path) -> None:
+    place = find_to_resume(str(sweep.run(1).path), tmp_path).path.rename(tmp_path / "alone")
+    with pytest.raises(RunDirectoryError, match="put the directory of its sweep beside it, or give the job file too"):
+        resume(find_to_resume(str(place), tmp_path), environment=dict(os.environ))
+
+
+def test_a_copied_script_that_is_given_to_sbatch_by_hand_does_not_act_on_the_original(
+    failed: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(failed.path, copy)
+    before = content_of(failed.path)
+    monkeypatch.setattr(commands, "show_job", lambda _: {"JobState": "RUNNING", "Command": f"{copy}/job.sbatch"})
+
+    def by_hand() -> str:
+        return begin(
+            run_root=str(failed.path.parent.parent),
+            name="again",
+            run_id=failed.run_id,
+            job_text=failed.job_file.read_text(),
+            environment={"SLURM_JOB_ID": "77"},
+        )
+
+    with pytest.raises(RunDirectoryError) as caught:
+        by_hand()
+    assert caught.value.message == (
+        f"{copy}/job.sbatch acts on the run directory {failed.path}, because the directory that it is in was moved "
+        f"or copied; continue that one with: hpcddp submit --resume {copy}"
+    )
+    assert content_of(failed.path) == before
+    monkeypatch.setattr(commands, "show_job", lambda _: {"JobState": "RUNNING", "Command": str(failed.script)})
+    assert by_hand() == str(failed.attempt(1).path)

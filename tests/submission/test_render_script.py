@@ -1,0 +1,236 @@
+"""What the rendered script does, with small programs in place of python and srun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.submission.render import render_script
+from tests.submission.requests import request_of
+from tests.submission.script_runner import MODULE, ScriptRunner
+from tests.waiting import wait_until
+
+LAUNCHERS: tuple[Literal["slurm", "local"], ...] = ("slurm", "local")
+
+
+def script_of(
+    runner: ScriptRunner, *, launcher: Literal["slurm", "local"] = "slurm", run_id: str | None = "r1", **fields: Any
+) -> str:
+    job = {
+        "name": "example",
+        "batch": {"global_batch_size": 8},
+        "train": {"model": "resnet18", "dataset": "digits"},
+        **fields,
+    }
+    resolved = ResolvedJob(spec=JobSpec.model_validate(job), origins={})
+    return render_script(request_of(resolved, python=str(runner.python), run_id=run_id, cluster=launcher)).text
+
+
+def test_srun_is_told_how_many_tasks_and_each_has_a_log(runner: ScriptRunner) -> None:
+    script = script_of(runner, resources={"nodes": 3, "tasks_per_node": 2, "cpus_per_task": 4})
+    attempt = runner.directory / "50%" / "attempts" / "0"
+
+    assert runner.run(script, ATTEMPT=str(attempt)) == (0, "")
+
+    words = runner.words("srun")
+    assert words[: words.index("sh")] == [
+        "--nodes=3",
+        "--ntasks=6",
+        "--ntasks-per-node=2",
+        "--cpus-per-task=4",
+        "--distribution=block",
+        "--kill-on-bad-exit=1",
+        "--unbuffered",
+    ]
+    assert (attempt / "rank-0.log").read_text() == "this is the task\n"
+    assert (attempt / "rank-0.log").stat().st_mode & 0o777 == 0o600
+    assert runner.words("task") == ["-P", "-u", "-m", "hpcddp.task"]
+    assert f"HPCDDP_ATTEMPT_DIR={attempt}" in runner.words("environment")
+
+
+def test_srun_starts_one_launcher_on_each_node(runner: ScriptRunner) -> None:
+    resources = {"nodes": 3, "gpus_per_node": 2, "cpus_per_task": 4}
+    script = script_of(runner, resources=resources, train=None, command=("torchrun", "train.py"))
+    directives = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+    for directive in ("--nodes=3", "--ntasks-per-node=1", "--gres=gpu:2", "--cpus-per-task=8"):
+        assert directive in directives
+    assert "srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --cpus-per-task=8 " in script
+
+
+def test_on_this_machine_submitits_controller_starts_the_tasks(runner: ScriptRunner) -> None:
+    assert runner.run(script_of(runner, launcher="local")) == (0, "")
+    assert runner.words("srun") == []
+    assert runner.words("task") == ["-P", "-m", "submitit.local._local", f"{runner.record}/submitit"]
+
+
+def test_on_this_machine_the_shells_process_id_is_the_job_id(runner: ScriptRunner) -> None:
+    process = runner.start(script_of(runner, launcher="local"))
+    runner.end_of(process)
+    assert f"HPCDDP_LOCAL_JOB_ID={process.pid}" in runner.words("environment")
+
+
+def test_a_script_without_a_run_id_leaves_the_id_to_the_job(runner: ScriptRunner) -> None:
+    assert runner.run(script_of(runner, run_id=None)) == (0, "")
+    assert runner.words("begin")[4:] == ["--run-root=runs", "--name=example"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_code_of_the_tasks_goes_to_the_end_and_the_code_of_the_end_is_the_jobs(
+    runner: ScriptRunner, launcher: Literal["slurm", "local"]
+) -> None:
+    code, errors = runner.run(script_of(runner, launcher=launcher), TASK_CODE="137", END_CODE="70")
+    assert (code, errors) == (70, "")
+    assert runner.words("end")[-2:] == ["--code", "137"]
+
+
+def test_a_run_that_has_finished_is_left_alone(runner: ScriptRunner) -> None:
+    assert runner.run(script_of(runner), ATTEMPT="") == (0, "")
+    assert runner.words("srun") == []
+    assert runner.words("end") == []
+
+
+def test_a_run_directory_that_cannot_be_claimed_ends_the_job_with_that_code(runner: ScriptRunner) -> None:
+    assert runner.run(script_of(runner), BEGIN_CODE="2") == (2, "")
+    assert runner.words("srun") == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "signals"),
+    [("slurm", [signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM]), ("local", [signal.SIGUSR2])],
+)
+def test_the_shell_survives_the_warning_and_the_end_of_its_time_and_still_gets_the_tasks_code(
+    runner: ScriptRunner, launcher: Literal["slurm", "local"], signals: list[signal.Signals]
+) -> None:
+    (runner.record / "hold").touch()
+    process = runner.start(script_of(runner, launcher=launcher), TASK_CODE="75", END_CODE="75")
+    wait_until((runner.record / "running").exists, "a file of the script", 30)
+    for number in signals:
+        process.send_signal(number)
+    (runner.record / "hold").unlink()
+    assert runner.end_of(process) == 75
+    assert runner.words("end")[-2:] == ["--code", "75"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_on_this_machine_ending_the_shell_ends_the_tasks(runner: ScriptRunner, number: signal.Signals) -> None:
+    (runner.record / "hold").touch()
+    process = runner.start(script_of(runner, launcher="local"))
+    wait_until((runner.record / "running").exists, "a file of the script", 30)
+    process.send_signal(number)
+    wait_until((runner.record / "signals").exists, "a file of the script", 30)
+    (runner.record / "hold").unlink()
+    runner.end_of(process)
+    assert (runner.record / "signals").read_text() == "TERM\n"
+    assert runner.words("end")[-3:] == ["--code", "0", "--cancelled"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_shell_that_is_told_to_end_before_its_tasks_start_starts_none_and_still_does_its_end(
+    runner: ScriptRunner, launcher: Literal["slurm", "local"]
+) -> None:
+    (runner.record / "hold-begin").touch()
+    process = runner.start(script_of(runner, launcher=launcher), END_CODE="75")
+    wait_until((runner.record / "directory").exists, "a file of the script", 30)
+    process.send_signal(signal.SIGTERM)
+    (runner.record / "hold-begin").unlink()
+    assert runner.end_of(process) == 75
+    assert runner.words("task") == []
+    assert runner.words("end")[4:6] == ["--code", "143"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("phase", ["begin", "end"])
+def test_the_claim_and_the_end_are_deaf_to_signals(
+    runner: ScriptRunner, launcher: Literal["slurm", "local"], phase: str
+) -> None:
+    runner.run(script_of(runner, launcher=launcher))
+    status = (runner.record / f"{phase}-status").read_text()
+    ignored = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16)
+    assert all(ignored & (1 << (number - 1)) for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT))
+
+
+def test_a_task_ignores_the_warning_until_it_has_a_handler(runner: ScriptRunner) -> None:
+    (runner.record / "hold").touch()
+    process = runner.start(script_of(runner))
+    wait_until((runner.record / "running").exists, "a file of the script", 30)
+    (task,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ignored = next(line for line in Path(f"/proc/{task}/status").read_text().splitlines() if line.startswith("SigIgn"))
+    (runner.record / "hold").unlink()
+    runner.end_of(process)
+    assert int(ignored.split()[1], 16) & (1 << (signal.SIGUSR2 - 1))
+
+
+def test_whatever_setup_lines_do_the_job_goes_on_from_the_directory_of_submission(runner: ScriptRunner) -> None:
+    setup = ("set -eu -o pipefail", "cd /", "sleep 1000 &", "helper=$!", f"echo $helper > {runner.record}/helper")
+    try:
+        assert runner.run(script_of(runner, environment={"setup": setup}), TASK_CODE="1", END_CODE="71") == (71, "")
+    finally:
+        os.kill(int((runner.record / "helper").read_text()), signal.SIGKILL)
+    assert (runner.record / "directory").read_text() == f"{runner.directory}\n"
+    assert runner.words("end")[-2:] == ["--code", "1"]
+
+
+def test_a_secret_that_is_not_set_is_named_before_anything_starts(runner: ScriptRunner) -> None:
+    script = script_of(runner, environment={"pass_env": ("SET_ONE", "UNSET_ONE")})
+    assert runner.run(script, SET_ONE="") == (
+        2,
+        "hpcddp: environment.pass_env names UNSET_ONE, which is not set; export it before you submit the job\n",
+    )
+    assert runner.words("begin") == []
+
+
+def test_a_secret_reaches_the_tasks_and_stands_nowhere_in_the_script(runner: ScriptRunner) -> None:
+    script = script_of(runner, environment={"pass_env": ("TOKEN",)})
+    assert runner.run(script, TOKEN="s3cret") == (0, "")
+    assert "TOKEN=s3cret" in runner.words("environment")
+    assert "s3cret" not in script
+
+
+def test_a_module_that_does_not_load_ends_the_job(runner: ScriptRunner) -> None:
+    script = script_of(runner, environment={"modules": ("cuda",)})
+    sentence = f"environment.modules names cuda, which cannot be loaded on {socket.gethostname()}"
+    advice = "correct the name (module avail lists the modules)"
+    assert runner.run(script, MODULE_CODE="3") == (2, f"hpcddp: {sentence}; {advice}\n")
+    assert runner.words("begin") == []
+
+
+def test_a_missing_module_command_is_said_in_one_sentence(runner: ScriptRunner) -> None:
+    script = script_of(runner, environment={"modules": ("cuda",)})
+    environment = runner.environment()
+    del environment["MODULESHOME"]
+    # The machine that runs this may have modules.
+    code, errors = runner.run_with(script.replace("/etc/profile.d", str(runner.directory)), environment)
+    assert code == 2
+    assert errors == (
+        f"hpcddp: environment.modules needs the module command, which was not found on {socket.gethostname()}; submit "
+        "from a shell in which module works, or source its init file in environment.setup and load the modules there\n"
+    )
+    assert runner.words("begin") == []
+
+
+def test_where_the_shell_brings_no_module_command_that_of_the_machine_is_made(runner: ScriptRunner) -> None:
+    environment = runner.environment()
+    (runner.directory / "lmod.sh").write_text(MODULE)
+    del environment["MODULESHOME"]
+    script = script_of(runner, environment={"modules": ("cuda", "nccl")})
+    assert runner.run_with(script.replace("/etc/profile.d", str(runner.directory)), environment) == (0, "")
+    assert runner.words("module") == ["load", "cuda", "load", "nccl"]
+
+
+def test_an_interpreter_without_hpcddp_is_named_when_nothing_has_started(runner: ScriptRunner) -> None:
+    runner.python.write_text(f'#!/bin/bash\nexec {sys.executable} -S -E "$@"\n')
+    code, errors = runner.run(script_of(runner))
+    assert code == 1
+    assert errors.splitlines()[-1] == (
+        f"hpcddp: {runner.python} cannot run hpcddp on {socket.gethostname()}; install hpcddp for it "
+        f"({runner.python} -m pip install hpcddp), or choose another interpreter in environment"
+    )
+    assert runner.words("srun") == []

@@ -1,0 +1,517 @@
+"""Continuing a run with its own job, some values of which the command line changes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.jobfile.read import ResolvedJob, change_job, load_job
+from hpcddp.jobfile.write import parse_resolved
+from hpcddp.manage.run_files import read_run_files
+from hpcddp.run.checkpoints import Manifest
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import read_events
+from hpcddp.run.files import write_json
+from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
+from hpcddp.run.ownership import RunDirectoryError, identity
+from hpcddp.slurm import commands
+from hpcddp.slurm.commands import SlurmCommandError
+from hpcddp.submission.render import exported_values, render_script
+from hpcddp.submission.request import SubmissionError, SubmitRequest
+from hpcddp.submission.resume import own_request, prepare_resumption, resume, resume_with_job
+from hpcddp.submission.submit import prepare, write_run
+from hpcddp.submission.sweep import submit_sweep
+from hpcddp.submission.sweep_element import begin_element
+from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
+from tests.submission.requests import request_of
+from tests.submission.test_resume import directory as directory  # noqa: PLC0414  a fixture
+from tests.submission.test_resume import metrics_of, run_of, start, steps_of, submit, wait_for_step
+
+TRAIN = """
+name: again
+resources: {tasks_per_node: 2, time_limit: 2h, partition: short, sbatch: {comment: "a 'word' of mine"}}
+environment:
+  env: {TOKEN: "it's\\n$HOME \\"x\\"", EMPTY: "", PLAIN: "4"}
+  setup: ["echo ready"]
+batch: {global_batch_size: 64}
+learning_rate: {base: 0.1, schedule: cosine}
+train: {model: resnet18, dataset: digits, epochs: 10}
+requeue: {signal_lead: 3min}
+"""
+COMMAND = """
+name: again
+batch: {global_batch_size: 64}
+command: [python3, train.py, --depth, "3"]
+"""
+ENTRYPOINT = """
+name: again
+batch: {global_batch_size: 64}
+entrypoint: "mine:main"
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(commands, "show_job", lambda _: None)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "mine.py").write_text("def main(context): ...")
+    return make_fake_slurm(tmp_path / "slurm")
+
+
+def submitted(text: str, *, template: str | None = None) -> RunDirectory:
+    """Lay down what a submission leaves, of a run whose job has ended."""
+    Path("job.yaml").write_text(text)
+    request = request_of(load_job(Path("job.yaml")), template=template)
+    run = request.run
+    run.path.mkdir(parents=True, mode=0o700)
+    write_run(run, prepare(request))
+    record = SubmissionRecord(
+        cluster="slurm",
+        job_id="7",
+        directory=str(Path.cwd()),
+        python="python3",
+        template=template,
+        **identity(run.path),
+    )
+    write_submission_record(run, record)
+    return run
+
+
+def changing(run: RunDirectory, slurm: FakeSlurm, *overrides: str, command: list[str] | None = None) -> SubmitRequest:
+    def change(spec: Any) -> ResolvedJob:
+        from hpcddp.jobfile.overrides import read_options
+
+        options = read_options({}, command)
+        return change_job(spec, file=str(run.job_file), overrides=overrides, options=options)
+
+    return own_request(run, change, environment=slurm.environment())
+
+
+def saved(run: RunDirectory, step: int, **contract: Any) -> None:
+    """Lay down the manifest of a checkpoint of a training on 1437 samples."""
+    document = {"samples": 1437, "unit": "sample", "global_batch_size": 64, **contract}
+    manifest = Manifest(step=step, attempt=0, time=0, contract=document, progress={}, information={}, files={})
+    path = run.checkpoints / f"step-{step:06d}"
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text(manifest.to_text())
+
+
+def refusal_of(request: SubmitRequest, run: RunDirectory) -> str:
+    with pytest.raises((RunDirectoryError, SubmissionError)) as caught:
+        prepare_resumption(run, request)
+    return str(caught.value).replace(str(run.path), "RUN")
+
+
+def test_another_time_limit_is_all_that_changes_in_the_script(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = submitted(TRAIN)
+    assert "#SBATCH --time=02:00:00" in run.script.read_text()
+    overrides = ["resources.time_limit=20min", f"run_root={tmp_path}/runs"]
+    expected = render_script(request_of(load_job(Path("job.yaml"), overrides=overrides))).text
+    monkeypatch.chdir("/")
+    resume_with_job(run, changing(run, slurm, "resources.time_limit=20min"))
+    assert run.script.read_text() == expected
+    record = read_submission(run)
+    assert record is not None
+    assert (record.job_id, record.directory, record.python, record.changes) == ("101", str(tmp_path), "python3", ())
+
+
+def test_values_of_environment_variables_are_read_from_the_script(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN)
+    assert "TOKEN" not in run.job_file.read_text()
+    values = {"TOKEN": 'it\'s\n$HOME "x"', "EMPTY": "", "PLAIN": "4"}
+    assert exported_values(run.script.read_text()) == values
+    request = changing(run, slurm, "environment.env.PLAIN=5")
+    assert request.job.spec.environment.env == {**values, "PLAIN": "5"}
+    assert exported_values(render_script(request).text) == {**values, "PLAIN": "5"}
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_script_without_variables_has_no_values() -> None:
+    assert exported_values(submitted(COMMAND).script.read_text()) == {}
+
+
+@pytest.mark.usefixtures("slurm")
+def test_default_settings_of_today_do_not_change_a_run(tmp_path: Path) -> None:
+    run = submitted(COMMAND)
+    Path("hpcddp.toml").write_text('[resources]\npartition = "other"\n[environment.env]\nNEW = "1"\n')
+    code, out, error = submit(tmp_path, "--resume", "r1", "--time", "20min", "--dry-run", "--cluster", "local")
+    assert code == 0, error
+    assert "NEW" not in out
+    assert "partition: null" in out
+    assert parse_resolved(run.job_file.read_text()).resources.time_limit is None
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    run = submitted(COMMAND)
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    words = ["--resume", "r1", "--dry-run", "--json", "--cluster", "local", "--", "python3", "train.py", "--depth", "4"]
+    code, out, error = submit(tmp_path, *words)
+    assert code == 0, error
+    assert json.loads(out)["changes"] == [
+        "command python3 train.py --depth 3 -> python3 train.py --depth 4, from the beginning: no step is saved",
+        "the program restores its own state; hpcddp does not know what its arguments change",
+    ]
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("job", "override", "sentence"),
+    [
+        (
+            TRAIN,
+            "train.seed=3",
+            (
+                "train.seed is 0 there and 3 here, which would be another training; bring the old value back, or use "
+                "another run id or run_root"
+            ),
+        ),
+        (
+            TRAIN,
+            "batch.tail=drop",
+            (
+                'batch.tail is "keep" there and "drop" here, which would be another training; bring the old value '
+                "back, or use another run id or run_root"
+            ),
+        ),
+        (
+            TRAIN,
+            "train.epochs=9",
+            (
+                "train.epochs is 10 there and 9 here, and a run cannot go on with fewer epochs; bring the old value "
+                "back, or use another run id or run_root"
+            ),
+        ),
+        (
+            TRAIN,
+            "learning_rate={base: 0.2, schedule: cosine}",
+            (
+                "learning_rate.base is 0.1 there and 0.2 here, and such a change is made only if the command line "
+                "names it; bring the old value back, or ask for it: hpcddp submit --resume RUN --set "
+                "learning_rate.base=0.2"
+            ),
+        ),
+        (
+            COMMAND,
+            "batch.global_batch_size=128",
+            (
+                "batch.global_batch_size is 64 there and 128 here, and only the loop of train takes up another batch "
+                "within an epoch; this command owns its loop; bring the old value back, or use another run id or "
+                "run_root"
+            ),
+        ),
+        (
+            ENTRYPOINT,
+            "batch.global_batch_size=128",
+            (
+                "batch.global_batch_size is 64 there and 128 here, and only the loop of train takes up another batch "
+                "within an epoch; this entrypoint owns its loop; bring the old value back, or use another run id or "
+                "run_root"
+            ),
+        ),
+        (
+            ENTRYPOINT,
+            "entrypoint=mine:other",
+            (
+                'entrypoint is "mine:main" there and "mine:other" here, which would be another training; bring the old '
+                "value back, or use another run id or run_root"
+            ),
+        ),
+    ],
+)
+def test_a_change_that_is_refused_names_the_key_and_the_way_out(
+    slurm: FakeSlurm, job: str, override: str, sentence: str
+) -> None:
+    run = submitted(job)
+    refused = refusal_of(changing(run, slurm, override), run)
+    assert refused == f"the run RUN cannot go on with this job: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "request_"),
+    [
+        ("epochs: 10", "epochs: 20", "--set train.epochs=20"),
+        ("base: 0.1", "base: 0.2", "--set learning_rate.base=0.2"),
+        ("schedule: cosine", "schedule: constant", "--set learning_rate.schedule=constant"),
+        ("global_batch_size: 64", "global_batch_size: 128", "--set batch.global_batch_size=128"),
+    ],
+)
+def test_a_job_file_alone_changes_nothing_and_the_refusal_says_how_to_ask(
+    slurm: FakeSlurm, line: str, other: str, request_: str
+) -> None:
+    run = submitted(TRAIN)
+    Path("job.yaml").write_text(TRAIN.replace(line, other))
+    job = load_job(Path("job.yaml"))
+    refused = refusal_of(request_of(job, environment=slurm.environment()), run)
+    assert refused.endswith(f"bring the old value back, or ask for it: hpcddp submit --resume RUN {request_}")
+    # What the refusal says is what works.
+    override = request_.removeprefix("--set ")
+    assert prepare_resumption(run, changing(run, slurm, override)).changes
+
+
+def test_another_command_in_the_job_file_is_asked_for_after_two_dashes(slurm: FakeSlurm) -> None:
+    run = submitted(COMMAND)
+    Path("job.yaml").write_text(COMMAND.replace('"3"', '"4"'))
+    refused = refusal_of(request_of(load_job(Path("job.yaml")), environment=slurm.environment()), run)
+    assert refused.endswith("or ask for it: hpcddp submit --resume RUN -- python3 train.py --depth 4")
+
+
+def test_a_value_that_the_command_line_names_counts_with_a_job_file_too(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN)
+    job = load_job(Path("job.yaml"), overrides=["train.epochs=20"])
+    (change,) = prepare_resumption(run, request_of(job, environment=slurm.environment())).changes
+    assert (change.key, change.before, change.after) == ("train.epochs", 10, 20)
+
+
+def test_changes_are_stated_with_what_follows_from_them(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN)
+    saved(run, 115)
+    overrides = ["train.epochs=20", "learning_rate.base=0.2"]
+    resumption = prepare_resumption(run, changing(run, slurm, *overrides))
+    assert resumption.consequences == (
+        "learning_rate.base 0.1 -> 0.2, after step 115, the newest checkpoint",
+        "train.epochs 10 -> 20, after step 115, the newest checkpoint",
+        "the training ends after step 460 instead of step 230",
+        "the learning rate of step 116 is 0.170711 instead of 0.05; schedule cosine, 20 epochs",
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "override", "sentences"),
+    [
+        (
+            30,
+            "batch.global_batch_size=128",
+            [
+                (
+                    "epoch 2 goes on with its other 989 of 1437 samples, in the same order, in 8 batches of 128; an "
+                    "epoch after that has 12 steps instead of 23"
+                ),
+                "the training ends after step 134 instead of step 230",
+                "the learning rate of step 31 is 0.0959396 instead of 0.0958606; schedule cosine, 10 epochs",
+            ],
+        ),
+        (
+            46,
+            "batch.global_batch_size=128",
+            [
+                (
+                    "epoch 3 begins with batches of 128, in the order that it would have had; an epoch has 12 steps "
+                    "instead of 23"
+                ),
+                "the training ends after step 142 instead of step 230",
+                "the learning rate of step 47 stays 0.0904508; schedule cosine",
+            ],
+        ),
+    ],
+)
+def test_another_global_batch_is_stated_with_the_order_from_here_on(
+    slurm: FakeSlurm, step: int, override: str, sentences: list[str]
+) -> None:
+    run = submitted(TRAIN)
+    saved(run, step)
+    found = prepare_resumption(run, changing(run, slurm, override)).consequences
+    assert list(found[1:-1]) == sentences
+    assert found[-1] == (
+        "kappa is 1, because learning_rate.base_global_batch_size is null: learning_rate.base 0.1 is for the new batch "
+        "too; to scale it by a rule: --set learning_rate.base_global_batch_size=64 --set learning_rate.rule=linear or "
+        "sqrt"
+    )
+
+
+def test_kappa_and_the_rule_are_stated_where_the_job_scales_its_rate(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN)
+    overrides = [
+        "batch.global_batch_size=128",
+        "learning_rate.base_global_batch_size=64",
+        "learning_rate.rule=linear",
+    ]
+    found = prepare_resumption(run, changing(run, slurm, *overrides)).consequences
+    assert found[-1] == "kappa is 2 instead of 1, and rule linear makes the rate 0.2 instead of 0.1"
+
+
+def test_changes_are_recorded_and_shown(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN)
+    resume_with_job(run, changing(run, slurm, "train.epochs=20"))
+    run.attempt(0).path.mkdir(parents=True, mode=0o700)
+    write_json(run.attempt(0).start, {"job_id": "101", "host": "n1", "time": 0.0})
+    resume_with_job(run, changing(run, slurm, "learning_rate.base=0.05"))
+    # A resumption without changes keeps what is recorded.
+    resume(run, environment=slurm.environment())
+    record = read_submission(run)
+    assert record is not None
+    assert [(change.key, change.before, change.after, change.attempt) for change in record.changes] == [
+        ("train.epochs", 10, 20, 0),
+        ("learning_rate.base", 0.1, 0.05, 1),
+    ]
+    named = [event.facts.get("changes") for event in read_events(run.events) if event.kind == "resume"]
+    assert named == [["train.epochs 10 -> 20"], ["learning_rate.base 0.1 -> 0.05"], None]
+    assert read_run_files(run).changes == ("train.epochs 10 -> 20", "learning_rate.base 0.1 -> 0.05")
+
+
+def test_a_submission_that_fails_leaves_the_job_as_it_was(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN)
+    files = (run.job_file, run.plan, run.script)
+    before = [path.read_bytes() for path in files]
+    request = changing(run, slurm, "train.epochs=20")
+    environment = slurm.environment(REFUSED_CALL="1", REFUSAL="no")
+    with pytest.raises(SlurmCommandError, match="no"):
+        resume_with_job(run, SubmitRequest(**{**_fields(request), "environment": environment}))
+    assert [path.read_bytes() for path in files] == before
+
+
+def _fields(request: SubmitRequest) -> dict[str, Any]:
+    names = ("job", "run_id", "cluster", "python", "template", "directory", "environment", "dependency")
+    return {name: getattr(request, name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("job", "overrides", "command"),
+    [(TRAIN, ["train.epochs=20"], None), (COMMAND, [], ["python3", "train.py", "--depth", "4"])],
+)
+def test_a_run_that_has_finished_goes_on_if_it_gets_more_to_do(
+    slurm: FakeSlurm, job: str, overrides: list[str], command: list[str] | None
+) -> None:
+    run = submitted(job)
+    write_json(run.result, {"status": "finished"})
+    resume_with_job(run, changing(run, slurm, *overrides, command=command))
+    assert not run.result.exists()
+
+
+@pytest.mark.parametrize("overrides", [["learning_rate.base=0.2"], ["train.epochs=10"], []])
+def test_a_run_that_has_finished_has_nothing_to_do_at_another_rate(slurm: FakeSlurm, overrides: list[str]) -> None:
+    run = submitted(TRAIN)
+    write_json(run.result, {"status": "finished"})
+    assert "has finished, and there is nothing to resume" in refusal_of(changing(run, slurm, *overrides), run)
+
+
+def test_a_run_of_a_template_of_its_own_needs_its_job_file(slurm: FakeSlurm) -> None:
+    Path("mine.sh.j2").write_text("#!/bin/bash\n")
+    run = submitted(COMMAND, template="./mine.sh.j2")
+    with pytest.raises(SubmissionError) as caught:
+        changing(run, slurm, "resources.time_limit=20min")
+    assert str(caught.value) == (
+        "the run r1 was submitted with --template ./mine.sh.j2, whose script may hold more than its job; give the job "
+        f"file and the template too: hpcddp submit JOB --resume {run.path} --template ./mine.sh.j2"
+    )
+
+
+def test_a_run_whose_directory_of_submission_is_gone_needs_its_job_file(slurm: FakeSlurm) -> None:
+    run = submitted(COMMAND)
+    record = read_submission(run)
+    assert record is not None
+    write_json(run.submission, {**record.as_document(), "directory": "/nowhere/at/all"})
+    with pytest.raises(SubmissionError, match="was submitted from /nowhere/at/all, which no longer exists"):
+        changing(run, slurm, "resources.time_limit=20min")
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_sweep_option_is_refused_with_a_run(tmp_path: Path) -> None:
+    submitted(TRAIN)
+    assert submit(tmp_path, "--resume", "r1", "--sweep", "train.seed=0..4") == (
+        2,
+        "",
+        "hpcddp: --resume continues one run, and the sweep options start new ones; leave one of them out\n",
+    )
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_wrong_value_is_one_sentence_and_nothing_is_changed(tmp_path: Path) -> None:
+    run = submitted(TRAIN)
+    before = run.job_file.read_bytes()
+    code, out, error = submit(tmp_path, "--resume", "r1", "--set", "train.epochs=many")
+    assert (code, out) == (2, "")
+    assert "--set train.epochs" in error
+    assert "'many'" in error
+    assert (run.job_file.read_bytes(), read_events(run.events)) == (before, [])
+
+
+def test_a_training_goes_on_with_more_epochs_and_another_rate(directory: Path) -> None:
+    follower = start(directory, "job.yaml", "--cluster", "local", "--follow")
+    run = wait_for_step(directory, 5)
+    follower.terminate()
+    follower.communicate(timeout=60)
+    stopped = steps_of(run)[-1]
+    words = ["--resume", run.run_id, "--set", "train.epochs=7", "--set", "learning_rate.base=0.05"]
+    code, out, error = submit(directory, *words, "--follow", "--json")
+    assert code == 0, error
+    assert json.loads(out)["status"] == "finished"
+    assert steps_of(run) == list(range(1, 162))
+    rates = [json.loads(line).get("lr") for line in metrics_of(run).splitlines()]
+    assert [rate for rate in rates if rate is not None] == [0.1] * stopped + [0.05] * (161 - stopped)
+    assert f"change: train.epochs 6 -> 7, after step {stopped}, the newest checkpoint\n" in error
+    assert f"change: the learning rate of step {stopped + 1} is 0.05 instead of 0.1;" in error
+    # It has finished, and goes on all the same.
+    code, out, error = submit(directory, "--resume", run.run_id, "--set", "train.epochs=8", "--follow", "--json")
+    assert code == 0, error
+    assert steps_of(run_of(directory)) == list(range(1, 185))
+
+
+def test_a_training_goes_on_with_another_global_batch(directory: Path) -> None:
+    follower = start(directory, "job.yaml", "--cluster", "local", "--follow")
+    run = wait_for_step(directory, 5)
+    follower.terminate()
+    follower.communicate(timeout=60)
+    stopped = steps_of(run)[-1]
+    epochs, step_in_epoch = divmod(stopped, 23)
+    left = 1437 - 64 * step_in_epoch
+    # 128 samples are 12 steps of a whole epoch.
+    total = stopped + -(-left // 128) + 12 * (5 - epochs)
+    words = ["--resume", run.run_id, "--global-batch-size", "128", "--time", "20min"]
+    code, out, error = submit(directory, *words, "--follow", "--json")
+    assert code == 0, error
+    assert f"epoch {epochs + 1} goes on with its other {left} of 1437 samples, in the same order" in error
+    assert f"change: the training ends after step {total} instead of step 138\n" in error
+    assert steps_of(run) == list(range(1, total + 1))
+    document = json.loads(out)["result"]
+    assert (document["steps"], document["samples_seen"]) == (total, 6 * 1437)
+    assert f"epoch 6/6  step {total}/{total}  " in error
+    explained = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "why", run.run_id], cwd=directory, capture_output=True, text=True, check=True
+    )
+    assert ", batch.global_batch_size 64 -> 128\n" in explained.stdout
+    shown = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "status", run.run_id, "--json"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert '"batch.global_batch_size 64 -> 128"' in shown.stdout
+
+
+def test_an_element_of_a_sweep_takes_a_value_that_the_command_line_names(slurm: FakeSlurm) -> None:
+    text = COMMAND + "sweep: {learning_rate.base: [0.1, 0.2], environment.env.SIDE: [left, right]}\n"
+    Path("job.yaml").write_text(text + "environment: {env: {TOKEN: secret}}\n")
+    sweep = submit_sweep(request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())).sweep
+    run = begin_element(sweep, 1)
+    request = changing(run, slurm, "learning_rate.base=0.3", "resources.time_limit=20min")
+    resume_with_job(run, request)
+    spec = parse_resolved(run.job_file.read_text())
+    assert (spec.learning_rate.base, spec.sweep) == (0.3, None)
+    assert exported_values(run.script.read_text()) == {"TOKEN": "secret", "SIDE": "right"}
+    assert "#SBATCH --array" not in run.script.read_text()
+
+
+def test_a_command_goes_on_with_other_arguments(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nprint('arguments', sys.argv[1:])\nsys.exit('x' in sys.argv)\n")
+    words = ["--cluster", "local", "--name", "again", "--follow", "--set", "environment.env.KEPT=1", "--"]
+    code, _, error = submit(tmp_path, *words, sys.executable, str(program), "x")
+    assert code == 1, error
+    run = run_of(tmp_path)
+    again = partial(submit, tmp_path, "--resume", run.run_id, "--follow")
+    code, out, error = again("--", sys.executable, str(program), "y")
+    assert code == 0, out + error
+    assert "arguments ['y']" in run.attempt(1).path.joinpath("rank-0.log").read_text()
+    assert "change: command " in error
+    assert "export KEPT=1\n" in run.script.read_text()

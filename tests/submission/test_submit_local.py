@@ -1,0 +1,222 @@
+"""The main job on this machine: real processes, real images."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickletools
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from hpcddp.run.ownership import RunDirectoryError
+from hpcddp.submission.request import SubmissionError
+from hpcddp.submission.submit import choose_cluster
+from hpcddp.task.__main__ import check_pickle
+from tests.waiting import wait_until, wait_until_gone
+
+MODEL = """
+from torch import nn
+
+def build(num_classes):
+    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, num_classes))
+"""
+
+JOB = """
+name: local
+resources: {tasks_per_node: 2}
+environment: {env: {PLAIN: "a value"}, pass_env: [TEST_SECRET]}
+batch: {global_batch_size: 64}
+learning_rate: {base: 0.1}
+train: {model: "small:build", dataset: digits, epochs: 2}
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "small.py").write_text(MODEL)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def hpcddp(directory: Path, *words: str, secret: str | None = "hunter2") -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    if secret is not None:
+        environment["TEST_SECRET"] = secret
+    return subprocess.run(
+        [sys.executable, "-m", "hpcddp", *words],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def submit(directory: Path, *options: str, secret: str | None = "hunter2") -> subprocess.CompletedProcess[str]:
+    return hpcddp(directory, "submit", "job.yaml", "--cluster", "local", *options, secret=secret)
+
+
+def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed
+
+
+def test_a_followed_run_trains_with_two_ranks_and_tells_no_secret(directory: Path) -> None:
+    done = submit(directory, "--follow", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = document(done)
+    assert (answer["status"], answer["result"]["world_size"]) == ("finished", 2)
+    run = Path(answer["run_dir"])
+    assert run.stat().st_mode & 0o777 == 0o700
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"job.yaml", "plan.json", "job.sbatch", "submitit", "attempts", "events.jsonl", "metrics.jsonl"}
+    assert all(b"hunter2" not in path.read_bytes() for path in run.rglob("*") if path.is_file())
+    assert "a value" not in (run / "job.yaml").read_text()
+
+
+def test_submit_returns_at_once_and_the_run_outlives_its_session(directory: Path) -> None:
+    done = submit(directory)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("next"))
+    assert lines["next"].startswith("hpcddp logs ")
+    job_id = int(next(line.split()[2] for line in done.stdout.splitlines() if line.startswith("job id")))
+    assert os.getsid(job_id) == job_id
+    wait_until_gone(job_id)
+    (run,) = (directory / "runs" / "local").iterdir()
+    assert json.loads((run / "result.json").read_text())["status"] == "finished"
+
+
+def test_a_killed_rank_ends_the_run_and_leaves_no_process(directory: Path) -> None:
+    (directory / "small.py").write_text(
+        "import os, signal\n"
+        + MODEL.replace("    return", "    if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\n    return")
+    )
+    done = submit(directory, "--follow", "--json")
+    assert done.returncode == 1
+    result = document(done)["result"]
+    assert (result["status"], result["exit_code"], document(done)["exit_code"]) == ("failed", 71, 71)
+    assert result["reason"].startswith(
+        f"rank 1 on {socket.gethostname()} ended without an error message: killed, out of memory"
+    )
+
+
+def test_who_insists_on_the_end_of_a_job_ends_ranks_that_do_not_stop(directory: Path) -> None:
+    (directory / "small.py").write_text(
+        "import time\n" + MODEL.replace("    return", "    time.sleep(600)\n    return")
+    )
+    answer = document(submit(directory, "--json"))
+    log = Path(answer["run_dir"]) / "attempts" / "0" / "rank-1.log"
+    wait_until(log.exists, f"{log}")
+    deadline = time.monotonic() + 60
+    # The first one asks them to save; this model never comes to the end of a step.
+    while Path(f"/proc/{answer['job_id']}").exists():
+        assert time.monotonic() < deadline
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(answer["job_id"]), signal.SIGTERM)
+        time.sleep(1)
+    assert json.loads((Path(answer["run_dir"]) / "result.json").read_text())["status"] == "cancelled"
+    listing = subprocess.run(["ps", "-eo", "sid="], capture_output=True, text=True, check=True).stdout.split()
+    assert answer["job_id"] not in listing
+
+
+def test_the_pickle_holds_an_importable_function_and_a_path_only(directory: Path) -> None:
+    answer = document(submit(directory, "--follow", "--json"))
+    (pickle,) = (Path(answer["run_dir"]) / "submitit").glob("*_submitted.pkl")
+    operations = list(pickletools.genops(pickle.read_bytes()))
+    names = [argument for operation, argument, _ in operations if "UNICODE" in operation.name]
+    assert {"submitit.core.utils", "DelayedSubmission", "hpcddp.task.work", "run", answer["run_dir"]} <= set(names)
+    calls = [operation.name for operation, _, _ in operations if operation.name in {"STACK_GLOBAL", "GLOBAL"}]
+    assert len(calls) == 2
+
+
+def test_a_pickle_that_was_changed_is_not_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "1_submitted.pkl"
+    path.write_bytes(b"something else")
+    with pytest.raises(RunDirectoryError, match="is not the file that was submitted"):
+        check_pickle(path, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("options", "secret", "sentence"),
+    [
+        (
+            ["--set", "resources.nodes=2"],
+            "x",
+            "hpcddp: resources.nodes is 2, but this machine is one node; add --set resources.nodes=1\n",
+        ),
+        ([], None, "hpcddp: environment.pass_env names TEST_SECRET, not set here; export it, or remove the name\n"),
+        (
+            ["--set", "environment.python=/no/such/python"],
+            "x",
+            (
+                "hpcddp: environment.python is '/no/such/python', and this machine has no such program; "
+                "correct it, or leave it out\n"
+            ),
+        ),
+        (
+            ["--set", "train.dataset=cifar10", "--set", "train.data_dir=nowhere"],
+            "x",
+            (
+                "hpcddp: train.data_dir is 'nowhere', and there is no such directory; "
+                "give the directory that holds the data\n"
+            ),
+        ),
+    ],
+)
+def test_what_cannot_run_is_one_sentence_and_leaves_nothing(
+    directory: Path, options: list[str], secret: str | None, sentence: str
+) -> None:
+    done = submit(directory, *options, secret=secret)
+    assert (done.returncode, done.stderr, done.stdout) == (2, sentence, "")
+    assert not (directory / "runs").exists()
+
+
+@pytest.mark.parametrize(("line", "code"), [("exit 0", 70), ("exit 3", 3)])
+def test_a_setup_line_that_ends_the_script_is_never_a_success(directory: Path, line: str, code: int) -> None:
+    answer = document(submit(directory, "--json", "--set", f"environment.setup=[{line}]"))
+    log = Path(answer["run_dir"]) / "batch.log"
+    wait_until_gone(int(answer["job_id"]))
+    exit_code = int(line.split()[1])
+    sentence = f"environment.setup ended the script with exit code {exit_code}; no task was started"
+    assert sentence in log.read_text()
+    script = subprocess.run(
+        ["/bin/bash", Path(answer["run_dir"]) / "job.sbatch"], capture_output=True, check=False, cwd=directory
+    )
+    assert script.returncode == code
+
+
+def test_a_path_that_submitit_would_rewrite_is_refused(directory: Path) -> None:
+    done = submit(directory, "--set", "run_root=50%test")
+    assert done.returncode == 2
+    assert "50%test/local/" in done.stderr
+    assert "holds %t, which submitit replaces; choose another run_root" in done.stderr
+    assert not (directory / "50%test").exists()
+
+
+def test_slurm_that_is_not_here_is_an_error_that_names_the_way_out(directory: Path) -> None:
+    done = hpcddp(directory, "submit", "job.yaml", "--cluster", "slurm")
+    assert done.returncode == 2
+    assert done.stderr.startswith("hpcddp: --cluster slurm: ")
+    assert "--cluster local" in done.stderr
+
+
+@pytest.mark.parametrize("requested", ["auto", "slurm"])
+def test_a_named_slurm_that_is_not_there_is_never_a_silent_local_run(requested: Literal["auto", "slurm"]) -> None:
+    with pytest.raises(SubmissionError, match=r"SLURM_CONF is '/no/slurm\.conf', and there is no such file.*local"):
+        choose_cluster(requested, {"SLURM_CONF": "/no/slurm.conf", "PATH": "/usr/bin"})
+
+
+def test_a_dry_run_prints_the_script_and_touches_nothing(directory: Path) -> None:
+    done = submit(directory, "--dry-run")
+    assert done.returncode == 0
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=local\n")
+    assert not (directory / "runs").exists()

@@ -1,0 +1,217 @@
+"""``hpcddp submit --resume SWEEP``: the elements that did not finish continue, all others stay as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
+from hpcddp.jobfile.overrides import sweep_overrides
+from hpcddp.jobfile.read import load_job
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import read_events
+from hpcddp.run.files import write_json
+from hpcddp.run.job_records import read_submission
+from hpcddp.run.result import read_result
+from hpcddp.run.sweep import Sweep
+from hpcddp.slurm import commands
+from hpcddp.slurm.commands import QueuedJob
+from hpcddp.submission.resume import resume
+from hpcddp.submission.sweep import submit_sweep
+from hpcddp.submission.sweep_element import begin_element
+from hpcddp.supervise.begin import begin
+from tests.manage.runs import queued
+from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
+from tests.submission.requests import request_of
+
+JOB = "name: demo\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits}\n"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(JOB)
+    made = make_fake_slurm(tmp_path / "slurm")
+    for name, value in made.environment(HOME=str(tmp_path)).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(commands, "show_job", lambda _: None)
+    squeue(monkeypatch)
+    return made
+
+
+def squeue(monkeypatch: pytest.MonkeyPatch, *jobs: QueuedJob) -> None:
+    monkeypatch.setattr(commands, "queue", lambda _: list(jobs))
+
+
+def swept(slurm: FakeSlurm, *, count: int = 5, parallel: int | None = None, **results: str) -> Sweep:
+    """Submit a sweep; elements with a result have run, the others have not begun."""
+    options = sweep_overrides([f"train.seed=0..{count - 1}"], None, parallel)
+    request = request_of(load_job(Path("job.yaml"), options=options), run_id="s1", environment=slurm.environment())
+    sweep = submit_sweep(request).sweep
+    for element, status in results.items():
+        index = int(element.removeprefix("element_"))
+        job_id = str(sweep.job_id(index))
+        array, _, place = job_id.partition("_")
+        sweep.batch_log(job_id).write_text("the first job\n")
+        environment = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": place}
+        text = (sweep.directory.job_file).read_text()
+        begin(run_root="runs", name="demo", run_id="s1", job_text=text, environment=environment, element=index)
+        write_json(sweep.run(index).result, {"status": status, "reason": "x"})
+    return sweep
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = boundary.run(app, ["submit", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_unfinished_elements_continue_in_one_array(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = swept(slurm, element_0="finished", element_1="failed", element_2="finished", element_4="finished")
+    code, out, err = run(capsys, "--resume", "s1")
+    assert (code, err) == (0, "")
+    assert out == (
+        "2 elements continue; 3 finished, 0 alive\n"
+        "job id           102\n"
+        f"sweep directory  {sweep.path}\n"
+        "next             hpcddp status s1\n"
+    )
+    log = sweep.logs / "101_%a.log"
+    assert slurm.calls[1:] == [["--array=1,3", f"--output={log}", f"--error={log}", "first=0"]]
+    for index, job_id in ((1, "102_1"), (3, "102_3")):
+        element = sweep.run(index)
+        submission = read_submission(element)
+        assert submission is not None
+        assert (submission.job_id, submission.sweep, submission.index) == (job_id, "s1", index)
+        assert read_result(element) is None
+        assert element.batch_log.resolve() == sweep.logs / f"101_{index}.log"
+        assert [event.kind for event in read_events(element.events)][-1] == "resume"
+        assert f"\n  seed: {index}\n" in element.job_file.read_text()
+    assert sweep.run(1).batch_log.read_text() == "the first job\n"
+    finished = read_submission(sweep.run(0))
+    assert finished is not None
+    assert finished.job_id == "101_0"
+
+
+def test_what_continues_is_alive_and_stays_when_the_sweep_is_resumed_again(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept(
+        slurm, element_0="cancelled", element_1="finished", element_2="stopped", element_3="failed", element_4="failed"
+    )
+    squeue(monkeypatch, queued("101_3"))
+    run(capsys, "--resume", "s1")
+    squeue(monkeypatch, queued("102_0"), queued("102_2", "PENDING"), queued("102_4"))
+    write_json(RunDirectory(Path("runs/demo/s1_3")).result, {"status": "failed", "reason": "x"})
+    code, out, _ = run(capsys, "--resume", "s1", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["finished"], document["alive"], document["job_ids"]) == (1, 3, ["103"])
+    assert [(one["run_id"], one["job_id"]) for one in document["elements"]] == [("s1_3", "103_3")]
+    assert document["sweep_id"] == "s1"
+
+
+def test_one_is_said_in_the_singular(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    swept(slurm, count=2, element_0="finished")
+    assert run(capsys, "--resume", "s1")[1].startswith("1 element continues; 1 finished, 0 alive\n")
+
+
+def test_the_path_of_the_sweep_is_as_good_as_its_id(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    swept(slurm, count=2)
+    assert run(capsys, "--resume", "runs/demo/s1")[0] == 0
+    assert slurm.calls[1][0] == "--array=0-1"
+
+
+def test_as_many_run_at_once_as_before(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    swept(slurm, parallel=2, element_2="finished")
+    run(capsys, "--resume", "s1")
+    assert slurm.calls[1][0] == "--array=0-1,3-4%2"
+
+
+def test_a_long_sweep_continues_in_the_arrays_that_it_had(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = swept(slurm, count=1004, parallel=8, element_0="finished", element_1003="failed")
+    run(capsys, "--resume", "s1")
+    assert [(call[0], call[-1]) for call in slurm.calls[2:]] == [
+        ("--array=1-1000%8", "first=0"), ("--dependency=afterany:103", "first=1001"),
+    ]  # fmt: skip
+    submission = read_submission(sweep.run(1003))
+    assert submission is not None
+    assert submission.job_id == "104_2"
+
+
+def test_a_sweep_with_nothing_to_resume_is_refused(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept(slurm, count=2, element_0="finished")
+    squeue(monkeypatch, queued("101_1", "PENDING"))
+    code, out, err = run(capsys, "--resume", "s1")
+    assert (code, out, err) == (2, "", "hpcddp: the sweep s1 has no run to resume: 1 finished, 1 alive\n")
+    assert len(slurm.calls) == 1
+
+
+def test_nothing_is_resumed_while_slurm_does_not_answer(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: object) -> list[QueuedJob]:
+        raise commands.SlurmUnavailableError("squeue failed")
+
+    swept(slurm, count=2, element_0="finished")
+    monkeypatch.setattr(commands, "queue", away)
+    code, _, err = run(capsys, "--resume", "s1")
+    assert (code, err) == (2, "hpcddp: nothing was resumed: the state of the run s1_1 is unknown: squeue failed\n")
+
+
+def test_a_damaged_result_is_named_and_nothing_is_resumed(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = swept(slurm, count=2, element_0="failed")
+    sweep.run(0).result.write_text("{")
+    code, _, err = run(capsys, "--resume", "s1")
+    assert code == 2
+    assert err.startswith(f"hpcddp: nothing was resumed: the state of the run s1_0 is unknown: {sweep.run(0).result} ")
+    assert len(slurm.calls) == 1
+
+
+def test_an_array_that_slurm_refuses_leaves_the_results_as_they_were(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = swept(slurm, count=1004, element_0="failed", element_1003="failed")
+    monkeypatch.setenv("REFUSED_CALL", "4")
+    code, _, err = run(capsys, "--resume", "s1")
+    assert (code, "sbatch refused the job" in err) == (1, True)
+    assert slurm.cancelled == ["103"]
+    for index in (0, 1003):
+        result = read_result(sweep.run(index))
+        assert result is not None
+        assert result.status == "failed"
+
+
+def test_an_element_that_was_resumed_alone_continues_alone(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = swept(slurm, count=3, element_0="failed")
+    alone = begin_element(sweep, 1)
+    resume(alone, environment=dict(os.environ))
+    alone.batch_log.write_text("the log of the job of its own\n")
+    write_json(alone.result, {"status": "failed", "reason": "x"})
+    assert run(capsys, "--resume", "s1")[1].startswith("3 elements continue; 0 finished, 0 alive\n")
+    assert [call[0] for call in slurm.calls[2:]] == ["--array=0,2", "--array=1"]
+    assert alone.batch_log.read_text() == "the log of the job of its own\n"
+
+
+def test_a_sweep_that_was_submitted_by_hand_says_how_to_go_on(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = swept(slurm, count=2)
+    sweep.directory.script.unlink()
+    code, _, err = run(capsys, "--resume", "s1")
+    assert code == 2
+    assert err.endswith("resume its runs one by one: hpcddp submit JOB --resume s1_0\n")
+
+
+def test_a_sweep_is_not_followed(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    swept(slurm, count=2)
+    code, _, err = run(capsys, "--resume", "s1", "--follow")
+    assert (code, err.startswith("hpcddp: --follow stays with one run")) == (2, True)
