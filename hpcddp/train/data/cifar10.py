@@ -125,7 +125,8 @@ class _ArraysOnly(pickle.Unpickler):
         """Return an allowed class; refuse every other."""
         if (module, name) not in self._ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are admitted")
-        if hasattr(np, "_core"):
-            # numpy moved these names; the old module warns.
-            module = module.replace("numpy.core.", "numpy._core.")
+        # numpy 2 moved these names, and the old module warns there. numpy 1.26 has only a part of the new one.
+        old, new = "numpy.core.", "numpy._core."
+        is_new = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+        module = module.replace(old, new) if is_new else module.replace(new, old)
         return super().find_class(module, name)
