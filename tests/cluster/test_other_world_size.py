@@ -88,7 +88,7 @@ def test_run_does_not_go_on_with_another_training(sandbox: Sandbox, tmp_path: Pa
     cancel_after(sandbox, submitted["job_id"], run, 5)
     job_id = go_on(sandbox, job, run, "batch.global_batch_size=65")
     sandbox.wait(job_id, states={"FAILED"})
-    assert "batch.global_batch_size is 64 there and 65 here, which would be another training" in (
+    assert "batch.global_batch_size is 64 there and 65 here, and such a change is made only if" in (
         run.batch_log.read_text()
     )
     assert run.newest_attempt() == 0
