@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hpcddp.manage.attempt_times import Phase
 from hpcddp.manage.overview import entry_of, overview_of
 from hpcddp.manage.report import RunReport, ranked, reports_of
 from hpcddp.manage.report_page import page
@@ -174,7 +175,7 @@ def test_records_of_earlier_versions_leave_time_that_is_not_explained(tmp_path: 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_phases_on_the_nodes_add_up_to_the_time_of_the_attempt(tmp_path: Path, number: int) -> None:
     attempt = report(three_attempts(tmp_path)).attempts[number]
-    assert sum(attempt.seconds.values()) - attempt.seconds["queue"] == pytest.approx(attempt.on_nodes_s)  # type: ignore[index]
+    assert sum(attempt.seconds.values()) - attempt.seconds[Phase.QUEUE] == pytest.approx(attempt.on_nodes_s)
     spans = [span for span in attempt.spans if span.phase in {"start_up", "training", "stop"}]
     assert spans[0].began == attempt.began
     assert all(left.ended == right.began for left, right in pairwise(spans))
@@ -256,7 +257,7 @@ def test_a_page_about_a_hundred_thousand_steps_is_small(made: FakeRun) -> None:
     made.started().event("train", at=20, step=0).steps(1, 100_000, at=20, seconds=0.01)
     made.event("finish", at=1030, step=100_000).ended("finished", steps=100_000)
     found = report(made)
-    assert found.attempts[0].seconds["training"] == pytest.approx(1000)  # type: ignore[index]
+    assert found.attempts[0].seconds[Phase.TRAINING] == pytest.approx(1000)
     assert len(html(found)) < 1_500_000
 
 
