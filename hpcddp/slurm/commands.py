@@ -493,12 +493,10 @@ def overlapping_step(
         terminal: whether it gets a pseudo-terminal.
     """
     count = nodes if isinstance(nodes, int) else len(nodes)
-    # --quiet: srun reports to the terminal that a cluster binds no CPUs; its errors stay.
-    words = ["srun", "--quiet", f"--jobid={job_id}", "--overlap", f"--nodes={count}", f"--ntasks={count}"]
-    words += ["--ntasks-per-node=1"]
+    words = ["srun", f"--jobid={job_id}", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
     words += [] if isinstance(nodes, int) else [f"--nodelist={','.join(nodes)}"]
-    # Otherwise Slurm waits for the memory that the tasks hold, or binds the command to one CPU (srun(1)).
-    words += ["--mem=0", "--cpu-bind=none", "--mpi=none", f"--chdir={directory}", *(["--pty"] if terminal else [])]
+    # Otherwise Slurm waits for the memory that the tasks hold (srun(1)).
+    words += ["--mem=0", "--mpi=none", f"--chdir={directory}", *(["--pty"] if terminal else [])]
     return [*words, *command]
 
 

@@ -177,3 +177,19 @@ def test_a_run_on_this_machine_lives_there(capsys: pytest.CaptureFixture[str], t
     run(capsys, "submit", "--cluster", "local", "--follow", "--run-root", chosen, "--", "true")
     (directory,) = (tmp_path / "chosen" / "true").iterdir()
     assert json.loads((directory / "result.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.usefixtures("slurm", "here")
+def test_quiet_prints_the_id_of_a_run_or_of_a_sweep_alone(
+    capsys: pytest.CaptureFixture[str], here: Path, tmp_path: Path
+) -> None:
+    here.chmod(0o775)
+    for words in (("job.yaml",), ("--", "true"), ("job.yaml", "--sweep", "train.seed=0..1")):
+        assert boundary.run(app, ["submit", "--quiet", "--run-root", str(tmp_path / "r"), *words]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        (run_id,) = captured.out.splitlines()
+        assert len(list((tmp_path / "r").glob(f"*/{run_id}"))) == 1
+    for other in ("--follow", "--dry-run"):
+        said = run(capsys, "submit", "--quiet", other, "job.yaml", code=2)
+        assert "--quiet prints the run id and nothing else; leave it out" in said

@@ -39,10 +39,10 @@ BAD = {
         "job.yaml:3: train.lr: is not a field of train; did you mean learning_rate.base?",
     ),
     "an sbatch flag among the resources": (
-        f"{GOOD}resources: {{comment: END}}\n",
+        f"{GOOD}resources: {{wckey: END}}\n",
         (
-            "job.yaml:4: resources.comment: is not a field of resources; "
-            "any other sbatch flag goes under resources.sbatch, as in {comment: ...}"
+            "job.yaml:4: resources.wckey: is not a field of resources; "
+            "any other sbatch flag goes under resources.sbatch, as in {wckey: ...}"
         ),
     ),
     "a section that is a number": (

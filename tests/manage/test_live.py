@@ -71,6 +71,6 @@ def test_a_run_on_this_machine_needs_no_slurm(tmp_path: Path, capfd: pytest.Capt
 def test_the_step_shares_the_nodes_with_the_tasks() -> None:
     step = overlapping_step("7", [sys.executable], nodes=["n3"], directory=Path("/x"), terminal=True)
     assert step == [
-        "srun", "--quiet", "--jobid=7", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--nodelist=n3",
-        "--mem=0", "--cpu-bind=none", "--mpi=none", "--chdir=/x", "--pty", sys.executable,
+        "srun", "--jobid=7", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--nodelist=n3",
+        "--mem=0", "--mpi=none", "--chdir=/x", "--pty", sys.executable,
     ]  # fmt: skip
