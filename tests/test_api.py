@@ -50,7 +50,7 @@ def test_a_program_is_submitted_waited_for_and_read() -> None:
         run.requeue()
 
 
-def test_a_run_is_cancelled_and_resumed(here: Path) -> None:
+def test_a_run_is_cancelled_and_resumed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "program.py").write_text(
         "import pathlib, time\nflag = pathlib.Path('go')\nprint('started', flush=True)\n"
         "while not flag.exists():\n    time.sleep(0.05)\n"
@@ -61,6 +61,8 @@ def test_a_run_is_cancelled_and_resumed(here: Path) -> None:
     assert run.cancel().startswith(f"run {run.run_id} was signalled")
     assert run.wait(timeout=120) in {"cancelled", "stopped", "failed"}
     (here / "go").touch()
+    # Its program is looked for where it was submitted from.
+    monkeypatch.chdir("/")
     assert run.resume() == run
     assert run.wait(timeout=120) == "finished"
 

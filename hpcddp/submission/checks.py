@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from netrc import NetrcParseError, netrc
@@ -212,7 +213,9 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
         PlanError: its batch cannot be split as the job asks.
     """
     spec = request.job.spec
-    found = [obstacle for check in checks for obstacle in check(spec, request.cluster, request.environment)]
+    # A run that is resumed has its relative paths in the directory from which it was submitted.
+    with chdir(request.directory) if request.directory.is_dir() else nullcontext():
+        found = [obstacle for check in checks for obstacle in check(spec, request.cluster, request.environment)]
     forced = request.force
     errors = [obstacle for obstacle in found if obstacle.certain and not (forced and obstacle.can_force)]
     if errors:
