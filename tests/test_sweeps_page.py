@@ -28,6 +28,7 @@ def slurm(tmp_path: Path) -> FakeSlurm:
         if language:
             name = "runs.csv" if language == "csv" else text.partition("\n")[0].removeprefix("# ")
             (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "train.py").touch()
     return make_fake_slurm(tmp_path / "slurm")
 
 
@@ -105,7 +106,7 @@ def test_the_preview_of_a_resumed_element_is_a_script_of_its_own(slurm: FakeSlur
     (directory,) = (slurm.directory.parent / "runs" / "digits").iterdir()
     element = directory.with_name(f"{directory.name}_7")
     element.mkdir()
-    (element / "job.yaml").touch()
+    (element / "attempts").mkdir()
     script = run(slurm, "submit", "grid.yaml", "--resume", element.name, "--dry-run")
     assert "--array" not in script
     assert "--run-id=ID_7 " in script

@@ -131,6 +131,8 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
             "exclude": None,
             "exclusive": False,
             "licenses": None,
+            "mail_type": None,
+            "mail_user": None,
             "sbatch": {},
         },
         "environment": {
