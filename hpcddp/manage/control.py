@@ -149,8 +149,10 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
     # Elements that have not begun have no directory of their own.
     _append_stop_event(sweep.directory, 0, _NEVER_RAN, now=now)
     on_nodes = sum(element.state.has_nodes for element in alive)
-    return f"{len(alive)} elements of sweep {sweep.sweep_id} are being cancelled; the {on_nodes} that run are saved" + (
-        "" if local else " if that fits into the seconds that Slurm gives them"
+    elements, verb = ("1 element", "is") if len(alive) == 1 else (f"{len(alive)} elements", "are")
+    in_time = "" if local else " if that fits into the seconds that Slurm gives it"
+    return (
+        f"{elements} of sweep {sweep.sweep_id} {verb} being cancelled, {on_nodes} running; what runs is saved{in_time}"
     )
 
 

@@ -147,7 +147,7 @@ def test_a_sweep_is_cancelled_in_one_go_but_for_what_has_ended(tmp_path: Path) -
 
     said = cancel_sweep(status(), end=slurm.end, now=NOON)
     assert slurm.calls == ["end ['60', '50_[2-3]', '51_[0-1]']"]
-    assert said.startswith("5 elements of sweep sweep are being cancelled; the 1 that run are saved if that fits")
+    assert said.startswith("5 elements of sweep sweep are being cancelled, 1 running; what runs is saved if that fits")
     jobs[1:] = []
     assert status().sentence == "1 running, 1 finished, 4 cancelled"
     jobs[:] = []
