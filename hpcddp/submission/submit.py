@@ -81,6 +81,12 @@ def choose_cluster(requested: Literal["auto", "slurm", "local"], environment: Ma
                 f"--cluster slurm: {missing}; submit on a login node, set SLURM_CONF, or use --cluster local"
             )
         return "local"
+    if shutil.which("srun", path=environment.get("PATH")) is None:
+        # submitit looks for it before it submits.
+        raise SubmissionError(
+            "sbatch was found on PATH, and srun was not; add the directory of Slurm's commands to PATH, or use "
+            "--cluster local"
+        )
     if not commands.controller_answers(environment):
         raise SubmissionError("Slurm's controller does not answer; try again later, or run here with --cluster local")
     return "slurm"

@@ -52,7 +52,8 @@ def _matters(word: str) -> bool:
 
 def make_fake_slurm(directory: Path) -> FakeSlurm:
     """Put the programs into a directory."""
-    for name, text in (("sbatch", _SBATCH), ("scontrol", _SCONTROL), ("scancel", _SCANCEL)):
+    programs = {"sbatch": _SBATCH, "scontrol": _SCONTROL, "scancel": _SCANCEL, "srun": "#!/bin/bash\n"}
+    for name, text in programs.items():
         path = directory / "bin" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -20,6 +20,7 @@ from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import choose_cluster
 from hpcddp.task.__main__ import check_pickle
+from tests.submission.fake_sbatch import make_fake_slurm
 from tests.waiting import wait_until, wait_until_gone
 
 MODEL = """
@@ -213,6 +214,16 @@ def test_slurm_that_is_not_here_is_an_error_that_names_the_way_out(directory: Pa
 def test_a_named_slurm_that_is_not_there_is_never_a_silent_local_run(requested: Literal["auto", "slurm"]) -> None:
     with pytest.raises(SubmissionError, match=r"SLURM_CONF is '/no/slurm\.conf', and there is no such file.*local"):
         choose_cluster(requested, {"SLURM_CONF": "/no/slurm.conf", "PATH": "/usr/bin"})
+
+
+def test_a_slurm_without_srun_is_told_before_the_submission(tmp_path: Path) -> None:
+    slurm = make_fake_slurm(tmp_path / "slurm")
+    configuration = tmp_path / "slurm.conf"
+    configuration.touch()
+    environment = {"SLURM_CONF": str(configuration), "PATH": str(slurm.directory / "bin")}
+    (slurm.directory / "bin" / "srun").unlink()
+    with pytest.raises(SubmissionError, match=r"sbatch was found on PATH, and srun was not; .*--cluster local"):
+        choose_cluster("auto", environment)
 
 
 def test_a_dry_run_prints_the_script_and_touches_nothing(directory: Path) -> None:
