@@ -318,6 +318,8 @@ def _environment(directory: Path) -> dict[str, str]:
         "PATH": f"{directory / 'bin'}:/usr/bin:/bin",
         "HOME": str(directory / "home"),
         "XDG_CONFIG_HOME": str(directory / "home" / "config"),
+        # Every submission writes into the index.
+        "XDG_STATE_HOME": str(directory / "state"),
         "SLURM_CONF": str(directory / "guard" / "slurm.conf"),
         "LANG": "C.UTF-8",
         "TZ": "UTC",
@@ -342,8 +344,8 @@ def _wrong(call: Call, ended: _Ended) -> Iterator[tuple[str, str]]:
         yield "unforeseen", last
     elif ended.code not in known:
         yield "exit code", f"{ended.code}: {last}"
-    # A script is printed as it is submitted.
-    if _CONTROL.search(errors) or (call.words[0] != "render" and _CONTROL.search(said)):
+    # A script is printed as it is submitted, and the batch script reads the path that ``begin`` prints.
+    if _CONTROL.search(errors) or (call.words[0] not in {"render", "begin"} and _CONTROL.search(said)):
         yield "control character", last
     if "--json" in call.words and not {"--", "--help", "-h"} & set(call.words):
         try:
@@ -412,6 +414,8 @@ def run_directories(generator: random.Random, directory: Path) -> Case:
         ("status",), ("status", named), ("status", "--all", "--json"), ("status", named, "--json"), ("why", named),
         ("why", named, "--json"), ("logs", named), ("logs", named, "--batch", "-n", "3"), ("checkpoints", named),
         ("logs", named, "--json", "--batch"), ("logs", named, "--first-error"), ("checkpoints", named, "--json"),
+        ("report", named, "--json"), ("status", named, "--sort", "val_accuracy"), ("stacks", named),
+        ("shell", named, "--", "true"), ("status", "last"), ("status", "--state", "failed", "--since", "7d"),
     )  # fmt: skip
     acting = [
         ("cancel", named), ("requeue", named), ("submit", "--resume", named), ("submit", "job.yaml", "--resume", named),
@@ -447,6 +451,7 @@ def _write_run(generator: random.Random, root: Path) -> RunDirectory:
                          "run_dir": str(run.path)},
         run.plan: {"total_steps": 100, "steps_per_epoch": 10},
         run.result: {"status": "failed", "reason": "rank 1 failed", "exit_code": 70, "saved_step": 4},
+        run.source: {"submissions": [{"time": _NOW, "directory": str(root), "python": "python3", "commit": "0" * 40}]},
         run.tracker("wandb"): {"run_id": "w", "step": 4, "evaluated_step": 4},
         run.path / "sweep.json": {"sweep_id": run_id, "elements": [{"train.seed": 0}, {"train.seed": 1}],
                                   "chunks": [{"job_id": "7", "first": 0, "count": 2}]},
@@ -462,7 +467,10 @@ def _write_run(generator: random.Random, root: Path) -> RunDirectory:
         {"event": kind, "time": _NOW + 10 * place, "attempt": 0, "step": place, "format": 1, "reason": "why"}
         for place, kind in enumerate(("start", "train", "save", "signal", "stop", "requeue", "failure"))
     ][: generator.randint(0, 7)])  # fmt: skip
-    _write_lines(run.metrics, [{"step": step, "loss": 1.0, "time": _NOW + step} for step in range(1, 9)])
+    _write_lines(run.metrics, [
+        *({"step": step, "loss": 1.0, "time": _NOW + step} for step in range(1, 9)),
+        {"step": 8, "val_accuracy": 0.5, "eval_s": 0.1},
+    ])  # fmt: skip
     for rank in range(2):
         attempt.rank_log(rank).write_text("hello\nworld\n")
         attempt.rank_log(rank).with_suffix(".times").write_text(f"6 {_NOW + 11}\n12 {_NOW + 12}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any, ClassVar, Final, Self
 
 # Control characters but for newline and tab, those that change the direction or the line of what follows, and the lone
@@ -18,6 +19,11 @@ def printable(text: str) -> str:
     Newlines and tabs stay.
     """
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def write_message(text: str) -> None:
+    """Write a message of hpcddp itself to the standard error of a job, with escapes for control characters."""
+    sys.stderr.write(f"hpcddp: {printable(text)}\n")
 
 
 class HpcddpError(Exception):

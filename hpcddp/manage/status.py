@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -456,7 +457,7 @@ def is_process_alive(files: RunFiles, *, proc: Path = Path("/proc"), host: str |
     if known is not None and known != (host or socket.gethostname()):
         return None
     # The kernel reuses process ids: the process must be the run's script.
-    return str(files.run.script).encode() in _words(files, proc=proc)
+    return os.fsencode(files.run.script) in _words(files, proc=proc)
 
 
 def _words(files: RunFiles, *, proc: Path = Path("/proc")) -> list[bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
 from hpcddp.run.files import append_line
-from hpcddp.run.record import FORMAT, Lines, Record, read_last_lines
+from hpcddp.run.record import FORMAT, LATEST_TIME, Lines, Record, read_last_lines
 from hpcddp.stop.reasons import Cause
 
 EventKind = Literal[
@@ -61,6 +61,10 @@ class Event(Record):
     saved: bool | None = None
     stamp: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.time < LATEST_TIME:
+            raise ValueError("its time is no time")
 
     @property
     def known_cause(self) -> Cause:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Final
 
+from hpcddp.errors import printable
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import exists, read_tail
 from hpcddp.run.job_records import known_hosts, member_word, read_exits
@@ -313,7 +314,7 @@ def never_started(attempt: AttemptDirectory, rank: int) -> str | None:
 
 def beginning(attempt: AttemptDirectory) -> str:
     """Return the line that the batch script prints when an attempt begins; what is above it is of earlier ones."""
-    return f"hpcddp: attempt {attempt.number} of run {attempt.run.run_id} begins\n"
+    return f"hpcddp: attempt {attempt.number} of run {printable(attempt.run.run_id)} begins\n"
 
 
 def first_to_end(attempt: AttemptDirectory, ranks: Collection[int]) -> list[int]:

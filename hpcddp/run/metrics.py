@@ -26,6 +26,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import LONGEST_LINE, append_line, open_regular, why_unreadable, write_bytes
 from hpcddp.run.record import (
     LARGEST_RECORD,
+    LATEST_TIME,
     Lines,
     Record,
     RecordError,
@@ -78,7 +79,6 @@ def write_plan_record(run: RunDirectory, document: Mapping[str, Any]) -> None:
 
 
 _LARGEST: Final = 1 << 53
-_LATEST: Final = float(1 << 33)
 _LONGEST_NAME: Final = 100
 EVALUATION_PREFIXES: Final = ("val", "valid", "validation", "eval", "evaluation", "dev", "test")
 """The first words of the names of metrics of an evaluation."""
@@ -118,7 +118,7 @@ class MetricsLine(Record):
     def __post_init__(self) -> None:
         if not 0 <= self.step <= _LARGEST:
             raise ValueError(f"its step is not between 0 and {_LARGEST}")
-        if self.time is not None and not 0 <= self.time < _LATEST:
+        if self.time is not None and not 0 <= self.time < LATEST_TIME:
             raise ValueError("its time is no time")
 
     def number(self, name: str) -> float | None:

@@ -22,7 +22,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.files import exists, write_bytes, write_text
+from hpcddp.run.files import exists, open_regular, why_unreadable, write_bytes, write_text
 from hpcddp.run.job_file import read_job_file, read_script
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
 from hpcddp.run.metrics import write_plan_record
@@ -211,19 +211,36 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
         shutil.rmtree(run.trackers, ignore_errors=True)
     with ExitStack() as undo:
         for path in (run.job_file, run.plan, run.script):
-            undo.callback(_restore, path, path.read_bytes() if path.exists() else None)
-        write_run(run, job)
-        total = total_steps(run, job.request.job.spec)
-        if job.request.plan is not None and total is not None:
-            write_plan_record(run, {**job.request.plan.as_json(), "total_steps": total})
+            undo.callback(_restore, path, _content(path))
+        try:
+            write_run(run, job)
+            total = total_steps(run, job.request.job.spec)
+            if job.request.plan is not None and total is not None:
+                write_plan_record(run, {**job.request.plan.as_json(), "total_steps": total})
+        except OSError as error:
+            raise SubmissionError(
+                f"nothing was submitted: {error.filename2 or error.filename} cannot be replaced "
+                f"({why_unreadable(error)}); remove it, or make room for it"
+            ) from error
         submission = _submit_again(run, job.request, job.notes, resumption.changes)
         undo.pop_all()
     return replace(submission, consequences=resumption.consequences)
 
 
+def _content(path: Path) -> bytes | None:
+    """Return the content of a file; None if it is not there, or cannot be read."""
+    try:
+        with open_regular(path) as (stream, _):
+            return stream.read()
+    except OSError:
+        return None
+
+
 def _restore(path: Path, content: bytes | None) -> None:
     if content is None:
-        path.unlink(missing_ok=True)
+        # What could not be replaced cannot be removed.
+        with suppress(OSError):
+            path.unlink()
     else:
         write_bytes(path, content)
 
@@ -355,10 +372,11 @@ def _prepare_to_continue(sweep: Sweep, index: int) -> bytes | None:
     """Prepare an element to continue in an array, and return the result that it had, which is removed."""
     run = begin_element(sweep, index)
     check_run_directory(run.path)
-    result = run.result.read_bytes() if exists(run.result) else None
+    result = _content(run.result)
     if not run.batch_log.is_symlink():
         log = sweep.batch_log(sweep.job_id(index) or "")
         if not exists(log):
+            sweep.logs.mkdir(mode=0o700, exist_ok=True)
             write_text(log, "")
         run.batch_log.unlink(missing_ok=True)
         run.batch_log.symlink_to(os.path.relpath(log, run.path))

@@ -171,7 +171,7 @@ def _write_submission(request: SubmitRequest, cluster: Cluster, job_id: str) -> 
 def pickle_digest(sweep: Sweep) -> str:
     """Return the sha256 of the pickle of all elements, which is written if it is not there."""
     path = sweep.directory.submitit / PICKLE
-    if path.exists():
+    if path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
     from hpcddp.submission import executors
     from hpcddp.task import work

@@ -105,7 +105,7 @@ def complete_directory(element: Element, job_id: str, digest: str | None) -> Non
         with suppress(FileExistsError):
             run.batch_log.symlink_to(os.path.relpath(log, run.path))
     pickle = sweep.directory.submitit / PICKLE
-    content = pickle.read_bytes() if digest is not None and pickle.exists() else b""
+    content = pickle.read_bytes() if digest is not None and pickle.is_file() else b""
     if hashlib.sha256(content).hexdigest() == digest:
         run.submitit.mkdir(mode=0o700, exist_ok=True)
         write_bytes(run.submitit / f"{job_id}_submitted.pkl", content)

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from hpcddp.errors import HpcddpError, printable
+from hpcddp.errors import HpcddpError, printable, write_message
 from hpcddp.jobfile.environment import Stage
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import beginning
@@ -60,17 +60,17 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             element=options.element,
         )
     except HpcddpError as error:
-        sys.stderr.write(f"hpcddp: {printable(error.message)}\n")
+        write_message(error.message)
         return error.exit_code
     except OSError as error:
         where = "" if error.filename is None else f"{printable(str(error.filename))} cannot be used: "
-        sys.stderr.write(f"hpcddp: {where}{why_unreadable(error)}\n")
+        write_message(f"{where}{why_unreadable(error)}")
         return ExitCode.INFRASTRUCTURE
     if directory:
         sys.stderr.write(beginning(AttemptDirectory.from_text(directory)))
         sys.stdout.write(f"{directory}\n")
     else:
-        sys.stderr.write("hpcddp: this run has finished already; nothing to do\n")
+        write_message("this run has finished already; nothing to do")
     return ExitCode.FINISHED
 
 
@@ -80,7 +80,7 @@ def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         signal.signal(signum, signal.SIG_IGN)
     attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
     ending = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
-    sys.stderr.write(f"hpcddp: {printable(ending.text)}\n")
+    write_message(ending.text)
     if ending.expedite is not None:
         is_there = attempt.run.path.is_dir()
         expedite(ending.expedite, delay_s=START_DELAY_S if is_there else DIRECTORY_AWAY_DELAY_S)

@@ -6,14 +6,13 @@ import re
 import secrets
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final, get_args
 
-from hpcddp.errors import HpcddpError, UserError
+from hpcddp.errors import HpcddpError, UserError, write_message
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.polling import wait_until
@@ -141,7 +140,7 @@ def _wait_for_directory(path: Path) -> None:
     if exists(path):
         return
     minutes = f"{PATIENCE_S / 60:g} minutes"
-    sys.stderr.write(f"hpcddp: {path} is not there; waiting up to {minutes} for it\n")
+    write_message(f"{path} is not there; waiting up to {minutes} for it")
     if not wait_until(lambda: exists(path), timeout_s=PATIENCE_S, poll_s=_POLL_S):
         raise DirectoryAwayError(
             f"{path} is not there after {minutes}, and a new one would begin the training anew; bring its file system "
@@ -163,7 +162,7 @@ def _when_there_is_space(run: RunDirectory, claim: Callable[[], str]) -> str:
             if time.monotonic() >= deadline:
                 raise _given_up(run, full) from error
         if is_first:
-            sys.stderr.write(f"hpcddp: {full}; waiting up to {PATIENCE_S / 60:g} minutes for space\n")
+            write_message(f"{full}; waiting up to {PATIENCE_S / 60:g} minutes for space")
         is_first = False
         time.sleep(_POLL_S)
 
@@ -286,7 +285,7 @@ def _forbid_requeue(start: Start) -> None:
     try:
         commands.update_job(start.job_id or "", Requeue="0")
     except commands.SlurmCommandError as error:
-        sys.stderr.write(f"hpcddp: {error.message}\n")
+        write_message(error.message)
 
 
 def _link_log(run: RunDirectory) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, write_message
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import EventKind, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import describe_failure, failure_sentence
@@ -87,7 +86,7 @@ def _wait_for_records(read_facts: Callable[[], AttemptFacts]) -> AttemptFacts | 
             return None
         if is_first:
             path = attempt_facts.attempt.path
-            sys.stderr.write(f"hpcddp: {path} is missing; waiting up to {_DIRECTORY_PATIENCE_S / 60:g} minutes\n")
+            write_message(f"{path} is missing; waiting up to {_DIRECTORY_PATIENCE_S / 60:g} minutes")
         is_first = False
         time.sleep(_POLL_S)
     return attempt_facts
@@ -107,7 +106,7 @@ def _decide_and_act(attempt_facts: AttemptFacts, code: int) -> Ending:
         _conclude_program(attempt_facts, attempt_facts.program)
     action = decide(attempt_facts.end_facts())
     if attempt_facts.damage is not None:
-        sys.stderr.write(f"hpcddp: {attempt_facts.damage.message}\n")
+        write_message(attempt_facts.damage.message)
     if attempt_facts.is_overtaken:
         # The query to Slurm may have taken a minute.
         action = _OVERTAKEN
@@ -181,7 +180,7 @@ def _wall_s(attempt: AttemptDirectory) -> float | None:
         first, now = read_start(attempt.run.attempt(0)), time.time()
     except RecordError as error:
         # The run has finished nevertheless.
-        sys.stderr.write(f"hpcddp: {error.message}\n")
+        write_message(error.message)
         return None
     return 0.0 if first is None else round(now - first.time, 3)
 
@@ -408,4 +407,4 @@ def _write_errors_printed(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        sys.stderr.write(f"hpcddp: {path} cannot be written ({error.strerror})\n")
+        write_message(f"{path} cannot be written ({error.strerror})")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from hpcddp.errors import write_message
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import cancelled_in_log
@@ -90,7 +90,7 @@ def requeue(
                 commands.update_job(job_id, Requeue="1")
             commands.requeue(job_id)
         except commands.SlurmCommandError as error:
-            sys.stderr.write(f"hpcddp: {error.message}\n")
+            write_message(error.message)
             if not is_transient(error):
                 missing = isinstance(error, commands.SlurmMissingError)
                 return Requeued(
@@ -136,7 +136,7 @@ def stay_until_saved(
         seen = _SEEN.get(_cause(job, attempt, restarts))
         if seen is not None:
             return Requeued(outcome=seen)
-        sys.stderr.write(f"hpcddp: Slurm has forgotten the requeue of job {job_id}; the job is requeued again\n")
+        write_message(f"Slurm has forgotten the requeue of job {job_id}; the job is requeued again")
         done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag)
         if done.outcome is not RequeueOutcome.REQUEUED:
             break
@@ -191,9 +191,7 @@ def expedite(job_id: str, *, delay_s: int = START_DELAY_S) -> None:
     try:
         commands.update_job(job_id, StartTime=f"now+{delay_s}seconds")
     except commands.SlurmCommandError as error:
-        sys.stderr.write(
-            f"hpcddp: {error.message}; the job starts after Slurm's default requeue delay, usually in two minutes\n"
-        )
+        write_message(f"{error.message}; the job starts after Slurm's default requeue delay, usually in two minutes")
 
 
 def _cause(job: Mapping[str, str] | None, attempt: AttemptDirectory, restarts: int) -> Cause:

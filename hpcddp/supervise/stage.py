@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import ClassVar, Final
 
-from hpcddp.errors import HpcddpError, printable
+from hpcddp.errors import HpcddpError, write_message
 from hpcddp.jobfile.environment import Stage
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord, write_failure
@@ -77,10 +77,10 @@ def stage(wanted: Stage, environment: Mapping[str, str]) -> int:
     attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
     try:
         with submitters_umask(environment):
-            sys.stderr.write(f"hpcddp: environment.stage on {socket.gethostname()}: {_stage(wanted, environment)}\n")
+            write_message(f"environment.stage on {socket.gethostname()}: {_stage(wanted, environment)}")
     except (HpcddpError, OSError) as error:
         record = _failure(error, rank=int(environment.get("SLURM_PROCID", "0")))
-        sys.stderr.write(f"hpcddp: {record.place}: {printable(record.message)}\n")
+        write_message(f"{record.place}: {record.message}")
         write_failure(attempt, record)
         return record.exit_code
     return ExitCode.FINISHED

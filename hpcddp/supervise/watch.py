@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from typing import Final
 
+from hpcddp.errors import write_message
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
@@ -44,9 +44,9 @@ def watch(attempt: AttemptDirectory, pid: int, *, patience_s: float = STEP_PATIE
         elif ended_at is None:
             ended_at = time.monotonic()
         elif time.monotonic() - ended_at >= patience_s:
-            sys.stderr.write(
-                f"hpcddp: all tasks ended {patience_s:.0f} s ago, and srun still waits; it is ended, for a slurmstepd "
-                "was probably killed\n"
+            write_message(
+                f"all tasks ended {patience_s:.0f} s ago, and srun still waits; it is ended, for a slurmstepd was "
+                "probably killed"
             )
             _end(srun)
             return

@@ -67,3 +67,13 @@ def test_what_is_counted_over_a_run_is_counted_in_a_long_log_too(tmp_path: Path)
     assert path.stat().st_size > RECENT_BYTES
     assert spent_of(read_events(path)).failures == 1
     assert 7000 < len(read_events(path, RECENT_BYTES)) < 9000
+
+
+@pytest.mark.parametrize("time", [1e308, -1.0, 9e9])
+def test_an_event_at_no_time_is_a_damaged_line(tmp_path: Path, time: float) -> None:
+    log = tmp_path / "events.jsonl"
+    for moment in (time, 1.0):
+        with log.open("a") as stream:
+            stream.write(json.dumps({"event": "start", "time": moment, "attempt": 0}) + "\n")
+    found = read_event_log(log, 1 << 20)
+    assert ([event.time for event in found.records], found.damaged) == ([1.0], 1)

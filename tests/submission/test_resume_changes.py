@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -515,3 +516,21 @@ def test_a_command_goes_on_with_other_arguments(tmp_path: Path) -> None:
     assert "arguments ['y']" in run.attempt(1).path.joinpath("rank-0.log").read_text()
     assert "change: command " in error
     assert "export KEPT=1\n" in run.script.read_text()
+
+
+@pytest.mark.parametrize("damage", ["directory", "pipe"])
+def test_a_damaged_plan_does_not_hold_up_a_resumption(slurm: FakeSlurm, damage: str) -> None:
+    run = submitted(TRAIN)
+    script = run.script.read_text()
+    run.plan.unlink()
+    if damage == "pipe":
+        # It is replaced; reading it would never end.
+        os.mkfifo(run.plan)
+        resume_with_job(run, changing(run, slurm, "resources.time_limit=3h"))
+        assert run.plan.is_file()
+        return
+    run.plan.mkdir()
+    with pytest.raises(SubmissionError, match=r"nothing was submitted: .*plan\.json cannot be replaced \(Is a dir"):
+        resume_with_job(run, changing(run, slurm, "resources.time_limit=3h"))
+    assert run.script.read_text() == script
+    assert slurm.calls == []
