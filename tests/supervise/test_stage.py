@@ -110,7 +110,7 @@ def test_what_cannot_be_used_is_a_failure_record_and_one_sentence(attempt: Attem
     mine.mkdir(mode=0o700)
     assert run(attempt, source, mine, SLURM_PROCID="3")[0] == 70
     assert failure_sentence(attempt, read_failures(attempt)) == (
-        f"environment.stage on {os.uname().nodename} failed first: stage: {mine} is there already, and "
+        f"environment.stage on {os.uname().nodename} failed first: {mine} is there already, and "
         "environment.stage has not made it; remove it on that node, or write another environment.stage.target"
     )
     assert failed(attempt).rank == 3
