@@ -585,7 +585,11 @@ def _documents(lines: Sequence[bytes]) -> list[dict[str, Any]]:
         for line in lines:
             with suppress(ValueError, RecursionError):
                 documents.append(json.loads(line))
-    return [one for one in documents if type(one) is dict and type(one.get("step")) is int and one["step"] < _LARGEST]
+    return [
+        one
+        for one in documents
+        if type(one) is dict and type(one.get("step")) is int and 0 <= one["step"] <= _LARGEST
+    ]
 
 
 def _number(value: object) -> float:

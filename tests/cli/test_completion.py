@@ -57,7 +57,7 @@ def test_commands_options_and_values_are_completed(environment: dict[str, str]) 
     assert offered(environment, "hpcddp", "ren") == ["render"]
     assert offered(environment, "hpcddp", "submit", "--clus") == ["--cluster"]
     assert offered(environment, "hpcddp", "submit", "--cluster", "") == ["auto", "slurm", "local"]
-    assert offered(environment, "hpcddp", "doctor", "") == ["ddp", "loss"]
+    assert offered(environment, "hpcddp", "doctor", "") == ["ddp", "loss", "install"]
 
 
 def test_options_that_the_short_help_only_names_are_completed_too(environment: dict[str, str]) -> None:

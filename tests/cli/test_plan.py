@@ -234,7 +234,7 @@ def test_a_refusal_as_json_is_one_document(capsys: pytest.CaptureFixture[str]) -
                 "global_batch_size is 7, which 3 ranks do not divide, and split is 'error'; write 6 or 9, or split "
                 "'exact' for shares that differ by one sample"
             ),
-            "hint": None,
+            "hint": "write 6 or 9, or split 'exact' for shares that differ by one sample",
         }
     }
 

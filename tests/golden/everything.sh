@@ -206,6 +206,7 @@ launcher: null
 checkpoint:
   every: "10min"
   keep: 3
+  best: null
 requeue:
   causes: [time_limit]
   signal_lead: "5min"

@@ -152,6 +152,7 @@ launcher: null
 checkpoint:
   every: "10min"
   keep: 3
+  best: null
 requeue:
   causes: [preemption, time_limit, node_failure]
   signal_lead: "2min"

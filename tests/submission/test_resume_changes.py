@@ -62,7 +62,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(commands, "show_job", lambda _: None)
     (tmp_path / "train.py").write_text("")
-    (tmp_path / "mine.py").write_text("def main(context): ...")
+    (tmp_path / "mine.py").write_text("def main(context): ...\ndef other(context): ...\n")
     return make_fake_slurm(tmp_path / "slurm")
 
 

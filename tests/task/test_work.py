@@ -38,7 +38,7 @@ def test_a_task_whose_rank_environment_is_wrong_writes_a_record_of_its_rank(tmp_
     (record,) = read_failures(attempt)
     assert (record.rank, record.host, record.kind, record.exit_code) == (3, "n4", "rank_environment", 71)
     assert done.returncode == 71
-    assert "rank 3 on n4 failed: rank_environment: this process runs inside Slurm job 7" in done.stderr
+    assert "rank 3 on n4 failed: this process runs inside Slurm job 7" in done.stderr
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError, ValueError])

@@ -78,7 +78,7 @@ def test_a_launcher_of_one_task_is_refused_with_the_line_to_type(
 def test_torchrun_in_a_script_fails_the_run_at_once(directory: Path) -> None:
     failed = run(directory, "torchrun --standalone --nproc-per-node=2 train.py 600\n")
     assert reason_of(failed).endswith(
-        "separate_worlds: bash run.sh has started torchrun in several tasks, and each of them trains alone, not as one "
+        "failed first: bash run.sh has started torchrun in several tasks, and each of them trains alone, not as one "
         f"of the 2 ranks of the run; {ADVICE}: python train.py 600"
     )
     assert processes_of(failed) == []

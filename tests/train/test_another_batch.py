@@ -34,7 +34,7 @@ def progress(training: Training, step: int) -> dict[str, Any]:
 
 
 def without_times(run: Training) -> list[dict[str, Any]]:
-    left_out = ("time", "samples_per_s")
+    left_out = ("time", "samples_per_s", "eval_s")
     return [{name: value for name, value in record.items() if name not in left_out} for record in records(run.run.path)]
 
 
