@@ -60,7 +60,7 @@ def start(directory: Path, *words: str) -> subprocess.Popen[str]:
 
 def submit(directory: Path, *words: str) -> tuple[int, str, str]:
     process = start(directory, *words)
-    out, error = process.communicate(timeout=120)
+    out, error = process.communicate(timeout=240)
     return process.returncode, out, error
 
 
@@ -73,7 +73,7 @@ def wait_for_step(directory: Path, step: int) -> RunDirectory:
     def is_reached() -> bool:
         return (directory / "runs" / "again").is_dir() and f'"step": {step},' in metrics_of(run_of(directory))
 
-    wait_until(is_reached, f"step {step}", 90)
+    wait_until(is_reached, f"step {step}", 180)
     return run_of(directory)
 
 
@@ -90,7 +90,7 @@ def test_a_followed_run_that_is_interrupted_saves_and_goes_on_when_it_is_resumed
     follower = start(directory, "job.yaml", "--cluster", "local", "--follow")
     run = wait_for_step(directory, 30)
     follower.send_signal(signal.SIGINT)
-    out, error = follower.communicate(timeout=60)
+    out, error = follower.communicate(timeout=120)
     assert follower.returncode == 130, error
     assert "stopping: the run is told to save and to end; Ctrl-C again to leave it alone" in error
     result = read_json(run.result)
@@ -113,7 +113,7 @@ def test_a_run_may_go_on_with_other_resources(directory: Path) -> None:
     run = wait_for_step(directory, 5)
     # To end the follower means the same as Ctrl-C.
     follower.send_signal(signal.SIGTERM)
-    follower.communicate(timeout=60)
+    follower.communicate(timeout=120)
     words = ["job.yaml", "--resume", str(run.path), "--cluster", "local", "--set", "resources.tasks_per_node=1"]
     code, out, error = submit(directory, *words, "--follow", "--json")
     assert code == 0, error
