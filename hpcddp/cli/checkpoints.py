@@ -41,10 +41,11 @@ def checkpoints(
 
     Example: hpcddp checkpoints runs/my-job/20260314-154412-ab12 --json
     """
+    from hpcddp.manage.overview import one_run
     from hpcddp.run.checkpoints import survey
     from hpcddp.run.find import chosen_run
 
-    found = chosen_run(run, run_root)
+    found = one_run(chosen_run(run, run_root))
     states = survey(found.checkpoints)
     if as_json:
         document = {"run": str(found.path), "checkpoints": [state.as_json() for state in states]}

@@ -197,7 +197,8 @@ def _write_local_job(job_file: Path, reason: str, *, dry_run: bool, as_json: boo
 def _user_and_groups() -> tuple[str, list[str]]:
     """Return the names of this process's user and groups, or their numbers where they have no names."""
     import grp
-    import pwd
+
+    from hpcddp.run.files import user_name
 
     def group_name(number: int) -> str:
         try:
@@ -205,11 +206,7 @@ def _user_and_groups() -> tuple[str, list[str]]:
         except KeyError:
             return str(number)
 
-    try:
-        user = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        user = str(os.geteuid())
-    return user, [group_name(number) for number in {os.getegid(), *os.getgroups()}]
+    return user_name(), [group_name(number) for number in {os.getegid(), *os.getgroups()}]
 
 
 def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: Choice, *, dry_run: bool) -> _Texts:

@@ -53,6 +53,8 @@ def report(
     """
     from hpcddp.manage.report import page_name, ranked, reports_of
 
+    if as_json and output is not None:
+        raise UserError("--json prints numbers, and --output names the page; leave one of them out")
     found = _look(runs or [None], run_root)
     if found.unanswered is not None:
         echo(f"Slurm could not be asked, so the states are as far as files tell: {found.unanswered}", err=True)

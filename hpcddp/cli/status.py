@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final
@@ -115,7 +116,8 @@ def status(  # noqa: PLR0913  each is an option
             sweeps = {} if ranking is None else {"sweeps": [ranking.as_json()]}
             echo(json.dumps({**found.as_json(), **sweeps}, indent=2))
         else:
-            _show(found, run, run_root, again=watch, ranking=ranking)
+            nothing = partial(_nothing, run_root, everything=everything, wanted=wanted)
+            _show(found, run, again=watch, ranking=ranking, nothing=nothing)
         if not watch:
             return
         time.sleep(interval)
@@ -211,14 +213,16 @@ def _ranking(found: Overview, run: str | None, metric: str) -> Ranking:
     return rank(only, metric)
 
 
-def _show(found: Overview, run: str | None, run_root: Path, *, again: bool, ranking: Ranking | None) -> None:
+def _show(
+    found: Overview, run: str | None, *, again: bool, ranking: Ranking | None, nothing: Callable[[], str]
+) -> None:
     from hpcddp.manage.format import one_line
     from hpcddp.manage.overview import SweepStatus, details, elements_table, table
     from hpcddp.manage.status import RunStatus
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
-    lines = table(found.lines, width=width, paint=_styled) if found.lines else [_nothing(run_root)]
+    lines = table(found.lines, width=width, paint=_styled) if found.lines else [nothing()]
     if run is not None:
         (only,) = found.lines
         if isinstance(only, RunStatus):
@@ -239,12 +243,14 @@ def _show(found: Overview, run: str | None, run_root: Path, *, again: bool, rank
         echo(f"Slurm could not be asked, so these states are as far as files tell: {found.unanswered}", err=True)
 
 
-def _nothing(run_root: Path) -> str:
+def _nothing(run_root: Path, *, everything: bool, wanted: Filter) -> str:
     from hpcddp.manage.format import one_line
     from hpcddp.run.index import indexed_runs
 
-    elsewhere = "; hpcddp status --all shows those of other run roots" if indexed_runs() else ""
-    return f"there is no run under {one_line(str(run_root.absolute()))}{elsewhere}"
+    which = "there is no run" if wanted.is_empty else "no run matches --state, --name and --since"
+    where = "" if everything else f" under {one_line(str(run_root.absolute()))}"
+    elsewhere = "; hpcddp status --all shows those of other run roots" if not everything and indexed_runs() else ""
+    return f"{which}{where}{elsewhere}"
 
 
 def _styled(text: str, state: State) -> str:

@@ -17,8 +17,10 @@ from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, newest_saved_step, read_events
+from hpcddp.run.files import user_name
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import RequeueRequest, request_requeue
+from hpcddp.run.record import RecordError
 from hpcddp.run.result import Result, resume_command, write_result
 from hpcddp.run.sweep import index_of, sweep_of
 from hpcddp.slurm import commands as slurm
@@ -71,16 +73,29 @@ def cancel(status: RunStatus, *, end: End) -> str:
         if not status.state.has_nodes:
             _conclude(run, status)
             return f"run {run.run_id} is cancelled before its turn; to start it: {resume_command(run)}"
-        return f"run {run.run_id} was signalled; it saves and exits. To resume later: {resume_command(run)}"
+        saves = "its program receives SIGTERM" if _is_command(run) else "it saves and exits"
+        return f"run {run.run_id} was signalled; {saves}. To resume later: {resume_command(run)}"
     end([job.job_id])
     if not status.state.has_nodes:
         saved = _conclude(run, status)
         kept = f"step {saved} is saved. To resume later" if saved else "it had not saved a step. To start it again"
         return f"run {run.run_id} is cancelled (job {job.job_id}); {kept}: {resume_command(run)}"
-    return (
-        f"run {run.run_id} is being cancelled (job {job.job_id}): its tasks are signalled, and it is saved if that "
-        f"fits into the seconds that Slurm gives them. To resume later: {resume_command(run)}"
+    saves = (
+        "its program receives SIGTERM, and saves if"
+        if _is_command(run)
+        else "its tasks are signalled, and it is saved if"
     )
+    return (
+        f"run {run.run_id} is being cancelled (job {job.job_id}): {saves} that fits into the seconds that Slurm gives "
+        f"them. To resume later: {resume_command(run)}"
+    )
+
+
+def _is_command(run: RunDirectory) -> bool:
+    """Return whether a run is one of a program that saves its state itself; not if its job file cannot be read."""
+    with suppress(RecordError):
+        return read_job_file(run).command is not None
+    return False
 
 
 def _append_cancel_event(status: RunStatus) -> None:
@@ -268,7 +283,7 @@ def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, commands: Re
 
 def _leave_request(attempt: AttemptDirectory, status: RunStatus) -> None:
     """Record in the attempt's directory that the run's user requested the requeue: no budget counts it."""
-    request_requeue(attempt, RequeueRequest(time=status.now, by=os.environ.get("USER") or str(os.getuid())))
+    request_requeue(attempt, RequeueRequest(time=status.now, by=user_name()))
 
 
 def _live_job(status: RunStatus) -> str:

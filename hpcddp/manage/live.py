@@ -72,8 +72,8 @@ def live_run(status: RunStatus) -> LiveRun:
         began = state.has_nodes or state is State.UNKNOWN
         way_out = (
             "try again in a moment" if began
-            else "wait until it runs (hpcddp why tells what it waits for)" if state.is_alive
-            else "its logs are there: hpcddp logs"
+            else f"wait until it runs (hpcddp why {run.run_id} says what it waits for)" if state.is_alive
+            else f"its logs are there: hpcddp logs {run.run_id}"
         )  # fmt: skip
         raise NotLiveError(f"run {run.run_id} is {state}, so no process of it can be reached; {way_out}")
     nodes = () if status.job is None else tuple(expand(status.job.node_list))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any, Final
 from hpcddp.errors import UserError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, read_failures
-from hpcddp.run.files import GrowingFile, lines_from, read_tail, why_unreadable
+from hpcddp.run.files import GrowingFile, NotRegularError, exists, lines_from, read_tail, why_unreadable
 from hpcddp.run.job_records import known_hosts, member_word, read_start
 from hpcddp.run.log_timestamps import Times, read_times
 from hpcddp.run.record import RecordError
@@ -173,6 +174,8 @@ def lines_of(source: Source) -> Iterator[LogLine]:
     end = sys.maxsize if source.end is None else source.end
     times = Times(sizes=(), times=(0.0,))
     try:
+        if exists(source.path) and not source.path.is_file():
+            raise NotRegularError(errno.EINVAL, "it is not a regular file", str(source.path))
         times = read_times(source.path)
         yield from _timed(source, lines_from(source.path, source.begin, end=end, with_last=True), times)
     except OSError as error:

@@ -199,7 +199,11 @@ def readable(read: Callable[[], T | None]) -> tuple[T | None, str | None]:
 def readable_lines(path: Path, read: Callable[[], Lines[RecordT]]) -> tuple[tuple[RecordT, ...], str | None]:
     """Return the lines of a log that can be read, and a sentence about the others, or None."""
     lines, damage = readable(read)
-    return ((), damage) if lines is None else (lines.records, lines.sentence(path))
+    if lines is None:
+        return (), damage
+    if exists(path) and not path.is_file():
+        return (), f"{path} is not a regular file, so nothing is read from it; move it away"
+    return lines.records, lines.sentence(path)
 
 
 def _job(submission: SubmissionRecord | None, start: Start | None) -> Job | None:

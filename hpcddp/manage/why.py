@@ -448,6 +448,10 @@ class SweepAnswer:
             return
         first = element_id(self.called, self.groups[0][0][0])
         yield f"next: {shlex.join(['hpcddp', 'why', first])}"
+        others = {answer.status.state for _, answer in self.groups} - {State.FINISHED, State.UNKNOWN}
+        if any(not state.is_alive for state in others):
+            resume = shlex.join(["hpcddp", "submit", "--resume", self.called])
+            yield f"to resume all that have ended and not finished: {resume}"
 
 
 def explain_sweep(status: SweepStatus, *, unanswered: bool, called: str | None = None) -> SweepAnswer:

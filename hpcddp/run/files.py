@@ -12,6 +12,7 @@ import errno
 import io
 import json
 import os
+import pwd
 import secrets
 import stat
 import sys
@@ -230,6 +231,14 @@ def open_regular(path: Path, *, follow_links: bool = False) -> Iterator[tuple[IO
 def trusted_users() -> set[int]:
     """Return whose files can be trusted: this user's, and root's, whose user id may be another in a container."""
     return {0, os.getuid(), Path("/").stat().st_uid}
+
+
+def user_name() -> str:
+    """Return the name of this process's user; its number if it has no name, as in some containers."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 class NotRegularError(OSError):

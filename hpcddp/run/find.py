@@ -12,7 +12,7 @@ from typing import Final
 from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists
-from hpcddp.run.index import directories, indexed_runs, is_run
+from hpcddp.run.index import directories, indexed_runs, is_run, missing_runs
 from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import read_result
@@ -44,12 +44,21 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     Raises:
         NoRunError: there is no such run, or there are several.
     """
+    if not text.strip():
+        raise NoRunError(
+            "RUN is empty; write a run's id or a part of it, its job's name, its Slurm job id, or its path"
+        )
     path = Path(text)
     if is_run(path):
         return RunDirectory(path.absolute())
     # The index is read only for what is not under the root.
     found = _find_among(text, sorted(_runs(run_root)), run_root) or _find_among(text, _indexed(), run_root)
     if found is None:
+        gone = next((run for run in missing_runs() if text in {str(run), run.parent.name} or text in run.name), None)
+        if gone is not None:
+            raise NoRunError(
+                f"the run {gone} does not exist any more; name another run (hpcddp status --all lists all)"
+            )
         raise NoRunError(
             f"no run under {run_root} matches {text!r}, and it is not a run directory; write a run's path, its id or a "
             "part of it, its job's name, or its Slurm job id (hpcddp status --all lists all runs)"
@@ -63,8 +72,6 @@ def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | N
     Raises:
         NoRunError: several are meant.
     """
-    if not text:
-        return None
     exact = [run for run in runs if run.name == text]
     if not exact and (element := _find_element(text, runs, run_root)) is not None:
         return element

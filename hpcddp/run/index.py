@@ -60,15 +60,12 @@ def remember(run: RunDirectory) -> None:
 
 def indexed_runs() -> list[RunDirectory]:
     """Return the runs of the index that still exist, in no order."""
-    directory = index_directory()
-    runs = []
-    for file in () if directory is None else _files(directory):
-        # An entry that cannot be read is as good as none.
-        with suppress(RecordError):
-            entry = read_record(file, IndexEntry)
-            if entry is not None and Path(entry.run_dir).is_absolute() and is_run(Path(entry.run_dir)):
-                runs.append(RunDirectory(Path(entry.run_dir)))
-    return runs
+    return [RunDirectory(path) for _, path in _entries() if is_run(path)]
+
+
+def missing_runs() -> list[Path]:
+    """Return the directories of the runs of the index that do not exist any more."""
+    return [path for _, path in _entries() if not exists(path)]
 
 
 def scan(directory: Path) -> list[RunDirectory]:
@@ -80,11 +77,9 @@ def scan(directory: Path) -> list[RunDirectory]:
     Returns:
         The runs that were found.
     """
-    index = index_directory()
-    for file in () if index is None else _files(index):
-        with suppress(RecordError, OSError):
-            entry = read_record(file, IndexEntry)
-            if entry is not None and not exists(Path(entry.run_dir)):
+    for file, path in list(_entries()):
+        if not exists(path):
+            with suppress(OSError):
                 file.unlink()
     found = [RunDirectory(path) for path in _below(directory.absolute(), _DEEPEST)]
     for run in found:
@@ -117,7 +112,15 @@ def _below(path: Path, levels: int) -> Iterator[Path]:
             yield from _below(folder, levels - 1)
 
 
-def _files(directory: Path) -> list[Path]:
+def _entries() -> Iterator[tuple[Path, Path]]:
+    """Yield the files of the index, each with the run directory that it names."""
+    directory = index_directory()
+    files: list[Path] = []
     with suppress(OSError):
-        return list(directory.glob("*.json"))
-    return []
+        files = [] if directory is None else list(directory.glob("*.json"))
+    for file in files:
+        # An entry that cannot be read is as good as none.
+        with suppress(RecordError):
+            entry = read_record(file, IndexEntry)
+            if entry is not None and Path(entry.run_dir).is_absolute():
+                yield file, Path(entry.run_dir)

@@ -586,9 +586,7 @@ def _documents(lines: Sequence[bytes]) -> list[dict[str, Any]]:
             with suppress(ValueError, RecursionError):
                 documents.append(json.loads(line))
     return [
-        one
-        for one in documents
-        if type(one) is dict and type(one.get("step")) is int and 0 <= one["step"] <= _LARGEST
+        one for one in documents if type(one) is dict and type(one.get("step")) is int and 0 <= one["step"] <= _LARGEST
     ]
 
 

@@ -22,7 +22,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.files import exists, open_regular, why_unreadable, write_bytes, write_text
+from hpcddp.run.files import exists, open_regular, user_name, why_unreadable, write_bytes, write_text
 from hpcddp.run.job_file import read_job_file, read_script
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
 from hpcddp.run.metrics import write_plan_record
@@ -585,6 +585,6 @@ def _record_resumption(run: RunDirectory, changes: Sequence[Change] = ()) -> Non
         kind="resume",
         time=time.time(),
         attempt=run.newest_attempt() or 0,
-        reason=f"resumed by {os.environ.get('USER') or os.getuid()}",
+        reason=f"resumed by {user_name()}",
         **facts,
     )

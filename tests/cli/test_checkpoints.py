@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from hpcddp.cli.checkpoints import age_text, size_text
 from hpcddp.cli.main import app
+from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from tests.run.test_checkpoints import save
 
 
@@ -62,6 +63,13 @@ def test_all_damaged_is_said_plainly(run: Path) -> None:
     for path in run.glob("checkpoints/step-*/a.bin"):
         path.unlink()
     assert "None of them is valid: a resume refuses to start anew" in checkpoints(str(run)).stdout
+
+
+def test_a_sweep_is_refused_with_the_name_of_one_of_its_runs(run: Path) -> None:
+    chunks = (Chunk(job_id="50", first=0, count=2),)
+    write_sweep(Sweep(sweep_id=run.name, path=run, elements=({"a": 1}, {"a": 2}), chunks=chunks))
+    result = checkpoints(str(run))
+    assert str(result.exception) == "cluster-12 is a sweep of 2 runs; name one of them, such as cluster-12_0"
 
 
 def test_run_without_checkpoints_is_no_error(tmp_path: Path) -> None:

@@ -90,6 +90,13 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
     assert sentence in typed(capsys, "run-1", "--run-root", str(root), "-o", output, code=2)
 
 
+def test_numbers_and_a_page_are_not_printed_at_once(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    assert boundary.run(app, ["report", "run-1", "--run-root", str(root), "--json", "-o", "page.json"]) == 2
+    message = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert message == "--json prints numbers, and --output names the page; leave one of them out"
+    assert not list(Path().iterdir())
+
+
 @pytest.mark.usefixtures("root")
 def test_a_run_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no run under" in typed(capsys, "nothing", code=2)

@@ -80,6 +80,12 @@ def test_a_run_that_runs_is_told_to_end_and_writes_its_result_itself(tmp_path: P
     assert [event.attempt for event in read_events(made.run.events) if event.kind == "cancel"] == [0]
 
 
+def test_a_program_is_told_to_save_itself(tmp_path: Path) -> None:
+    made = running(tmp_path, PROGRAM)
+    said = cancel(look(made, queued()), end=Slurm().end)
+    assert "(job 7): its program receives SIGTERM, and saves if that fits into the seconds" in said
+
+
 @pytest.mark.parametrize("started", [False, True])
 def test_a_run_that_waits_is_concluded_here_for_nobody_else_could(tmp_path: Path, *, started: bool) -> None:
     made, slurm = make(tmp_path).submitted(), Slurm()

@@ -243,6 +243,18 @@ def test_a_run_whose_log_cannot_be_read_is_shown_with_a_sentence(scenario: Scena
     assert f"{log} cannot be read" in COMMANDS["status"].act(scenario)
 
 
+def test_a_pipe_in_place_of_a_log_is_a_sentence(scenario: Scenario) -> None:
+    lay_down(scenario, "start")
+    logs = [scenario.attempt.run.events, scenario.attempt.run.metrics]
+    rank_log = scenario.attempt.rank_log(0)
+    for path in (*logs, rank_log):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    for path in logs:
+        assert f"{path} is not a regular file" in COMMANDS["status"].act(scenario)
+    assert "(this log cannot be read: it is not a regular file)" in COMMANDS["logs"].act(scenario)
+
+
 def test_the_end_of_a_run_whose_events_cannot_be_read_is_one_sentence(scenario: Scenario) -> None:
     scenario.stop()
     link(scenario.attempt.run.events)

@@ -49,7 +49,7 @@ def test_a_run_without_nodes_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NotLiveError, match="run run-1 is pending, so no process of it can be reached; wait until it"):
         live_run(look(made, queued(state="PENDING")))
     made.started().ended("finished")
-    with pytest.raises(NotLiveError, match=r"run run-1 is finished, .*; its logs are there: hpcddp logs"):
+    with pytest.raises(NotLiveError, match=r"run run-1 is finished, .*; its logs are there: hpcddp logs run-1$"):
         live_run(look(made))
 
 

@@ -199,7 +199,10 @@ def test_a_sweep_gives_each_answer_once_and_trouble_first(tmp_path: Path) -> Non
     assert lines[1] == "  elements 1, 3 failed: it has failed: no such file"
     assert lines[3] == "  elements 2, 4-5 pending: it waits to start, because jobs of higher priority come first"
     assert lines[5] == "  element 0 finished"
-    assert lines[-1] == "next: hpcddp why sweep_1"
+    assert lines[-2:] == [
+        "next: hpcddp why sweep_1",
+        "to resume all that have ended and not finished: hpcddp submit --resume sweep",
+    ]
 
 
 def test_a_script_that_ended_before_its_first_attempt_is_not_said_to_have_waited(made: FakeRun) -> None:

@@ -36,11 +36,19 @@ def test_path_names_a_run_wherever_it_is(root: Path, tmp_path: Path, monkeypatch
     assert find_run("digits/cluster-12", tmp_path / "elsewhere").path == root / "digits" / "cluster-12"
 
 
-@pytest.mark.parametrize("text", ["", "no-run", "34", "file"])
+@pytest.mark.parametrize("text", ["no-run", "34", "file"])
 def test_what_is_no_run_is_refused(root: Path, text: str) -> None:
     with pytest.raises(NoRunError) as caught:
         find_run(text, root)
     assert caught.value.message.startswith(f"no run under {root} matches {text!r}, and it is not a run directory; ")
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_no_run_is_meant_by_an_empty_text(root: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The path "" is the working directory.
+    monkeypatch.chdir(next(root.glob("*/*")))
+    with pytest.raises(NoRunError, match="RUN is empty"):
+        find_run(text, root)
 
 
 def test_beginning_of_several_ids_is_refused_and_names_them(root: Path) -> None:
@@ -194,7 +202,7 @@ def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) 
         (directory / f"{number}.json").write_bytes(content)
     os.mkfifo(directory / "fifo.json")
     assert sorted(run.run_id for run in indexed_runs()) == sorted(IDS[1:])
-    with pytest.raises(NoRunError):
+    with pytest.raises(NoRunError, match=f"the run {runs[0].path} does not exist any more"):
         find_run(IDS[0], tmp_path / "elsewhere")
     assert find_run("last", tmp_path / "elsewhere") == runs[2]
 
