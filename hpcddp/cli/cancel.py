@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot, run_argument
+from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs, run_argument
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
 
@@ -23,7 +23,15 @@ def register(app: typer.Typer) -> None:
 
 
 def cancel(
-    run: Run = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Run id or a part of it, job name, Slurm job id, last, or run directory; without it, the command "
+            "asks about the newest run that waits or runs.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     run_root: RunRoot = RUN_ROOT,

@@ -55,7 +55,9 @@ _HEAD = """\
 
 Written by `scripts/generate-docs` from the types: change a description there, not here.
 
-Required are `name`, `batch.global_batch_size`, `train.model` and `train.dataset`; all else has a default.
+Every job file needs `name`, and one of `train`, `command` and `entrypoint`. `train` needs `train.model`,
+`train.dataset` and `batch.global_batch_size`. The tables mark what a section needs as required. All other fields have a
+default.
 
 A job file is YAML 1.2. Unknown keys, duplicate keys, tags, anchors and aliases are errors. `--set key.path=value`
 overrides any field. A field that neither it nor the job file gives takes the profile's value, then the default:

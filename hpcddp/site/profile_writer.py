@@ -409,7 +409,7 @@ def first_job(file: str, profile: str, facts: ClusterFacts, *, runs_in: str | No
     lines += [
         "",
         "batch:",
-        "  global_batch_size: 64    # over all ranks; the training is the same on any number of them",
+        "  global_batch_size: 64    # samples of one optimizer step, over all ranks",
         "",
         "learning_rate:",
         "  base: 0.03",
