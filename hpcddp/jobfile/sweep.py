@@ -147,6 +147,11 @@ def is_placeholder(key: str) -> bool:
     return find_key((key,)) is None and re.fullmatch(_PLACEHOLDER, key, re.ASCII) is not None
 
 
+def placeholders_of(command: Sequence[str]) -> set[str]:
+    """Return the names that the words of a command hold in braces."""
+    return {match[1] for word in command for match in _BRACES.finditer(word) if match[1]}
+
+
 def argument_text(value: object) -> str:
     """Return the text that a value has in a command: a string as it is, else JSON."""
     return value if isinstance(value, str) else as_text(value)
