@@ -38,6 +38,7 @@ from hpcddp.cli.options import (
 )
 from hpcddp.cli.output import echo, warn, write
 from hpcddp.errors import UserError
+from hpcddp.jobfile.problems import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -240,10 +241,8 @@ def _resume_sweep(
             echo(json.dumps({**document, "elements": [{"run_id": run_id} for run_id in ids], **counts}, indent=2))
             return
         _print_remarks((), notes)
-        echo(
-            f"dry run: would go to {request.cluster}, {_elements(left)} of sweep directory {sweep.path}; {rest}",
-            err=True,
-        )
+        count = counted(len(left), "element")
+        echo(f"dry run: would go to {request.cluster}, {count} of sweep directory {sweep.path}; {rest}", err=True)
         echo("\n".join(ids))
         return
     resumed = resume_sweep(sweep, left, environment=environment, dependency=dependency)
@@ -254,14 +253,10 @@ def _resume_sweep(
         echo(json.dumps({**resumed.as_json(), "finished": finished, "alive": alive}, indent=2))
         return
     _print_remarks(resumed.dropped, resumed.warnings)
-    echo(f"{_elements(left)} continue{'s' if len(left) == 1 else ''}; {rest}")
+    echo(f"{counted(len(left), 'element')} continue{'s' if len(left) == 1 else ''}; {rest}")
     echo(f"job id           {_first_words(resumed.job_ids)}")
     echo(f"sweep directory  {sweep.path}")
     echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")
-
-
-def _elements(indices: Sequence[int]) -> str:
-    return f"{len(indices)} element{'s' if len(indices) > 1 else ''}"
 
 
 _LISTED = 5
@@ -367,11 +362,11 @@ def _exit_code(outcome: Outcome) -> int:
 def _facts(result: Result) -> Iterator[str]:
     """Yield what a result says in a line; a program of the user's own says less."""
     if result.steps is not None:
-        yield f"{result.steps} steps"
+        yield counted(result.steps, "step")
     if result.val_accuracy is not None:
         yield f"val_accuracy {result.val_accuracy:.2%}"
     if result.wall_s is not None:
-        yield f"{result.wall_s:.1f} s on {result.world_size} ranks"
+        yield f"{result.wall_s:.1f} s on {counted(result.world_size or 1, 'rank')}"
 
 
 def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:
