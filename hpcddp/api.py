@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 Job: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | None"
 """A job file, the content of one as a mapping, or None for a job that only the other arguments describe."""
+ClusterChoice: TypeAlias = Literal["auto", "slurm", "local"]
+"""Where a job runs; ``auto`` is Slurm where it is found, otherwise this machine."""
 RUN_ROOT = Path("runs")
 """The directory of all runs where nothing says another."""
 _POLL_S = 1.0
@@ -41,8 +43,8 @@ _POLL_S = 1.0
 def submit(
     job: Job = None,
     *,
-    command: Sequence[str] | None = None,
-    cluster: Literal["auto", "slurm", "local"] = "auto",
+    command: Sequence[str | os.PathLike[str]] | None = None,
+    cluster: ClusterChoice = "auto",
     force: bool = False,
     **overrides: Any,  # noqa: ANN401  values of the job file
 ) -> Run:
@@ -62,6 +64,8 @@ def submit(
     from hpcddp.submission.submit import choose_cluster, new_run_id
     from hpcddp.submission.submit import submit as submit_request_
 
+    if cluster not in get_args(ClusterChoice):
+        raise UserError(f"cluster is {cluster!r}, which is no place for a job; write auto, slurm or local")
     resolved = _load(job, command, overrides)
     if resolved.spec.sweep is not None:
         raise UserError("submit() starts one run, and the job has a sweep; call it in a loop, or use hpcddp submit")
@@ -79,7 +83,7 @@ def submit(
 def render(
     job: Job = None,
     *,
-    command: Sequence[str] | None = None,
+    command: Sequence[str | os.PathLike[str]] | None = None,
     run_id: str | None = None,
     **overrides: Any,  # noqa: ANN401  values of the job file
 ) -> str:
@@ -152,7 +156,7 @@ def runs(run_root: str | os.PathLike[str] | None = None, *, everywhere: bool = F
     return [Run(run.path) for run in found if not (run.path / MANIFEST).exists()]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Run:
     """A run: one training, over all its attempts and requeues.
 
@@ -161,6 +165,9 @@ class Run:
     """
 
     path: Path
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        object.__setattr__(self, "path", Path(path))
 
     @classmethod
     def find(cls, name: str, run_root: str | os.PathLike[str] | None = None) -> Self:
@@ -314,14 +321,25 @@ class Run:
         return RunDirectory(self.path)
 
 
-def _load(job: Job, command: Sequence[str] | None, overrides: Mapping[str, Any]) -> ResolvedJob:
+def _load(job: Job, command: Sequence[str | os.PathLike[str]] | None, overrides: Mapping[str, Any]) -> ResolvedJob:
     from hpcddp.jobfile.overrides import read_options
 
-    options: list[Override | Problem] = [*read_options({}, command), *_overrides(overrides)]
+    words = None if command is None else _words(command)
+    options: list[Override | Problem] = [*read_options({}, words), *_overrides(overrides)]
     source = _plain_mapping(job) if isinstance(job, Mapping) else None if job is None else Path(job)
     if source is None and command is None and not overrides:
         raise UserError("no job is given; write the path of a job file, a mapping, or command=[...]")
     return read_job(source, (), options=options)
+
+
+def _words(command: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the words of a command, a path as a text."""
+    if isinstance(command, str):
+        raise UserError(f"command is {command!r}, one text; write a list of its words: command={command.split()!r}")
+    words: list[Any] = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in command]
+    if (number := next((word for word in words if not isinstance(word, str)), None)) is not None:
+        raise UserError(f"command holds {number!r}, and each of its words is a text; write {str(number)!r}")
+    return words
 
 
 def _overrides(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[Override | Problem]:

@@ -86,6 +86,15 @@ def test_what_is_wrong_is_named_by_its_argument() -> None:
         api.render("job.yaml", train={"epochs": "x"})
     with pytest.raises(JobFileError, match="the job: "):
         api.render({"name": "demo", "train": {"model": "resnet18"}})
+    with pytest.raises(UserError, match=r"cluster is 'pbs', which is no place for a job; write auto, slurm or local"):
+        api.submit("job.yaml", cluster="pbs")  # type: ignore[arg-type]
+    for call in (api.submit, api.render):
+        with pytest.raises(UserError, match=r"one text; write a list of its words: command=\['python', 'program.py'\]"):
+            call(command="python program.py")
+    with pytest.raises(UserError, match=r"command holds 0\.1, and each of its words is a text; write '0\.1'"):
+        api.render(command=["python", Path("program.py"), 0.1])  # type: ignore[list-item]
+    assert "command: [python, program.py]" in api.render(command=["python", Path("program.py")])
+    assert not Path("runs").exists()
     with pytest.raises(HpcddpError, match="no job is given"):
         api.submit()
     with pytest.raises(UserError, match="call it in a loop"):
@@ -103,6 +112,13 @@ def test_runs_are_found_as_the_command_line_finds_them(here: Path) -> None:
     assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4]
     assert run.status.as_json()["state"] == "finished"
     assert (api.runs(), api.runs(everywhere=True), api.runs(here / "far")) == ([], [run], [run])
+
+
+def test_a_run_directory_is_a_text_or_a_path(here: Path) -> None:
+    made = make(here / "runs", "one", name="demo").submitted("1", cluster="local").started("1").ended("finished")
+    run = api.Run(str(made.run.path))
+    assert run == api.Run(made.run.path) == api.Run(path=made.run.path)
+    assert (run.run_id, run.name, run.state) == ("one", "demo", "finished")
 
 
 def test_the_examples_of_the_page_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,11 +139,35 @@ def _usage_message(error: ClickObject) -> str:
         meant = _OTHER_OPTIONS.get(option, option)
         near = meant if meant in names else nearest(meant, names)
         return f"there is no option {option}" + (f"; did you mean {near}?" if near else "")
+    if (sentence := _of_number(error)) is not None:
+        return sentence
     message = str(error.format_message()).replace("Value error, ", "")
     if (choice := _NOT_A_CHOICE.search(message)) is None:
         return message
     near = nearest(choice["value"], re.findall("'([^']*)'", choice["known"]))
     return f"{message.removesuffix('.')}; did you mean {near}?" if near else message
+
+
+def _of_number(error: ClickObject) -> str | None:
+    """Return the message of a value that is not the number that an option takes; None for another error.
+
+    The sentences of click are kept; from 0.20 on typer has those of pydantic.
+    """
+    parameter, errors = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
+    if parameter is None or errors is None:
+        return None
+    (details, *_) = errors()
+    option, limits = parameter.opts[0], details.get("ctx", {})
+    found = f"{option} is {str(details['input'])[:_SHOWN]}"
+    match details["type"].partition("_"):
+        case ("int", _, _):
+            return f"{found}, which is no integer; write one, such as 1"
+        case ("float", _, _):
+            return f"{found}, which is no number; write one, such as 10"
+        case ("greater", _, "than_equal"):
+            return f"{found}, and {limits['ge']:g} is the least; write {limits['ge']:g} or more"
+        case _:
+            return None
 
 
 def _usage_hint(error: ClickObject) -> str:

@@ -141,7 +141,7 @@ def _query_cluster() -> ClusterFacts:
         raise InitError("Slurm's controller does not answer, and only it knows the cluster; try again later") from None
     except commands.SlurmCommandError as error:
         if commands.NO_CONFIGURATION in error.message:
-            raise _no_slurm("its commands find no slurm.conf") from None
+            raise _no_slurm("Slurm's commands find no slurm.conf") from None
         raise
     if answers.silence is not None:
         echo(f"hpcddp: your accounts are not known: {answers.silence}", err=True)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand
 
+from hpcddp.cli.boundary import USAGE_ERROR
 from hpcddp.cli.options import (
     complete_accounts,
     complete_gpu_types,
@@ -20,6 +25,7 @@ from hpcddp.cli.options import (
     complete_partitions,
     complete_qos,
 )
+from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
     from hpcddp.jobfile.job import JobSpec
@@ -179,6 +185,71 @@ class JobCommand(CommandWords):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002
         """Return the words after the command's name in the first line of the help."""
         return ["[JOB]", "[OPTIONS]", "[-- COMMAND...]"]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  typer's own copy of click's Context
+        """Say where ``--`` belongs, if the words of a command stand without it."""
+        place = None if ctx.resilient_parsing or "--" in args else self._place_of_program(args)
+        if place is None:
+            return super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except USAGE_ERROR:
+            rest = None
+        if rest is not None and ctx.params.get("job_file") != Path(args[place]):
+            return rest
+        raise UserError(
+            f"{args[place]} is a program, and no job file; write a command after --, as in: "
+            f"{shlex.join([*ctx.command_path.split(), *self._with_dashes(args, place)])}"
+        )
+
+    def _place_of_program(self, args: Sequence[str]) -> int | None:
+        """Return where a program stands in place of the job file; None if it is no program."""
+        takes_value = self._options()
+        words = iter(enumerate(args))
+        for place, word in words:
+            if not word.startswith("-"):
+                return place if _is_program(word) else None
+            if takes_value.get(word):
+                next(words, None)
+        return None
+
+    def _with_dashes(self, args: Sequence[str], place: int) -> list[str]:
+        """Return the words of the call with ``--`` before the program, and with hpcddp's own options before that."""
+        takes_value = self._options()
+        own, command = list(args[:place]), args[place].split() if " " in args[place] else [args[place]]
+        words = iter(args[place + 1 :])
+        for word in words:
+            name, equals, _ = word.partition("=")
+            if name in takes_value:
+                own += [word] if equals or not takes_value[name] else [word, *islice(words, 1)]
+            else:
+                command.append(word)
+        interpreter = _INTERPRETERS.get(Path(command[0]).suffix)
+        return [*own, "--", *([interpreter] if interpreter else []), *command]
+
+    def _options(self) -> dict[str, bool]:
+        """Return the names of the options, and whether each takes a value."""
+        options = [parameter for parameter in self.params if parameter.param_type_name == "option"]
+        return {name: not getattr(option, "is_flag", False) for option in options for name in option.opts}
+
+
+_INTERPRETERS = {".py": "python", ".sh": "bash"}
+_JOB_FILES = {".yaml", ".yml", ".json"}
+
+
+def _is_program(word: str) -> bool:
+    """Return whether a word that is given in place of a job file is a program, or a whole command in quotes."""
+    path, first = Path(word), word.split(maxsplit=1)[:1]
+    if word.startswith("-") or not first or path.suffix in _JOB_FILES:
+        return False
+    if path.suffix in _INTERPRETERS:
+        return True
+    if not path.is_file():
+        return not path.exists() and shutil.which(first[0]) is not None
+    # The mode says nothing on some file systems.
+    with suppress(OSError), path.open("rb") as file:
+        return os.access(path, os.X_OK) and file.read(4).startswith((b"#!", b"\x7fELF"))
+    return False
 
 
 def takes_job_words(function: Callable[..., None]) -> Callable[..., None]:

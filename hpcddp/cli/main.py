@@ -30,6 +30,7 @@ from hpcddp.cli import (
 )
 from hpcddp.cli.help import CommandsOnDemand, Summary, add_examples
 from hpcddp.cli.output import echo
+from hpcddp.errors import UserError
 
 app = typer.Typer(
     name="hpcddp",
@@ -74,8 +75,20 @@ _SUMMARIES = tuple(
 )  # fmt: skip
 
 
+_COMPLETION = ("--install-completion", "--show-completion")
+
+
 class _Commands(CommandsOnDemand):
     """All commands."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  typer's own copy of click's Context
+        """Refuse words after the options for completion, which would have no effect."""
+        option, *words = [word for word in args if word != "--debug"] or [""]
+        if option in _COMPLETION and words and words[0] not in ctx.help_option_names:
+            raise UserError(
+                f"{option} is for the shell that you call it from, and takes no word; leave out {words[0]!r}"
+            )
+        return super().parse_args(ctx, args)
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  those of typer's groups
         super().__init__(**attributes)

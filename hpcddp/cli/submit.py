@@ -38,6 +38,7 @@ from hpcddp.cli.options import (
 )
 from hpcddp.cli.output import echo, warn, write
 from hpcddp.errors import UserError
+from hpcddp.jobfile.problems import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -123,13 +124,16 @@ def submit(  # noqa: PLR0913  each is an option
     # Only a run that is named has to be found.
     run_root = words.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
     sweep = read_sweep(axes, sweep_file, max_parallel)
-    run = None if resume is None else _find(resume, run_root, dry_run=dry_run)
-    unchanged = job_file is None and words.is_empty and not (overrides or sweep or template or dry_run)
-    if run is not None and unchanged and cluster is ClusterChoice.AUTO:
+    run = None if resume is None else _find(resume, run_root, named=words.run_root is not None, dry_run=dry_run)
+    is_changed = job_file is not None or not words.is_empty or overrides or sweep or template
+    unchanged = not is_changed and cluster is ClusterChoice.AUTO
+    whole = sweep_at(run.path) if run is not None and unchanged else None
+    if whole is not None:
         dependency = _wait_for(after, after_any, run_root, environment)
-        if (whole := sweep_at(run.path)) is not None:
-            _resume_sweep(whole, environment, dependency, output)
-            return
+        _resume_sweep(whole, environment, dependency, output, dry_run=dry_run)
+        return
+    if run is not None and unchanged and not dry_run:
+        dependency = _wait_for(after, after_any, run_root, environment)
         submission = resume_run(run, environment=environment, dependency=dependency, force=force)
     else:
         request = _request_of(run, job_file, words, cluster, template, overrides, sweep, environment)
@@ -200,12 +204,14 @@ def _show(submission: Submission, output: _Output) -> None:
 _NOT_FOLLOWED = "--follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP"
 
 
-def _resume_sweep(sweep: Sweep, environment: Mapping[str, str], dependency: str | None, output: _Output) -> None:
-    """Continue the elements of a sweep that have ended and not finished."""
+def _resume_sweep(
+    sweep: Sweep, environment: Mapping[str, str], dependency: str | None, output: _Output, *, dry_run: bool
+) -> None:
+    """Continue the elements of a sweep that have ended and not finished; in a dry run print which these are."""
     from hpcddp.manage.overview import SweepStatus, overview_of
     from hpcddp.manage.status import State
     from hpcddp.slurm import commands
-    from hpcddp.submission.resume import resume_sweep
+    from hpcddp.submission.resume import prepare_sweep, resume_sweep
 
     if output.follow:
         raise UserError(_NOT_FOLLOWED)
@@ -226,6 +232,19 @@ def _resume_sweep(sweep: Sweep, environment: Mapping[str, str], dependency: str 
     rest = f"{finished} finished, {alive} alive"
     if not left:
         raise UserError(f"the sweep {sweep.sweep_id} has no run to resume: {rest}")
+    if dry_run:
+        request, notes = prepare_sweep(sweep, left, environment=environment, dependency=dependency)
+        ids = [sweep.run_id(index) for index in left]
+        counts = {"finished": finished, "alive": alive}
+        document = {"sweep_id": sweep.sweep_id, "sweep_dir": str(sweep.path), "cluster": request.cluster}
+        if output.as_json:
+            echo(json.dumps({**document, "elements": [{"run_id": run_id} for run_id in ids], **counts}, indent=2))
+            return
+        _print_remarks((), notes)
+        count = counted(len(left), "element")
+        echo(f"dry run: would go to {request.cluster}, {count} of sweep directory {sweep.path}; {rest}", err=True)
+        echo("\n".join(ids))
+        return
     resumed = resume_sweep(sweep, left, environment=environment, dependency=dependency)
     if output.quiet:
         echo(sweep.sweep_id)
@@ -234,7 +253,7 @@ def _resume_sweep(sweep: Sweep, environment: Mapping[str, str], dependency: str 
         echo(json.dumps({**resumed.as_json(), "finished": finished, "alive": alive}, indent=2))
         return
     _print_remarks(resumed.dropped, resumed.warnings)
-    echo(f"{len(left)} element{' continues' if len(left) == 1 else 's continue'}; {rest}")
+    echo(f"{counted(len(left), 'element')} continue{'s' if len(left) == 1 else ''}; {rest}")
     echo(f"job id           {_first_words(resumed.job_ids)}")
     echo(f"sweep directory  {sweep.path}")
     echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")
@@ -261,12 +280,23 @@ def _submit_sweep(request: SubmitRequest, output: _Output) -> None:
     _print_sweep(submission, as_json=output.as_json)
 
 
-def _find(text: str, run_root: Path, *, dry_run: bool) -> RunDirectory:
-    """Return the run to resume; a dry run makes no directory for an element of a sweep that never began."""
+def _find(text: str, run_root: Path, *, named: bool, dry_run: bool) -> RunDirectory:
+    """Return the run to resume; a dry run makes no directory for an element of a sweep that never began.
+
+    Raises:
+        UserError: there is no such run, or it is not under a run root that the command line names.
+    """
     from hpcddp.run.find import find_run
     from hpcddp.submission.sweep_element import checked_run, find_to_resume
 
-    return checked_run(find_run(text, run_root)) if dry_run else find_to_resume(text, run_root)
+    run = checked_run(find_run(text, run_root))
+    own = run.path.parent.parent
+    # An id or a path is found under every root.
+    if named and own.resolve() != run_root.resolve():
+        raise UserError(
+            f"--run-root is {run_root}, and the run {run.run_id} is in {own}, where it continues; leave --run-root out"
+        )
+    return run if dry_run else find_to_resume(str(run.path), run_root)
 
 
 def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json: bool) -> None:
@@ -332,11 +362,11 @@ def _exit_code(outcome: Outcome) -> int:
 def _facts(result: Result) -> Iterator[str]:
     """Yield what a result says in a line; a program of the user's own says less."""
     if result.steps is not None:
-        yield f"{result.steps} steps"
+        yield counted(result.steps, "step")
     if result.val_accuracy is not None:
         yield f"val_accuracy {result.val_accuracy:.2%}"
     if result.wall_s is not None:
-        yield f"{result.wall_s:.1f} s on {result.world_size} ranks"
+        yield f"{result.wall_s:.1f} s on {counted(result.world_size or 1, 'rank')}"
 
 
 def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:

@@ -6,6 +6,7 @@ YAML 1.2, and because tags, anchors, aliases and duplicate keys are errors.
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 from collections.abc import Iterator
@@ -59,6 +60,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff
 def read_text(path: FilePath) -> str | Problem:
     """Return the text of a file of at most 1 MB, or the problem with it."""
     try:
+        _refuse_named_pipe(path)
         with path.open("rb") as file:
             content = file.read(LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -79,6 +81,12 @@ def read_text(path: FilePath) -> str | Problem:
         sentence = f"contains the control character U+{ord(control[0]):04X}; remove it"
         return Problem(file=str(path), line=line, sentence=sentence)
     return text
+
+
+def _refuse_named_pipe(path: FilePath) -> None:
+    """Raise for a pipe whose opening may wait for ever; a shell has the other end of ``/dev/stdin`` and ``<(...)``."""
+    if path.is_fifo() and path.absolute().parts[1] not in {"dev", "proc"}:
+        raise OSError(errno.EINVAL, "it is a named pipe", str(path))
 
 
 def _unreadable(path: FilePath, error: OSError | ValueError) -> str:

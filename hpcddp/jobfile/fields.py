@@ -388,6 +388,14 @@ def unexpanded_range(values: Iterable[Any]) -> str | None:
     return next((value for value in values if isinstance(value, str) and _RANGE.fullmatch(value)), None)
 
 
+def why_unexpanded(text: str) -> str:
+    """Return why ``expand_ranges`` did not expand a range, and what to write instead."""
+    first, last = text.split("..")
+    if int(first) > int(last):
+        return f"which is empty, because it begins above its end; write {last}..{first}"
+    return f"which is more than {LARGEST_SWEEP} numbers; write fewer, as in 0..4"
+
+
 def _sweep(value: object) -> Grid | Listed | None:
     """Return a sweep as a grid or a list of elements; ``hpcddp.jobfile.sweep`` checks keys and values."""
     if value is None:

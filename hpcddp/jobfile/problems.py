@@ -93,6 +93,11 @@ def shown(value: object, *, written: str | None = None) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things: ``1 rank``, ``2 ranks``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known name that was most likely meant by ``word``, or None.
 

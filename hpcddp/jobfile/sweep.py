@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES
-from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, unexpanded_range
+from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, unexpanded_range, why_unexpanded
 from hpcddp.jobfile.job import JobSpec, find_key
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of, unknown_key
 from hpcddp.jobfile.problems import JobFileError, Problem, nearest, shown
@@ -145,6 +145,11 @@ def as_text(value: object) -> str:
 def is_placeholder(key: str) -> bool:
     """Return whether a key of a sweep is no field of the job file, but a name that a command may hold in braces."""
     return find_key((key,)) is None and re.fullmatch(_PLACEHOLDER, key, re.ASCII) is not None
+
+
+def placeholders_of(command: Sequence[str]) -> set[str]:
+    """Return the names that the words of a command hold in braces."""
+    return {match[1] for word in command for match in _BRACES.finditer(word) if match[1]}
 
 
 def argument_text(value: object) -> str:
@@ -346,7 +351,7 @@ def _form_findings(sweep: Grid | Listed) -> Iterator[Finding]:
             if not values:
                 yield ("sweep", key), "lists no value; write for example [0, 1, 2], or leave the key out"
             elif text := unexpanded_range(values):
-                yield ("sweep", key), f"holds {text}, which is empty, or more than {LARGEST_SWEEP} numbers; write 0..4"
+                yield ("sweep", key), f"holds {text}, {why_unexpanded(text)}"
             elif twice := _twice(values):
                 shown = "a value" if is_secret(path_of(key)) else as_text(twice[0])
                 yield ("sweep", key), f"holds {shown} twice, which would be the same runs again; remove one"

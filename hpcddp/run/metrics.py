@@ -328,14 +328,20 @@ def log(metrics: Mapping[str, Any], *, step: int) -> None:
     begin with ``val_``, ``eval_``, ``dev_`` or ``test_``.
 
     Args:
-        metrics: numbers by name. Reading a number from a GPU makes the loop wait for it.
+        metrics: numbers by name: of Python or numpy, or tensors of one element. Reading a number from a GPU makes the
+            loop wait for it. NaN and infinity are written as null.
         step: optimizer steps done, >= 0. After a restart it may go back; the later lines count.
 
     Raises:
         TypeError: a metric is not a number, or the step is not an integer.
         ValueError: the step is negative.
     """
-    done = operator.index(step)
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics is {metrics!r:.80}; give numbers by name, as in {{'loss': 0.3}}")
+    try:
+        done = operator.index(step)
+    except TypeError as error:
+        raise TypeError(f"step is {step!r:.80}, which is no integer; give the optimizer steps done") from error
     if done < 0:
         raise ValueError(f"step is {done}, and it counts the optimizer steps done; give 0 or more")
     path = os.environ.get(METRICS_FILE)
@@ -348,7 +354,7 @@ def log(metrics: Mapping[str, Any], *, step: int) -> None:
 
 
 def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as numbers that JSON can hold; a tensor or a number of numpy becomes a float.
+    """Return metrics as numbers that JSON can hold; a tensor of one element or a number of numpy becomes a float.
 
     Raises:
         TypeError: a metric is not a number, or its name is taken.
@@ -357,11 +363,21 @@ def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     for name, value in metrics.items():
         if name in {"step", "time"}:
             raise TypeError(f"a metric is called {name}, which every line has already; give it another name")
-        try:
-            plain[name] = value if type(value) in {int, float} else float(value)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"the metric {name} is {value!r:.80}, which is not a number") from error
+        plain[name] = _plain_number(name, value)
     return plain
+
+
+def _plain_number(name: str, value: Any) -> float:  # noqa: ANN401
+    number: float | None = None
+    # RuntimeError: a tensor of several elements, of complex numbers, or without data.
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        # torch warns of a tensor that requires a gradient. A text is not converted, although float() would.
+        number = (
+            None if isinstance(value, str | bytes) else float(value.detach() if hasattr(value, "detach") else value)
+        )
+    if number is None:
+        raise TypeError(f"the metric {name} is {value!r:.80}, which is not a number; give one number, or leave it out")
+    return value if type(value) is int else number
 
 
 def _write_warning(text: str) -> None:

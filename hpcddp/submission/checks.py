@@ -102,6 +102,26 @@ def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> It
         )
 
 
+DEVICES = Path("/dev")
+# Of NVIDIA, of NVIDIA's Jetson, of AMD, and of both under Windows.
+_GPUS = ("nvidia[0-9]*", "nvhost-gpu", "nvgpu", "kfd", "dxg")
+
+
+def _no_gpu(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield GPUs that this machine does not have; a command may do without them, and decides that itself."""
+    if cluster == "slurm" or spec.device == "cpu" or any(found for name in _GPUS for found in DEVICES.glob(name)):
+        return
+    count = spec.resources.gpus_per_node
+    asked = f"resources.gpus_per_node is {count}" if count else "train.device is cuda"
+    instead = "train.device=cpu"
+    if spec.train is None:
+        instead = f"resources.gpus_per_node=0 --set resources.tasks_per_node={spec.ranks_per_node}"
+    yield Obstacle(
+        sentence=f"{asked}, and this machine has no GPU in {DEVICES}; to run on its CPUs, add --set {instead}",
+        certain=spec.command is None,
+    )
+
+
 def _unset_variables(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
     unset = [name for name in spec.environment.pass_env if name not in environment]
     if unset:
@@ -184,6 +204,7 @@ CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, function_obstacles, _
 """The checks whose result may differ between the elements of a sweep, which share one environment."""
 CHECKS: tuple[Check, ...] = (
     _too_many_nodes,
+    _no_gpu,
     _unset_variables,
     environment_obstacles,
     container_obstacles,

@@ -19,7 +19,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.jobfile.sweep import element_spec
+from hpcddp.jobfile.sweep import element_spec, is_placeholder, placeholders_of
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import exists, open_regular, user_name, why_unreadable, write_bytes, write_text
@@ -297,23 +297,11 @@ def resume_sweep(
     Raises:
         HpcddpError: the sweep is a copy of another, has no script of its own, or Slurm refused it.
     """
-    check_run_directory(sweep.path)
+    request, notes = prepare_sweep(sweep, elements, environment=environment, dependency=dependency)
     owner = sweep.directory
-    previous = read_submission(owner)
-    if previous is not None and previous.cluster == "local":
-        _refuse_copy(owner)
+    if request.cluster == "local":
         here = {index: resume(sweep.run(index), environment=environment).job_id for index in elements}
         return SweepResumption(sweep=sweep, cluster="local", jobs=here)
-    if previous is None or not owner.script.exists():
-        raise SubmissionError(
-            f"the script of the sweep {sweep.path} was submitted by hand and is not kept there; give the job file, and "
-            f"resume its runs one by one: {_with_job(sweep.run(elements[0]))}"
-        )
-    _refuse_copy(owner)
-    request = _same_request(owner, previous, environment, dependency)
-    table = request.sweep_table
-    notes = () if table is None else check_sweep_submittable(request, table)
-    check_path(owner.path, "slurm")
     _, directory = update_script_path(owner, request.directory)
     # An element with a script or a log of its own was resumed alone, and cannot share those of the array.
     alone = [index for index in elements if _is_on_its_own(sweep, index)]
@@ -359,6 +347,36 @@ def resume_sweep(
         dropped=dropped,
         warnings=(*notes, *group_writable_warnings(sweep.path)),
     )
+
+
+def prepare_sweep(
+    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: str | None = None
+) -> tuple[SubmitRequest, tuple[str, ...]]:
+    """Check whether elements of a sweep can be submitted again, without a change to anything; arguments as there.
+
+    Returns:
+        The request of the sweep, and what may keep its elements from running, a sentence each.
+
+    Raises:
+        HpcddpError: the sweep is a copy of another, has no script of its own, or cannot run.
+    """
+    check_run_directory(sweep.path)
+    owner = sweep.directory
+    previous = read_submission(owner)
+    if previous is None or (previous.cluster == "slurm" and not owner.script.exists()):
+        raise SubmissionError(
+            f"the script of the sweep {sweep.path} was submitted by hand and is not kept there; give the job file, and "
+            f"resume its runs one by one: {_with_job(sweep.run(elements[0]))}"
+        )
+    _refuse_copy(owner)
+    request = _same_request(owner, previous, environment, dependency)
+    table = request.sweep_table
+    if table is None or previous.cluster == "local":
+        # Each element of a sweep on this machine is checked as a run of its own.
+        return request, ()
+    notes = check_sweep_submittable(request, table)
+    check_path(owner.path, "slurm")
+    return request, notes
 
 
 def _is_on_its_own(sweep: Sweep, index: int) -> bool:
@@ -477,7 +495,8 @@ def _script_of(run: RunDirectory) -> tuple[RunDirectory, ArrayPlace | None]:
 def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
     """Return the job with which a run continues.
 
-    An element of a sweep keeps its values, whatever the job file says; those that the command line names are new.
+    An element of a sweep keeps its values, whatever the job file says; those that the command line names are new. Its
+    own command has the values of its placeholders already, and a new command need not have them.
 
     Raises:
         SubmissionError: the job has a sweep, and the run is not an element of a sweep.
@@ -490,7 +509,13 @@ def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
             f"the job has a sweep, and the run {run.run_id} is not an element of one; leave the sweep out: "
             "--set sweep=null"
         )
-    kept = {key: value for key, value in sweep.elements[index_of(run)].items() if key not in job.named}
+    is_own = exists(run.job_file) and read_job_file(run).command == job.spec.command
+    placeholders = set() if is_own else placeholders_of(job.spec.command or ())
+    kept = {
+        key: value
+        for key, value in sweep.elements[index_of(run)].items()
+        if key not in job.named and (key in placeholders or not is_placeholder(key))
+    }
     return replace(job, spec=element_spec(job.spec, kept))
 
 

@@ -41,6 +41,10 @@ def test_an_unknown_option_is_the_users_and_names_the_help(capsys: pytest.Captur
             ("submit", "--cluster", "slrum"),
             "Invalid value for '--cluster': 'slrum' is not one of 'auto', 'slurm', 'local'; did you mean slurm?",
         ),
+        (("logs", "--rank", "x"), "--rank is x, which is no integer; write one, such as 1"),
+        (("status", "--interval", "abc"), "--interval is abc, which is no number; write one, such as 10"),
+        (("status", "--interval", "0"), "--interval is 0, and 2 is the least; write 2 or more"),
+        (("submit", "--max-parallel", "0"), "--max-parallel is 0, and 1 is the least; write 1 or more"),
         (
             ("plan", "--rule", "none of them"),
             "Invalid value for '--rule': 'none of them' is not one of 'none', 'linear', 'sqrt'.",

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
 from tests.cli.test_imports import SLOW, UNINSTALL
 
 BASH = """
@@ -202,3 +204,12 @@ class Shell:
         """End it."""
         os.close(self._terminal)
         self._process.wait(timeout=30)
+
+
+@pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
+def test_the_options_for_completion_take_no_word(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    assert boundary.run(app, [option, "fish"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"hpcddp: {option} is for the shell that you call it from, and takes no word; leave out 'fish'\n",
+    )

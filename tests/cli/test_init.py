@@ -189,7 +189,7 @@ def test_without_slurm_there_is_nothing_to_choose(words: list[str], run: Run, mo
 
 def test_commands_without_a_configuration_are_no_slurm(programs: Path, run: Run) -> None:
     command(programs, "scontrol", 'echo "scontrol: fatal: Could not establish a configuration source" >&2; exit 1')
-    assert run("init")[0].startswith("cluster        none: its commands find no slurm.conf\n")
+    assert run("init")[0].startswith("cluster        none: Slurm's commands find no slurm.conf\n")
 
 
 def test_a_controller_that_is_away_is_one_sentence(programs: Path, run: Run) -> None:

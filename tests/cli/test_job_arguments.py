@@ -159,3 +159,46 @@ def test_a_mail_that_slurm_would_not_send_is_refused(
 ) -> None:
     assert boundary.run(app, ["render", *words, "--", "true"]) == 2
     assert capsys.readouterr().err.startswith(f"hpcddp: {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("train.py --lr 1", "-- python train.py --lr 1"),
+        ("train.py", "-- python train.py"),
+        ("absent.py", "-- python absent.py"),
+        ("run.sh x", "-- bash run.sh x"),
+        ("./program --lr 1", "-- ./program --lr 1"),
+        ("./program", "-- ./program"),
+        ("python train.py --lr 1", "-- python train.py --lr 1"),
+        ("'python train.py --lr 1'", "-- python train.py --lr 1"),
+        ("--time 20 python train.py", "--time 20 -- python train.py"),
+        (
+            "train.py --nodes 2 --lr=1 --time=20 --exclusive",
+            "--nodes 2 --time=20 --exclusive -- python train.py --lr=1",
+        ),
+    ],
+)
+def test_a_command_without_two_hyphens_is_recognised(
+    capsys: pytest.CaptureFixture[str], here: Path, words: str, meant: str
+) -> None:
+    (here / "train.py").write_text("import torch\n")
+    (here / "program").write_text("#!/bin/sh\n")
+    (here / "program").chmod(0o700)
+    given = shlex.split(words)
+    first = next(word for word in given if word.endswith((".py", ".sh", "program")) or word.startswith("python"))
+    for name in ("submit", "render"):
+        assert boundary.run(app, [name, *given]) == 2
+        assert capsys.readouterr().err == (
+            f"hpcddp: {first} is a program, and no job file; write a command after --, as in: hpcddp {name} {meant}\n"
+        )
+
+
+def test_a_job_file_is_no_program_whatever_its_mode_and_name(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    job = here / "python"
+    job.write_text("name: mine\ncommand: [x]\n")
+    job.chmod(0o700)
+    assert rendered(capsys, "python", "--name", "train.py")["fields"]["name"]["value"] == "train.py"
+    for words in (("job.yaml", "--lr", "1"), ("--name", "train.py", "job.yaml", "--lr", "1"), ("--lr", "1")):
+        assert boundary.run(app, ["render", *words]) == 2
+        assert capsys.readouterr().err.startswith("hpcddp: there is no option --lr\n")

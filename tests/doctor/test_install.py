@@ -129,7 +129,7 @@ def test_slurm_is_missing_silent_old_or_well(tmp_path: Path, slurm: Callable[[st
         )
     ]
     slurm("sinfo", "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1")
-    assert found("slurm", tmp_path)[0][:2] == ("warning", "no Slurm here: its commands find no slurm.conf")
+    assert found("slurm", tmp_path)[0][:2] == ("warning", "no Slurm here: Slurm's commands find no slurm.conf")
     slurm("sinfo", "echo slurm 23.11.10")
     slurm("scontrol", "exit 1")
     assert found("slurm", tmp_path)[0][:2] == ("error", "Slurm 23.11.10, whose controller does not answer")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -319,6 +322,21 @@ def test_a_missing_file_is_named_with_its_neighbour(tmp_path: Path, capsys: pyte
 def test_a_directory_is_no_job_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert boundary.run(app, ["plan", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"hpcddp: {tmp_path}: is a directory; name a file in it\n"
+
+
+def test_a_named_pipe_is_not_waited_for_and_a_pipe_of_the_shell_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "job.yaml"
+    os.mkfifo(pipe)
+    link.symlink_to("pipe")
+    for named, words in ((link, ["render", str(link)]), (pipe, ["render", "--sweep-file", str(pipe), "--", "true"])):
+        assert boundary.run(app, words) == 2
+        assert capsys.readouterr().err == f"hpcddp: {named}: cannot be read (it is a named pipe); check the path\n"
+    one, two = "echo '{name: one, command: [x]}'", "echo '{name: two, command: [x]}'"
+    script = f"hpcddp render <({one}); {two} | hpcddp render /dev/stdin"
+    done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=120, check=True)
+    assert re.findall("--job-name=(.*)", done.stdout) == ["one", "two"]
 
 
 def test_json_lists_every_problem_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

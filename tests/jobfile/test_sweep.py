@@ -35,7 +35,9 @@ WRONG = {
     "sweep: {train.seed: [1, 2, 1]}": "sweep.train.seed: holds 1 twice, which would be the same runs again; remove one",
     "sweep: [{train.seed: 1}, {train.seed: 1}]": "sweep: holds the element train.seed=1 twice, which would be the same "
     "run again; remove one",
-    "sweep: {train.seed: 4..0}": "sweep.train.seed: holds 4..0, which is empty, or more than 100000 numbers; "
+    "sweep: {train.seed: 0..100000}": "sweep.train.seed: holds 0..100000, which is more than 100000 numbers; "
+    "write fewer, as in 0..4",
+    "sweep: {train.seed: 4..0}": "sweep.train.seed: holds 4..0, which is empty, because it begins above its end; "
     "write 0..4",
     "sweep: {train.seed: 0..9999, train.epochs: 1..11}": "sweep: has 110000 elements, and 100000 are the most; split "
     "it into several sweeps",

@@ -169,10 +169,16 @@ def test_log_does_nothing_on_other_ranks_and_outside_of_hpcddp(
     ("given", "step", "error", "sentence"),
     [
         ({"loss": "low"}, 1, TypeError, "the metric loss is 'low', which is not a number"),
-        ({"loss": None}, 1, TypeError, "the metric loss is None, which is not a number"),
+        ({"loss": None}, 1, TypeError, "the metric loss is None, which is not a number; give one number, or leave it"),
+        ({"loss": "0.5"}, 1, TypeError, "the metric loss is '0.5', which is not a number"),
+        ({"loss": b"1"}, 1, TypeError, "the metric loss is b'1', which is not a number"),
+        ({"loss": 10**400}, 1, TypeError, "the metric loss is 1000.*, which is not a number"),
+        ({"loss": [1.0]}, 1, TypeError, r"the metric loss is \[1.0\], which is not a number"),
+        ("loss", 1, TypeError, "metrics is 'loss'; give numbers by name, as in {'loss': 0.3}"),
         ({"time": 2.0}, 1, TypeError, "a metric is called time, which every line has already; give it another name"),
         ({"loss": 1.0}, -1, ValueError, "step is -1, and it counts the optimizer steps done; give 0 or more"),
-        ({"loss": 1.0}, 1.5, TypeError, "float"),
+        ({"loss": 1.0}, 1.5, TypeError, "step is 1.5, which is no integer; give the optimizer steps done"),
+        ({"loss": 1.0}, "1", TypeError, "step is '1', which is no integer"),
     ],
 )
 def test_a_mistake_in_a_call_of_log_is_one_sentence(
@@ -181,6 +187,24 @@ def test_a_mistake_in_a_call_of_log_is_one_sentence(
     with pytest.raises(error, match=sentence):
         hpcddp.log(given, step=step)
     assert not run.metrics.exists()
+
+
+def test_log_takes_numbers_of_torch_and_numpy_and_refuses_what_is_not_one_number(run: RunDirectory) -> None:
+    import numpy as np
+    import torch
+
+    weight = torch.tensor([0.5], requires_grad=True)
+    taken = {"scalar": torch.tensor(2.0), "weight": weight, "half": torch.tensor(1.5, dtype=torch.bfloat16)}
+    hpcddp.log({**taken, "float32": np.float32(0.25), "array": np.array(3.0)}, step=np.int64(7))  # type: ignore[arg-type]
+    (line,) = logged(run)
+    assert (line.step, line.facts) == (
+        7,
+        {"scalar": 2.0, "weight": 0.5, "half": 1.5, "float32": 0.25, "array": 3.0},
+    )
+    for value in (torch.ones(2), torch.tensor(1 + 1j), torch.empty((), device="meta"), np.ones(2)):
+        with pytest.raises(TypeError, match=r"the metric loss is .*, which is not a number; give one number"):
+            hpcddp.log({"loss": value}, step=1)
+    assert len(logged(run)) == 1
 
 
 def test_log_of_an_attempt_that_was_overtaken_writes_nothing_more(

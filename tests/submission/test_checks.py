@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.submission import checks
 from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import prepare
@@ -25,6 +27,38 @@ def test_everything_that_is_missing_is_said_at_once(here: Path) -> None:
         ),
         "train.data_dir is 'nowhere', and there is no such directory; give the directory that holds the data",
     ]
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "dev"
+    directory.mkdir()
+    (directory / "nvidiactl").touch()
+    monkeypatch.setattr(checks, "DEVICES", directory)
+    return directory
+
+
+def test_gpus_are_looked_for_on_this_machine_if_the_job_runs_here(here: Path, devices: Path) -> None:
+    two = {"gpus_per_node": 2}
+    found = f"and this machine has no GPU in {devices}; to run on its CPUs, add --set"
+    assert errors_of(here, {}, "local", resources=two) == [
+        f"resources.gpus_per_node is 2, {found} train.device=cpu",
+    ]
+    assert errors_of(here, {}, "local", train={"model": "resnet18", "dataset": "digits", "device": "cuda"}) == [
+        f"train.device is cuda, {found} train.device=cpu",
+    ]
+    on_cpus = {"model": "resnet18", "dataset": "digits", "device": "cpu"}
+    assert warnings_of(here, {}, "local", resources=two, train=on_cpus) == []
+    # A program may do without.
+    program(here, "train")
+    assert warnings_of(here, {}, "local", train=None, command=("train",), resources=two) == [
+        f"resources.gpus_per_node is 2, {found} resources.gpus_per_node=0 --set resources.tasks_per_node=2",
+    ]
+    assert warnings_of(here, {}, "slurm", resources=two) == []
+    forced = replace(request_of(spec_of({}, resources=two), cluster="local"), force=True)
+    assert len(check_submittable(forced)) == 1
+    (devices / "nvidia0").touch()
+    assert warnings_of(here, {}, "local", resources=two) == []
 
 
 def test_the_data_are_looked_for_where_a_mount_takes_them_from(here: Path) -> None:

@@ -215,3 +215,79 @@ def test_a_sweep_is_not_followed(slurm: FakeSlurm, capsys: pytest.CaptureFixture
     swept(slurm, count=2)
     code, _, err = run(capsys, "--resume", "s1", "--follow")
     assert (code, err.startswith("hpcddp: --follow stays with one run")) == (2, True)
+
+
+def test_a_dry_run_says_what_would_continue_and_changes_nothing(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = swept(slurm, element_0="finished", element_1="failed", element_2="finished", element_4="finished")
+    before = sorted(sweep.path.parent.rglob("*"))
+    code, out, err = run(capsys, "--resume", "s1", "--dry-run")
+    assert (code, out) == (0, "s1_1\ns1_3\n")
+    assert err == f"dry run: would go to slurm, 2 elements of sweep directory {sweep.path}; 3 finished, 0 alive\n"
+    document = json.loads(run(capsys, "--resume", "s1", "--dry-run", "--json")[1])
+    assert document == {
+        "sweep_id": "s1",
+        "sweep_dir": str(sweep.path),
+        "cluster": "slurm",
+        "elements": [{"run_id": "s1_1"}, {"run_id": "s1_3"}],
+        "finished": 3,
+        "alive": 0,
+    }
+    assert (sorted(sweep.path.parent.rglob("*")), len(slurm.calls)) == (before, 1)
+    sweep.directory.script.unlink()
+    code, _, err = run(capsys, "--resume", "s1", "--dry-run")
+    assert (code, err.endswith("hpcddp submit JOB --resume s1_1\n")) == (2, True)
+
+
+def test_another_run_root_is_refused_because_a_run_stays_where_it_is(
+    slurm: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = swept(slurm, count=2, element_0="failed")
+    for words in (("s1",), ("s1_0",), ("s1_1",), ("s1_0", "--time", "10"), (str(sweep.run(0).path),)):
+        code, out, err = run(capsys, "--resume", *words, "--run-root", "other")
+        assert (code, out) == (2, "")
+        assert err.endswith(f" is in {tmp_path / 'runs'}, where it continues; leave --run-root out\n")
+    assert (len(slurm.calls), sweep.run(1).path.exists()) == (1, False)
+    assert run(capsys, "--resume", "s1_0", "--run-root", "runs")[0] == 0
+
+
+PLACEHOLDERS = "name: demo\ncommand: ['true', '--lr={lr}', '{{x}}']\nsweep: {lr: [0.1, 0.2]}\n"
+
+
+def commands_of(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("command: ")]
+
+
+def test_an_element_with_placeholders_is_resumed_with_options(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("job.yaml").write_text(PLACEHOLDERS)
+    request = request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())
+    sweep = submit_sweep(request).sweep
+    element = begin_element(sweep, 1)
+    write_json(element.result, {"status": "failed", "reason": "x"})
+
+    code, _, err = run(capsys, "--resume", "s1_1", "--time", "10")
+    assert (code, err) == (0, "")
+    assert commands_of(element.script.read_text()) == commands_of(element.job_file.read_text())
+    assert "#SBATCH --time=00:10:00\n" in element.script.read_text()
+    assert commands_of(element.job_file.read_text()) == ['command: ["true", "--lr=0.2", "{x}"]']
+
+    # A job file has the placeholders; a new command may have them.
+    write_json(element.result, {"status": "failed", "reason": "x"})
+    code, script, err = run(capsys, "job.yaml", "--resume", "s1_1", "--dry-run")
+    assert (code, commands_of(script)) == (0, ['command: ["true", "--lr=0.2", "{x}"]']), err
+    for words, expected in ((["{lr}", "{{y}}"], '"0.2", "{y}"'), (["{{lr}}", "7"], '"{{lr}}", "7"')):
+        code, script, err = run(capsys, "--resume", "s1_1", "--dry-run", "--", "true", *words)
+        assert (code, commands_of(script)) == (0, [f'command: ["true", {expected}]']), err
+
+
+def test_a_new_command_of_an_element_names_a_placeholder_that_there_is_not(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("job.yaml").write_text(PLACEHOLDERS)
+    request = request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())
+    write_json(begin_element(submit_sweep(request).sweep, 1).result, {"status": "failed", "reason": "x"})
+    code, _, err = run(capsys, "--resume", "s1_1", "--", "true", "{lr}", "{seed}")
+    assert (code, "command: holds {seed}, which has no values in the sweep" in err) == (2, True)

@@ -110,12 +110,12 @@ def test_start_up_lines_print_every_derived_number(training: Training) -> None:
     training.train(batch__max_per_device_batch_size=9, train__epochs=2)
     text = "\n".join(training.said)
     for part in (
-        "run run, attempt 0: 1 ranks on cpu, each with 1 threads and 0 loader workers; seed 0",
+        "run run, attempt 0: 1 rank on cpu, each with 1 thread and 0 loader workers; seed 0",
         "(3,258 parameters), fp64, sgd",
         "100 training and 50 validation samples, 10 classes",
         "global batch 32 samples = per rank 1 x 32, in 4 micro-steps of at most 8",
         "2 epochs x 4 steps = 8 steps; an epoch's last batch has 4 samples (tail keep: 0 repeated, 0 left out)",
-        "learning rate 0.1, constant, warm-up 0 epochs; evaluation every 1 epochs; checkpoint every 10 minutes",
+        "learning rate 0.1, constant, warm-up 0 epochs; evaluation every epoch; checkpoint every 10 minutes",
         "epoch 2/2, step 8/8: loss ",
         "finished: 8 steps in ",
     ):

@@ -186,7 +186,7 @@ def _slurm(environment: Mapping[str, str]) -> Finding:
             return Finding(
                 name="slurm",
                 verdict="warning",
-                found="no Slurm here: " + ("sinfo was not found" if missing else "its commands find no slurm.conf"),
+                found="no Slurm here: " + ("sinfo was not found" if missing else "Slurm's commands find no slurm.conf"),
                 remedy="run this on a login node; without Slurm, hpcddp submit --cluster local works",
             )
         return Finding(name="slurm", verdict="error", found=error.message, remedy="ask your site")

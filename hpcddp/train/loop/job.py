@@ -19,6 +19,7 @@ from hpcddp.batch.order import CONTRACT_VERSION
 from hpcddp.batch.plan import BatchStart, Steps
 from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.problems import counted
 from hpcddp.jobfile.sections import LearningRate, Unit
 from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import EventKind, append_event
@@ -214,8 +215,9 @@ def start_up_lines(
     """
     train, plan, rate = context.train, schedule.plan, schedule.learning_rate
     yield (
-        f"hpcddp: run {context.run.run_id}, attempt {context.attempt}: {context.world_size} ranks on "
-        f"{context.device.type}, each with {context.threads} threads and {facts['workers']} loader workers; "
+        f"hpcddp: run {context.run.run_id}, attempt {context.attempt}: "
+        f"{counted(context.world_size, 'rank')} on {context.device.type}, each with "
+        f"{counted(context.threads, 'thread')} and {counted(facts['workers'], 'loader worker')}; "
         f"seed {train.seed}"
     )
     yield (
@@ -225,12 +227,13 @@ def start_up_lines(
     )
     yield (
         f"  global batch {plan.global_batch_size} {plan.unit}s = per rank {_shares_text(plan.per_rank_samples)}, "
-        f"in {plan.grad_accum_steps} micro-steps of at most {max(plan.micro_batches[0])}"
+        f"in {counted(plan.grad_accum_steps, 'micro-step')} of at most {max(plan.micro_batches[0])}"
     )
-    product = f"{schedule.epochs} epochs x {schedule.steps_per_epoch} steps = {schedule.total_steps} steps"
+    epochs, total = counted(schedule.epochs, "epoch"), counted(schedule.total_steps, "step")
+    product = f"{epochs} x {counted(schedule.steps_per_epoch, 'step')} = {total}"
     if progress.batch_starts:
         product = (
-            f"{schedule.epochs} epochs, {schedule.total_steps} steps, {schedule.steps_per_epoch} in an epoch of "
+            f"{epochs}, {total}, {schedule.steps_per_epoch} in an epoch of "
             f"{_start_text(progress.batch_starts[-1], plan.unit)}"
         )
     yield (
@@ -238,10 +241,11 @@ def start_up_lines(
         f"last batch has {plan.tail_samples} {plan.unit}s (tail {plan.tail}: {plan.duplicated} repeated, "
         f"{plan.dropped} left out)"
     )
+    evaluated = "every epoch" if schedule.eval_every == 1 else f"every {schedule.eval_every} epochs"
     yield (
         f"  learning rate {rate.base:g}{_rule_text(context.spec.learning_rate)}, {rate.schedule}, warm-up "
-        f"{rate.warmup_epochs:g} epochs; evaluation every "
-        f"{schedule.eval_every} epochs; checkpoint {_interval_text(schedule.every)}, "
+        f"{rate.warmup_epochs:g} epochs; evaluation {evaluated}; "
+        f"checkpoint {_interval_text(schedule.every)}, "
         f"{context.spec.checkpoint.keep} kept"
     )
     yield from (f"  note: {note}" for note in facts["notes"])
