@@ -111,7 +111,7 @@ def own_request(
     owner = script_owner(run)
     check_run_directory(owner.path)
     custom = (read_submission(owner) or previous).template
-    spec = read_job_file(run)
+    spec = _own_job(run)
     if custom not in {None, DEFAULT_TEMPLATE}:
         raise SubmissionError(
             f"the run {run.run_id} was submitted with --template {custom}, whose script may hold more than its job; "
@@ -522,13 +522,21 @@ def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
 def _own_submission(run: RunDirectory) -> SubmissionRecord:
     """Return the newest submission of a run whose script is kept."""
     _refuse_whole_sweep(run)
-    previous = read_submission(run)
+    # An element that was cancelled before it began has no directory in a dry run.
+    previous = read_submission(run if run.path.exists() else script_owner(run))
     if previous is None:
         raise SubmissionError(
             f"the script of the run {run.path} was submitted by hand and is not kept there; give the job file too: "
             f"{resume_command(run)}"
         )
     return previous
+
+
+def _own_job(run: RunDirectory) -> JobSpec:
+    sweep = None if run.path.exists() else sweep_of(run)
+    if sweep is None:
+        return read_job_file(run)
+    return element_spec(read_job_file(sweep.directory), sweep.elements[index_of(run)])
 
 
 def _refuse_whole_sweep(run: RunDirectory) -> None:
