@@ -352,7 +352,7 @@ def resume_sweep(
 def prepare_sweep(
     sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: str | None = None
 ) -> tuple[SubmitRequest, tuple[str, ...]]:
-    """Check whether elements of a sweep can be submitted again, without a change to anything; arguments as there.
+    """Check whether elements of a sweep can be submitted again, without a change; arguments as ``resume_sweep``.
 
     Returns:
         The request of the sweep, and what may keep its elements from running, a sentence each.
