@@ -111,7 +111,7 @@ def own_request(
     owner = script_owner(run)
     check_run_directory(owner.path)
     custom = (read_submission(owner) or previous).template
-    spec = read_job_file(run)
+    spec = _own_job(run)
     if custom not in {None, DEFAULT_TEMPLATE}:
         raise SubmissionError(
             f"the run {run.run_id} was submitted with --template {custom}, whose script may hold more than its job; "
@@ -174,7 +174,7 @@ def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
     check_run_directory(run.path)
     _refuse_whole_sweep(run)
     original = original_of(run)
-    _refuse_alive(run, read_submission(run), original=original)
+    _refuse_alive(run, _newest_submission(run), original=original)
     if not request.job.named & _MORE_WORK:
         _refuse_finished(run)
     job = prepare(replace(request, run_id=run.run_id, job=job_of_run(run, request.job)))
@@ -352,7 +352,7 @@ def resume_sweep(
 def prepare_sweep(
     sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: str | None = None
 ) -> tuple[SubmitRequest, tuple[str, ...]]:
-    """Check whether elements of a sweep can be submitted again, without a change to anything; arguments as there.
+    """Check whether elements of a sweep can be submitted again, without a change; arguments as ``resume_sweep``.
 
     Returns:
         The request of the sweep, and what may keep its elements from running, a sentence each.
@@ -522,13 +522,29 @@ def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
 def _own_submission(run: RunDirectory) -> SubmissionRecord:
     """Return the newest submission of a run whose script is kept."""
     _refuse_whole_sweep(run)
-    previous = read_submission(run)
+    previous = _newest_submission(run)
     if previous is None:
         raise SubmissionError(
             f"the script of the run {run.path} was submitted by hand and is not kept there; give the job file too: "
             f"{resume_command(run)}"
         )
     return previous
+
+
+def _newest_submission(run: RunDirectory) -> SubmissionRecord | None:
+    """Return the newest submission of a run; an element that never began has no directory, and that of its sweep."""
+    sweep = None if run.path.exists() else sweep_of(run)
+    if sweep is None:
+        return read_submission(run)
+    previous = read_submission(sweep.directory)
+    return None if previous is None else replace(previous, job_id=sweep.job_id(index_of(run)) or previous.job_id)
+
+
+def _own_job(run: RunDirectory) -> JobSpec:
+    sweep = None if run.path.exists() else sweep_of(run)
+    if sweep is None:
+        return read_job_file(run)
+    return element_spec(read_job_file(sweep.directory), sweep.elements[index_of(run)])
 
 
 def _refuse_whole_sweep(run: RunDirectory) -> None:

@@ -240,6 +240,26 @@ def test_a_dry_run_says_what_would_continue_and_changes_nothing(
     assert (code, err.endswith("hpcddp submit JOB --resume s1_1\n")) == (2, True)
 
 
+def test_a_dry_run_of_an_element_that_never_began_shows_its_script_and_makes_no_directory(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("job.yaml").write_text(PLACEHOLDERS)
+    request = request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())
+    sweep = submit_sweep(request).sweep
+    for words in ((), ("--time", "10"), ("job.yaml",)):
+        code, script, err = run(capsys, *words, "--resume", "s1_1", "--dry-run")
+        assert (code, commands_of(script)) == (0, ['command: ["true", "--lr=0.2", "{x}"]']), err
+        assert err.endswith(f"run directory {sweep.run(1).path}\n")
+    pending = {"101_1": {"JobState": "PENDING"}}
+    monkeypatch.setattr(commands, "show_job", pending.get)
+    assert run(capsys, "--resume", "s1_1", "--dry-run") == (
+        2,
+        "",
+        "hpcddp: the run s1_1 is alive as job 101_1; wait for its end, or end it with: scancel 101_1\n",
+    )
+    assert not sweep.run(1).path.exists()
+
+
 def test_another_run_root_is_refused_because_a_run_stays_where_it_is(
     slurm: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
