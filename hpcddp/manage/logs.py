@@ -15,7 +15,7 @@ from typing import Any, Final
 from hpcddp.errors import UserError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, read_failures
-from hpcddp.run.files import GrowingFile, NotRegularError, exists, lines_from, read_tail, why_unreadable
+from hpcddp.run.files import GrowingFile, NotRegularError, lines_from, read_tail, why_unreadable
 from hpcddp.run.job_records import known_hosts, member_word, read_start
 from hpcddp.run.log_timestamps import Times, read_times
 from hpcddp.run.record import RecordError
@@ -114,7 +114,10 @@ def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool
     """
     found, member = attempt.rank_logs(), member_word(attempt)
     if missing := [rank for rank in ranks if rank not in found]:
-        has = f"no {member} has one yet" if not found else f"{member}s 0 to {max(found)} have one"
+        has = f"no {member} has one yet"
+        if found:
+            last = max(found)
+            has = f"{member}s 0 to {last} have one" if last else f"{member} 0 has one"
         raise NoLogError(f"{member} {missing[0]} has no log in attempt {attempt.number}; {has}")
     hosts = _hosts(attempt)
     chosen = sorted(rank for rank in found if not ranks or rank in ranks)
@@ -174,8 +177,8 @@ def lines_of(source: Source) -> Iterator[LogLine]:
     end = sys.maxsize if source.end is None else source.end
     times = Times(sizes=(), times=(0.0,))
     try:
-        if exists(source.path) and not source.path.is_file():
-            raise NotRegularError(errno.EINVAL, "it is not a regular file", str(source.path))
+        if source.path.is_fifo():
+            raise NotRegularError(errno.EINVAL, "it is a named pipe", str(source.path))
         times = read_times(source.path)
         yield from _timed(source, lines_from(source.path, source.begin, end=end, with_last=True), times)
     except OSError as error:

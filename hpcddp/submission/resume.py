@@ -552,7 +552,7 @@ def _refuse_whole_sweep(run: RunDirectory) -> None:
     if sweep is not None:
         raise SubmissionError(
             f"{run.run_id} is a sweep, and its runs continue as they were submitted: hpcddp submit --resume "
-            f"{run.run_id}; for another job, resume one of them: {_with_job(sweep.run(0))}"
+            f"{run.run_id}; with options, resume one of them: hpcddp submit --resume {sweep.run(0).run_id}"
         )
 
 

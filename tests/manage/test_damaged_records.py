@@ -252,7 +252,7 @@ def test_a_pipe_in_place_of_a_log_is_a_sentence(scenario: Scenario) -> None:
         os.mkfifo(path)
     for path in logs:
         assert f"{path} is not a regular file" in COMMANDS["status"].act(scenario)
-    assert "(this log cannot be read: it is not a regular file)" in COMMANDS["logs"].act(scenario)
+    assert "(this log cannot be read: it is a named pipe)" in COMMANDS["logs"].act(scenario)
 
 
 def test_the_end_of_a_run_whose_events_cannot_be_read_is_one_sentence(scenario: Scenario) -> None:

@@ -70,6 +70,12 @@ def test_some_ranks_only(made: FakeRun) -> None:
         sources(made.attempt(), ranks=[7])
 
 
+def test_one_rank_is_named_as_one(made: FakeRun) -> None:
+    made.attempt().rank_log(1).unlink()
+    with pytest.raises(NoLogError, match=r"; rank 0 has one$"):
+        sources(made.attempt(), ranks=[7])
+
+
 def test_the_batch_scripts_words_of_this_attempt_alone(made: FakeRun) -> None:
     texts = [f"{beginning(made.attempt(number))}word {number}\n" for number in range(2)]
     made.run.batch_log.write_text("".join(texts))
