@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -59,6 +61,24 @@ def require(purpose: str, *names: str) -> None:
     missing = [name for name in names if not is_installed(name)]
     if missing:
         raise MissingPackageError(missing_packages(purpose, missing, sys.executable))
+
+
+def pip_requirement() -> str:
+    """Return what ``pip install`` takes to install this hpcddp into another Python.
+
+    Returns:
+        The directory or the file that it was installed from; its name if it came from a package index.
+    """
+    # These take some milliseconds, and every command imports this file.
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    with suppress(PackageNotFoundError, ValueError, KeyError, TypeError):
+        # PEP 610
+        url = urlsplit(json.loads(distribution("hpcddp").read_text("direct_url.json") or "{}")["url"])
+        if url.scheme == "file":
+            return unquote(url.path)
+    return "hpcddp"
 
 
 def shipped_directory(name: str) -> Path:

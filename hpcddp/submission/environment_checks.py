@@ -16,7 +16,7 @@ import hpcddp
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.environment import Container, Environment, unmountable
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.packages import is_installed, missing_packages
+from hpcddp.packages import is_installed, missing_packages, pip_requirement
 from hpcddp.slurm import commands
 from hpcddp.submission.request import Obstacle
 
@@ -115,7 +115,7 @@ def _virtual(
         what = f"there is no {python}" if venv.is_dir() else f"there is no directory {venv}"
         yield Obstacle(sentence=f"environment.{field} is {value!r}, and {what}; {instead}")
         return
-    add = f"uv add --project {shlex.quote(value)} hpcddp" if field == "uv" else None
+    add = ["uv", "add", "--project", value] if field == "uv" else []
     named = f"environment.{field} is {value!r}, whose python"
     yield from _without_hpcddp(named, python, spec, environment, add)
 
@@ -183,7 +183,7 @@ def _prefix_of(conda: str, name: str, environment: Mapping[str, str]) -> Path | 
 
 
 def _without_hpcddp(
-    named: str, python: Path, spec: JobSpec, environment: Mapping[str, str], add: str | None = None
+    named: str, python: Path, spec: JobSpec, environment: Mapping[str, str], add: Sequence[str] = ()
 ) -> Iterator[Obstacle]:
     """Yield an interpreter that has no hpcddp, another version of it, or not the packages that the job needs."""
     section = spec.environment
@@ -191,10 +191,10 @@ def _without_hpcddp(
     probe = [str(python.absolute()), "-P", "-c", _PROBE, *_packages(spec)]
     done = _run(probe, {**environment, **section.env})
     if done.returncode != 0:
-        add = add or f"{shlex.quote(str(python))} -m pip install hpcddp"
+        install = shlex.join([*(add or [str(python), "-m", "pip", "install"]), pip_requirement()])
         reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing").strip()
         yield Obstacle(
-            sentence=f"{named} cannot run hpcddp ({reason}); run: {add}",
+            sentence=f"{named} cannot run hpcddp ({reason}); run: {install}",
             # Modules and shell lines may add it on the node.
             certain=not (section.modules or section.setup),
         )

@@ -227,7 +227,7 @@ HPCDDP_JOB
   hpcddp_code=$?
   "$hpcddp_python" -P -c 'import hpcddp.supervise.begin' 2>/dev/null ||
     echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
-      "($hpcddp_python -m pip install hpcddp), or choose another interpreter in environment" >&2
+      "(docs/install.md), or choose another interpreter in environment" >&2
   exit "$hpcddp_code"
 }
 [[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0

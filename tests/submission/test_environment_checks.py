@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 import hpcddp
+from hpcddp.packages import pip_requirement
 from hpcddp.submission import environment_checks
 from tests.submission.submitting import errors_of, program, virtual, warnings_of
 
@@ -31,11 +34,32 @@ def test_a_virtual_environment_without_an_interpreter_is_named(here: Path) -> No
     ]
 
 
+@pytest.mark.parametrize(
+    ("origin", "requirement"),
+    [
+        ({"url": "file:///home/me/hpcddp%20clone", "dir_info": {"editable": True}}, "/home/me/hpcddp clone"),
+        ({"url": "https://example.org/hpcddp.git", "vcs_info": {}}, "hpcddp"),
+        ({}, "hpcddp"),
+        (None, "hpcddp"),
+    ],
+)
+def test_hpcddp_is_installed_elsewhere_from_where_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any] | None, requirement: str
+) -> None:
+    metadata = tmp_path / "hpcddp-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: hpcddp\nVersion: 1.0\n")
+    if origin is not None:
+        (metadata / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert pip_requirement() == requirement
+
+
 def test_a_virtual_environment_without_hpcddp_is_told_how_to_get_it(here: Path) -> None:
     virtual(Path("bare venv"), with_hpcddp=False)
     sentence = (
         "environment.venv is 'bare venv', whose python cannot run hpcddp (ModuleNotFoundError: No module named "
-        "'hpcddp'); run: 'bare venv/bin/python' -m pip install hpcddp"
+        f"'hpcddp'); run: 'bare venv/bin/python' -m pip install {shlex.quote(pip_requirement())}"
     )
     assert errors_of(here, {"venv": "bare venv"}) == [sentence]
     # Lines that run before may bring it.
@@ -55,7 +79,7 @@ def test_an_interpreter_of_the_users_own_is_looked_at_too(here: Path) -> None:
     assert errors_of(here, {"python": python}) == [
         (
             f"environment.python is '{python}', which cannot run hpcddp (ModuleNotFoundError: No module named "
-            f"'hpcddp'); run: {python} -m pip install hpcddp"
+            f"'hpcddp'); run: {python} -m pip install {shlex.quote(pip_requirement())}"
         )
     ]
     for name in ("/no/such/python", "python9.99"):
@@ -87,7 +111,7 @@ def test_a_uv_project_says_what_to_run(here: Path) -> None:
     assert errors_of(here, {"uv": "project"}) == [
         (
             "environment.uv is 'project', whose python cannot run hpcddp (ModuleNotFoundError: No module named "
-            "'hpcddp'); run: uv add --project project hpcddp"
+            f"'hpcddp'); run: uv add --project project {shlex.quote(pip_requirement())}"
         )
     ]
 

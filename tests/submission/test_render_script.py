@@ -231,6 +231,6 @@ def test_an_interpreter_without_hpcddp_is_named_when_nothing_has_started(runner:
     assert code == 1
     assert errors.splitlines()[-1] == (
         f"hpcddp: {runner.python} cannot run hpcddp on {socket.gethostname()}; install hpcddp for it "
-        f"({runner.python} -m pip install hpcddp), or choose another interpreter in environment"
+        "(docs/install.md), or choose another interpreter in environment"
     )
     assert runner.words("srun") == []
