@@ -369,16 +369,20 @@ Listed = tuple[Mapping[str, Any], ...]
 _RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})", re.ASCII)
 
 
-def expand_ranges(values: Iterable[Any]) -> Iterator[Any]:
+def expand_ranges(values: Iterable[Any], *, as_texts: bool = False) -> Iterator[Any]:
     """Yield values, with the numbers of each range: ``0..4`` is 0, 1, 2, 3, 4.
 
     A range that is empty, or longer than ``LARGEST_SWEEP``, is not expanded.
+
+    Args:
+        values: the values.
+        as_texts: whether the numbers of a range are texts, as the values of environment variables are.
     """
     for value in values:
         match = _RANGE.fullmatch(value) if isinstance(value, str) else None
         first, last = (int(match[1]), int(match[2])) if match else (0, -1)
         if first <= last < first + LARGEST_SWEEP:
-            yield from range(first, last + 1)
+            yield from map(str if as_texts else int, range(first, last + 1))
         else:
             yield value
 
@@ -402,7 +406,12 @@ def _sweep(value: object) -> Grid | Listed | None:
         return None
     if isinstance(value, Mapping):
         return {
-            str(key): tuple(expand_ranges(values if isinstance(values, list | tuple) else [values]))
+            str(key): tuple(
+                expand_ranges(
+                    values if isinstance(values, list | tuple) else [values],
+                    as_texts=str(key).startswith("environment.env."),
+                )
+            )
             for key, values in value.items()
         }
     if isinstance(value, list | tuple) and all(isinstance(element, Mapping) for element in value):

@@ -201,23 +201,19 @@ def _read_axis(key: str, text: str) -> list[Any]:
         raise DocumentError(
             "is not a list of values; write them with commas between them, and quote a string with commas"
         )
+    written = [document.written.get((str(index),)) for index in range(len(document.value))]
     if is_placeholder(key):
-        written = [document.written.get((str(index),)) for index in range(len(document.value))]
         return list(expand_ranges(map(_for_command, document.value, written)))
-    values = list(expand_ranges(document.value))
-    return _as_written(values, document) if _is_variable(path_of(key)) else values
+    if _is_variable(path_of(key)):
+        # Numbers as they were written.
+        texts = [value if text is None else text for value, text in zip(document.value, written, strict=True)]
+        return list(expand_ranges(texts, as_texts=True))
+    return list(expand_ranges(document.value))
 
 
 def _for_command(value: object, written: str | None) -> object:
     """Return a value of a command; one that the command would spell differently, such as 1e-3 or True, as a text."""
     return value if written is None or argument_text(value) == written else written
-
-
-def _as_written(values: Sequence[Any], document: Document) -> list[Any]:
-    """Return the values of an environment variable as texts, numbers as they were written."""
-    if len(values) != len(document.value):
-        return [str(value) for value in values]
-    return [document.written.get((str(index),), value) for index, value in enumerate(values)]
 
 
 def _read_file(path: FilePath) -> object:

@@ -451,7 +451,7 @@ class SweepAnswer:
         others = {answer.status.state for _, answer in self.groups} - {State.FINISHED, State.UNKNOWN}
         if any(not state.is_alive for state in others):
             resume = shlex.join(["hpcddp", "submit", "--resume", self.called])
-            yield f"to resume all that have ended and not finished: {resume}"
+            yield f"to resume those that ended without finishing: {resume}"
 
 
 def explain_sweep(status: SweepStatus, *, unanswered: bool, called: str | None = None) -> SweepAnswer:

@@ -38,6 +38,8 @@ def refusal(directory: Path, *axes: str, file: str | None = None, more: str = ""
         ("train.model=resnet18,'resnet34'", ("resnet18", "resnet34")),
         ("environment.env.LR=0.10,1e-3,no", ("0.10", "1e-3", "no")),
         ("environment.env.SEED=0..2", ("0", "1", "2")),
+        ("environment.env.SEED=0..0", ("0",)),
+        ("environment.env.SEED=1..2,07", ("1", "2", "07")),
         ('environment.env.WORD="a, b",$HOME', ("a, b", "$HOME")),
         ("train.model_args.layers=[1, 2],[3]", ([1, 2], [3])),
     ],

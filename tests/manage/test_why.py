@@ -201,7 +201,7 @@ def test_a_sweep_gives_each_answer_once_and_trouble_first(tmp_path: Path) -> Non
     assert lines[5] == "  element 0 finished"
     assert lines[-2:] == [
         "next: hpcddp why sweep_1",
-        "to resume all that have ended and not finished: hpcddp submit --resume sweep",
+        "to resume those that ended without finishing: hpcddp submit --resume sweep",
     ]
 
 

@@ -209,7 +209,7 @@ def living(tmp_path: Path) -> Iterator[RunDirectory]:
     run = RunDirectory(Path(json.loads(done.stdout)["run_dir"]))
     yield run
     done = hpcddp(tmp_path, "cancel", run.path)
-    assert "was signalled; it saves and exits" in done.stdout
+    assert "was signalled; its program receives SIGTERM" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["cancel", "requeue"])

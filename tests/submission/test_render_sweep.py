@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcddp.jobfile.fields import unexpanded_range
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.submission.render import render_script
@@ -71,15 +72,23 @@ def test_a_swept_variable_takes_the_place_of_the_jobs_own(runner: ScriptRunner) 
     assert {"V_A=y", "V_B=b"} <= set(runner.words("environment"))
 
 
+NO_RANGE = TEXT.filter(lambda text: unexpanded_range([text]) is None)
+
+
 @settings(max_examples=40)
 @given(
-    values=st.lists(TEXT, min_size=1, max_size=3, unique=True),
-    others=st.lists(TEXT, min_size=1, max_size=2, unique=True),
+    values=st.lists(NO_RANGE, min_size=1, max_size=3, unique=True),
+    others=st.lists(NO_RANGE, min_size=1, max_size=2, unique=True),
 )
 def test_every_value_of_a_grid_arrives_byte_for_byte(values: list[str], others: list[str]) -> None:
     swept = job({"environment.env.V_A": values, "train.seed": [1, 2], "environment.env.V_B": others})
     for index, (value, _, other) in enumerate(product(values, (1, 2), others)):
         assert seen_by(swept, index) == {"V_A": value, "V_B": other}
+
+
+def test_the_numbers_of_a_range_are_values_of_a_variable() -> None:
+    swept = job({"environment.env.V_A": "8..10", "environment.env.V_B": ["0..0"]})
+    assert seen_by(swept, 2) == {"V_A": "10", "V_B": "0"}
 
 
 @settings(max_examples=20)

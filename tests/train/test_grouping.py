@@ -62,7 +62,7 @@ def test_failure_of_the_users_function_is_named(training: Training, function: st
 def test_names_may_be_texts_or_whole_numbers_of_any_kind(training: Training) -> None:
     training.train(**GROUPS, batch__group=f"{HERE}:numpy_fives")
     assert [record["samples_seen"] for record in steps(training.run.path)] == [20, 40]
-    assert "  global batch 4 groups = per rank 1 x 4, in 1 micro-steps of at most 4" in training.said
+    assert "  global batch 4 groups = per rank 1 x 4, in 1 micro-step of at most 4" in training.said
 
 
 def test_a_single_group_of_one_sample_is_too_little_for_batch_norm(training: Training) -> None:
