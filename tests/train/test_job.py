@@ -198,16 +198,18 @@ def test_failed_save_warns_and_the_third_after_a_long_time_ends_the_run(
 
 def test_failed_save_that_is_followed_by_a_good_one_is_forgiven(training: Training) -> None:
     training.run.checkpoints.write_text("a file where the folder should be")
-    calls = iter(range(100))
 
     def repair() -> int:
-        if next(calls) == 5:
+        # A thread writes, so that the warning may come some steps after the save.
+        if training.run.checkpoints.is_file() and any("saving after step 4 failed" in line for line in training.said):
             training.run.checkpoints.unlink()
         return 0
 
     training.train(train__epochs=3, should_stop=repair)
     assert result(training.run.path)["status"] == "finished"
-    assert [path.name for path in list_checkpoints(training.run.checkpoints)] == ["step-000012", "step-000008"]
+    kept = [path.name for path in list_checkpoints(training.run.checkpoints)]
+    assert kept[0] == "step-000012"
+    assert "step-000004" not in kept
 
 
 def test_clipping_and_label_smoothing_change_the_training(new_training: Any) -> None:
