@@ -145,7 +145,9 @@ def _recording(directory: Path) -> tuple[dict[str, str], Path]:
 
 def test_two_hundred_runs_are_shown_as_they_are_by_one_question_to_slurm(project: Project, tmp_path: Path) -> None:
     path, calls = _recording(tmp_path)
-    document = json.loads(project.hpcddp("status", "--all", "--json", env=path))
+    # The index of the session has runs of other tests too.
+    environment = {**path, "XDG_STATE_HOME": str(tmp_path / "state")}
+    document = json.loads(project.hpcddp("status", "--all", "--json", env=environment))
     assert Counter(run["state"] for run in document["runs"]) == EXPECTED
     assert [line.split()[0] for line in calls.read_text().splitlines()] == ["squeue"]
 
