@@ -171,8 +171,8 @@ def test_a_whole_sweep_is_not_resumed_at_once() -> None:
     with pytest.raises(SubmissionError) as caught:
         resume(sweep.directory, environment={})
     assert str(caught.value) == (
-        "s1 is a sweep, and its runs continue as they were submitted: hpcddp submit --resume s1; for another job, "
-        "resume one of them: hpcddp submit JOB --resume s1_0"
+        "s1 is a sweep, and its runs continue as they were submitted: hpcddp submit --resume s1; with options, "
+        "resume one of them: hpcddp submit --resume s1_0"
     )
     Path("job.yaml").write_text(JOB)
     with pytest.raises(SubmissionError, match="s1 is a sweep, and its runs continue as they were submitted"):
