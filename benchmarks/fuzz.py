@@ -597,7 +597,9 @@ def job_files(generator: random.Random, directory: Path) -> Case:
 def _assign(generator: random.Random, document: dict[str, Any], path: Sequence[str]) -> None:
     for name in path[:-1]:
         below = document.get(name)
-        document = document.setdefault(name, {}) if isinstance(below, dict) or below is None else {}
+        if below is None:
+            below = document[name] = {}
+        document = below if isinstance(below, dict) else {}
     name = path[-1] if generator.random() < 0.9 else f"{path[-1]}{_value(generator)}"  # noqa: PLR2004
     document[name] = {str(_value(generator)): _value(generator)} if generator.random() < 0.2 else _value(generator)  # noqa: PLR2004
 

@@ -46,7 +46,7 @@ def submit(
     command: Sequence[str | os.PathLike[str]] | None = None,
     cluster: ClusterChoice = "auto",
     force: bool = False,
-    **overrides: Any,  # noqa: ANN401  values of the job file
+    **overrides: object,
 ) -> Run:
     """Submit a job, as ``hpcddp submit`` does, and return its run at once.
 
@@ -85,7 +85,7 @@ def render(
     *,
     command: Sequence[str | os.PathLike[str]] | None = None,
     run_id: str | None = None,
-    **overrides: Any,  # noqa: ANN401  values of the job file
+    **overrides: object,
 ) -> str:
     """Return the sbatch script of a job, as ``hpcddp render`` prints it; arguments as ``submit`` has them.
 
@@ -108,7 +108,7 @@ def plan(
     job: Job,
     *,
     samples: int | None = None,
-    **overrides: Any,  # noqa: ANN401  values of the job file
+    **overrides: object,
 ) -> JobPlan:
     """Return the batch plan of a job, as ``hpcddp plan`` explains it.
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from hpcddp.batch.job import JobPlan
 from hpcddp.batch.plan import BatchPlan
-from hpcddp.batch.refusals import count
 from hpcddp.batch.scaling import ScaledRule, Scaling
+from hpcddp.jobfile.problems import counted
 
 _WIDTH = 100
 _LABEL = 17
@@ -49,13 +49,13 @@ def explain(plan: JobPlan) -> str:
 
 
 def _step(batch: BatchPlan) -> Iterator[tuple[str, str]]:
-    yield "global batch", f"{batch.global_batch_size:,} {batch.unit}s, over {count(batch.world_size, 'rank')}"
+    yield "global batch", f"{batch.global_batch_size:,} {batch.unit}s, over {counted(batch.world_size, 'rank')}"
     yield from _shares(batch, batch.global_batch_size)
     cap, fixed = batch.max_per_device_batch_size, batch.per_device_batch_size
-    limit = "no limit per device" if cap is None else f"at most {count(cap, batch.unit)} per device at once"
+    limit = "no limit per device" if cap is None else f"at most {counted(cap, batch.unit)} per device at once"
     if fixed is not None:
-        limit = f"{count(fixed, batch.unit)} per device, held fixed"
-    yield "accumulation", f"{count(batch.grad_accum_steps, 'micro-step')} per optimizer step; {limit}"
+        limit = f"{counted(fixed, batch.unit)} per device, held fixed"
+    yield "accumulation", f"{counted(batch.grad_accum_steps, 'micro-step')} per optimizer step; {limit}"
     if batch.imbalance:
         largest, smallest = (size for _, size in batch.share_runs(batch.global_batch_size))
         yield (
@@ -74,15 +74,16 @@ def _epoch(batch: BatchPlan) -> Iterator[tuple[str, str]]:
     if batch.samples is None or steps is None or tail is None:
         yield "training data", f"unknown number of {batch.unit}s"
         return
-    yield "training data", f"{count(batch.samples, batch.unit)}"
+    yield "training data", f"{counted(batch.samples, batch.unit)}"
     if tail == batch.global_batch_size:
-        yield "steps", f"{steps:,} of {count(tail, batch.unit)}"
+        yield "steps", f"{steps:,} of {counted(tail, batch.unit)}"
     elif steps == 1:
-        yield "steps", f"1 of {count(tail, batch.unit)}"
+        yield "steps", f"1 of {counted(tail, batch.unit)}"
     else:
-        yield "steps", f"{steps:,}: {steps - 1:,} of {count(batch.global_batch_size, batch.unit)}, then one of {tail:,}"
+        most = f"{steps - 1:,} of {counted(batch.global_batch_size, batch.unit)}"
+        yield "steps", f"{steps:,}: {most}, then one of {tail:,}"
     if tail != batch.global_batch_size:
-        yield "last step", count(tail, batch.unit)
+        yield "last step", counted(tail, batch.unit)
         yield from _shares(batch, tail)
     yield f"tail {batch.tail}", _coverage(batch)
 
@@ -108,12 +109,12 @@ def _shares(batch: BatchPlan, samples: int) -> Iterator[tuple[str, str]]:
 def _terms(batch: BatchPlan, share: int) -> str:
     steps = batch.grad_accum_steps
     if steps == 1 or share == 0:
-        return count(share, batch.unit)
+        return counted(share, batch.unit)
     if steps <= _MOST_TERMS:
         terms = [str(size) for many, size in batch.micro_runs(share) for _ in range(many)]
     else:
         terms = [f"{many} x {size}" for many, size in batch.micro_runs(share)]
-    return f"{count(share, batch.unit)} = {' + '.join(terms)}"
+    return f"{counted(share, batch.unit)} = {' + '.join(terms)}"
 
 
 def _percent(fraction: float) -> str:
@@ -121,8 +122,8 @@ def _percent(fraction: float) -> str:
 
 
 def _training(plan: JobPlan) -> Iterator[tuple[str, str]]:
-    epochs = "an unknown number of epochs" if plan.epochs is None else count(plan.epochs, "epoch")
-    yield "length", epochs if plan.total_steps is None else f"{count(plan.total_steps, 'step')} in {epochs}"
+    epochs = "an unknown number of epochs" if plan.epochs is None else counted(plan.epochs, "epoch")
+    yield "length", epochs if plan.total_steps is None else f"{counted(plan.total_steps, 'step')} in {epochs}"
     if plan.learning_rate is None:
         yield "learning rate", "unknown"
         return

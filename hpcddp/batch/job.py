@@ -8,10 +8,11 @@ from typing import Any
 
 from hpcddp.batch.noise_scale import MeasuredNoise, larger_batch_pays, noise_note
 from hpcddp.batch.plan import BatchPlan, plan_batch, refuse_single_over_ranks, refuse_single_sample
-from hpcddp.batch.refusals import PlanError, count, refuse_accumulated_global_loss, refuse_below_one
+from hpcddp.batch.refusals import PlanError, refuse_accumulated_global_loss, refuse_below_one
 from hpcddp.batch.scaling import Scaling, scaling_of
 from hpcddp.batch.split import ceil_div
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.problems import counted
 from hpcddp.jobfile.sections import BatchNorm, LearningRate, Train
 
 # Longer lists are left out; a note gives the formula.
@@ -211,13 +212,13 @@ def _short_epoch(plan: BatchPlan) -> Iterator[str]:
         return
     if plan.tail == "keep":
         yield (
-            f"The training data has {count(plan.samples, plan.unit)}, fewer than one global batch: every step trains "
+            f"The training data has {counted(plan.samples, plan.unit)}, fewer than one global batch: every step trains "
             f"on {plan.samples}, not on {plan.global_batch_size}."
         )
     else:
         yield (
-            f"The training data has {count(plan.samples, plan.unit)}, fewer than one global batch: every step repeats "
-            f"some of them to fill {plan.global_batch_size}."
+            f"The training data has {counted(plan.samples, plan.unit)}, fewer than one global batch: every step "
+            f"repeats some of them to fill {plan.global_batch_size}."
         )
 
 
@@ -225,14 +226,14 @@ def _idle_shares(plan: BatchPlan) -> Iterator[str]:
     share = ceil_div(plan.global_batch_size, plan.world_size)
     if plan.grad_accum_steps > share:
         yield (
-            f"grad_accum_steps is {plan.grad_accum_steps}, more than the {count(share, plan.unit)} of a rank: "
+            f"grad_accum_steps is {plan.grad_accum_steps}, more than the {counted(share, plan.unit)} of a rank: "
             "some micro-steps are empty in every step."
         )
     idle = 0 if plan.tail_samples is None else sum(many for many, n in plan.share_runs(plan.tail_samples) if not n)
     if plan.tail_samples is not None and idle:
         yield (
-            f"The last step of an epoch has {count(plan.tail_samples, plan.unit)} for {plan.world_size} ranks: "
-            f"{count(idle, 'rank')} without any, which take part in the step with weight 0."
+            f"The last step of an epoch has {counted(plan.tail_samples, plan.unit)} for {plan.world_size} ranks: "
+            f"{counted(idle, 'rank')} without any, which take part in the step with weight 0."
         )
 
 
@@ -250,7 +251,7 @@ def _parts_of_a_batch(plan: BatchPlan) -> Iterator[str]:
         together = plan.micro_step_runs(plan.global_batch_size)[0][1]
         yield (
             f"If the model has BatchNorm: sync takes its statistics over a micro-step of all ranks, {together} of "
-            f"{count(plan.global_batch_size, plan.unit)}; with {plan.grad_accum_steps} micro-steps that is not one "
+            f"{counted(plan.global_batch_size, plan.unit)}; with {plan.grad_accum_steps} micro-steps that is not one "
             "batch, and changes with the number of ranks."
         )
 
@@ -290,7 +291,7 @@ def _warm_up_notes(rate: LearningRate, train: Train | None) -> Iterator[str]:
     if train is not None and rate.warmup_epochs >= train.epochs:
         yield (
             f"learning_rate.warmup_epochs is {rate.warmup_epochs:g} and the training has "
-            f"{count(train.epochs, 'epoch')}: the rate rises until the end of the training."
+            f"{counted(train.epochs, 'epoch')}: the rate rises until the end of the training."
         )
 
 

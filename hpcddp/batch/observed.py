@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpcddp.batch.refusals import PlanError, count, refuse_below_one
+from hpcddp.batch.refusals import PlanError, refuse_below_one
 from hpcddp.batch.split import ceil_div, divide
+from hpcddp.jobfile.problems import counted
 
 _WIDTH = 100
 _MOST_CANDIDATES = 1000
@@ -72,13 +73,13 @@ def explain_steps(*, steps: int, samples: int, world_size: int, intended_batch: 
             )
     share = ceil_div(samples, world_size)
     size, (here, above) = _nearest_size(share, steps)
-    makes = f"{count(size, 'sample')} per device {'makes' if size == 1 else 'make'} {here:,} and {size + 1:,} make"
+    makes = f"{counted(size, 'sample')} per device {'makes' if size == 1 else 'make'} {here:,} and {size + 1:,} make"
     why = "1 sample per device, the fewest, makes" if steps > share else makes
-    made = count(here if steps > share else above, "step")
+    made = counted(here if steps > share else above, "step")
     raise PlanError(
-        f"{count(steps, 'step')} per epoch cannot come from {count(samples, 'sample')} on {count(world_size, 'rank')}: "
-        f"each rank has {share:,}, and {why} {made}; check the three numbers, and where the run accumulates, multiply "
-        "its optimizer steps by the micro-steps",
+        f"{counted(steps, 'step')} per epoch cannot come from {counted(samples, 'sample')} on "
+        f"{counted(world_size, 'rank')}: each rank has {share:,}, and {why} {made}; check the three numbers, and "
+        "where the run accumulates, multiply its optimizer steps by the micro-steps",
         steps=steps,
         samples=samples,
         world_size=world_size,
@@ -187,12 +188,12 @@ class ObservedBatch:
 
     def explain(self) -> str:
         """Return the text of ``hpcddp plan --explain-steps``, lines of about 100 columns."""
-        seen = f"{count(self.steps, 'step')} per epoch, from {count(self.samples, 'sample')}"
+        seen = f"{counted(self.steps, 'step')} per epoch, from {counted(self.samples, 'sample')}"
         per_device = self._sizes(1), " (world size x per device)"
         local, product = ("uneven shares", "") if self.uneven else per_device
         lines = [
             "Actual batch of this run",
-            f"  seen             {seen} on {count(self.world_size, 'rank')}",
+            f"  seen             {seen} on {counted(self.world_size, 'rank')}",
             f"  per device       {local}",
             f"  global batch     {self._sizes(self._factor)}{product}",
             "",
@@ -205,7 +206,7 @@ class ObservedBatch:
     def _sizes(self, factor: int) -> str:
         if self.candidates is not None and len(self.candidates) <= _MOST_WRITTEN:
             *first, last = self.candidates
-            return " or ".join([*(f"{factor * size:,}" for size in first), count(factor * last, "sample")])
+            return " or ".join([*(f"{factor * size:,}" for size in first), counted(factor * last, "sample")])
         smallest, largest = min(one.smallest for one in self.roundings), [one.largest for one in self.roundings]
         most = "samples or more" if None in largest else f"to {factor * max(filter(None, largest)):,} samples"
         return f"{factor * smallest:,} {most}{'' if factor == 1 else f', in steps of {factor}'}"
@@ -215,7 +216,7 @@ class ObservedBatch:
             size, (here, above) = _nearest_size(ceil_div(self.samples, self.world_size), self.steps)
             yield (
                 f"No equal batch per device makes them: with DistributedSampler and DataLoader n = {size:,} gives "
-                f"{count(here, 'step')}, and n = {size + 1:,} gives {above:,}."
+                f"{counted(here, 'step')}, and n = {size + 1:,} gives {above:,}."
             )
         yield from map(self._reason, self.roundings)
         if (missed := self.missed_batch) is not None:
@@ -243,7 +244,7 @@ class ObservedBatch:
         span = f"every n from {first:,} on" if last is None else f"n = {first:,} to {last:,}"
         return (
             f"DistributedSampler{_OPTION[rounding.sampler]} gives each rank {_ROUNDED[rounding.sampler]}(N / W) = "
-            f"{count(rounding.samples, 'sample')}; DataLoader{_OPTION[rounding.loader]} makes {rounded}"
+            f"{counted(rounding.samples, 'sample')}; DataLoader{_OPTION[rounding.loader]} makes {rounded}"
             f"({rounding.samples:,} / n) steps of n, which is {self.steps:,} for "
             f"{f'n = {first:,} alone' if first == last else span}."
         )

@@ -9,6 +9,7 @@ from itertools import accumulate, chain, pairwise
 from hpcddp.batch import refusals
 from hpcddp.batch.refusals import PlanError
 from hpcddp.batch.split import ceil_div, filled_runs, offset, part, runs
+from hpcddp.jobfile.problems import counted
 from hpcddp.jobfile.sections import Split, Tail, Unit
 
 # Limit of the search for a valid number; each try takes a few divisions.
@@ -433,7 +434,7 @@ def _ways_out(plan: BatchPlan) -> list[str]:
     other_batch = next((other for other in batches if _works(plan, other, world)), None)
     other_world = next((other for other in worlds if _works(plan, batch, other)), None)
     ways += [] if other_batch is None else [f"global_batch_size {other_batch}"]
-    ways += [] if other_world is None else [refusals.count(other_world, "rank")]
+    ways += [] if other_world is None else [counted(other_world, "rank")]
     ways += ["train.batch_norm sync"] if _single_over_ranks(plan) is None else []
     return [*ways, "a model without BatchNorm"]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hpcddp.batch.split import ceil_div
 from hpcddp.errors import UserError
 from hpcddp.jobfile.batch_rules import fixed_ways_out
+from hpcddp.jobfile.problems import counted
 from hpcddp.jobfile.sections import Unit
 
 
@@ -39,7 +40,7 @@ def refuse_idle_ranks(batch: int, world: int, unit: Unit = "sample") -> None:
     if batch < world:
         raise PlanError(
             f"global_batch_size is {batch}, fewer {unit}s than the {world} ranks of the job, so that some ranks would "
-            f"always idle; write global_batch_size {world} or more, or use {count(batch, 'rank')} or fewer",
+            f"always idle; write global_batch_size {world} or more, or use {counted(batch, 'rank')} or fewer",
             global_batch_size=batch,
             world_size=world,
         )
@@ -87,7 +88,7 @@ def refuse_unfilled(batch: int, world: int, size: int) -> None:
     together, ways = world * size, ", or ".join(fixed_ways_out(batch, world, size))
     if batch % together:
         raise PlanError(
-            f"per_device_batch_size is {size}, and {count(world, 'rank')} make {together} of it in one micro-step, "
+            f"per_device_batch_size is {size}, and {counted(world, 'rank')} make {together} of it in one micro-step, "
             f"which does not divide global_batch_size {batch}; write {ways}",
             global_batch_size=batch,
             world_size=world,
@@ -99,7 +100,7 @@ def refuse_empty_epoch(samples: int, batch: int, unit: Unit = "sample") -> None:
     """Reject N < B when the tail is dropped: an epoch without a step."""
     if samples < batch:
         raise PlanError(
-            f"tail is 'drop' and the training data has {count(samples, unit)}, fewer than one global batch of "
+            f"tail is 'drop' and the training data has {counted(samples, unit)}, fewer than one global batch of "
             f"{batch}, so that an epoch would have no step; write global_batch_size {samples} or less, or tail 'keep' "
             "or 'wrap'",
             samples=samples,
@@ -113,7 +114,7 @@ def refuse_single(
     """Reject a micro-batch of one sample in front of BatchNorm; ``ways_out`` are changes that were found to work."""
     alone = ", some groups have one sample" if unit == "group" else ""
     raise PlanError(
-        f"step {step} of every epoch has {count(batch, unit)}, which leaves rank {rank} one {unit} in micro-step "
+        f"step {step} of every epoch has {counted(batch, unit)}, which leaves rank {rank} one {unit} in micro-step "
         f"{micro_step}{alone}, and BatchNorm has no variance over one sample; use {' or '.join(ways_out)}",
         step=step,
         batch=batch,
@@ -126,15 +127,10 @@ def refuse_single_over_ranks(step: int, batch: int, micro_step: int, *, unit: Un
     """Reject a micro-step of one sample over all ranks in front of BatchNorm over all ranks."""
     drop = "tail 'drop', " if step else ""
     raise PlanError(
-        f"step {step} of every epoch has {count(batch, unit)}, which leaves one {unit} to all ranks together in "
+        f"step {step} of every epoch has {counted(batch, unit)}, which leaves one {unit} to all ranks together in "
         f"micro-step {micro_step}, and BatchNorm has no variance over one sample; use {drop}another global_batch_size, "
         "or a model without BatchNorm",
         step=step,
         batch=batch,
         micro_step=micro_step,
     )
-
-
-def count(number: int, noun: str) -> str:
-    """Return the number with its noun, ``1 rank`` or ``2 ranks``."""
-    return f"1 {noun}" if number == 1 else f"{number:,} {noun}s"

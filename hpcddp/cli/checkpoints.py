@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from hpcddp.run.checkpoints import CheckpointState
 
-_KIB = 1024
 _TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -56,6 +55,8 @@ def checkpoints(
 
 
 def _lines(folder: Path, states: Sequence[CheckpointState], *, now: float) -> list[str]:
+    from hpcddp.manage.format import size_text
+
     if not states:
         return [f"{folder} holds no checkpoint"]
     rows = [("step", "size", "age", "attempt", "")]
@@ -75,16 +76,6 @@ def _verdict(state: CheckpointState) -> str:
         return f"not valid: {state.damage}"
     best = "; the best, checkpoints/best" if state.is_best else ""
     return f"valid{best}{'; a resume goes on from here' if state.resumes else ''}"
-
-
-def size_text(size: int) -> str:
-    """Return a number of bytes with a binary unit."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < _KIB:
-            break
-        value, unit = value / _KIB, larger
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def age_text(seconds: float) -> str:

@@ -98,19 +98,15 @@ class _Examples:
             return found
 
     def format_help(self, ctx: ClickObject, formatter: ClickObject) -> None:
-        """Write the help, on a terminal in the colours of the theme."""
+        """Write the help, with all options after ``--all``, on a terminal in the colours of the theme."""
         write_heading, write_dl, write_usage = formatter.write_heading, formatter.write_dl, formatter.write_usage
         formatter.write_heading = lambda heading: write_heading(styled(heading, "heading"))
         formatter.write_dl = lambda rows, *more, **named: write_dl(
             [(styled(first, "name"), second) for first, second in rows], *more, **named
         )
         formatter.write_usage = lambda name, *more: write_usage(styled(name, "heading"), *more)
-        super().format_help(ctx, formatter)  # type: ignore[misc]
-
-    def format_options(self, ctx: ClickObject, formatter: ClickObject) -> None:
-        """Write the options; all of them with ``--help --all``."""
         with self._all_listed() if ctx.meta.get(_ALL) else nullcontext():
-            super().format_options(ctx, formatter)  # type: ignore[misc]
+            super().format_help(ctx, formatter)  # type: ignore[misc]
 
     @contextmanager
     def _all_listed(self) -> Iterator[None]:

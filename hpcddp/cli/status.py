@@ -247,7 +247,9 @@ def _nothing(run_root: Path, *, everything: bool, wanted: Filter) -> str:
     from hpcddp.manage.format import one_line
     from hpcddp.run.index import indexed_runs
 
-    which = "there is no run" if wanted.is_empty else "no run matches --state, --name and --since"
+    given = {"--state": wanted.states, "--name": wanted.name, "--since": wanted.since}
+    options = [option for option, value in given.items() if value]
+    which = f"no run matches {' and '.join(options)}" if options else "there is no run"
     where = "" if everything else f" under {one_line(str(run_root.absolute()))}"
     elsewhere = "; hpcddp status --all shows those of other run roots" if not everything and indexed_runs() else ""
     return f"{which}{where}{elsewhere}"

@@ -94,8 +94,8 @@ def shown(value: object, *, written: str | None = None) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number of things: ``1 rank``, ``2 ranks``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return the number of things with their noun: ``1 rank``, ``2,048 ranks``."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

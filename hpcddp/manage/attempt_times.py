@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
@@ -563,7 +563,7 @@ class Goodput:
         )
         return useful / total if total > 0 else None
 
-    def _sum(self, weight: Any) -> dict[Phase, float]:  # noqa: ANN401
+    def _sum(self, weight: Callable[[AttemptTimes], float]) -> dict[Phase, float]:
         sums: dict[Phase, float] = {}
         for attempt in self.attempts:
             for phase, seconds in attempt.seconds.items():

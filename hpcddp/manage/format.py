@@ -51,6 +51,19 @@ def limit_text(seconds: float) -> str:
     return text
 
 
+_KIB: Final = 1024
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes with a binary unit."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < _KIB:
+            break
+        value, unit = value / _KIB, larger
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
 def step_text(step: int | None, total: int | None) -> str:
     """Return how far a run is."""
     done = NOTHING if step is None else str(step)

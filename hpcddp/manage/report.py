@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, Goodput, P
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.format import duration_text
 from hpcddp.manage.overview import SweepStatus
-from hpcddp.manage.run_files import readable, readable_lines
+from hpcddp.manage.run_files import T, readable, readable_lines
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
@@ -273,7 +274,7 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
     run = status.run
     damaged: dict[str, None] = dict.fromkeys(status.files.remarks)
 
-    def read(what: Any) -> Any:  # noqa: ANN401
+    def read(what: Callable[[], T | None]) -> T | None:
         found, damage = readable(what)
         damaged.update({} if damage is None else {damage: None})
         return found
@@ -290,8 +291,8 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
     records: list[AttemptRecords] = []
     for number in sorted(run.attempt_numbers()):
         attempt = run.attempt(number)
-        start: Start | None = read(lambda attempt=attempt: read_start(attempt))
-        ranks = read(lambda attempt=attempt: read_ranks(attempt))
+        start: Start | None = read(partial(read_start, attempt))
+        ranks = read(partial(read_ranks, attempt))
         has_gpus = has_gpus or bool(ranks and any(rank.gpu for rank in ranks))
         start = start or _start_in_log(log, number)
         if start is None:

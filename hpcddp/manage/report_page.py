@@ -22,7 +22,7 @@ from hpcddp import __version__
 from hpcddp.errors import UserError, printable
 from hpcddp.manage.attempt_times import ON_NODES, Phase
 from hpcddp.manage.first_error import shortened
-from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, step_text
+from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, size_text, step_text
 from hpcddp.manage.report import RunReport, ranked, smaller_is_better
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ _LONGEST_LINE: Final = 400
 _FIRST_CHARTS: Final = ("loss", "val_loss", "val_accuracy", "val_top5")
 _LAST_CHARTS: Final = ("samples_per_s", "lr")
 _LOGARITHMIC_FROM: Final = 1000
+_WHOLE_RATES_FROM: Final = 100
+_MARKED_POINTS: Final = 40
 # What lies beyond is damage, and cannot be drawn: a value, and a time (the year 5138).
 _LARGEST: Final = 1e100
 _LATEST: Final = 1e11
@@ -107,7 +109,14 @@ def page(reports: Sequence[RunReport], *, title: str, now: float, is_sweep: bool
     detailed = order[:_RUNS_DETAILED]
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template.filters.update(
-        {"duration": duration_text, "clean": _clean, "moment": _moment, "size": _size, "number": _number, "rate": _rate}
+        {
+            "duration": duration_text,
+            "clean": _clean,
+            "moment": _moment,
+            "size": size_text,
+            "number": _number,
+            "rate": _rate,
+        }
     )
     texts = _Texts()
     return template.from_string(files("hpcddp.manage").joinpath("report.html.j2").read_text(encoding="utf-8")).render(
@@ -144,21 +153,12 @@ def _moment(seconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _size(size: int) -> str:
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:  # noqa: PLR2004
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
 def _number(value: float | None, form: str = ".4g") -> str:
     return number_text(value, form)
 
 
 def _rate(value: float | None) -> str:
-    return number_text(value, ".3g" if value is not None and value < 100 else ",.0f")  # noqa: PLR2004
+    return number_text(value, ".3g" if value is not None and value < _WHOLE_RATES_FROM else ",.0f")
 
 
 class _Texts:
@@ -426,7 +426,7 @@ class _Pen:
                 color = f"#e001{curve.color:02x}"
                 if len(curves) == 1 and curve.low != curve.high:
                     axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.22, linewidth=0)
-                few = len(curve.x) <= 40  # noqa: PLR2004
+                few = len(curve.x) <= _MARKED_POINTS
                 axes.plot(curve.x, curve.mean, color=color, linewidth=1.5, marker="." if few else None, markersize=5)
             axes.set_xlim(-0.02 * width, 1.02 * width or 1)
             values = [value for curve in curves for value in (*curve.low, *curve.high) if not math.isnan(value)]

@@ -144,12 +144,12 @@ def _open_new(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "wb")
 
 
-def write_json(path: Path, document: Any, *, reserves: Iterable[Path] = ()) -> None:  # noqa: ANN401
+def write_json(path: Path, document: object, *, reserves: Iterable[Path] = ()) -> None:
     """Replace ``path`` by ``document`` as indented JSON, in one step; ``reserves`` as for ``write_text``."""
     write_bytes(path, _as_json(document), reserves=reserves)
 
 
-def create_json(path: Path, document: Any, *, reserves: Iterable[Path] = ()) -> bool:  # noqa: ANN401
+def create_json(path: Path, document: object, *, reserves: Iterable[Path] = ()) -> bool:
     """Write ``document`` to ``path`` unless the file exists: the first writer wins, whole or not at all.
 
     Returns:
@@ -158,7 +158,7 @@ def create_json(path: Path, document: Any, *, reserves: Iterable[Path] = ()) -> 
     return _create(path, _as_json(document), reserves)
 
 
-def _as_json(document: Any) -> bytes:  # noqa: ANN401
+def _as_json(document: object) -> bytes:
     # Of a name that is not UTF-8, "\\udcff" stands in the file: as an escape of Python it is one of JSON too.
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 

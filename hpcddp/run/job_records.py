@@ -41,9 +41,10 @@ class Change:
         before, after = map(self._text, (self.before, self.after))
         return f"{self.key} {before} -> {after}"
 
-    def _text(self, value: Any) -> str:  # noqa: ANN401  any value of a field
-        is_command = self.key == "command" and isinstance(value, list)
-        return shlex.join(map(str, value)) if is_command else json.dumps(value)
+    def _text(self, value: object) -> str:
+        if self.key == "command" and isinstance(value, list):
+            return shlex.join(map(str, value))
+        return json.dumps(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -245,7 +245,7 @@ class MetricsFile:
         self._warned = True
 
 
-def _json_number(value: Any) -> Any:  # noqa: ANN401
+def _json_number(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

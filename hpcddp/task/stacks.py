@@ -193,10 +193,9 @@ def parse_lines(lines: Sequence[str]) -> list[ProcessStacks]:
     """Return the stacks in lines that ``lines_of`` has made, in the order of their ranks; others are left out."""
     found: dict[tuple[str, int, int | None], list[str]] = {}
     for line in lines:
-        parts = line.split(SEPARATOR, 3)
-        if len(parts) == 4 and parts[1].isdecimal():  # noqa: PLR2004  host, process, rank, text
-            key = (parts[0], int(parts[1]), int(parts[2]) if parts[2].isdecimal() else None)
-            found.setdefault(key, []).append(parts[3])
+        with suppress(ValueError):
+            host, pid, rank, text = line.split(SEPARATOR, 3)
+            found.setdefault((host, int(pid), int(rank) if rank.isdecimal() else None), []).append(text)
     stacks = [
         ProcessStacks(rank=rank, host=host, pid=pid, command=texts[0], lines=tuple(texts[1:]))
         for (host, pid, rank), texts in found.items()

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from hpcddp.cli.checkpoints import age_text, size_text
+from hpcddp.cli.checkpoints import age_text
 from hpcddp.cli.main import app
+from hpcddp.manage.format import size_text
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from tests.run.test_checkpoints import save
 

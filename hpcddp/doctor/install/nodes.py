@@ -115,8 +115,9 @@ class _Conversation:
         self._srun, self._nodes = srun, nodes
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._errors: list[str] = []
-        self._ends = 0
-        for stream, place in ((srun.stdout, None), (srun.stderr, self._errors)):
+        streams = ((srun.stdout, None), (srun.stderr, self._errors))
+        self._open = len(streams)
+        for stream, place in streams:
             threading.Thread(target=self._read, args=(stream, place), daemon=True).start()
 
     def _read(self, stream: IO[str], place: list[str] | None) -> None:
@@ -154,9 +155,9 @@ class _Conversation:
                     hint="if the nodes are busy, add --wait SECONDS; else try srun --nodes=2 hostname",
                 ) from None
             if line is None:
-                self._ends += 1
+                self._open -= 1
                 # Both streams have ended, so that all errors are read.
-                if self._ends == 2:  # noqa: PLR2004
+                if not self._open:
                     raise NodesError(self._told("the job on the nodes has ended before its answers"))
             elif line.startswith(MARK):
                 answer = json.loads(line.removeprefix(MARK))
