@@ -13,6 +13,7 @@ number give the same case. Left out are commands that start processes (``sandbox
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import gc
 import importlib
@@ -368,7 +369,8 @@ _RAW: Final[tuple[bytes, ...]] = (
 
 
 def _value(generator: random.Random) -> Any:  # noqa: ANN401
-    return generator.choice(_VALUES)
+    # A copy: a case changes what it is given, and must not change the cases after it.
+    return copy.deepcopy(generator.choice(_VALUES))
 
 
 _NOW: Final = 1795262400.0
@@ -437,6 +439,7 @@ def _write_run(generator: random.Random, root: Path) -> RunDirectory:
     of_attempt: dict[Path, object] = {
         attempt.start: {"job_id": "7", "host": "n1", "time": _NOW + 10, "restart_count": 1, "token": "t"},
         attempt.ranks: {"ranks": [{"host": "n1"}, {"host": "n2"}]},
+        attempt.step_times: {"steps": 9, "step_s": 0.5, "data_wait_s": [0.1, 0.2], "forward_s": [0.1, 0.1]},
         attempt.decision: {"attempt": 0, "step": 4, "reason": "terminated", "cause": "preemption", "saved": True,
                            "save_s": 0.1, "time": _NOW + 30},
         attempt.rank_error(1): {"rank": 1, "host": "n2", "time": _NOW + 20, "kind": "ValueError", "message": "no",

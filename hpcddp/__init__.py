@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcddp.api import Run, plan, render, runs, submit
+    from hpcddp.errors import HpcddpError
     from hpcddp.run.metrics import log
     from hpcddp.train.checkpoint.checkpointer import Checkpointer
     from hpcddp.train.entry import Context
@@ -51,6 +52,7 @@ __all__ = [
     "CrossEntropy",
     "DeclaredLoss",
     "GatheredMetric",
+    "HpcddpError",
     "LossError",
     "MeanIoU",
     "Metric",
@@ -92,6 +94,7 @@ _SCORING = {
 _OTHERS = {
     "Checkpointer": "hpcddp.train.checkpoint.checkpointer",
     "Context": "hpcddp.train.entry",
+    "HpcddpError": "hpcddp.errors",
     "Stopper": "hpcddp.train.stopper",
     "log": "hpcddp.run.metrics",
     **dict.fromkeys(("Run", "plan", "render", "runs", "submit"), "hpcddp.api"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import mean, median
 from typing import Any, Final
 
 from hpcddp.errors import HpcddpError
@@ -24,7 +25,17 @@ from hpcddp.run.events import Event, read_event_log
 from hpcddp.run.failure import read_failures
 from hpcddp.run.files import why_unreadable
 from hpcddp.run.job_file import read_job_file
-from hpcddp.run.job_records import Start, SubmissionRecord, read_exits, read_ranks, read_start, read_submission
+from hpcddp.run.job_records import (
+    Rank,
+    RankStepTimes,
+    Start,
+    SubmissionRecord,
+    read_exits,
+    read_ranks,
+    read_start,
+    read_step_times,
+    read_submission,
+)
 from hpcddp.run.metrics import MetricsColumns, mode_of, read_columns
 from hpcddp.run.record import Lines
 from hpcddp.run.source import Source, read_sources
@@ -70,6 +81,53 @@ class CheckpointFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataWait:
+    """How long the ranks waited for their data, the mean over them.
+
+    Args:
+        seconds: in all measured steps of the run.
+        share: the part of the duration of these steps, 0..1.
+    """
+
+    seconds: float
+    share: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        return {"seconds": self.seconds, "share": self.share}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowestRank:
+    """The rank of an attempt that needed most time for its data and its forward, in which it waits for no other rank.
+
+    Args:
+        attempt: the attempt, the newest one that was measured.
+        rank: the rank.
+        host: its host; None if it is not known.
+        data_wait_s: its wait for data in a step, the mean in seconds.
+        forward_s: its forward in a step, the mean in seconds; None if it was not measured.
+        median_s: both of the median rank.
+    """
+
+    attempt: int
+    rank: int
+    host: str | None
+    data_wait_s: float
+    forward_s: float | None
+    median_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Both together."""
+        return self.data_wait_s + (self.forward_s or 0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """The one change that would help most.
 
@@ -104,6 +162,8 @@ class RunReport:
         damaged: a sentence for each record that cannot be read.
         has_gpus: whether its ranks are GPUs.
         missing: which record is missing for the times of its attempts, a sentence; None if none is.
+        data_wait: how long it waited for its data; None if that was not measured.
+        slowest_rank: its slowest rank; None if that was not measured, or if there is one rank.
     """
 
     status: RunStatus
@@ -119,6 +179,8 @@ class RunReport:
     damaged: tuple[str, ...] = ()
     has_gpus: bool = False
     missing: str | None = None
+    data_wait: DataWait | None = None
+    slowest_rank: SlowestRank | None = None
 
     @property
     def run(self) -> RunDirectory:
@@ -222,7 +284,8 @@ class RunReport:
             "goodput_unknown": goodput.unknown,
             "advice": self.advice.as_json(),
             "samples_per_s": self.throughput,
-            "data_wait_s": None,
+            "data_wait": None if self.data_wait is None else self.data_wait.as_json(),
+            "slowest_rank": None if self.slowest_rank is None else self.slowest_rank.as_json(),
             "checkpoints": [checkpoint.as_json() for checkpoint in self.checkpoints],
             "first_error": None if self.error is None else self.error.as_json(),
             "source": None if source is None else {"commit": source.commit, "branch": source.branch,
@@ -289,11 +352,16 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
     has_gpus = spec is not None and spec.uses_gpus
     missing = None if damage is None else "lines of its event log are damaged"
     records: list[AttemptRecords] = []
+    measured: list[RankStepTimes] = []
+    slowest: SlowestRank | None = None
     for number in sorted(run.attempt_numbers()):
         attempt = run.attempt(number)
         start: Start | None = read(partial(read_start, attempt))
         ranks = read(partial(read_ranks, attempt))
         has_gpus = has_gpus or bool(ranks and any(rank.gpu for rank in ranks))
+        if times := read(partial(read_step_times, attempt)):
+            measured.append(times)
+            slowest = _slowest_rank(number, times, ranks)
         start = start or _start_in_log(log, number)
         if start is None:
             missing = missing or f"the start of attempt {number} cannot be read"
@@ -329,6 +397,30 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
         damaged=tuple(damaged),
         has_gpus=has_gpus,
         missing=missing,
+        data_wait=_data_wait(measured),
+        slowest_rank=slowest,
+    )
+
+
+def _data_wait(measured: Sequence[RankStepTimes]) -> DataWait | None:
+    steps_s = sum(times.steps * times.step_s for times in measured)
+    seconds = sum(times.steps * mean(times.data_wait_s) for times in measured)
+    return DataWait(seconds=seconds, share=min(1.0, seconds / steps_s)) if steps_s else None
+
+
+def _slowest_rank(attempt: int, times: RankStepTimes, ranks: Sequence[Rank] | None) -> SlowestRank | None:
+    forwards = times.forward_s or [0.0] * len(times.data_wait_s)
+    sums = [data_wait_s + forward_s for data_wait_s, forward_s in zip(times.data_wait_s, forwards, strict=True)]
+    if len(sums) == 1:
+        return None
+    rank = sums.index(max(sums))
+    return SlowestRank(
+        attempt=attempt,
+        rank=rank,
+        host=ranks[rank].host if ranks and rank < len(ranks) else None,
+        data_wait_s=times.data_wait_s[rank],
+        forward_s=None if times.forward_s is None else times.forward_s[rank],
+        median_s=median(sums),
     )
 
 
@@ -409,6 +501,9 @@ def advice_for(report: RunReport) -> Advice:
     queue = seconds.pop(Phase.QUEUE, 0.0)
     seconds.pop(Phase.TRAINING, None)
     phase = max(seconds, key=report.share, default=None)
+    waiting = report.data_wait.share * report.share(Phase.TRAINING) if report.data_wait else 0.0
+    if waiting > max(1 - _GOOD, 0.0 if phase is None else report.share(phase)):
+        return Advice(sentence=f"{_LOAD_FASTER} That was {waiting:.0%} of the time on the nodes.", phase=Phase.TRAINING)
     if goodput.value >= _GOOD or phase is None:
         return Advice(
             sentence=f"Nothing to change: {goodput.value:.1%} of the time on the nodes was training that counts."
@@ -446,6 +541,10 @@ _ADVICE: Final[Mapping[Phase, str]] = {
     Phase.SAVE: "Save less often (checkpoint.every), or to a faster disk: the training waited for its saves.",
     Phase.STOP: "Shorten the end: what runs after the last step, the save at a stop, and hooks of the job.",
 }
+_LOAD_FASTER: Final = (
+    "Load the data faster, on which the ranks waited: with more CPUs for each task (resources.cpus_per_task), which "
+    "train.num_workers follows, or from a faster disk (environment.stage)."
+)
 _BETWEEN_STEPS: Final = (
     "Profile the loop between its steps: this time is neither in steps nor in recorded evaluations and saves."
 )

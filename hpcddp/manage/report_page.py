@@ -116,6 +116,7 @@ def page(reports: Sequence[RunReport], *, title: str, now: float, is_sweep: bool
             "size": size_text,
             "number": _number,
             "rate": _rate,
+            "part_of_a_step": _part_of_a_step,
         }
     )
     texts = _Texts()
@@ -159,6 +160,10 @@ def _number(value: float | None, form: str = ".4g") -> str:
 
 def _rate(value: float | None) -> str:
     return number_text(value, ".3g" if value is not None and value < _WHOLE_RATES_FROM else ",.0f")
+
+
+def _part_of_a_step(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 class _Texts:
@@ -241,6 +246,8 @@ def _run(report: RunReport, draw: _Pen, texts: _Texts) -> dict[str, Any]:
         "Phase": Phase,
         "timeline": draw.timeline(report),
         "throughput": report.throughput,
+        "data_wait": report.data_wait,
+        "slowest_rank": report.slowest_rank,
         "saves": _durations(report.saves),
         "checkpoints": report.checkpoints,
         "error": _error(report),

@@ -174,6 +174,11 @@ class AttemptDirectory:
         return self.path / "ranks.json"
 
     @property
+    def step_times(self) -> Path:
+        """How long each rank of this attempt waited for data and computed in a step."""
+        return self.path / "step-times.json"
+
+    @property
     def requeue_file(self) -> Path:
         """The file that a program of the user's own creates to request a requeue."""
         return self.path / "requeue"

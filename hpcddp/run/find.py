@@ -54,7 +54,7 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     # The index is read only for what is not under the root.
     found = _find_among(text, sorted(_runs(run_root)), run_root) or _find_among(text, _indexed(), run_root)
     if found is None:
-        gone = next((run for run in missing_runs() if text in {str(run), run.parent.name} or text in run.name), None)
+        gone = next((run for run in missing_runs() if _names(text, run)), None)
         if gone is not None:
             raise NoRunError(
                 f"the run {gone} does not exist any more; name another run (hpcddp status --all lists all)"
@@ -64,6 +64,11 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
             "part of it, its job's name, or its Slurm job id (hpcddp status --all lists all runs)"
         )
     return found
+
+
+def _names(text: str, run: Path) -> bool:
+    """Return whether a text names a run that is gone: its path, its job's name, its id, or a whole part of the id."""
+    return text in {str(run), run.parent.name} or f"-{text}-" in f"-{run.name}-"
 
 
 def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | None:

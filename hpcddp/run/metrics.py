@@ -166,7 +166,7 @@ def lines_until(content: bytes, *, step: int, evaluated_step: int) -> bytes:
     kept = []
     for line in content.split(b"\n"):
         try:
-            record = json.loads(line)
+            record = json.loads(line.decode())
             last = evaluated_step if "val_samples" in record else step
             is_kept = type(record) is dict and type(record["step"]) is int and record["step"] <= last
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -593,14 +593,14 @@ def read_columns(path: Path) -> MetricsColumns:
 def _documents(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the lines that are lines of metrics; all at once if all of them are JSON."""
     try:
-        documents = json.loads(b"[" + b",".join(lines) + b"]")
+        documents = json.loads((b"[" + b",".join(lines) + b"]").decode())
     except (ValueError, RecursionError):
         documents = []
     if len(documents) != len(lines):
         documents = []
         for line in lines:
             with suppress(ValueError, RecursionError):
-                documents.append(json.loads(line))
+                documents.append(json.loads(line.decode()))
     return [
         one for one in documents if type(one) is dict and type(one.get("step")) is int and 0 <= one["step"] <= _LARGEST
     ]

@@ -123,8 +123,8 @@ _NAMES_BEST: Final = re.compile(rb"^  best:(?! null$)", re.MULTILINE)
 def _best_of_job(run: RunDirectory) -> Best | None:
     """Return ``checkpoint.best`` of a run's job; None where it cannot be read."""
     try:
-        with open_regular(run.job_file) as (stream, _):
-            if not _NAMES_BEST.search(stream.read(LARGEST_RECORD)):
+        with open_regular(run.job_file) as (stream, size):
+            if size > LARGEST_RECORD or not _NAMES_BEST.search(stream.read()):
                 return None
         # Here: it takes longer to import what checks a job than to show the state of a run.
         from hpcddp.run.job_file import read_job_file

@@ -50,9 +50,10 @@ def _program(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle
     name = spec.command[0]
     if shutil.which(name, path=f"{environment.get('PATH', os.defpath)}:{beside}") is None:
         where = "on PATH here" if "/" not in name else "here that can be run"
+        is_script = name.endswith(".py") and Path(name).is_file()
+        way = f"write python {shlex.join(spec.command)}" if is_script else "correct its name, or write its path"
         yield Obstacle(
-            sentence=f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; correct its "
-            "name, or write its path"
+            sentence=f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; {way}"
         )
 
 

@@ -619,13 +619,23 @@ def _has_not_ended(previous: SubmissionRecord) -> bool:
 
 
 def _record_resumption(run: RunDirectory, changes: Sequence[Change] = ()) -> None:
-    """Record in the event log that a person resumes the run, which resets its budgets, and what they change."""
+    """Record in the event log that a person resumes the run, which resets its budgets, and what they change.
+
+    Raises:
+        SubmissionError: the event log cannot be written.
+    """
     facts: dict[str, Any] = {"changes": [f"{change}" for change in changes]} if changes else {}
-    append_event(
-        run.events,
-        kind="resume",
-        time=time.time(),
-        attempt=run.newest_attempt() or 0,
-        reason=f"resumed by {user_name()}",
-        **facts,
-    )
+    try:
+        append_event(
+            run.events,
+            kind="resume",
+            time=time.time(),
+            attempt=run.newest_attempt() or 0,
+            reason=f"resumed by {user_name()}",
+            **facts,
+        )
+    except OSError as error:
+        raise SubmissionError(
+            f"the run {run.run_id} is not resumed, because {run.events} cannot be written ({why_unreadable(error)}); "
+            "make it writable, or move it away"
+        ) from error

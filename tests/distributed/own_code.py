@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hpcddp.train.data.opening import load_digits
+
+SLOW_S = 0.02
 
 
 class FewDigits(Dataset[Any]):
@@ -35,6 +38,19 @@ class FewDigits(Dataset[Any]):
 def few_digits(split: str, train: int = 100, val: int = 50, first: int = 0, poison: int | None = None) -> FewDigits:
     """Return the first digits of a part; the images of sample ``poison`` are not a number."""
     return FewDigits(split, train if split == "train" else val, first=first, poison=poison)
+
+
+class SlowDigits(FewDigits):
+    """Digits of which each takes rank 1 a moment longer."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if dist.get_rank() == 1:
+            time.sleep(SLOW_S)
+        return super().__getitem__(index)
+
+
+def slow_digits(split: str) -> SlowDigits:
+    return SlowDigits(split, 100 if split == "train" else 50, first=0, poison=None)
 
 
 def linear_model(num_classes: int, hidden: int = 16) -> nn.Module:

@@ -84,9 +84,45 @@ def test_the_sums_over_all_devices_are_those_computed_by_hand(tmp_path: Path) ->
     json.dumps(document, allow_nan=False)
 
 
+def test_the_wait_for_data_and_the_slowest_rank_are_those_computed_by_hand(tmp_path: Path) -> None:
+    document = report(three_attempts(tmp_path)).as_json()
+    assert document["data_wait"] == {"seconds": pytest.approx(3 * 19 * 0.2), "share": pytest.approx(0.2 / 8)}
+    assert document["slowest_rank"] == {
+        "attempt": 2, "rank": 1, "host": "n1", "data_wait_s": 0.3, "forward_s": 2.0, "median_s": pytest.approx(2.2),
+    }  # fmt: skip
+
+
+def test_a_long_wait_for_data_is_what_would_help_most(tmp_path: Path) -> None:
+    made = three_attempts(tmp_path)
+    times = {"format": 1, "steps": 19, "step_s": 8.0, "data_wait_s": [7.0] * 4, "forward_s": None}
+    for number in range(3):
+        made.attempt(number).step_times.write_text(json.dumps(times))
+    advice = report(made).advice
+    assert advice.phase == Phase.TRAINING
+    assert advice.sentence.startswith("Load the data faster")
+    # 7 s of 8 s in the training, which is 2400 of 3040 rank seconds.
+    assert advice.sentence.endswith("That was 69% of the time on the nodes.")
+
+
+def test_without_measured_steps_nothing_is_said_of_the_ranks(made: FakeRun) -> None:
+    found = report(made.started().steps(1, 10), state="RUNNING")
+    assert (found.data_wait, found.slowest_rank) == (None, None)
+    assert "The wait for data is unknown" in html(found)
+
+
 def test_the_page_shows_these_numbers(tmp_path: Path) -> None:
     text = html(report(three_attempts(tmp_path)))
-    for words in ("78.9%", "0.844", "GPU-hours", "crash, requeued", "11% of the time on the nodes", "IndexError: 10"):
+    for words in (
+        "78.9%",
+        "0.844",
+        "GPU-hours",
+        "crash, requeued",
+        "11% of the time on the nodes",
+        "IndexError: 10",
+        "2.5% of their duration",
+        "rank 1 on n1",
+        "300 ms",
+    ):
         assert words in text
     # Two for each of four metrics, and the timeline.
     assert text.count("<svg") == 2 * 4 + 1
@@ -188,6 +224,7 @@ RECORDS = (
     "source.json",
     "attempts/1/start.json",
     "attempts/1/ranks.json",
+    "attempts/1/step-times.json",
 )
 
 

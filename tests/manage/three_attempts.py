@@ -3,7 +3,8 @@
 It is queued at 0 s. Attempt 0 (4 ranks, 100 s to 390 s) begins to train at 130 s: 20 steps of 10 s; saves after steps
 10 and 20 stop it for 1 s each; it fails at 386 s after step 25, so that 54 s are lost. Attempt 1 (4 ranks, 500 s to
 730 s) goes on from step 20 at 520 s: 20 steps of 10 s, an evaluation of 5 s after step 30, a save of 3 s at its stop at
-728 s. Attempt 2 (8 ranks, 900 s to 1020 s) goes on from step 40 at 915 s: 20 steps of 5 s and a last save of 4 s.
+728 s. Attempt 2 (8 ranks, 900 s to 1020 s) goes on from step 40 at 915 s: 20 steps of 5 s and a last save of 4 s. Each
+attempt measured 19 steps of 8 s, in which even ranks waited 0.1 s for data and odd ranks 0.3 s.
 """
 
 from __future__ import annotations
@@ -67,6 +68,14 @@ def _attempt(made: FakeRun, number: int, *, began: int, trained: int, step: int,
     made.started(at=began, attempt=number).event("train", at=trained, attempt=number, step=step)
     document = {"format": 1, "ranks": [{"host": "n1", "gpu": f"GPU-{rank}"} for rank in range(ranks)]}
     made.attempt(number).ranks.write_text(json.dumps(document))
+    times = {
+        "format": 1,
+        "steps": 19,
+        "step_s": 8.0,
+        "data_wait_s": [0.1, 0.3] * (ranks // 2),
+        "forward_s": [2.0] * ranks,
+    }
+    made.attempt(number).step_times.write_text(json.dumps(times))
 
 
 def _steps(made: FakeRun, first: int, last: int, *, at: float, seconds: float) -> None:

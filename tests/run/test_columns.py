@@ -20,6 +20,8 @@ DOCUMENTS = st.dictionaries(st.sampled_from(["loss", "val", "x"]), VALUES, max_s
 LINES = st.one_of(
     st.builds(lambda facts, step: json.dumps({"step": step, **facts}).encode(), DOCUMENTS, STEPS),
     st.sampled_from([b"", b"{", b"1,2", b"[]", b"\xff", b"{}", b'{"step": 1}, {"step": 2}', b"nan", b"[" * 3000]),
+    # What json.loads takes for UTF-16 and UTF-32.
+    st.sampled_from(['{"step": 3}'.encode("utf-16-be"), b'\0\0\0{"step": 3}', b"7\0\0\0"]),
 )
 
 

@@ -204,6 +204,8 @@ def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) 
     assert sorted(run.run_id for run in indexed_runs()) == sorted(IDS[1:])
     with pytest.raises(NoRunError, match=f"the run {runs[0].path} does not exist any more"):
         find_run(IDS[0], tmp_path / "elsewhere")
+    with pytest.raises(NoRunError, match="matches '1121', and it is not"):
+        find_run("1121", tmp_path / "elsewhere")
     assert find_run("last", tmp_path / "elsewhere") == runs[2]
 
 

@@ -153,6 +153,14 @@ def test_a_program_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_script_without_its_interpreter_is_told_with_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    document = submit(tmp_path, "--", "train.py", "--lr", "1", code=2)
+    assert document["error"]["message"] == (
+        "command is train.py --lr 1, and there is no program 'train.py' on PATH here; write python train.py --lr 1"
+    )
+
+
 def test_a_batch_that_a_command_cannot_be_told_is_refused_at_once(tmp_path: Path) -> None:
     words = ("--global-batch-size", "33", "--tasks-per-node", "2", "--", "true")
     assert "write 32 or 34" in submit(tmp_path, *words, code=2)["error"]["message"]

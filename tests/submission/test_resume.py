@@ -150,6 +150,22 @@ def test_a_run_that_is_alive_is_not_resumed(directory: Path) -> None:
     assert read_events(run.events) == []
 
 
+@pytest.mark.parametrize("target", ["nowhere", "job.yaml"])
+def test_a_run_whose_event_log_is_a_link_is_not_resumed(directory: Path, target: str) -> None:
+    run = ended(directory)
+    run.events.unlink(missing_ok=True)
+    run.events.symlink_to(directory / target)
+    before = sorted(path.name for path in run.path.rglob("*"))
+    code, _, error = submit(directory, "--resume", "r1")
+    assert (code, error) == (
+        2,
+        f"hpcddp: the run r1 is not resumed, because {run.events} cannot be written (it is a symbolic link); make it "
+        "writable, or move it away\n",
+    )
+    assert sorted(path.name for path in run.path.rglob("*")) == before
+    assert (directory / "job.yaml").read_text() == JOB
+
+
 def test_a_process_of_another_host_with_the_id_of_a_local_run_is_not_the_run(directory: Path) -> None:
     run = ended(directory, job_id=RUNNING, host="elsewhere")
     run.script.unlink()

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import torch
+import torch.distributed as dist
+
+from hpcddp.run.job_records import RankStepTimes, write_step_times
 from hpcddp.run.metrics import MetricsFile
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
+from hpcddp.train.distributed import collective_device
 from hpcddp.train.errors import NonFiniteError, StoppedError
 from hpcddp.train.loop.agreement import PendingAgreement, StepPart, StepSums, Votes
 from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
@@ -270,8 +276,29 @@ class Loop:
         self._flush()
         progress = self._progress_now()
         self._checkpointer.save(progress.step, progress.as_document(), reason=reason)
+        self._record_step_times()
         self._saved_at = self._context.monotonic()
         self._context.heartbeat.beat()
+
+    def _record_step_times(self) -> None:
+        """Gather what the ranks have measured in their steps, and write it; a collective."""
+        timer = self._stepper.timer
+        if not timer.steps:
+            return
+        own = torch.tensor(timer.means(), dtype=torch.float64, device=collective_device())
+        means = own.new_empty(self._context.world_size, len(own))
+        dist.all_gather_into_tensor(means.view(-1), own)
+        if self._context.is_main:
+            step_s, data_wait_s, forward_s = (tuple(column) for column in means.T.tolist())
+            times = RankStepTimes(
+                steps=timer.steps,
+                step_s=step_s[0],
+                data_wait_s=data_wait_s,
+                forward_s=forward_s if any(forward_s) else None,
+            )
+            # A report can do without; a disk that is full or gone holds nothing up.
+            with suppress(OSError):
+                write_step_times(self._context.run.attempt(self._context.attempt), times)
 
     def _flush(self) -> None:
         if self._metrics is not None:

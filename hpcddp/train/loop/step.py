@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from hpcddp.train.errors import UserCodeError
 from hpcddp.train.loop.agreement import PendingAgreement, StepPart, StepSums
 from hpcddp.train.losses import Reduction, Share
 from hpcddp.train.model.noise import nonfinite_gradient
+from hpcddp.train.model.normalisation import synchronised_batch_norms
 from hpcddp.train.model.objective import ModelOutputs, choose_loss, no_rows, zero_loss
 from hpcddp.train.model.replica import Replica, set_learning_rate
 from hpcddp.train.randomness import seed_step
@@ -62,12 +65,116 @@ class StepOutcome:
     agreement: PendingAgreement | None
 
 
+T = TypeVar("T")
+# On a GPU the forward of one step in so many is timed: an event costs the host some microseconds.
+_TIMED_ON_GPU_EVERY: Final = 16
+
+
+class StepTimer:
+    """Measures the parts of this rank's steps in which it waits for no other rank.
+
+    The first step is left out: it also starts the loader's workers, and may compile the model.
+
+    Args:
+        device: the device of the rank; a forward on a GPU is timed there.
+        times_forward: whether the forward contains no collective.
+    """
+
+    def __init__(self, device: torch.device, *, times_forward: bool) -> None:
+        self._is_cuda, self._times_forward = device.type == "cuda", times_forward
+        self._step = -1
+        self._reset()
+
+    def _reset(self) -> None:
+        self._step_s = self._data_wait_s = self._forward_s = 0.0
+        self._samples = self._timed_samples = 0
+        # The events around a forward on the GPU, and the samples of it.
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event, int] | None = None
+
+    @property
+    def steps(self) -> int:
+        """The steps that were measured."""
+        return max(0, self._step)
+
+    def begin_step(self) -> None:
+        """Begin a step."""
+        self._step += 1
+        if self._step == 1:
+            self._reset()
+        self._began = time.perf_counter()
+
+    def end_step(self) -> None:
+        """End the step."""
+        self._step_s += time.perf_counter() - self._began
+
+    def next_batch(self, batches: Iterator[MicroBatch]) -> MicroBatch:
+        """Return the next micro-batch, and measure the wait for it."""
+        began = time.perf_counter()
+        batch = next(batches)
+        self._data_wait_s += time.perf_counter() - began
+        self._samples += len(batch[1])
+        return batch
+
+    def forward(self, compute: Callable[[], T], samples: int) -> T:
+        """Return the result of a forward of so many samples, and measure its duration."""
+        if not self._times_forward:
+            return compute()
+        if self._is_cuda:
+            return self._forward_on_gpu(compute, samples)
+        began = time.perf_counter()
+        result = compute()
+        self._forward_s += time.perf_counter() - began
+        self._timed_samples += samples
+        return result
+
+    def _forward_on_gpu(self, compute: Callable[[], T], samples: int) -> T:
+        if self._step % _TIMED_ON_GPU_EVERY or not self._read_events():
+            return compute()
+        began, ended = _timing_event(), _timing_event()
+        began.record()
+        result = compute()
+        ended.record()
+        self._events = began, ended, samples
+        return result
+
+    def _read_events(self) -> bool:
+        """Add the forward that was timed last, and return whether the GPU has done it; the host does not wait."""
+        if self._events is None:
+            return True
+        began, ended, samples = self._events
+        # torch leaves the method without types.
+        is_done: Callable[[], bool] = ended.query
+        if not is_done():
+            return False
+        milliseconds: float = began.elapsed_time(ended)
+        self._forward_s += milliseconds / 1000
+        self._timed_samples += samples
+        self._events = None
+        return True
+
+    def means(self) -> tuple[float, float, float]:
+        """Return the mean duration of a step, its wait for data and its forward, in seconds; 0 = not measured."""
+        self._read_events()
+        steps = max(1, self.steps)
+        forward_s = self._forward_s / max(1, self._timed_samples) * self._samples
+        return self._step_s / steps, self._data_wait_s / steps, forward_s / steps
+
+
+def _timing_event() -> torch.cuda.Event:
+    # torch leaves the class without types.
+    new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+    return new_event(enable_timing=True)
+
+
 class Stepper:
     """Makes optimizer steps on one rank.
 
     Args:
         plan: the split of global batches.
         batches: this rank's micro-batches in order, without empty ones.
+
+    Attributes:
+        timer: the parts of the steps in which this rank waits for no other.
     """
 
     def __init__(
@@ -76,6 +183,8 @@ class Stepper:
         self._replica, self._plan, self._train, self._batches, self._rank = replica, plan, train, batches, rank
         self._loss = choose_loss(train, replica.placeholder.device)
         self._shares = functools.cache(plan.rank_share)
+        waits = self._loss.reduction is Reduction.GLOBAL or synchronised_batch_norms(replica.model)
+        self.timer = StepTimer(replica.placeholder.device, times_forward=not waits)
 
     def take(self, position: Position, agree: Callable[[StepPart], PendingAgreement | None]) -> StepOutcome:
         """Make one step.
@@ -85,6 +194,7 @@ class Stepper:
             agree: called before the update with this rank's part of the step's sums. It returns the agreement that it
                 has started, which holds this step alone if ``train.nonfinite_loss`` is skip; None if it started none.
         """
+        self.timer.begin_step()
         replica = self._replica
         if replica.norms is not None:
             replica.norms.begin()
@@ -106,6 +216,7 @@ class Stepper:
             update(replica, self._train.clip_grad_norm, nonfinite if before is None else None)
         replica.scaler.update()
         replica.optimizer.zero_grad(set_to_none=True)
+        self.timer.end_step()
         return StepOutcome(position=position, skipped=skipped, agreement=agreement)
 
     def _accumulate(self, position: Position) -> Tensor:
@@ -117,7 +228,7 @@ class Stepper:
             # The forward belongs inside: there DDP decides whether the backward reduces gradients.
             with contextlib.nullcontext() if last else self._replica.no_sync():
                 if share:
-                    losses.append(self._backward(next(self._batches), position.samples))
+                    losses.append(self._backward(self.timer.next_batch(self._batches), position.samples))
                 else:
                     # Rank 0 has samples whenever some rank has.
                     others = bool(self._shares(position.units, 0)[micro_step])
@@ -150,7 +261,8 @@ class Stepper:
         # DDP averages over ranks, not over samples: the loss of a share is weighted so that the average over ranks is
         # the loss of the global batch (batch contract, section 0).
         with replica.precision.autocast():
-            loss = self._loss.of_share(replica.parallel(inputs), labels, self._share(len(labels), global_samples))
+            share = self._share(len(labels), global_samples)
+            loss = self.timer.forward(lambda: self._loss.of_share(replica.parallel(inputs), labels, share), len(labels))
         torch.autograd.backward(replica.scaler.scale(loss.backward))
         return loss.logged * global_samples
 
