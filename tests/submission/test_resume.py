@@ -157,11 +157,8 @@ def test_a_run_whose_event_log_is_a_link_is_not_resumed(directory: Path, target:
     run.events.symlink_to(directory / target)
     before = sorted(path.name for path in run.path.rglob("*"))
     code, _, error = submit(directory, "--resume", "r1")
-    assert (code, error) == (
-        2,
-        f"hpcddp: the run r1 is not resumed, because {run.events} cannot be written (it is a symbolic link); make it "
-        "writable, or move it away\n",
-    )
+    why = f"{run.events} cannot be written (it is a symbolic link); make it writable, or move it away"
+    assert (code, error) == (2, f"hpcddp: the run r1 is not resumed, because {why}\n")
     assert sorted(path.name for path in run.path.rglob("*")) == before
     assert (directory / "job.yaml").read_text() == JOB
 
