@@ -510,10 +510,15 @@ def _damage(generator: random.Random, run: Path, directory: Path) -> str:
 
 
 def _damage_content(generator: random.Random, path: Path) -> str:
-    """Change one value in a JSON file, or in one line of several."""
-    lines = path.read_text().splitlines() or ["{}"]
-    place = generator.randrange(len(lines))
-    document = json.loads(lines[place])
+    """Change one value in a JSON file, or in one line of several; a file that is damaged already stays as it is."""
+    if path.stat().st_size > _OUTPUT_BYTES:
+        return "nothing"
+    try:
+        lines = path.read_text().splitlines() or ["{}"]
+        place = generator.randrange(len(lines))
+        document = json.loads(lines[place])
+    except (OSError, ValueError, RecursionError):
+        return "nothing"
     if not isinstance(document, dict):
         return "nothing"
     key = generator.choice([*document, "format", "facts", "new"])

@@ -1,16 +1,20 @@
-"""Every hpcddp command on every page of the documentation is one that the command line knows."""
+"""The blocks of every page: hpcddp knows the commands and the job files, bash and Python the scripts."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
+from hpcddp.jobfile.read import load_job
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "design").glob("*.md")))
@@ -58,3 +62,32 @@ def test_the_command_line_knows_the_command_and_its_options(
 
 def test_there_are_commands_on_the_pages() -> None:
     assert len(CALLS) > 60
+
+
+BLOCKS = [
+    pytest.param(language, text, id=f"{page.name} {number}")
+    for page in PAGES
+    for number, (language, text) in enumerate(
+        re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    )
+]
+JOB: dict[str, Any] = {
+    "name": "page",
+    "batch": {"global_batch_size": 256},
+    "train": {"model": "resnet18", "dataset": "digits"},
+}
+
+
+@pytest.mark.parametrize(("language", "text"), BLOCKS)
+def test_the_block_is_what_its_language_says(language: str, text: str) -> None:
+    if language == "python":
+        compile(text, "block", "exec")
+    elif language in {"sh", "bash"}:
+        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+    elif language == "yaml" and "hydra:" not in text:
+        # Many blocks show a section alone.
+        job = YAML(typ="safe").load(text)
+        if not {"name", "command", "entrypoint"} & set(job):
+            job = {**JOB, **job, "train": {**JOB["train"], **job.get("train", {})}}
+        load_job(job)

@@ -603,10 +603,9 @@ def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None, *, origi
         )
     if alive is not None:
         local = previous is not None and previous.cluster == "local"
-        called, end = ("process", "kill") if local else ("job", "scancel")
-        raise SubmissionError(
-            f"the run {run.run_id} is alive as {called} {alive}; wait for its end, or end it with: {end} {alive}"
-        )
+        called = "process" if local else "job"
+        end = shlex.join(["hpcddp", "cancel", str(run.path)])
+        raise SubmissionError(f"the run {run.run_id} is alive as {called} {alive}; wait for its end, or end it: {end}")
 
 
 def _has_not_ended(previous: SubmissionRecord) -> bool:

@@ -145,7 +145,8 @@ def test_a_finished_run_is_not_resumed(directory: Path) -> None:
 
 def test_a_run_that_is_alive_is_not_resumed(directory: Path) -> None:
     run = ended(directory, job_id=RUNNING)
-    sentence = f"hpcddp: the run r1 is alive as process {RUNNING}; wait for its end, or end it with: kill {RUNNING}\n"
+    end = f"hpcddp cancel {run.path}"
+    sentence = f"hpcddp: the run r1 is alive as process {RUNNING}; wait for its end, or end it: {end}\n"
     assert submit(directory, "--resume", "r1") == (2, "", sentence)
     assert read_events(run.events) == []
 

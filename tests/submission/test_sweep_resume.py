@@ -255,7 +255,7 @@ def test_a_dry_run_of_an_element_that_never_began_shows_its_script_and_makes_no_
     assert run(capsys, "--resume", "s1_1", "--dry-run") == (
         2,
         "",
-        "hpcddp: the run s1_1 is alive as job 101_1; wait for its end, or end it with: scancel 101_1\n",
+        f"hpcddp: the run s1_1 is alive as job 101_1; wait for its end, or end it: hpcddp cancel {sweep.run(1).path}\n",
     )
     assert not sweep.run(1).path.exists()
 
