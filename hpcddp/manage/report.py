@@ -117,11 +117,6 @@ class SlowestRank:
     forward_s: float | None
     median_s: float
 
-    @property
-    def seconds(self) -> float:
-        """Both together."""
-        return self.data_wait_s + (self.forward_s or 0.0)
-
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
         return asdict(self)

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.files import make_reserves
-from hpcddp.run.record import Record, RecordError, read_record, write_record
+from hpcddp.run.record import LATEST_TIME, Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 
 
@@ -374,6 +373,9 @@ def member_word(attempt: AttemptDirectory) -> str:
     return "task" if ranks and ranks[0].launcher else "rank"
 
 
+_MOST_STEPS: Final = 1 << 53
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStepTimes(Record):
     """Parts of a step in which no rank waits for another, as rank 0 gathers them at each save of an attempt.
@@ -395,10 +397,10 @@ class RankStepTimes(Record):
 
     def __post_init__(self) -> None:
         columns = (self.data_wait_s, self.data_wait_s if self.forward_s is None else self.forward_s)
-        if self.steps < 1 or not self.data_wait_s or len(columns[0]) != len(columns[1]):
+        if not 1 <= self.steps <= _MOST_STEPS or not self.data_wait_s or len(columns[0]) != len(columns[1]):
             raise ValueError("it does not hold the times of all ranks")
-        if not all(0 <= seconds < math.inf for column in (*columns, (self.step_s,)) for seconds in column):
-            raise ValueError("it holds a time that is negative or not finite")
+        if not all(0 <= seconds < LATEST_TIME for column in (*columns, (self.step_s,)) for seconds in column):
+            raise ValueError("it holds a time that is no time")
 
 
 def write_step_times(attempt: AttemptDirectory, times: RankStepTimes) -> None:

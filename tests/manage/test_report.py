@@ -104,6 +104,21 @@ def test_a_long_wait_for_data_is_what_would_help_most(tmp_path: Path) -> None:
     assert advice.sentence.endswith("That was 69% of the time on the nodes.")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"steps": 0}, {"steps": 10**30}, {"step_s": -1.0}, {"data_wait_s": []}, {"forward_s": [1.0]}, {"step_s": 1e308}],
+    ids=str,
+)
+def test_times_that_cannot_be_are_damage(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    made = three_attempts(tmp_path)
+    path = made.attempt(2).step_times
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    found = report(made)
+    assert [sentence for sentence in found.damaged if "attempts/2/step-times.json is damaged" in sentence]
+    assert found.slowest_rank is not None
+    assert found.slowest_rank.attempt == 1
+
+
 def test_without_measured_steps_nothing_is_said_of_the_ranks(made: FakeRun) -> None:
     found = report(made.started().steps(1, 10), state="RUNNING")
     assert (found.data_wait, found.slowest_rank) == (None, None)

@@ -86,7 +86,7 @@ class StepTimer:
         self._reset()
 
     def _reset(self) -> None:
-        self._step_s = self._data_wait_s = self._forward_s = 0.0
+        self._began = self._step_s = self._data_wait_s = self._forward_s = 0.0
         self._samples = self._timed_samples = 0
         # The events around a forward on the GPU, and the samples of it.
         self._events: tuple[torch.cuda.Event, torch.cuda.Event, int] | None = None
