@@ -450,7 +450,8 @@ class _Part:
         is_requeued = any(one.kind == "requeue" for one in ends)
         if event.cause in {None, Cause.UNKNOWN}:
             return "requeued" if is_requeued else "failed" if event.kind == "failure" else "stopped"
-        return str(event.cause).replace("_", " ") + (", requeued" if is_requeued else "")
+        cause = str(event.cause).replace("_", " ")
+        return f"{cause}, requeued" if is_requeued and event.cause != Cause.REQUEUED else cause
 
     def _spans(
         self,

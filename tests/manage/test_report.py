@@ -162,6 +162,12 @@ def test_all_steps_of_a_run_that_is_training_count_so_far(made: FakeRun) -> None
     assert found.attempts[0].as_json()["ended"] is None
 
 
+def test_a_requeue_that_the_user_requested_is_named_once(made: FakeRun) -> None:
+    made.started().steps(1, 10)
+    made.event("stop", at=390, step=10, cause="requeued").event("requeue", at=391, cause="requeued", by="user")
+    assert [attempt.outcome for attempt in report(made).attempts] == ["requeued"]
+
+
 def test_a_stop_of_unknown_cause_is_told_as_its_supervisor_knows_it(made: FakeRun) -> None:
     made.started().event("stop", at=50, step=5, saved=True, cause="unknown")
     assert report(made).attempts[0].outcome == "stopped"
