@@ -16,7 +16,7 @@ from hpcddp.run.files import ignore_output_errors, why_unreadable
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.supervise.begin import begin
 from hpcddp.supervise.end import end
-from hpcddp.supervise.slurm_requeue import DIRECTORY_AWAY_DELAY_S, START_DELAY_S, expedite
+from hpcddp.supervise.slurm_requeue import expedite, start_delay_s
 from hpcddp.supervise.stage import stage
 from hpcddp.supervise.watch import watch
 
@@ -82,8 +82,7 @@ def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     ending = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
     write_message(ending.text)
     if ending.expedite is not None:
-        is_there = attempt.run.path.is_dir()
-        expedite(ending.expedite, delay_s=START_DELAY_S if is_there else DIRECTORY_AWAY_DELAY_S)
+        expedite(ending.expedite, delay_s=start_delay_s(attempt.run))
     return ending.exit_code
 
 

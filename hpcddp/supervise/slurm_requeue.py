@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from types import MappingProxyType
 
 from hpcddp.errors import write_message
 from hpcddp.polling import wait_until
-from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.events import Event, read_events
 from hpcddp.run.failure import cancelled_in_log
+from hpcddp.run.record import RecordError
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import ask_slurm, cause_of, is_transient
 from hpcddp.stop.reasons import Cause
@@ -19,11 +23,12 @@ from hpcddp.stop.reasons import Cause
 PATIENCE_S = 60.0
 """How long to wait for a controller that does not respond."""
 
-START_DELAY_S = 2
-"""Seconds from the end of an attempt to the start of the next one."""
-
-DIRECTORY_AWAY_DELAY_S = 120
-"""The same, where the run directory is away: Slurm opens the job's log in it, and fails a job where it cannot."""
+# Seconds from the end of an attempt to the start of the next one; the second, where a job of this run was still ending
+# after the first. Slurm's own delay is then cred_expire + 1 s, by default 121 s, until its scheduler looks again.
+_START_DELAY_S, _SLOW_END_DELAY_S = 2, 15
+_SLURMS_DELAY_S = (118.0, 180.0)
+# Where the run directory is away: Slurm opens the job's log in it, and fails a job where it cannot.
+_DIRECTORY_AWAY_DELAY_S = 120
 
 _TRIES = 3
 _PAUSE_S = 2.0
@@ -128,7 +133,7 @@ def stay_until_saved(
     for _ in range(_TRIES):
         saved = time.monotonic() + _SAVE_S
         if set_start_time:
-            expedite(job_id, delay_s=_SAVE_S + START_DELAY_S)
+            expedite(job_id, delay_s=_SAVE_S + _START_DELAY_S)
         time.sleep(max(0.0, saved - time.monotonic()))
         job = ask_slurm(job_id, patience_s=PATIENCE_S)
         if job is None:
@@ -178,7 +183,27 @@ def wait_for_controller(job_id: str) -> None:
     wait_until(lambda: ask_slurm(job_id), timeout_s=_LONGEST_GRACE_S, poll_s=_LONG_POLL_S)
 
 
-def expedite(job_id: str, *, delay_s: int = START_DELAY_S) -> None:
+def start_delay_s(run: RunDirectory) -> int:
+    """Return the seconds to set between the end of an attempt and the start of the next one.
+
+    A job that still ends at the start time that was set, because of a slow epilog for example, gets Slurm's own delay.
+    A run that has waited for that long before gets more time to end.
+    """
+    if not run.path.is_dir():
+        return _DIRECTORY_AWAY_DELAY_S
+    events: list[Event] = []
+    with suppress(RecordError):
+        events = [event for event in read_events(run.events) if event.kind in {"requeue", "resume", "start"}]
+    delays_s = (
+        after.time - before.time
+        for before, after in pairwise(events)
+        if (before.kind, after.kind) == ("requeue", "start")
+    )
+    was_too_early = any(_SLURMS_DELAY_S[0] <= delay_s <= _SLURMS_DELAY_S[1] for delay_s in delays_s)
+    return _SLOW_END_DELAY_S if was_too_early else _START_DELAY_S
+
+
+def expedite(job_id: str, *, delay_s: int = _START_DELAY_S) -> None:
     """Set an earlier start time for a job that was just requeued; Slurm waits until its old credentials have expired.
 
     Call it last: what ends later than the start time that is set here gets Slurm's own start time, two minutes on. And

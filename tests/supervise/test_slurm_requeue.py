@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.events import EventKind, append_event
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.supervise.slurm_requeue import (
     Requeued,
     RequeueOutcome,
     expedite,
     requeue,
+    start_delay_s,
     stay_until_saved,
     wait_for_preemption,
 )
@@ -96,6 +98,31 @@ def test_a_job_that_slurm_was_kept_from_requeueing_is_allowed_this_once(
 def test_the_start_is_two_seconds_on_and_never_now(slurm: FakeSlurm) -> None:
     expedite("7")
     assert slurm.start_times == ["now+2seconds"]
+
+
+@pytest.mark.parametrize(
+    ("times", "delay_s"),
+    [
+        ((), 2),
+        ((("requeue", 100), ("start", 106)), 2),
+        # The nodes were busy: the time is not Slurm's own.
+        ((("requeue", 100), ("start", 4000)), 2),
+        ((("requeue", 100), ("start", 223.5)), 15),
+        ((("requeue", 100), ("start", 223.5), ("requeue", 400), ("start", 420)), 15),
+        ((("requeue", 100), ("cancel", 110), ("resume", 200), ("start", 223)), 2),
+    ],
+)
+def test_a_run_that_has_waited_for_slurms_own_delay_gets_more_time_to_end(
+    attempt: AttemptDirectory, times: tuple[tuple[EventKind, float], ...], delay_s: int
+) -> None:
+    for kind, seconds in times:
+        append_event(attempt.run.events, kind=kind, time=1.7e9 + seconds, attempt=0)
+    assert start_delay_s(attempt.run) == delay_s
+
+
+def test_a_damaged_event_log_does_not_hold_up_the_end(attempt: AttemptDirectory) -> None:
+    attempt.run.events.mkdir()
+    assert start_delay_s(attempt.run) == 2
 
 
 def test_a_start_that_cannot_be_hurried_is_told_and_no_error(
