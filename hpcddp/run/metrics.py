@@ -592,6 +592,7 @@ def read_columns(path: Path) -> MetricsColumns:
 
 def _documents(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the lines that are lines of metrics; all at once if all of them are JSON."""
+    lines = [line for line in lines if len(line) <= LONGEST_LINE]
     try:
         documents = json.loads((b"[" + b",".join(lines) + b"]").decode())
     except (ValueError, RecursionError):

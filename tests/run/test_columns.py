@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcddp.run.files import LONGEST_LINE
 from hpcddp.run.metrics import read_columns, read_metrics
 
 VALUES = st.one_of(
@@ -53,6 +55,18 @@ def test_a_line_that_is_still_being_written_is_not_damaged(tmp_path: Path) -> No
     assert (list(columns.steps), columns.damaged) == ([1], 0)
     path.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.0}')
     assert list(read_columns(path).values["loss"]) == [2.5, 2.0]
+
+
+def test_the_hole_at_the_end_of_a_log_is_one_damaged_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2}\n')
+    os.truncate(path, LONGEST_LINE + 100)
+    columns = read_columns(path)
+    assert (list(columns.steps), columns.damaged) == ([1], 0)
+    with path.open("ab") as stream:
+        stream.write(b'\n{"step": 2, "loss": 1}\n')
+    columns = read_columns(path)
+    assert (list(columns.steps), columns.damaged) == ([1, 2], 1)
 
 
 def test_no_file_has_no_lines(tmp_path: Path) -> None:
