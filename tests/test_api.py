@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+import hpcddp
 from hpcddp import api
-from hpcddp.errors import HpcddpError, UserError
+from hpcddp.errors import UserError
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.run.find import NoRunError
 from hpcddp.run.index import remember
@@ -95,7 +96,7 @@ def test_what_is_wrong_is_named_by_its_argument() -> None:
         api.render(command=["python", Path("program.py"), 0.1])  # type: ignore[list-item]
     assert "command: [python, program.py]" in api.render(command=["python", Path("program.py")])
     assert not Path("runs").exists()
-    with pytest.raises(HpcddpError, match="no job is given"):
+    with pytest.raises(hpcddp.HpcddpError, match="no job is given"):
         api.submit()
     with pytest.raises(UserError, match="call it in a loop"):
         api.submit("job.yaml", sweep={"train.seed": [0, 1]})
