@@ -141,7 +141,7 @@ def stay_until_saved(
         seen = _SEEN.get(_cause(job, attempt, restarts))
         if seen is not None:
             return Requeued(outcome=seen)
-        write_message(f"Slurm has forgotten the requeue of job {job_id}; the job is requeued again")
+        write_message(f"slurmctld has lost the requeue of job {job_id}; the job is requeued again")
         done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag)
         if done.outcome is not RequeueOutcome.REQUEUED:
             break

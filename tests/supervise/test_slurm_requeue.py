@@ -160,7 +160,7 @@ def test_a_controller_that_keeps_forgetting_is_asked_three_times_more(
     assert stay(attempt).outcome is RequeueOutcome.REQUEUED
     assert slurm.calls == ["requeue 7"] * 3
     assert capsys.readouterr().err.startswith(
-        "hpcddp: Slurm has forgotten the requeue of job 7; the job is requeued again\n"
+        "hpcddp: slurmctld has lost the requeue of job 7; the job is requeued again\n"
     )
 
 

@@ -82,7 +82,7 @@ def test_the_record_of_a_rank_that_ends_because_of_another_names_the_other(proce
             ValueError("boom"),
             [
                 "hpcddp: rank 3 on n2 (cuda:1) failed after step 120: ValueError: boom",
-                "hpcddp: an error of the job's own code or data would come again, so the job is not requeued",
+                "hpcddp: an error of the job's own code or data would occur again, so the job is not requeued",
             ],
         ),
         (
