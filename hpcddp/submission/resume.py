@@ -39,7 +39,7 @@ from hpcddp.run.ownership import (
     is_alive,
     refuse_another_training,
 )
-from hpcddp.run.record import RecordError
+from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import Chunk, Sweep, index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
@@ -204,14 +204,15 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
     """
     resumption = prepare_resumption(run, request)
     job = resumption.job
+    before = {path: _content(path) for path in (run.job_file, run.plan, run.script)}
     _record_resumption(run, resumption.changes)
     record_source(run, job.request)
     if resumption.original is not None:
         # The copy becomes an independent run, also in every tracker.
         shutil.rmtree(run.trackers, ignore_errors=True)
     with ExitStack() as undo:
-        for path in (run.job_file, run.plan, run.script):
-            undo.callback(_restore, path, _content(path))
+        for path, content in before.items():
+            undo.callback(_restore, path, content)
         try:
             write_run(run, job)
             total = total_steps(run, job.request.job.spec)
@@ -228,9 +229,15 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return the content of a file; None if it is not there, or cannot be read."""
+    """Return the content of a file; None if it is not there, or cannot be read.
+
+    Raises:
+        SubmissionError: it is too large to be kept until the job is submitted.
+    """
     try:
-        with open_regular(path) as (stream, _):
+        with open_regular(path) as (stream, size):
+            if size > LARGEST_RECORD:
+                raise SubmissionError(f"nothing was submitted: {path} has {size} bytes, so it is damaged; remove it")
             return stream.read()
     except OSError:
         return None

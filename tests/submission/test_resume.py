@@ -151,6 +151,20 @@ def test_a_run_that_is_alive_is_not_resumed(directory: Path) -> None:
     assert read_events(run.events) == []
 
 
+def test_a_file_of_the_run_that_is_too_large_to_be_kept_is_named(directory: Path) -> None:
+    run = ended(directory)
+    run.plan.touch()
+    os.truncate(run.plan, 1 << 36)
+    job = directory / "again.yaml"
+    job.write_text(JOB)
+    code, _, error = submit(directory, str(job), "--resume", "r1")
+    assert (code, error) == (
+        2,
+        f"hpcddp: nothing was submitted: {run.plan} has {1 << 36} bytes, so it is damaged; remove it\n",
+    )
+    assert read_events(run.events) == []
+
+
 @pytest.mark.parametrize("target", ["nowhere", "job.yaml"])
 def test_a_run_whose_event_log_is_a_link_is_not_resumed(directory: Path, target: str) -> None:
     run = ended(directory)
