@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Job: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | None"
 """A job file, the content of one as a mapping, or None for a job that only the other arguments describe."""
-ClusterChoice: TypeAlias = Literal["auto", "slurm", "local"]
+ClusterChoice: TypeAlias = Literal["auto", "slurm", "local", "here"]
 """Where a job runs; ``auto`` is Slurm where it is found, otherwise this machine."""
 RUN_ROOT = Path("runs")
 """The directory of all runs where nothing says another."""
@@ -53,7 +53,8 @@ def submit(
     Args:
         job: the path of a job file, or its content as a mapping; None for a command without a job file.
         command: the words of a command to run as the tasks, such as ``["python", "train.py"]``.
-        cluster: where the job runs; ``auto`` is Slurm where it is found, otherwise this machine.
+        cluster: where the job runs; ``auto`` is Slurm where it is found, otherwise this machine; ``here`` is the
+            allocation that this process is in, as inside ``salloc``.
         force: whether to submit although something is missing on this machine that the nodes may have.
         **overrides: fields of the job by their key path (``**{"train.epochs": 3}``), or sections as mappings
             (``resources={"nodes": 2}``), whose other fields keep their values.
@@ -65,7 +66,7 @@ def submit(
     from hpcddp.submission.submit import submit as submit_request_
 
     if cluster not in get_args(ClusterChoice):
-        raise UserError(f"cluster is {cluster!r}, which is no place for a job; write auto, slurm or local")
+        raise UserError(f"cluster is {cluster!r}, which is no place for a job; write auto, slurm, local or here")
     resolved = _load(job, command, overrides)
     if resolved.spec.sweep is not None:
         raise UserError("submit() starts one run, and the job has a sweep; call it in a loop, or use hpcddp submit")
@@ -400,7 +401,7 @@ def request_to_submit(
     job: ResolvedJob,
     *,
     run_id: str | None,
-    cluster: Literal["slurm", "local"] = "slurm",
+    cluster: Literal["slurm", "local", "here"] = "slurm",
     template: str | None = None,
     environment: Mapping[str, str],
     dependency: str | None = None,

@@ -87,7 +87,9 @@ def test_what_is_wrong_is_named_by_its_argument() -> None:
         api.render("job.yaml", train={"epochs": "x"})
     with pytest.raises(JobFileError, match="the job: "):
         api.render({"name": "demo", "train": {"model": "resnet18"}})
-    with pytest.raises(UserError, match=r"cluster is 'pbs', which is no place for a job; write auto, slurm or local"):
+    with pytest.raises(
+        UserError, match=r"cluster is 'pbs', which is no place for a job; write auto, slurm, local or here"
+    ):
         api.submit("job.yaml", cluster="pbs")  # type: ignore[arg-type]
     for call in (api.submit, api.render):
         with pytest.raises(UserError, match=r"one text; write a list of its words: command=\['python', 'program.py'\]"):

@@ -55,7 +55,7 @@ def follow_run(submission: Submission) -> Outcome:
 def _follow(submission: Submission, display: Display) -> Outcome:
     from hpcddp.manage.follow import follow
 
-    local = submission.cluster == "local"
+    local = submission.cluster != "slurm"
     job_state, waits_for = _job_state(submission)
     # SIGTERM to the follower of a local run does the same as Ctrl-C.
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if local else None

@@ -60,6 +60,7 @@ class ClusterChoice(StrEnum):
     AUTO = "auto"
     SLURM = "slurm"
     LOCAL = "local"
+    HERE = "here"
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +73,7 @@ def submit(  # noqa: PLR0913  each is an option
     *,
     cluster: Annotated[
         ClusterChoice,
-        typer.Option(metavar="auto|slurm|local", help="auto: Slurm if present."),
+        typer.Option(metavar="WHERE", help="auto|slurm|local|here (in salloc)."),
     ] = ClusterChoice.AUTO,
     overrides: Overrides = None,
     template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.", hidden=True)] = None,
@@ -315,8 +316,16 @@ def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json:
         echo(json.dumps(preview, indent=2))
         return
     runs = f"{len(preview['elements'])} runs, their sweep" if "elements" in preview else "run"
-    echo(f"dry run: would go to {preview['cluster']}, {runs} directory {preview['run_dir']}", err=True)
+    place = "this allocation" if preview["cluster"] == "here" else preview["cluster"]
+    echo(f"dry run: would go to {place}, {runs} directory {preview['run_dir']}", err=True)
     write(preview["script"], nl=False)
+
+
+_PLACES: dict[Cluster, str] = {
+    "slurm": "job on slurm",
+    "local": "process on local",
+    "here": "process, its tasks in this allocation",
+}
 
 
 def _print_submission(submission: Submission, *, as_json: bool) -> None:
@@ -324,9 +333,8 @@ def _print_submission(submission: Submission, *, as_json: bool) -> None:
         echo(json.dumps(submission.as_json(), indent=2))
         return
     _print_notes(submission)
-    kind = "job" if submission.cluster == "slurm" else "process"
     echo(f"run id         {submission.run.run_id}")
-    echo(f"job id         {submission.job_id}  ({kind} on {submission.cluster})")
+    echo(f"job id         {submission.job_id}  ({_PLACES[submission.cluster]})")
     echo(f"run directory  {submission.run.path}")
     echo(f"next           {shlex.join(['hpcddp', 'logs', short_argument(submission.run), '--follow'])}")
 
@@ -350,7 +358,10 @@ def _print_remarks(dropped: Sequence[str], warnings: Iterable[str]) -> None:
 
 def _print_submission_line(submission: Submission) -> None:
     _print_notes(submission)
-    echo(f"run {submission.run.run_id}, job {submission.job_id} on {submission.cluster}", err=True)
+    place = f"job {submission.job_id} on {submission.cluster}"
+    if submission.cluster == "here":
+        place = f"process {submission.job_id}, its tasks in this allocation"
+    echo(f"run {submission.run.run_id}, {place}", err=True)
     echo(f"run directory {submission.run.path}", err=True)
 
 
@@ -417,7 +428,7 @@ def _wait_for(
     """
     if not after and not after_any:
         return None
-    if cluster == "local":
+    if cluster != "slurm":
         raise UserError(
             "--after and --after-any are Slurm's, and this job runs here; submit it when the other run ends"
         )

@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Cluster = Literal["slurm", "local"]
+Cluster = Literal["slurm", "local", "here"]
+"""Where a job goes: to Slurm's queue, to this machine alone, or into the allocation that this shell is in."""
 FACTS = "cluster"
 """The table of a profile with the facts."""
 

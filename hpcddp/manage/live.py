@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.manage.run_files import Job
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_file import read_job_file
@@ -35,11 +34,12 @@ class LiveRun:
         attempt: its attempt.
         job: its job.
         spec: its job file.
+        job_id: the id of Slurm's job that its tasks are in.
         nodes: the nodes of its job in Slurm's order; empty for a run on this machine.
     """
 
     attempt: AttemptDirectory
-    job: Job
+    job_id: str
     spec: JobSpec
     nodes: tuple[str, ...]
 
@@ -76,8 +76,15 @@ def live_run(status: RunStatus) -> LiveRun:
             else f"its logs are there: hpcddp logs {run.run_id}"
         )  # fmt: skip
         raise NotLiveError(f"run {run.run_id} is {state}, so no process of it can be reached; {way_out}")
+    attempt, spec = run.attempt(status.files.attempt), read_job_file(run)
     nodes = () if status.job is None else tuple(expand(status.job.node_list))
-    return LiveRun(attempt=run.attempt(status.files.attempt), job=job, spec=read_job_file(run), nodes=nodes)
+    allocation = None if job.start is None else job.start.allocation
+    if allocation is not None:
+        # The allocation may have more nodes than the run.
+        nodes = tuple(dict.fromkeys(known_hosts(attempt) or ()))
+        if not nodes:
+            raise NotLiveError(f"the ranks of run {run.run_id} have not met yet; try again in a moment")
+    return LiveRun(attempt=attempt, job_id=allocation or job.job_id, spec=spec, nodes=nodes)
 
 
 def run_inside(
@@ -100,7 +107,7 @@ def run_inside(
     inherited |= {"HPCDDP_RUN_ID": live.attempt.run.run_id, "HPCDDP_RUN_DIR": str(live.attempt.run.path)}
     if node is None:
         return commands.run_attached(command, inherited)
-    step = commands.overlapping_step(live.job.job_id, command, nodes=[node], directory=Path.cwd(), terminal=terminal)
+    step = commands.overlapping_step(live.job_id, command, nodes=[node], directory=Path.cwd(), terminal=terminal)
     return commands.run_attached(step, inherited)
 
 
@@ -122,5 +129,5 @@ def stacks(live: LiveRun, environment: Mapping[str, str]) -> list[ProcessStacks]
     python = live.spec.environment.interpreter or sys.executable
     command = [python, "-P", "-m", "hpcddp.task.stacks", str(live.attempt.path), *(["--programs"] if programs else [])]
     inherited, _ = submission_environment(environment)
-    step = commands.overlapping_step(live.job.job_id, command, nodes=live.spec.resources.nodes, directory=Path("/"))
+    step = commands.overlapping_step(live.job_id, command, nodes=live.nodes, directory=Path("/"))
     return parse_lines(commands.step_output(step, inherited).splitlines())

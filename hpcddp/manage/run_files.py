@@ -217,7 +217,7 @@ def _job(submission: SubmissionRecord | None, start: Start | None) -> Job | None
         return _by_hand(start)
     return Job(
         job_id=submission.job_id,
-        local=submission.cluster == "local",
+        local=submission.cluster != "slurm",
         submitted=submitted,
         start=start if mine else None,
         host=submission.host,

@@ -52,8 +52,8 @@ class SubmissionRecord(Record):
     """The newest submission of a run.
 
     Args:
-        cluster: ``slurm``, or ``local`` for a run on the submitting machine.
-        job_id: Slurm's job id, or the process id of a local run.
+        cluster: ``slurm``; ``local`` for a run on the submitting machine; ``here`` for one in its allocation.
+        job_id: Slurm's job id; else the process id of the script.
         directory: the directory of submission.
         python: the interpreter of its tasks.
         time: when, in seconds since the epoch; None in records of earlier versions.
@@ -72,7 +72,7 @@ class SubmissionRecord(Record):
         "give the job file too: hpcddp submit JOB --resume RUN"
     )
 
-    cluster: Literal["slurm", "local"]
+    cluster: Literal["slurm", "local", "here"]
     job_id: str
     directory: str
     python: str
@@ -116,6 +116,7 @@ class Start(Record):
         inode: its inode number; see ``identity`` in ``hpcddp.run.ownership``.
         is_local: whether the job is a process of its host; None in records of earlier versions.
         pid: the process of a program of the user's own that has begun the attempt itself; else None.
+        allocation: Slurm's id of the allocation that a local run has its tasks in; else None.
     """
 
     ADVICE: ClassVar[str] = (
@@ -134,6 +135,7 @@ class Start(Record):
     inode: int | None = None
     is_local: bool | None = None
     pid: int | None = None
+    allocation: str | None = None
 
     @property
     def is_process(self) -> bool:

@@ -406,6 +406,26 @@ def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> 
     raise _failure(f"scontrol show job {job_id}", done)
 
 
+def show_job_details(job_id: str, *, environment: Mapping[str, str]) -> str | None:
+    """Return the output of ``scontrol show job --details``, which says what a job has of each of its nodes.
+
+    Args:
+        job_id: the job's id.
+        environment: the command's environment.
+
+    Returns:
+        The output, which ``parse_job`` reads too, or None if the controller does not know the job.
+
+    Raises:
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
+    """
+    done = _query(["scontrol", "show", "job", "--details", job_id], environment)
+    if done.returncode != 0 and _UNKNOWN_JOB in done.stderr:
+        return None
+    return _output(done, name=f"scontrol show job {job_id}")
+
+
 def requeue(job_id: str) -> None:
     """Requeue a job if it still runs.
 

@@ -125,11 +125,7 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
     directives = (
         Directive("job-name", spec.name, "name"),
         *_array(spec),
-        *_size(spec),
-        *_given(spec.resources, _MEMORY),
-        *_limit(spec.resources),
-        *_given(spec.resources, _PLACE),
-        *_sharing(spec.resources),
+        *request_of(spec),
         *_given(spec.resources, _MAIL),
         *_extras(spec.resources),
         *_output(spec, run_id),
@@ -139,6 +135,17 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
         # Raises if the value cannot be written.
         str(directive)
     return directives
+
+
+def request_of(spec: JobSpec) -> tuple[Directive, ...]:
+    """Return the directives of a job that say which nodes it gets; salloc takes them too."""
+    return (
+        *_size(spec),
+        *_given(spec.resources, _MEMORY),
+        *_limit(spec.resources),
+        *_given(spec.resources, _PLACE),
+        *_sharing(spec.resources),
+    )
 
 
 def _array(spec: JobSpec) -> Iterator[Directive]:

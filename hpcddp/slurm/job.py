@@ -108,6 +108,15 @@ def slurm_job_id(environment: Mapping[str, str]) -> str | None:
     return environment.get("SLURM_JOB_ID")
 
 
+def allocation_of(environment: Mapping[str, str]) -> str | None:
+    """Return the id of the allocation that a local run has its tasks in (``--cluster here``); None for any other run.
+
+    Args:
+        environment: the environment of the batch script or of a task.
+    """
+    return environment.get("SLURM_JOB_ID") if "HPCDDP_LOCAL_JOB_ID" in environment else None
+
+
 def ask_slurm(job_id: str, *, patience_s: float = 0.0) -> dict[str, str] | None:
     """Return the record of a job; None also if scontrol is not installed, as on some compute nodes.
 
@@ -195,19 +204,25 @@ def cause_of(
 def end_time_of(job: Mapping[str, str] | None, environment: Mapping[str, str], *, now: float) -> float | None:
     """Return when a job's time is over, in seconds since the epoch; None without a limit, or if unknown.
 
+    A run in an allocation ends with its own time limit or with the allocation, whichever comes first.
+
     Args:
-        job: what Slurm says about the job; None without an answer.
+        job: what Slurm says about the job, or about the allocation; None without an answer.
         environment: the batch script's environment.
         now: seconds since the epoch.
     """
+    limit_s = environment.get("SUBMITIT_LOCAL_TIMEOUT_S")
+    own = now + float(limit_s) if limit_s and int(limit_s) < NO_LIMIT_S else None
     if job is not None:
         text = job.get("EndTime", "")
         limited = job.get("TimeLimit") != "UNLIMITED" and text not in _UNKNOWN_TIMES
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if limited else None
+        end = time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if limited else None
+        if allocation_of(environment) is None:
+            return end
+        return min((each for each in (end, own) if each is not None), default=None)
     if environment.get("SLURM_JOB_END_TIME"):
         return float(environment["SLURM_JOB_END_TIME"])
-    limit_s = environment.get("SUBMITIT_LOCAL_TIMEOUT_S")
-    return now + float(limit_s) if limit_s and int(limit_s) < NO_LIMIT_S else None
+    return own
 
 
 def ask_end(job_id: str) -> KnownEnd | None:

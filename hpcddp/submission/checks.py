@@ -22,6 +22,7 @@ from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_lau
 from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder
 from hpcddp.packages import is_installed
 from hpcddp.run.metrics import PACKAGES
+from hpcddp.submission.allocation_checks import allocation_obstacles
 from hpcddp.submission.environment_checks import container_obstacles, environment_obstacles, runs_in_this_python
 from hpcddp.submission.function_checks import function_obstacles
 from hpcddp.submission.request import Check, Obstacle, SubmissionError, SubmitRequest
@@ -110,7 +111,7 @@ _GPUS = ("nvidia[0-9]*", "nvhost-gpu", "nvgpu", "kfd", "dxg")
 
 def _no_gpu(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield GPUs that this machine does not have; a command may do without them, and decides that itself."""
-    if cluster == "slurm" or spec.device == "cpu" or any(found for name in _GPUS for found in DEVICES.glob(name)):
+    if cluster != "local" or spec.device == "cpu" or any(found for name in _GPUS for found in DEVICES.glob(name)):
         return
     count = spec.resources.gpus_per_node
     asked = f"resources.gpus_per_node is {count}" if count else "train.device is cuda"
@@ -204,6 +205,7 @@ def _has_wandb_key(variables: Mapping[str, str]) -> bool:
 CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, function_obstacles, _missing_data)
 """The checks whose result may differ between the elements of a sweep, which share one environment."""
 CHECKS: tuple[Check, ...] = (
+    allocation_obstacles,
     _too_many_nodes,
     _no_gpu,
     _unset_variables,
@@ -242,7 +244,7 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
     errors = [obstacle for obstacle in found if obstacle.certain and not (forced and obstacle.can_force)]
     if errors:
         # A job on this machine gets no other node.
-        may_force = request.cluster == "slurm" and all(obstacle.can_force for obstacle in errors)
+        may_force = request.cluster != "local" and all(obstacle.can_force for obstacle in errors)
         raise SubmissionError("\n".join(obstacle.sentence for obstacle in errors), hint=_FORCE if may_force else None)
     # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
     _ = request.plan
@@ -274,6 +276,11 @@ def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[
         SubmissionError: the sweep has too many elements for this machine, or an element cannot run; its values are
             named.
     """
+    if request.cluster == "here":
+        raise SubmissionError(
+            "--cluster here runs one job, and this one is a sweep; submit its elements one by one (--set sweep=null, "
+            "and --set for the values), or the sweep to the queue: --cluster slurm"
+        )
     if request.cluster == "local" and len(table) > LARGEST_LOCAL_SWEEP:
         raise SubmissionError(
             f"the sweep has {len(table)} elements, each of them a process of this machine, and {LARGEST_LOCAL_SWEEP} "

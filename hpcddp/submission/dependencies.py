@@ -119,7 +119,7 @@ class _RunToWaitFor:
             )
         submission, start = read_submission(run), newest_start(run)
         by_hand = submission is None and start is not None and start.is_process
-        if by_hand or (submission is not None and submission.cluster == "local"):
+        if by_hand or (submission is not None and submission.cluster != "slurm"):
             self._refuse(f"{run.run_id} runs on this machine without Slurm, which cannot wait for it; wait for its end")
         job_id = submitted_as if start is None else start.job_id
         if submission is not None and submission.job_id:

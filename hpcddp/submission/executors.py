@@ -113,6 +113,8 @@ class RenderedSlurmExecutor(SlurmExecutor):
 class RenderedLocalExecutor(LocalExecutor):
     """Runs a rendered script on this machine, in a session of its own that outlives the terminal.
 
+    submitit's controller starts its tasks on this machine too, or srun starts them in an allocation.
+
     Args:
         folder: the run's submitit folder.
         program: the command that runs the script.
@@ -123,6 +125,7 @@ class RenderedLocalExecutor(LocalExecutor):
         signal_lead_s: how long before the time limit submitit sends its signal, in seconds.
         environment: the script's environment.
         directory: the working directory of the script.
+        allocation: Slurm's id of the allocation for the tasks; None has them on this machine.
     """
 
     def __init__(
@@ -137,22 +140,30 @@ class RenderedLocalExecutor(LocalExecutor):
         signal_lead_s: int,
         environment: Mapping[str, str],
         directory: Path,
+        allocation: str | None = None,
     ) -> None:
         super().__init__(folder)
         self._directory = directory
         self._program = program
         self._log = log
         self._tasks = tasks
+        self._allocation = allocation
+        timeout = {"SUBMITIT_LOCAL_TIMEOUT_S": str(time_limit_s or NO_LIMIT_S)}
+        if allocation is not None:
+            # All that srun needs. The other variables of the allocation are options of srun, which would override the
+            # job's own.
+            self._environment = {**environment, **timeout, "SLURM_JOB_ID": allocation}
+            return
         # The variables that submitit's controller reads (submitit/local/local.py, Controller.__init__).
         self._environment = {
             **environment,
+            **timeout,
             "SUBMITIT_EXECUTOR": "local",
             "SUBMITIT_LOCAL_COMMAND": command,
             "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
             "SUBMITIT_LOCAL_NODEID": "0",
             "SUBMITIT_LOCAL_NTASKS": str(tasks),
             "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(signal_lead_s),
-            "SUBMITIT_LOCAL_TIMEOUT_S": str(time_limit_s or NO_LIMIT_S),
             # The controller's parent, the script, is the job: its process id is the job id.
             "SUBMITIT_LOCAL_WITH_SHELL": "1",
             "SUBMITIT_STDERR_TO_STDOUT": "1",
@@ -164,6 +175,9 @@ class RenderedLocalExecutor(LocalExecutor):
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Any]:
         pickle = self.folder / f"{uuid.uuid4().hex}.pkl"
         digest = _dump(pickle, _only(delayed_submissions))
+        if self._allocation is not None:
+            # Slurm's job id is what its tasks know; an earlier attempt in the same allocation has left a file there.
+            pickle = pickle.replace(self.folder / f"{self._allocation}_submitted.pkl")
         log = open_to_append(self._log)
         try:
             process = subprocess.Popen(
@@ -182,5 +196,6 @@ class RenderedLocalExecutor(LocalExecutor):
         job: LocalJob[Any] = LocalJob(
             folder=self.folder, job_id=str(process.pid), tasks=list(range(self._tasks)), process=process
         )
-        job.paths.move_temporary_file(pickle, "submitted_pickle")
+        if self._allocation is None:
+            job.paths.move_temporary_file(pickle, "submitted_pickle")
         return [job]

@@ -37,7 +37,7 @@ class SubmitRequest:
         job: the resolved job.
         run_id: the id of its run or sweep; None for a script that is given to sbatch by hand, which derives the id
             from the job id.
-        cluster: ``slurm``, or ``local`` for a run on this machine.
+        cluster: ``slurm``; ``local`` for a run on this machine; ``here`` for one in the allocation of this shell.
         python: the interpreter of the tasks.
         template: the sbatch template's name or path; None is the default one.
         directory: the directory of submission; relative paths in the job are relative to it.

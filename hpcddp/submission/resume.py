@@ -609,7 +609,7 @@ def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None, *, origi
             f"{run.path} is a copy of the run {original}, which is alive as {alive}; wait for the end of that run"
         )
     if alive is not None:
-        local = previous is not None and previous.cluster == "local"
+        local = previous is not None and previous.cluster != "slurm"
         called = "process" if local else "job"
         end = shlex.join(["hpcddp", "cancel", str(run.path)])
         raise SubmissionError(f"the run {run.run_id} is alive as {called} {alive}; wait for its end, or end it: {end}")
@@ -617,7 +617,7 @@ def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None, *, origi
 
 def _has_not_ended(previous: SubmissionRecord) -> bool:
     """Return whether the submitted job is pending or running."""
-    if previous.cluster == "local":
+    if previous.cluster != "slurm":
         is_here = previous.host in {None, socket.gethostname()}
         return is_here and Path(f"/proc/{previous.job_id}").exists()
     job = ask_slurm(previous.job_id)

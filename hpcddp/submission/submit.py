@@ -54,18 +54,19 @@ def new_run_id(now: datetime, token: str) -> str:
     return f"{now:%Y%m%d-%H%M%S}-{token}"
 
 
-def choose_cluster(requested: Literal["auto", "slurm", "local"], environment: Mapping[str, str]) -> Cluster:
+def choose_cluster(requested: Literal["auto", "slurm", "local", "here"], environment: Mapping[str, str]) -> Cluster:
     """Return the cluster to submit to.
 
     Args:
-        requested: the value of ``--cluster``; ``auto`` is Slurm where sbatch and a configuration are found.
+        requested: the value of ``--cluster``; ``auto`` is Slurm where sbatch and a configuration are found. Whether
+            there is an allocation for ``here`` is checked with the job.
         environment: the submitter's environment.
 
     Raises:
         SubmissionError: Slurm was requested and not found, or its controller does not answer.
     """
-    if requested == "local":
-        return "local"
+    if requested in {"local", "here"}:
+        return requested
     named = environment.get("SLURM_CONF")
     if named and not Path(named).is_file():
         # A user who sets it wants that Slurm and not this machine, and Slurm's commands would fail.
@@ -159,7 +160,7 @@ class Submission:
     """A submitted job.
 
     Args:
-        cluster: ``slurm``, or ``local`` for a run on this machine.
+        cluster: ``slurm``; ``local`` for a run on this machine; ``here`` for one in the allocation of this shell.
         job: submitit's job.
         dropped: names of inherited variables that sbatch did not get, because they would override directives.
         epochs: the epochs of the training.
@@ -179,7 +180,7 @@ class Submission:
 
     @property
     def job_id(self) -> str:
-        """Slurm's job id, or the process id of a local run."""
+        """Slurm's job id; else the process id of the script."""
         return str(self.job.job_id)
 
     @property
@@ -312,11 +313,12 @@ def submit_script(
             program=program,
             log=run.batch_log,
             command=shlex.join([python, "-P", "-u", "-m", "hpcddp.task"]),
-            tasks=spec.tasks_per_node,
+            tasks=spec.tasks,
             time_limit_s=limit.seconds if limit else None,
             signal_lead_s=int(lead.total_seconds()) if lead else _DEFAULT_SIGNAL_LEAD_S,
             environment=clean,
             directory=directory,
+            allocation=request.environment["SLURM_JOB_ID"] if cluster == "here" else None,
         )
     # Read before the submission, because the job may begin at once.
     newest, before = run.newest_attempt(), read_submission(run)

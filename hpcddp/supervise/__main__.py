@@ -34,6 +34,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     stage_parser.add_argument("--target", required=True)
     watch_parser = commands_of.add_parser("watch")
     watch_parser.add_argument("--pid", type=int, required=True)
+    watch_parser.add_argument("--warn", action="store_true")
     end_parser = commands_of.add_parser("end")
     end_parser.add_argument("--code", type=int, required=True)
     end_parser.add_argument("--cancelled", action="store_true")
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         if options.command == "stage":
             return stage(Stage(source=options.source, target=options.target), environment)
         if options.command == "watch":
-            watch(AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"]), options.pid)
+            attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
+            watch(attempt, options.pid, warn=options.warn)
             return ExitCode.FINISHED
         directory = begin(
             run_root=options.run_root,

@@ -22,7 +22,7 @@ from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
-from hpcddp.slurm.job import ask_slurm, cause_of, slurm_job_id
+from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, slurm_job_id
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise.decision import EndFacts, Limits, spent_of, stuck, used_up
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
@@ -60,6 +60,16 @@ class AttemptFacts:
     def job_id(self) -> str | None:
         """The job's id in Slurm; None for a local run."""
         return slurm_job_id(self.environment)
+
+    @cached_property
+    def ended_allocation(self) -> str | None:
+        """Slurm's id of the allocation that a local run had its tasks in, if that has ended or ends; else None."""
+        allocation = allocation_of(self.environment)
+        job = None if allocation is None else ask_slurm(allocation)
+        if job is None:
+            return None
+        is_over = job.get("JobState") != "RUNNING" or job.get("PreemptTime", "None") != "None"
+        return allocation if is_over else None
 
     @property
     def job(self) -> str:
@@ -225,6 +235,8 @@ class AttemptFacts:
         return self._local_cause() if self.job_id is None else self._slurm_cause()
 
     def _local_cause(self) -> Cause:
+        if self.ended_allocation is not None and not self._warned:
+            return Cause.UNKNOWN
         if self.cancelled:
             return Cause.CANCELLED
         self._raise_if_damaged()
@@ -328,6 +340,7 @@ class AttemptFacts:
             cause=self.cause,
             error_code=first.exit_code if first else None,
             on_slurm=self.job_id is not None,
+            in_allocation=allocation_of(self.environment) is not None,
             requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",
             causes=frozenset(Cause(cause) for cause in requeue.causes),
             requested=self.requested,

@@ -33,7 +33,7 @@ from hpcddp.run.ownership import (
 )
 from hpcddp.run.result import Result, has_finished, resume_command, write_result
 from hpcddp.slurm import commands
-from hpcddp.slurm.job import ask_slurm, end_time_of, slurm_job_id
+from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import complete_directory, element_of
@@ -207,7 +207,7 @@ def _observe(
     job_id: str | None, job: Mapping[str, str] | None, run: RunDirectory, environment: Mapping[str, str]
 ) -> Start:
     """Return who starts now, with the submit time that Slurm knows."""
-    now = time.time()
+    now, allocation = time.time(), allocation_of(environment)
     return Start(
         job_id=job_id or environment.get("HPCDDP_LOCAL_JOB_ID"),
         restart_count=_restart_count(environment) if job_id else 0,
@@ -215,8 +215,9 @@ def _observe(
         host=environment.get("SLURMD_NODENAME") or socket.gethostname(),
         token=secrets.token_hex(16),
         time=now,
-        end_time=end_time_of(job, environment, now=now),
+        end_time=end_time_of(ask_slurm(allocation) if allocation else job, environment, now=now),
         is_local=job_id is None,
+        allocation=allocation,
         **identity(run.path),
     )
 

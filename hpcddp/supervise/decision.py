@@ -47,6 +47,7 @@ class EndFacts:
         fenced: whether a newer attempt of the run exists.
         error_code: the exit code that the first error asks for; None without an error that names a cause of its own.
         on_slurm: whether the job is one of Slurm's.
+        in_allocation: whether the run is a local one whose tasks are in an allocation.
         requeue_allowed: whether Slurm may requeue the job.
         causes: the causes after which the user wants the job requeued.
         requested: whether the run's user has requested a requeue; no budget counts that.
@@ -60,6 +61,7 @@ class EndFacts:
     fenced: bool = False
     error_code: int | None = None
     on_slurm: bool = True
+    in_allocation: bool = False
     requeue_allowed: bool = True
     causes: frozenset[Cause] = _NAMEABLE
     requested: bool = False
@@ -141,7 +143,8 @@ def _is_forbidden(facts: EndFacts) -> Action | None:
     if not facts.on_slurm and facts.cause is Cause.CRASH:
         return Action(kind=ActionKind.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE)
     if not facts.on_slurm:
-        return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why="runs on this machine are not requeued")
+        runs = "runs in an allocation" if facts.in_allocation else "runs on this machine"
+        return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=f"{runs} are not requeued")
     if facts.requeue_allowed:
         return None
     if facts.allow_continuation:

@@ -332,6 +332,8 @@ _HANDLERS: Mapping[ActionKind, Callable[[AttemptFacts, Action, int], Ending]] = 
 
 def _why(attempt_facts: AttemptFacts) -> str:
     cause = attempt_facts.counted_cause
+    if cause is Cause.UNKNOWN and attempt_facts.ended_allocation is not None:
+        return f"the allocation of this run, job {attempt_facts.ended_allocation}, has ended"
     if cause is Cause.NODE_FAILURE:
         return f"node {', '.join(attempt_facts.lost_nodes)} was lost" if attempt_facts.lost_nodes else "a node was lost"
     if attempt_facts.by_user:

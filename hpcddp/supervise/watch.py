@@ -1,11 +1,14 @@
-"""Watch srun while the tasks run: end it if it still waits when all of them have ended.
+"""Watch srun while the tasks run: end it if it still waits when all of them have ended, and warn them of their end.
 
 srun learns from a slurmstepd on each node that its tasks have ended. If a slurmstepd was killed, srun waits until the
 time limit of the job (measured with Slurm 22.05.8), and the nodes stay taken.
+
+In an allocation that salloc has made, no Slurm sends the signal that comes some time before the end.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -16,6 +19,9 @@ from hpcddp.errors import write_message
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_records import read_start
+from hpcddp.run.record import RecordError
 from hpcddp.sandbox.processes import Process, find
 
 STEP_PATIENCE_S: Final = 60.0
@@ -27,18 +33,31 @@ _SRUN_PATIENCE_S: Final = 15.0
 _SRUN_POLL_S: Final = 0.5
 
 
-def watch(attempt: AttemptDirectory, pid: int, *, patience_s: float = STEP_PATIENCE_S, poll_s: float = _POLL_S) -> None:
+def watch(
+    attempt: AttemptDirectory,
+    pid: int,
+    *,
+    warn: bool = False,
+    patience_s: float = STEP_PATIENCE_S,
+    poll_s: float = _POLL_S,
+) -> None:
     """Return when srun has ended; end it if it waits too long for tasks that have ended.
 
     Args:
         attempt: the attempt that the tasks belong to.
         pid: the process id of srun.
+        warn: whether to send srun USR2, which it passes on to the tasks, ``requeue.signal_lead`` before the end.
         patience_s: how long it may wait after the last record of the tasks, in seconds.
         poll_s: seconds between two looks.
     """
     srun = find(pid)
     ended_at: float | None = None
+    warn_at = _warn_at(attempt) if warn else math.inf
     while srun is not None and find(pid) == srun:
+        if time.time() >= warn_at:
+            warn_at = math.inf
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
         if not tasks_have_ended(attempt):
             ended_at = None
         elif ended_at is None:
@@ -50,7 +69,21 @@ def watch(attempt: AttemptDirectory, pid: int, *, patience_s: float = STEP_PATIE
             )
             _end(srun)
             return
-        time.sleep(poll_s)
+        # On the host of an interactive shell nobody ends this process but itself.
+        pause_s = min(poll_s, max(0.0, warn_at - time.time()))
+        wait_until(lambda: find(pid) != srun, timeout_s=pause_s, poll_s=min(_SRUN_POLL_S, poll_s))
+
+
+def _warn_at(attempt: AttemptDirectory) -> float:
+    """Return when the tasks are warned of their end, in seconds since the epoch; infinity if they are not."""
+    try:
+        start, lead = read_start(attempt), read_job_file(attempt.run).signal_lead
+    except RecordError as error:
+        write_message(error.message)
+        return math.inf
+    return (
+        math.inf if start is None or start.end_time is None or lead is None else start.end_time - lead.total_seconds()
+    )
 
 
 def tasks_have_ended(attempt: AttemptDirectory) -> bool:

@@ -39,7 +39,10 @@ def test_an_unknown_option_is_the_users_and_names_the_help(capsys: pytest.Captur
         (("submit", "--xyz"), "there is no option --xyz"),
         (
             ("submit", "--cluster", "slrum"),
-            "Invalid value for '--cluster': 'slrum' is not one of 'auto', 'slurm', 'local'; did you mean slurm?",
+            (
+                "Invalid value for '--cluster': 'slrum' is not one of 'auto', 'slurm', 'local', 'here'; "
+                "did you mean slurm?"
+            ),
         ),
         (("logs", "--rank", "x"), "--rank is x, which is no integer; write one, such as 1"),
         (("status", "--interval", "abc"), "--interval is abc, which is no number; write one, such as 10"),

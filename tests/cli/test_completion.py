@@ -58,7 +58,7 @@ def test_commands_options_and_values_are_completed(environment: dict[str, str]) 
     assert {"render", "submit", "doctor", "sandbox"} <= set(offered(environment, "hpcddp", ""))
     assert offered(environment, "hpcddp", "ren") == ["render"]
     assert offered(environment, "hpcddp", "submit", "--clus") == ["--cluster"]
-    assert offered(environment, "hpcddp", "submit", "--cluster", "") == ["auto", "slurm", "local"]
+    assert offered(environment, "hpcddp", "submit", "--cluster", "") == ["auto", "slurm", "local", "here"]
     assert offered(environment, "hpcddp", "doctor", "") == ["ddp", "loss", "install"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hpcddp.jobfile.write import dump_job
 from hpcddp.manage.live import LiveRun, NotLiveError, live_run, run_inside
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
+from hpcddp.run.job_records import Rank, write_ranks
 from hpcddp.slurm.commands import QueuedJob, overlapping_step
 from tests.manage.runs import NOON, FakeRun, make, queued
 
@@ -55,7 +57,7 @@ def test_a_run_without_nodes_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def test_a_run_on_this_machine_needs_no_slurm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     live = running(tmp_path, OTHER)
-    here = LiveRun(attempt=live.attempt, job=live.job, spec=live.spec, nodes=())
+    here = LiveRun(attempt=live.attempt, job_id=live.job_id, spec=live.spec, nodes=())
     code = run_inside(
         here,
         0,
@@ -66,6 +68,26 @@ def test_a_run_on_this_machine_needs_no_slurm(tmp_path: Path, capfd: pytest.Capt
     assert (code, capfd.readouterr().out) == (4, "run-1\n")
     with pytest.raises(UserError, match="no-such-program was not found"):
         run_inside(here, 0, ["no-such-program"], {"PATH": ""}, terminal=False)
+
+
+def test_a_run_in_an_allocation_is_reached_on_the_hosts_of_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(OTHER)
+    made = make(tmp_path)
+    monkeypatch.setattr("socket.gethostname", lambda: "n1")
+    # The script, as far as the kernel shows it.
+    with subprocess.Popen(["bash", "-c", "read", str(made.run.script)], stdin=subprocess.PIPE) as script:
+        own = str(script.pid)
+        made.submitted(own, cluster="here").started(own, is_local=True, allocation="12")
+        made.run.job_file.write_text(dump_job(load_job(path).spec, environment_values=False))
+        with pytest.raises(NotLiveError, match="the ranks of run run-1 have not met yet; try again in a moment"):
+            live_run(look(made))
+        write_ranks(made.run.attempt(0), [Rank(host=host, gpu=None) for host in ("n3", "n3", "n7", "n7")])
+        live = live_run(look(made))
+    assert (live.job_id, live.nodes) == ("12", ("n3", "n7"))
+    assert [live.node_of(rank) for rank in range(4)] == ["n3", "n3", "n7", "n7"]
 
 
 def test_the_step_shares_the_nodes_with_the_tasks() -> None:

@@ -84,6 +84,10 @@ def test_each_state_waits_runs_or_has_ended() -> None:
     } == ENDED_STATES  # fmt: skip
 
 
+ALLOCATION = {"EndTime": "1970-01-01T00:01:00", "TimeLimit": "00:01:00"}
+HERE = {"HPCDDP_LOCAL_JOB_ID": "99", "SLURM_JOB_ID": "7"}
+
+
 @pytest.mark.parametrize(
     ("job", "environment", "end"),
     [
@@ -94,6 +98,12 @@ def test_each_state_waits_runs_or_has_ended() -> None:
         (None, {"SUBMITIT_LOCAL_TIMEOUT_S": "60"}, 65.0),
         (None, {"SUBMITIT_LOCAL_TIMEOUT_S": str(NO_LIMIT_S)}, None),
         (None, {}, None),
+        # A run in an allocation: the earlier one of both ends.
+        (ALLOCATION, HERE | {"SUBMITIT_LOCAL_TIMEOUT_S": "30"}, 35.0 + time.timezone),
+        (ALLOCATION, HERE | {"SUBMITIT_LOCAL_TIMEOUT_S": "90"}, 60.0 + time.timezone),
+        (ALLOCATION, HERE | {"SUBMITIT_LOCAL_TIMEOUT_S": str(NO_LIMIT_S)}, 60.0 + time.timezone),
+        (ALLOCATION | {"TimeLimit": "UNLIMITED"}, HERE | {"SUBMITIT_LOCAL_TIMEOUT_S": "30"}, 35.0),
+        (None, HERE | {"SUBMITIT_LOCAL_TIMEOUT_S": "30"}, 35.0),
     ],
 )
 def test_the_end_of_the_jobs_time_is_known_at_the_start(

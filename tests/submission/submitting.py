@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 import venv
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
+from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.submission import checks as job_checks
 from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.request import SubmissionError
 from tests.submission.requests import request_of
-
-Cluster = Literal["slurm", "local"]
 
 
 def program(here: Path, name: str, text: str = "#!/bin/sh\n") -> None:

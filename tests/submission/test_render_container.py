@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import socket
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
+from hpcddp.jobfile.cluster import Cluster
 from tests.submission.fake_environments import (
     APPTAINER,
     PYXIS,
@@ -70,9 +70,7 @@ def test_a_task_in_a_container_ignores_the_warning_until_it_has_a_handler(runner
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_container_without_hpcddp_is_said_in_one_sentence(
-    runner: ScriptRunner, launcher: Literal["slurm", "local"]
-) -> None:
+def test_a_container_without_hpcddp_is_said_in_one_sentence(runner: ScriptRunner, launcher: Cluster) -> None:
     install_programs(runner, apptainer=APPTAINER)
     write_program(
         runner.directory / "image" / "python3", "#!/bin/bash\necho \"No module named 'hpcddp'\" >&2; exit 1\n"

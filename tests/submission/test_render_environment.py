@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import socket
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
+from hpcddp.jobfile.cluster import Cluster
 from tests.submission.fake_environments import (
     APPTAINER,
     CONDA,
@@ -144,9 +145,7 @@ def test_an_activation_that_exits_is_no_job_that_has_trained(runner: ScriptRunne
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_signal_during_the_activation_starts_no_task(
-    runner: ScriptRunner, launcher: Literal["slurm", "local"]
-) -> None:
+def test_a_signal_during_the_activation_starts_no_task(runner: ScriptRunner, launcher: Cluster) -> None:
     fake_virtual_environment(runner, "venv")
     with (runner.directory / "venv" / "bin" / "activate").open("a") as activate:
         activate.write('touch "$RECORD/activating"; while [[ -e $RECORD/hold ]]; do sleep 0.02; done\n')

@@ -4,10 +4,11 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
+from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import load_job
 from hpcddp.submission.render import render_script
 from tests.submission.requests import request_of
@@ -27,12 +28,13 @@ class Case(NamedTuple):
     name: str
     job: Path
     run_id: str | None = None
-    launcher: Literal["slurm", "local"] = "slurm"
+    launcher: Cluster = "slurm"
 
 
 CASES = (
     Case("quickstart-by-hand", ROOT / "jobs" / "quickstart.yaml"),
     Case("quickstart-here", ROOT / "jobs" / "quickstart.yaml", run_id="r1", launcher="local"),
+    Case("quickstart-in-salloc", ROOT / "jobs" / "quickstart.yaml", run_id="r1", launcher="here"),
     Case("imagenet", ROOT / "jobs" / "resnet50_imagenet.yaml", run_id="20260401-120000-ab12"),
     Case("cifar10", ROOT / "jobs" / "resnet18_cifar10.yaml", run_id="r1"),
     Case("sweep", GOLDEN / "sweep.yaml", run_id="20260401-120000-ab12"),

@@ -6,11 +6,13 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
+from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.submission.render import render_script
@@ -18,12 +20,10 @@ from tests.submission.requests import request_of
 from tests.submission.script_runner import MODULE, ScriptRunner
 from tests.waiting import wait_until
 
-LAUNCHERS: tuple[Literal["slurm", "local"], ...] = ("slurm", "local")
+LAUNCHERS: tuple[Cluster, ...] = ("slurm", "local", "here")
 
 
-def script_of(
-    runner: ScriptRunner, *, launcher: Literal["slurm", "local"] = "slurm", run_id: str | None = "r1", **fields: Any
-) -> str:
+def script_of(runner: ScriptRunner, *, launcher: Cluster = "slurm", run_id: str | None = "r1", **fields: Any) -> str:
     job = {
         "name": "example",
         "batch": {"global_batch_size": 8},
@@ -84,7 +84,7 @@ def test_a_script_without_a_run_id_leaves_the_id_to_the_job(runner: ScriptRunner
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_code_of_the_tasks_goes_to_the_end_and_the_code_of_the_end_is_the_jobs(
-    runner: ScriptRunner, launcher: Literal["slurm", "local"]
+    runner: ScriptRunner, launcher: Cluster
 ) -> None:
     code, errors = runner.run(script_of(runner, launcher=launcher), TASK_CODE="137", END_CODE="70")
     assert (code, errors) == (70, "")
@@ -104,10 +104,14 @@ def test_a_run_directory_that_cannot_be_claimed_ends_the_job_with_that_code(runn
 
 @pytest.mark.parametrize(
     ("launcher", "signals"),
-    [("slurm", [signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM]), ("local", [signal.SIGUSR2])],
+    [
+        ("slurm", [signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM]),
+        ("local", [signal.SIGUSR2]),
+        ("here", [signal.SIGTERM, signal.SIGINT]),
+    ],
 )
 def test_the_shell_survives_the_warning_and_the_end_of_its_time_and_still_gets_the_tasks_code(
-    runner: ScriptRunner, launcher: Literal["slurm", "local"], signals: list[signal.Signals]
+    runner: ScriptRunner, launcher: Cluster, signals: list[signal.Signals]
 ) -> None:
     (runner.record / "hold").touch()
     process = runner.start(script_of(runner, launcher=launcher), TASK_CODE="75", END_CODE="75")
@@ -116,7 +120,52 @@ def test_the_shell_survives_the_warning_and_the_end_of_its_time_and_still_gets_t
         process.send_signal(number)
     (runner.record / "hold").unlink()
     assert runner.end_of(process) == 75
-    assert runner.words("end")[-2:] == ["--code", "75"]
+    assert runner.words("end")[4:6] == ["--code", "75"]
+
+
+def scancel_in(runner: ScriptRunner) -> None:
+    scancel = runner.directory / "bin" / "scancel"
+    scancel.write_text('#!/bin/bash\necho "$@" >>"$RECORD/scancel"\n')
+    scancel.chmod(0o700)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_in_an_allocation_ending_the_shell_signals_the_tasks_and_not_srun_and_then_kills_them(
+    runner: ScriptRunner, number: signal.Signals
+) -> None:
+    scancel_in(runner)
+    (runner.record / "hold").touch()
+    process = runner.start(script_of(runner, launcher="here"), SLURM_JOB_ID="12", SLURM_STEP_ID="3")
+    wait_until((runner.record / "running").exists, "a file of the script", 30)
+    process.send_signal(number)
+    wait_until((runner.record / "scancel").exists, "a file of the script", 30)
+    assert (runner.record / "scancel").read_text() == "--signal=TERM 12.3\n"
+    # The record is that of a TERM to srun, in whose place the task stands here.
+    assert not (runner.record / "signals").exists()
+
+    def killed() -> bool:
+        process.send_signal(number)
+        return (runner.record / "signals").exists()
+
+    started = time.monotonic()
+    wait_until(killed, "the end of srun", 30)
+    assert time.monotonic() - started > 3
+    (runner.record / "hold").unlink()
+    runner.end_of(process)
+    assert (runner.record / "scancel").read_text() == "--signal=TERM 12.3\n"
+    assert runner.words("end")[-3:] == ["--code", "0", "--cancelled"]
+
+
+def test_in_an_allocation_srun_starts_the_tasks_of_a_local_job_and_the_watch_warns_them(runner: ScriptRunner) -> None:
+    script = script_of(runner, launcher="here", resources={"nodes": 3, "tasks_per_node": 2})
+    process = runner.start(script, SLURM_JOB_ID="12", SLURM_STEP_ID="3")
+    runner.end_of(process)
+    assert runner.words("srun")[:3] == ["--nodes=3", "--ntasks=6", "--ntasks-per-node=2"]
+    assert (runner.record / "attempts" / "0" / "rank-0.log").read_text() == "this is the task\n"
+    assert f"HPCDDP_LOCAL_JOB_ID={process.pid}" in runner.words("environment")
+    wait_until((runner.record / "watch").exists, "the watch", 30)
+    assert runner.words("watch")[-1] == "--warn"
+    assert runner.words("end")[-2:] == ["--code", "0"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -134,7 +183,7 @@ def test_on_this_machine_ending_the_shell_ends_the_tasks(runner: ScriptRunner, n
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_shell_that_is_told_to_end_before_its_tasks_start_starts_none_and_still_does_its_end(
-    runner: ScriptRunner, launcher: Literal["slurm", "local"]
+    runner: ScriptRunner, launcher: Cluster
 ) -> None:
     (runner.record / "hold-begin").touch()
     process = runner.start(script_of(runner, launcher=launcher), END_CODE="75")
@@ -148,9 +197,7 @@ def test_a_shell_that_is_told_to_end_before_its_tasks_start_starts_none_and_stil
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("phase", ["begin", "end"])
-def test_the_claim_and_the_end_are_deaf_to_signals(
-    runner: ScriptRunner, launcher: Literal["slurm", "local"], phase: str
-) -> None:
+def test_the_claim_and_the_end_are_deaf_to_signals(runner: ScriptRunner, launcher: Cluster, phase: str) -> None:
     runner.run(script_of(runner, launcher=launcher))
     status = (runner.record / f"{phase}-status").read_text()
     ignored = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16)

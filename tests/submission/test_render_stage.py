@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from typing import Literal
 
 import pytest
 
+from hpcddp.jobfile.cluster import Cluster
 from tests.submission.script_runner import PYTHON, ScriptRunner
 from tests.submission.test_render_script import LAUNCHERS, script_of
 from tests.waiting import wait_until
@@ -28,7 +28,7 @@ def stages(runner: ScriptRunner) -> ScriptRunner:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_data_is_copied_before_the_tasks_start(stages: ScriptRunner, launcher: Literal["slurm", "local"]) -> None:
+def test_the_data_is_copied_before_the_tasks_start(stages: ScriptRunner, launcher: Cluster) -> None:
     script = script_of(stages, launcher=launcher, environment={"stage": STAGE})
     assert stages.run(script) == (0, "")
     assert stages.words("stage") == [
@@ -51,18 +51,14 @@ def test_each_node_copies_once_whatever_ranks_it_has(stages: ScriptRunner) -> No
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_where_the_copy_fails_no_task_starts_and_the_end_gets_its_code(
-    stages: ScriptRunner, launcher: Literal["slurm", "local"]
-) -> None:
+def test_where_the_copy_fails_no_task_starts_and_the_end_gets_its_code(stages: ScriptRunner, launcher: Cluster) -> None:
     stages.run(script_of(stages, launcher=launcher, environment={"stage": STAGE}), STAGE_CODE="71")
     assert not (stages.record / "task").exists()
     assert stages.words("end")[5:6] == ["71"]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_signal_during_the_copy_starts_no_task_and_the_end_decides(
-    stages: ScriptRunner, launcher: Literal["slurm", "local"]
-) -> None:
+def test_a_signal_during_the_copy_starts_no_task_and_the_end_decides(stages: ScriptRunner, launcher: Cluster) -> None:
     (stages.record / "hold-stage").touch()
     process = stages.start(script_of(stages, launcher=launcher, environment={"stage": STAGE}))
     wait_until((stages.record / "stage").exists, "the copy")

@@ -583,6 +583,58 @@ def test_the_time_limit_of_a_local_run_stops_it(tmp_path: Path) -> None:
     )
 
 
+HERE = {**LOCAL, "SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("state", "fields"),
+    [("COMPLETING", {}), ("COMPLETED", {}), ("CANCELLED", {}), ("TIMEOUT", {}), ("RUNNING", PREEMPTED)],
+)
+def test_a_run_whose_allocation_ends_is_stopped_and_resumable(
+    tmp_path: Path, slurm: FakeSlurm, state: str, fields: dict[str, str]
+) -> None:
+    scenario = Scenario(tmp_path, HERE)
+    scenario.stop(cause=None)
+    slurm.become(state, **fields)
+    # Slurm signals the shell too where salloc has opened it on a node.
+    ending = scenario.end(cancelled=True)
+    assert (ending.exit_code, slurm.calls) == (75, [])
+    assert scenario.result is not None
+    assert (scenario.result["status"], scenario.result["saved_step"]) == ("stopped", 12)
+    assert scenario.result["resume"] == scenario.resume
+    assert ending.text == (
+        "attempt 0 of run r1 has ended: the allocation of this run, job 7, has ended; step 12 is saved in 0.4 s. The "
+        f"run is not restarted automatically: runs in an allocation are not requeued. To resume: {scenario.resume}"
+    )
+
+
+def test_a_run_whose_allocation_goes_on_ends_as_a_local_one(tmp_path: Path, slurm: FakeSlurm) -> None:
+    scenario = Scenario(tmp_path, HERE)
+    scenario.stop(cause=None)
+    assert (scenario.end(cancelled=True).exit_code, slurm.calls) == (130, [])
+    assert scenario.result is not None
+    assert (scenario.result["status"], scenario.result["reason"]) == ("cancelled", "cancelled by its user")
+
+
+def test_a_rank_that_fails_in_an_allocation_that_ends_later_has_failed(tmp_path: Path, slurm: FakeSlurm) -> None:
+    scenario = Scenario(tmp_path, HERE)
+    scenario.fail(1, exit_code=70)
+    slurm.become("COMPLETED")
+    assert scenario.end().exit_code == 70
+    assert scenario.result is not None
+    assert scenario.result["status"] == "failed"
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+def test_the_time_limit_of_a_run_in_an_allocation_stops_it(tmp_path: Path, slurm: FakeSlurm, state: str) -> None:
+    scenario = Scenario(tmp_path, HERE)
+    scenario.stop(reason=StopReason.WARNED, cause=None)
+    slurm.become(state)
+    assert scenario.end().exit_code == 75
+    assert scenario.result is not None
+    assert scenario.result["reason"] == ("the time limit of this run is near; runs in an allocation are not requeued")
+
+
 def test_a_step_that_could_not_be_saved_says_what_there_is(scenario: Scenario, slurm: FakeSlurm) -> None:
     slurm.become("RUNNING", **PREEMPTED)
     append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=0, step=9)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcddp.run.failure import FailureRecord, write_failure
-from hpcddp.run.job_records import ProgramExit, write_exit
+from hpcddp.run.job_records import ProgramExit, read_start, write_exit, write_start
 from hpcddp.run.result import FINISHED, Result, write_result
 from hpcddp.supervise.watch import tasks_have_ended, watch
 from tests.supervise.test_end import LOCAL, Scenario
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -74,6 +78,25 @@ def test_one_rank_that_still_works_keeps_srun(scenario: Scenario) -> None:
 def test_a_run_directory_that_is_away_keeps_srun(scenario: Scenario, tmp_path: Path) -> None:
     scenario.attempt.run.path.rename(tmp_path / "away")
     assert not tasks_have_ended(scenario.attempt)
+
+
+@pytest.mark.parametrize("warn", [True, False])
+def test_the_tasks_are_warned_before_the_end(scenario: Scenario, tmp_path: Path, *, warn: bool) -> None:
+    start = read_start(scenario.attempt)
+    assert start is not None
+    # The default lead of two minutes is not over yet.
+    write_start(scenario.attempt, replace(start, end_time=time.time() + 60))
+    text = f'trap "exit 7" USR2; touch {tmp_path}/ready; while [[ ! -e {tmp_path}/end ]]; do sleep 0.02; done'
+    with subprocess.Popen(["bash", "-c", text]) as srun:
+        wait_until((tmp_path / "ready").exists, "the trap", 30)
+        thread = threading.Thread(
+            target=watch, args=(scenario.attempt, srun.pid), kwargs={"warn": warn, "poll_s": 0.02}
+        )
+        thread.start()
+        if not warn:
+            (tmp_path / "end").touch()
+        assert srun.wait(timeout=30) == (7 if warn else 0)
+        thread.join()
 
 
 def test_the_watch_ends_with_srun(scenario: Scenario, srun: subprocess.Popen[bytes]) -> None:

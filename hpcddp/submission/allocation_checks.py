@@ -1,0 +1,123 @@
+"""The checks of a job that is to run in the allocation of this shell, as inside ``salloc``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.problems import counted
+from hpcddp.slurm import commands
+from hpcddp.slurm.directives import request_of
+from hpcddp.slurm.hostlist import HostListError, expand
+from hpcddp.submission.request import Obstacle
+
+# srun numbers its steps from 0; the steps of a batch script and of salloc's own shell have the numbers above.
+_LARGEST_STEP: Final = 0xFFFFFFF0
+# One line for each group of nodes with the same resources (scontrol show job --details).
+_NODES = re.compile(r"^\s*Nodes=(?P<nodes>\S+) CPU_IDs=(?P<cpus>\S*) Mem=\S* GRES=(?P<gres>\S*)", re.MULTILINE)
+# The indices of the devices, which hold commas.
+_INDICES = re.compile(r"\(.*?\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeShare:
+    """What an allocation has of one node.
+
+    Args:
+        cpus: CPUs, as Slurm counts them.
+        gpus: GPUs.
+    """
+
+    cpus: int
+    gpus: int
+
+
+def shares_of(details: str) -> list[NodeShare]:
+    """Return what a job has of each of its nodes.
+
+    Args:
+        details: the output of ``scontrol show job --details``.
+
+    Raises:
+        HostListError: the output has another form.
+    """
+    shares: list[NodeShare] = []
+    for line in _NODES.finditer(details):
+        cpus = len(expand(f"[{line['cpus']}]"))
+        kinds = (kind for kind in _INDICES.sub("", line["gres"]).split(",") if kind.startswith("gpu:"))
+        counts = (kind.rpartition(":")[2] for kind in kinds)
+        gpus = sum(int(count) for count in counts if count.isdecimal())
+        shares += [NodeShare(cpus=cpus, gpus=gpus)] * len(expand(line["nodes"]))
+    return shares
+
+
+def allocation_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield why a job cannot run in the allocation of this shell."""
+    if cluster != "here":
+        return
+    problem = _problem_of_shell(environment)
+    if problem is None:
+        problem = _problem_of_allocation(spec, environment["SLURM_JOB_ID"], environment)
+    if problem is not None:
+        options = (f"--{one.flag}" if one.value is None else f"--{one.flag}={one.value}" for one in request_of(spec))
+        salloc = shlex.join(["salloc", *options])
+        yield Obstacle(
+            sentence=f"--cluster here: {problem}; submit in the shell that this command opens: {salloc}; or give the "
+            "job to the queue: --cluster slurm",
+            can_force=False,
+        )
+
+
+def _problem_of_shell(environment: Mapping[str, str]) -> str | None:
+    """Return why this shell has no allocation for a job, or None if it names one."""
+    job_id, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID", "")
+    if not job_id:
+        return "this shell is in no allocation, because SLURM_JOB_ID is not set"
+    if not (job_id.isascii() and job_id.isdecimal()):
+        return f"SLURM_JOB_ID is {job_id!r}, which is no job id"
+    if step.isascii() and step.isdecimal() and int(step) < _LARGEST_STEP:
+        return f"srun has started this shell as a step of job {job_id}, and the step holds the CPUs that the tasks need"
+    return None
+
+
+def _problem_of_allocation(spec: JobSpec, job_id: str, environment: Mapping[str, str]) -> str | None:
+    """Return why the job cannot run in an allocation, or None if it can."""
+    try:
+        details = commands.show_job_details(job_id, environment=environment)
+    except commands.SlurmCommandError as error:
+        return f"SLURM_JOB_ID is {job_id}, and Slurm does not show that job ({error.message})"
+    job = {} if details is None else commands.parse_job(details)
+    if details is None or job.get("JobState") != "RUNNING":
+        return f"SLURM_JOB_ID is {job_id}, and that job does not run"
+    if not job.get("UserId", "").endswith(f"({os.getuid()})"):
+        return f"SLURM_JOB_ID is {job_id}, and that is the job of another user"
+    try:
+        shares = shares_of(details)
+    except HostListError:
+        # srun itself refuses what does not fit.
+        return None
+    return _too_small(spec, job_id, shares) if shares else None
+
+
+def _too_small(spec: JobSpec, job_id: str, shares: list[NodeShare]) -> str | None:
+    """Return what the job needs more of than the allocation has, or None."""
+    nodes, gpus = spec.resources.nodes, spec.resources.gpus_per_node if spec.uses_gpus else 0
+    cpus = spec.tasks_per_node * spec.cpus_per_task
+    if len(shares) < nodes:
+        return f"resources.nodes is {nodes}, and the allocation, job {job_id}, has {len(shares)}"
+    for name, needed, has in (
+        ("GPU", gpus, [share.gpus for share in shares]),
+        ("CPU", cpus, [share.cpus for share in shares]),
+    ):
+        enough = sum(each >= needed for each in has)
+        if enough < nodes:
+            each_of = "its node" if nodes == 1 else f"each of {nodes} nodes"
+            found = f"so many on {enough} only" if enough else f"at most {max(has)} on a node"
+            return f"the job needs {counted(needed, name)} on {each_of}, and the allocation, job {job_id}, has {found}"
+    return None
