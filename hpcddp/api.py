@@ -163,11 +163,19 @@ class Run:
 
     Args:
         path: its directory; ``Run.find`` finds it by a name.
+
+    Raises:
+        NoRunError: there is no run in this directory.
     """
 
     path: Path
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        from hpcddp.run.find import NoRunError
+        from hpcddp.run.index import is_run
+
+        if not is_run(Path(path)):
+            raise NoRunError(f"{path} is no run directory; give the path of one, or find a run by name: Run.find(name)")
         object.__setattr__(self, "path", Path(path))
 
     @classmethod

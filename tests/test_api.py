@@ -121,6 +121,8 @@ def test_a_run_directory_is_a_text_or_a_path(here: Path) -> None:
     made = make(here / "runs", "one", name="demo").submitted("1", cluster="local").started("1").ended("finished")
     run = api.Run(str(made.run.path))
     assert run == api.Run(made.run.path) == api.Run(path=made.run.path)
+    with pytest.raises(NoRunError, match=r"nowhere is no run directory; give the path of one"):
+        api.Run(here / "nowhere")
     assert (run.run_id, run.name, run.state) == ("one", "demo", "finished")
 
 

@@ -252,7 +252,7 @@ def test_save_before_restore_is_refused(tmp_path: Path) -> None:
 def test_facts_that_are_no_json_are_refused_at_once(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "run")
     loop.checkpointer.restore()
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    with pytest.raises(CheckpointerError, match=r"not JSON serializable\); give numbers, texts and containers of them"):
         loop.checkpointer.save(1, {"tensor": torch.ones(1)})
 
 
@@ -261,6 +261,8 @@ def test_facts_that_are_no_json_are_refused_at_once(tmp_path: Path) -> None:
     [
         ({}, 3, "objects is empty"),
         ({"a/b": nn.Linear(1, 1)}, 3, "an object is called 'a/b', which cannot name a file"),
+        ({"m": 3}, 3, "m is a int, which has no state_dict and load_state_dict; give numbers and texts to save"),
+        (nn.Linear(1, 1), 3, "objects is a Linear, and objects are saved by name"),
         ({"a": nn.Linear(1, 1)}, 1, "keep is 1, and a damaged newest checkpoint needs one before it"),
     ],
 )

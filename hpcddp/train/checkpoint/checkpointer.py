@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -43,6 +43,7 @@ _ABANDON_TIMEOUT_S = 5.0
 _NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """An object that can be saved: a module, an optimizer, a scheduler, or your own."""
 
@@ -255,15 +256,19 @@ class Checkpointer:
             reason: why a save is made, in a few words, for the event log.
 
         Raises:
-            CheckpointerError: ``restore`` has not been called.
-            TypeError: the facts cannot be written as JSON.
+            CheckpointerError: ``restore`` has not been called, or the facts cannot be written as JSON.
             SaveError: three writes in a row failed, over five minutes or longer, or the last one raised another error;
                 on every rank, or on rank 0 only without ``broadcast_save_errors``.
             FencedError: another process owns the directory; on rank 0.
         """
         self._refuse_unrestored()
         # Before any collective: facts that are not JSON raise on all ranks alike.
-        document = json.loads(json.dumps(dict(facts)))
+        try:
+            document = json.loads(json.dumps(dict(facts)))
+        except (TypeError, ValueError) as error:
+            raise CheckpointerError(
+                f"the facts cannot be saved ({error}); give numbers, texts and containers of them, such as loss.item()"
+            ) from error
         began = self._settings.monotonic()
         with self._settings.save_context(step):
             # The staging buffers belong to the last write until it has ended.
@@ -396,12 +401,22 @@ class Checkpointer:
 def _check(objects: Mapping[str, Stateful], keep: int) -> None:
     if keep < _LEAST_KEPT:
         raise CheckpointerError(f"keep is {keep}, and a damaged newest checkpoint needs one before it; write 2 or more")
+    if not isinstance(objects, Mapping):
+        raise CheckpointerError(
+            f"objects is a {type(objects).__name__}, and objects are saved by name; write for example "
+            '{"model": model, "optimizer": optimizer}'
+        )
     if not objects:
         raise CheckpointerError("objects is empty, so that there is nothing to save; give the model and the optimizer")
-    for name in objects:
+    for name, item in objects.items():
         if not _NAME.fullmatch(name):
             raise CheckpointerError(
                 f"an object is called {name!r}, which cannot name a file; write letters, digits and underscores"
+            )
+        if not isinstance(item, Stateful):
+            raise CheckpointerError(
+                f"{name} is a {type(item).__name__}, which has no state_dict and load_state_dict; give numbers and "
+                "texts to save() as facts"
             )
 
 
