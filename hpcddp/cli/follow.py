@@ -341,6 +341,8 @@ def event_line(event: Event) -> str | None:
     if event.kind == "start":
         again = "" if event.attempt == 0 else f" (attempt {event.attempt})"
         return f"started on {event.host or 'a node'}{again}"
+    if event.kind == "train" and event.step:
+        return f"continues after step {event.step}"
     if event.kind == "failure":
         return f"failed: {event.reason}"
     if event.kind == "stop":

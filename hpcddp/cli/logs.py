@@ -106,7 +106,10 @@ def _print_logs(
     if as_json:
         _print_document(attempt, found)
         return
-    _Printer(attempt, raw=raw).print(found)
+    printer = _Printer(attempt, raw=raw)
+    printer.print(found)
+    if not printer.has_printed:
+        echo(f"attempt {attempt.number} of run {attempt.run.run_id} has printed nothing yet", err=True)
 
 
 def _print_document(attempt: AttemptDirectory, lines: Iterable[LogLine]) -> None:
@@ -130,12 +133,14 @@ class _Printer:
     def __init__(self, attempt: AttemptDirectory, *, raw: bool) -> None:
         self._attempt = attempt
         self._raw = raw
+        self.has_printed = False
         self._day = ""
         self._width = 0
 
     def print(self, lines: Iterable[LogLine]) -> None:
         """Print lines of the attempt."""
         for line in lines:
+            self.has_printed = True
             moment = time.localtime(line.time)
             day = time.strftime("%Y-%m-%d", moment)
             if day != self._day:

@@ -80,9 +80,10 @@ def up(
     if as_json:
         echo(json.dumps(running.as_json(), indent=2))
         return
+    end = shlex.join(["hpcddp", "sandbox", "down", *(["--dir", str(directory)] if directory else [])])
     echo(
         f"nodes {' '.join(running.nodes)} ({request.hosts.value}) are up after {time.monotonic() - began:.1f} s, "
-        f"partitions {' '.join(running.partitions)}; hpcddp sandbox down ends it",
+        f"partitions {' '.join(running.partitions)}; {end} ends it",
         err=True,
     )
     echo(f"export SLURM_CONF={shlex.quote(str(running.slurm_conf))}")

@@ -311,8 +311,8 @@ class Launch(Section):
     )
     hang_timeout: Duration = Field(
         timedelta(minutes=5),
-        description="How long a rank may take from one step to the next before the job ends; ten times the longest "
-        "wait so far if that is more, and at least half an hour before the first step, which may compile.",
+        description="How long a rank of train may take from one step to the next before the job ends; ten times the "
+        "longest wait so far if that is more, and at least half an hour before the first step, which may compile.",
     )
 
 

@@ -108,8 +108,11 @@ class _Follower:
         job_state: Callable[[], JobPhase],
         output: Output | None,
         waits_for: Callable[[], str | None],
+        first_attempt: int,
     ) -> None:
-        self.first_attempt = 0
+        self._first_attempt = first_attempt
+        # The metrics of earlier attempts are there already when a run is resumed.
+        self._shows_metrics = first_attempt == 0
         self._run = run
         self._display = display
         self._job_state = job_state
@@ -117,7 +120,8 @@ class _Follower:
         self._events, self._metrics = RecordReader(run.events, Event), RecordReader(run.metrics, MetricsLine)
         self._waits_for = waits_for
         self._state: tuple[JobPhase, str | None] | None = None
-        self._newest_step = self._shown_before = self._replacements = 0
+        self._newest_step = self._newest_evaluation = self._replacements = 0
+        self._shown_before = self._evaluated_before = 0
         self._gone_since: float | None = None
 
     def look(self) -> Outcome | None:
@@ -133,23 +137,30 @@ class _Follower:
             self._state = state
             self._display.job(*state)
         for event in self._events.new_records():
-            if event.attempt >= self.first_attempt:
+            if event.attempt >= self._first_attempt:
                 self._display.event(event)
+                if event.kind == "train" and not self._shows_metrics:
+                    self._shows_metrics = True
+                    self._newest_step = self._newest_evaluation = event.step or 0
+                    self._shown_before = self._evaluated_before = event.step or 0
         for record in self._metrics.new_records():
-            self._show(record)
+            if self._shows_metrics:
+                self._show(record)
         return self._outcome(now)
 
     def _show(self, record: MetricsLine) -> None:
         """Show one record, unless it was shown before a resumed run replaced its metrics."""
         if self._metrics.replacements > self._replacements:
-            self._replacements, self._shown_before = self._metrics.replacements, self._newest_step
+            self._replacements = self._metrics.replacements
+            self._shown_before, self._evaluated_before = self._newest_step, self._newest_evaluation
         evaluations = record.evaluations()
         # One record may be both, and a step that goes back in the same file was computed again.
         if record.step > self._shown_before and (not evaluations or "loss" in record.facts):
             self._display.step(record)
             self._newest_step = max(self._newest_step, record.step)
-        if evaluations:
+        if evaluations and record.step > self._evaluated_before:
             self._display.evaluation(record)
+            self._newest_evaluation = max(self._newest_evaluation, record.step)
 
     def _outcome(self, now: JobPhase) -> Outcome | None:
         if now != "ended":
@@ -182,7 +193,7 @@ def follow(
         interrupted: called at Ctrl-C; it returns whether to keep following. None always ends.
         output: what the user's own program prints; None shows none of it.
         waits_for: why the job waits, in words; None where that is not known.
-        first_attempt: the first attempt whose events are shown; the state of earlier ones is not.
+        first_attempt: the first attempt whose events and metrics are shown.
 
     Returns:
         How it ended.
@@ -190,8 +201,7 @@ def follow(
     Raises:
         KeyboardInterrupt: Ctrl-C, and following ends.
     """
-    follower = _Follower(run, display, job_state, output, waits_for)
-    follower.first_attempt = first_attempt
+    follower = _Follower(run, display, job_state, output, waits_for, first_attempt)
     while True:
         try:
             if (outcome := follower.look()) is not None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import median_low
 from typing import Any, Final
 
 from hpcddp.errors import HpcddpError
@@ -46,6 +46,7 @@ _BOOKKEEPING: Final = frozenset(
 )
 _RANKED_BY: Final = ("val_accuracy", "val_loss", "loss")
 _GOOD: Final = 0.95
+_SLOWER: Final = 1.2
 _HOUR: Final = 3600
 
 
@@ -82,10 +83,10 @@ class CheckpointFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataWait:
-    """How long the ranks waited for their data, the mean over them.
+    """How long the steps waited for the data of the rank that waited longest.
 
     Args:
-        seconds: in all measured steps of the run.
+        seconds: in all measured steps of the run; in each attempt, the wait of the rank that waited longest.
         share: the part of the duration of these steps, 0..1.
     """
 
@@ -107,7 +108,7 @@ class SlowestRank:
         host: its host; None if it is not known.
         data_wait_s: its wait for data in a step, the mean in seconds.
         forward_s: its forward in a step, the mean in seconds; None if it was not measured.
-        median_s: both of the median rank.
+        median_s: both of the median rank; of two ranks, that of the faster one.
     """
 
     attempt: int
@@ -116,6 +117,16 @@ class SlowestRank:
     data_wait_s: float
     forward_s: float | None
     median_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Both together."""
+        return self.data_wait_s + (self.forward_s or 0.0)
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether it is a fifth slower than the median rank, or more."""
+        return self.seconds >= _SLOWER * self.median_s
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
@@ -356,7 +367,7 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
         has_gpus = has_gpus or bool(ranks and any(rank.gpu for rank in ranks))
         if times := read(partial(read_step_times, attempt)):
             measured.append(times)
-            slowest = _slowest_rank(number, times, ranks)
+            slowest = _slowest_rank(number, times, ranks) or slowest
         start = start or _start_in_log(log, number)
         if start is None:
             missing = missing or f"the start of attempt {number} cannot be read"
@@ -399,7 +410,7 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
 
 def _data_wait(measured: Sequence[RankStepTimes]) -> DataWait | None:
     steps_s = sum(times.steps * times.step_s for times in measured)
-    seconds = sum(times.steps * mean(times.data_wait_s) for times in measured)
+    seconds = sum(times.steps * max(times.data_wait_s) for times in measured)
     return DataWait(seconds=seconds, share=min(1.0, seconds / steps_s)) if steps_s else None
 
 
@@ -415,7 +426,7 @@ def _slowest_rank(attempt: int, times: RankStepTimes, ranks: Sequence[Rank] | No
         host=ranks[rank].host if ranks and rank < len(ranks) else None,
         data_wait_s=times.data_wait_s[rank],
         forward_s=None if times.forward_s is None else times.forward_s[rank],
-        median_s=median(sums),
+        median_s=median_low(sums),
     )
 
 

@@ -1,16 +1,16 @@
 """Following a run by its files."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcddp.cli.follow import BarDisplay, PlainDisplay
+from hpcddp.cli.follow import BarDisplay, PlainDisplay, event_line
 from hpcddp.manage import follow as following
 from hpcddp.manage.follow import JobPhase, Outcome, RecordReader, follow
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import Event
+from hpcddp.run.events import Event, append_event
 from hpcddp.run.files import write_json
 from hpcddp.run.metrics import MetricsLine
 from hpcddp.run.result import Result
@@ -146,6 +146,53 @@ def test_one_record_may_be_a_step_and_an_evaluation_and_a_step_that_goes_back_is
     write_json(run.result, {"status": "finished"})
     follow(run, shown, job_state=lambda: next(states))  # type: ignore[arg-type]
     assert (shown.steps, shown.evaluations) == ([9, 10, 5], [10])
+
+
+def evaluated(step: int) -> str:
+    return json.dumps({"step": step, "val_loss": 1.0, "val_samples": 4}) + "\n"
+
+
+def test_a_resumed_run_shows_what_it_does_from_now_on(run: RunDirectory) -> None:
+    shown = Recorder()
+    run.metrics.write_text(line(9) + line(10) + evaluated(10) + line(11) + line(12))
+
+    def states() -> Iterator[JobPhase]:
+        # Before the job begins.
+        yield "pending"
+        # The run continues from the checkpoint of step 10: what it lost is computed again.
+        replacement = run.path / "new"
+        replacement.write_text(line(9) + line(10) + evaluated(10))
+        replacement.replace(run.metrics)
+        append_event(run.events, kind="start", time=1.0, attempt=1)
+        yield "running"
+        append_event(run.events, kind="train", time=1.0, attempt=1, step=10)
+        yield "running"
+        with run.metrics.open("a") as stream:
+            stream.write(line(11) + line(12) + evaluated(12))
+        write_json(run.result, {"status": "finished"})
+        yield "ended"
+
+    looks = states()
+    follow(run, shown, job_state=lambda: next(looks), first_attempt=1)
+    assert (shown.steps, shown.evaluations) == ([11, 12], [12])
+    assert [event_line(event) for event in shown.events] == ["started on a node (attempt 1)", "continues after step 10"]
+
+
+def test_an_evaluation_is_shown_once_through_a_requeue(run: RunDirectory) -> None:
+    shown = Recorder()
+
+    def states() -> Iterator[JobPhase]:
+        run.metrics.write_text(line(9) + line(10) + evaluated(10) + line(11))
+        yield "running"
+        replacement = run.path / "new"
+        replacement.write_text(line(9) + line(10) + evaluated(10) + line(11) + line(12) + evaluated(12))
+        replacement.replace(run.metrics)
+        write_json(run.result, {"status": "finished"})
+        yield "ended"
+
+    looks = states()
+    follow(run, shown, job_state=lambda: next(looks))
+    assert (shown.steps, shown.evaluations) == ([9, 10, 11, 12], [10, 12])
 
 
 def test_a_line_of_a_program_is_no_markup_of_ours(capsys: pytest.CaptureFixture[str]) -> None:

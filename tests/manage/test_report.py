@@ -86,9 +86,9 @@ def test_the_sums_over_all_devices_are_those_computed_by_hand(tmp_path: Path) ->
 
 def test_the_wait_for_data_and_the_slowest_rank_are_those_computed_by_hand(tmp_path: Path) -> None:
     document = report(three_attempts(tmp_path)).as_json()
-    assert document["data_wait"] == {"seconds": pytest.approx(3 * 19 * 0.2), "share": pytest.approx(0.2 / 8)}
+    assert document["data_wait"] == {"seconds": pytest.approx(3 * 19 * 0.3), "share": pytest.approx(0.3 / 8)}
     assert document["slowest_rank"] == {
-        "attempt": 2, "rank": 1, "host": "n1", "data_wait_s": 0.3, "forward_s": 2.0, "median_s": pytest.approx(2.2),
+        "attempt": 2, "rank": 1, "host": "n1", "data_wait_s": 0.3, "forward_s": 2.0, "median_s": pytest.approx(2.1),
     }  # fmt: skip
 
 
@@ -119,6 +119,15 @@ def test_times_that_cannot_be_are_damage(tmp_path: Path, wrong: dict[str, Any]) 
     assert found.slowest_rank.attempt == 1
 
 
+def test_every_step_waits_for_a_rank_that_is_much_slower(tmp_path: Path) -> None:
+    made = three_attempts(tmp_path)
+    times = {"format": 1, "steps": 19, "step_s": 0.54, "data_wait_s": [0.001, 0.487], "forward_s": [0.015, 0.014]}
+    made.attempt(2).step_times.write_text(json.dumps(times))
+    text = " ".join(html(report(made)).split())
+    assert "Every step waits for the slowest rank, rank 1 on n1 (attempt 2): it needed 501 ms of a step" in text
+    assert "for its data (487 ms) and its forward (14 ms); the median rank needed 16 ms." in text
+
+
 def test_without_measured_steps_nothing_is_said_of_the_ranks(made: FakeRun) -> None:
     found = report(made.started().steps(1, 10), state="RUNNING")
     assert (found.data_wait, found.slowest_rank) == (None, None)
@@ -134,9 +143,10 @@ def test_the_page_shows_these_numbers(tmp_path: Path) -> None:
         "crash, requeued",
         "11% of the time on the nodes",
         "IndexError: 10",
-        "2.5% of their duration",
+        "3.8% of their duration",
         "rank 1 on n1",
         "300 ms",
+        "about equally fast",
     ):
         assert words in text
     # Two for each of four metrics, and the timeline.

@@ -102,13 +102,13 @@ def test_the_wait_for_data_is_the_sum_over_the_attempts(run: Path, report: dict[
     # All but the first of the steps up to the checkpoint of the attempt.
     assert [one["steps"] for one in times] == [22, 22, 22]
     assert all(len(one["data_wait_s"]) == len(one["forward_s"]) == 2 for one in times)
-    seconds = sum(22 * sum(one["data_wait_s"]) / 2 for one in times)
+    seconds = sum(22 * max(one["data_wait_s"]) for one in times)
     assert report["data_wait"]["seconds"] == pytest.approx(seconds)
     assert report["data_wait"]["share"] == pytest.approx(seconds / sum(22 * one["step_s"] for one in times))
     sums = [sum(pair) for pair in zip(times[2]["data_wait_s"], times[2]["forward_s"], strict=True)]
     slowest = report["slowest_rank"]
     assert (slowest["attempt"], sums[slowest["rank"]]) == (2, max(sums))
-    assert slowest["median_s"] == pytest.approx(sum(sums) / 2)
+    assert slowest["median_s"] == pytest.approx(min(sums))
     assert max(sums) < times[2]["step_s"]
 
 
