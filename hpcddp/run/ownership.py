@@ -88,10 +88,10 @@ def refuse_another_training(
         why = _why_not(change, spec) if by_name else "which would be another training"
         if why is None and change.key in named:
             continue
-        advice = "bring the old value back, or use another run id or run_root"
+        advice = "restore the old value, or submit a new run"
         if why is None:
             why = "and such a change is made only if the command line names it"
-            advice = f"bring the old value back, or ask for it: {_request(run, change)}"
+            advice = f"restore the old value, or ask for it: {_request(run, change)}"
         raise RunDirectoryError(
             f"the run {run.path} cannot go on with this job: {change.key} is {json.dumps(change.before)} there and "
             f"{json.dumps(change.after)} here, {why}; {advice}"
@@ -104,13 +104,10 @@ def _why_not(change: Change, spec: JobSpec) -> str | None:
     if change.key == _EPOCHS and change.after < change.before:
         return "and a run cannot go on with fewer epochs"
     if change.key == BATCH and spec.train is None:
-        return f"and only the loop of train takes up another batch within an epoch; this {_kind(spec)} owns its loop"
+        kind = "an entrypoint" if spec.command is None else "a command"
+        return f"and only the training of train can change its batch within an epoch; this run is {kind}"
     kinds_differ = change.key == "command" and None in (change.before, change.after)
     return "which would be another training" if kinds_differ else None
-
-
-def _kind(spec: JobSpec) -> str:
-    return "entrypoint" if spec.command is None else "command"
 
 
 def _request(run: RunDirectory, change: Change) -> str:

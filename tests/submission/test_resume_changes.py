@@ -172,24 +172,24 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
             TRAIN,
             "train.seed=3",
             (
-                "train.seed is 0 there and 3 here, which would be another training; bring the old value back, or use "
-                "another run id or run_root"
+                "train.seed is 0 there and 3 here, which would be another training; restore the old value, or "
+                "submit a new run"
             ),
         ),
         (
             TRAIN,
             "batch.tail=drop",
             (
-                'batch.tail is "keep" there and "drop" here, which would be another training; bring the old value '
-                "back, or use another run id or run_root"
+                'batch.tail is "keep" there and "drop" here, which would be another training; restore the old value, '
+                "or submit a new run"
             ),
         ),
         (
             TRAIN,
             "train.epochs=9",
             (
-                "train.epochs is 10 there and 9 here, and a run cannot go on with fewer epochs; bring the old value "
-                "back, or use another run id or run_root"
+                "train.epochs is 10 there and 9 here, and a run cannot go on with fewer epochs; restore the old value, "
+                "or submit a new run"
             ),
         ),
         (
@@ -197,7 +197,7 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
             "learning_rate={base: 0.2, schedule: cosine}",
             (
                 "learning_rate.base is 0.1 there and 0.2 here, and such a change is made only if the command line "
-                "names it; bring the old value back, or ask for it: hpcddp submit --resume RUN --set "
+                "names it; restore the old value, or ask for it: hpcddp submit --resume RUN --set "
                 "learning_rate.base=0.2"
             ),
         ),
@@ -205,26 +205,24 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
             COMMAND,
             "batch.global_batch_size=128",
             (
-                "batch.global_batch_size is 64 there and 128 here, and only the loop of train takes up another batch "
-                "within an epoch; this command owns its loop; bring the old value back, or use another run id or "
-                "run_root"
+                "batch.global_batch_size is 64 there and 128 here, and only the training of train can change its "
+                "batch within an epoch; this run is a command; restore the old value, or submit a new run"
             ),
         ),
         (
             ENTRYPOINT,
             "batch.global_batch_size=128",
             (
-                "batch.global_batch_size is 64 there and 128 here, and only the loop of train takes up another batch "
-                "within an epoch; this entrypoint owns its loop; bring the old value back, or use another run id or "
-                "run_root"
+                "batch.global_batch_size is 64 there and 128 here, and only the training of train can change its "
+                "batch within an epoch; this run is an entrypoint; restore the old value, or submit a new run"
             ),
         ),
         (
             ENTRYPOINT,
             "entrypoint=mine:other",
             (
-                'entrypoint is "mine:main" there and "mine:other" here, which would be another training; bring the old '
-                "value back, or use another run id or run_root"
+                'entrypoint is "mine:main" there and "mine:other" here, which would be another training; restore the '
+                "old value, or submit a new run"
             ),
         ),
     ],
@@ -253,7 +251,7 @@ def test_a_job_file_alone_changes_nothing_and_the_refusal_says_how_to_ask(
     Path("job.yaml").write_text(TRAIN.replace(line, other))
     job = load_job(Path("job.yaml"))
     refused = refusal_of(request_of(job, environment=slurm.environment()), run)
-    assert refused.endswith(f"bring the old value back, or ask for it: hpcddp submit --resume RUN {request_}")
+    assert refused.endswith(f"restore the old value, or ask for it: hpcddp submit --resume RUN {request_}")
     # What the refusal says is what works.
     override = request_.removeprefix("--set ")
     assert prepare_resumption(run, changing(run, slurm, override)).changes

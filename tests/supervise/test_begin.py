@@ -94,7 +94,7 @@ def begun_twice(root: Path, **changes: Any) -> AttemptDirectory:
     ],
 )
 def test_a_run_never_changes_its_training(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(RunDirectoryError, match=rf"cannot go on with this job: {sentence}, .*bring the old value back"):
+    with pytest.raises(RunDirectoryError, match=rf"cannot go on with this job: {sentence}, .*restore the old value"):
         begun_twice(tmp_path, **changes)
 
 

@@ -135,7 +135,7 @@ def refuse_another_contract(
             label = labels.get(name, name)
             raise ResumeError(
                 f"{checkpoint.path.name} was saved with {label} {saved}, and now it is {now}, so that the "
-                "steps to come would not see the samples that are left; bring the old one back, or submit a new run"
+                "steps to come would not see the samples that are left; restore the old one, or submit a new run"
             )
 
 
@@ -160,7 +160,7 @@ def loading(checkpoint: Checkpoint, who: str) -> Iterator[None]:
     except (RuntimeError, ValueError, KeyError, FileNotFoundError) as error:
         raise ResumeError(
             f"{checkpoint.path.name} is of another model or optimizer than {who} say "
-            f"({str(error).strip().splitlines()[-1].strip()}); bring the old ones back, or submit a new run"
+            f"({str(error).strip().splitlines()[-1].strip()}); restore the old ones, or submit a new run"
         ) from error
 
 
