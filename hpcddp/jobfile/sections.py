@@ -156,7 +156,8 @@ class Train(Section):
         default_factory=dict, description="Arguments passed on to the model's function."
     )
     dataset: DatasetName = Field(
-        description="`digits`, `cifar10`, `imagefolder`, `synthetic`, or your own `pkg.module:function`."
+        description="`digits`, `cifar10`, `imagefolder`, `synthetic`, or your own `pkg.module:function`, which is "
+        "called with `split`, `train` or `val`, and returns a map-style data set of pairs: input and label."
     )
     dataset_args: Mapping[str, Any] = Field(
         default_factory=dict,
