@@ -26,7 +26,7 @@ class Phase(StrEnum):
     QUEUE = "queue"
     """Waiting in Slurm's queue, without nodes."""
     START_UP = "start_up"
-    """From the start of the batch script to the first step: imports, rendezvous, data, model, checkpoint."""
+    """From the start of the batch script to the first step, or to the first record of a program of the user's own."""
     TRAINING = "training"
     """Steps that count."""
     LOST = "lost"
@@ -35,7 +35,7 @@ class Phase(StrEnum):
     SAVE = "save"
     """Saves for which the training waited."""
     STOP = "stop"
-    """From the end of the training to the end of the attempt."""
+    """From the end of the training, or the last record of a program of the user's own, to the end of the attempt."""
     PROGRAM = "program"
     """A program of the user's own that records no steps."""
     OTHER = "other"
@@ -99,7 +99,7 @@ class AttemptTimes:
         is_end_known: whether its end was recorded.
         is_running: whether it runs.
         ranks: its ranks, or None.
-        resumed_from: the step that it went on from; None if it did not begin to train, or does not record it.
+        resumed_from: the step that it went on from; None if it did not begin to train, or recorded no step.
         last_step: the last of its steps that counts; None without one.
         lost_steps: how many of its steps do not count; None if that is not known.
         outcome: how it ended, in a few words.
@@ -158,12 +158,14 @@ class StepTimes:
     eval_s: Sequence[float]
 
     @classmethod
-    def of(cls, columns: MetricsColumns, starts: Sequence[float]) -> StepTimes:
+    def of(cls, columns: MetricsColumns, starts: Sequence[tuple[float, float]]) -> StepTimes:
         """Return the durations of the lines of a log.
 
         Args:
             columns: the log.
-            starts: when each attempt began to train; a step takes no longer than from there.
+            starts: for each attempt, from when on the lines are its own, and when its first step began; a step takes
+                no longer than from there. ``-inf`` if that is not known: the first line then has no duration, unless
+                it records one.
         """
         count = len(columns.steps)
         nothing = [math.nan] * count
@@ -173,14 +175,15 @@ class StepTimes:
         times = list(accumulate((-math.inf if math.isnan(moment) else moment for moment in columns.times), max))
         step_s = [0.0] * count
         before_samples, before, evaluated = 0.0, -math.inf, 0.0
-        left = iter([*sorted(starts), math.inf])
-        start = next(left)
+        left = iter([*sorted(starts), (math.inf, math.inf)])
+        start, first_began = next(left)
         for index, moment in enumerate(columns.times):
             if math.isnan(moment):
                 evaluated += evaluations[index]
                 continue
             while start <= moment:
-                before, start, evaluated = max(before, start), next(left), 0.0
+                before, evaluated = max(before, first_began) if first_began > -math.inf else -math.inf, 0.0
+                start, first_began = next(left)
             samples = seen[index] - before_samples
             if samples > 0 and rate[index] > 0:
                 step_s[index] = samples / rate[index]
@@ -189,6 +192,11 @@ class StepTimes:
             before, evaluated = moment, 0.0
             before_samples = before_samples if math.isnan(seen[index]) else seen[index]
         return cls(steps=columns.steps, times=times, step_s=step_s, eval_s=evaluations)
+
+    @property
+    def are_known(self) -> bool:
+        """Whether the duration of any step is known."""
+        return any(self.step_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +225,8 @@ def attempt_times(records: RunRecords) -> tuple[AttemptTimes, ...]:
     of_attempt: dict[int, list[Event]] = {}
     for event in records.events:
         of_attempt.setdefault(event.attempt, []).append(event)
-    trained = [_time_of("train", of_attempt.get(attempt.number, [])) for attempt in records.attempts]
-    times = StepTimes.of(records.columns, [moment for moment in trained if moment is not None])
+    starts = [_first_step(attempt, of_attempt.get(attempt.number, [])) for attempt in records.attempts]
+    times = StepTimes.of(records.columns, starts)
     parts = [
         _Part(
             records=records,
@@ -229,7 +237,7 @@ def attempt_times(records: RunRecords) -> tuple[AttemptTimes, ...]:
         )
         for place, attempt in enumerate(records.attempts)
     ]
-    limits = [part.first_step_after for part in parts]
+    limits = [part.resumed_from for part in parts]
     found = []
     for place, part in enumerate(parts):
         later = [limit for limit in limits[place + 1 :] if limit is not None]
@@ -237,8 +245,13 @@ def attempt_times(records: RunRecords) -> tuple[AttemptTimes, ...]:
     return tuple(found)
 
 
-def _time_of(kind: str, events: Sequence[Event]) -> float | None:
-    return next((event.time for event in events if event.kind == kind), None)
+def _first_step(attempt: AttemptRecords, events: Sequence[Event]) -> tuple[float, float]:
+    """Return from when on lines of metrics are those of an attempt, and when its first step began; -inf if unknown.
+
+    A built-in training records that with the step; a program of the user's own only records when it was started.
+    """
+    train = next((event for event in events if event.kind == "train"), None)
+    return (attempt.began, -math.inf) if train is None or train.step is None else (train.time, train.time)
 
 
 def _lines_of(records: RunRecords, place: int, times: StepTimes) -> range:
@@ -278,18 +291,22 @@ class _Part:
         return next((event for event in self.events if event.kind == kind), None)
 
     @property
-    def resumed_from(self) -> int | None:
-        """The step that it went on from."""
+    def _trained_from(self) -> int | None:
+        """The step that a built-in training went on from; None in a program of the user's own."""
         train = self._first("train")
         return None if train is None else train.step
 
     @property
-    def first_step_after(self) -> int | None:
-        """The last step of attempts before that counts: those after it were made again."""
-        if self.resumed_from is not None:
-            return self.resumed_from
-        first = next((self.times.steps[line] for line in self.lines if self.times.step_s[line]), None)
-        return None if first is None else int(first) - 1
+    def resumed_from(self) -> int | None:
+        """The step that it went on from: the last one of attempts before that counts."""
+        if self._trained_from is not None or not self.lines:
+            return self._trained_from
+        first = int(self.times.steps[self.lines[0]])
+        saved = newest_saved_step(event for event in self.records.events if event.attempt < self._attempt.number)
+        # A program may record every tenth step only: what it saved, and that a run begins at 0, is more exact.
+        if saved < first and (saved or not self.lines[0]):
+            return saved
+        return max(0, first - 1)
 
     @property
     def kept_at_end(self) -> list[int]:
@@ -298,7 +315,7 @@ class _Part:
         if self._next is not None or records.is_alive or records.is_finished:
             return []
         saved = any(event.kind == "save" for event in records.events)
-        return [newest_saved_step(records.events)] if saved or self.resumed_from is not None else []
+        return [newest_saved_step(records.events)] if saved or self._trained_from is not None else []
 
     @property
     def _is_running(self) -> bool:
@@ -357,7 +374,8 @@ class _Part:
             seconds[Phase.STOP] = ended - training_ended
             if limit is not None or reached is not None:
                 lost_steps = 0 if limit is None or reached is None else max(0, reached - limit)
-            seconds.update(self._body(training_ended - trained, training_ended, counted, is_lost=bool(lost_steps)))
+            is_lost = bool(lost_steps) or (self._is_recording_program and attempt.failed_at is not None)
+            seconds.update(self._body(training_ended - trained, training_ended, counted, is_lost=is_lost))
         return AttemptTimes(
             number=attempt.number,
             began=attempt.began,
@@ -376,27 +394,44 @@ class _Part:
     def _trained_at(self) -> float | None:
         """Return when it began to train; None if it did not."""
         train = self._first("train")
-        if train is not None:
+        if train is not None and not self._is_recording_program:
             return train.time
-        return next((self.times.times[line] - self.times.step_s[line] for line in self.lines), None)
+        started = -math.inf if train is None else train.time
+        lines = (line for line in self.lines if self.times.times[line] > -math.inf)
+        return next((max(started, self.times.times[line] - self.times.step_s[line]) for line in lines), None)
+
+    @property
+    def _is_recording_program(self) -> bool:
+        """Whether it is a program of the user's own, in a run whose steps are known."""
+        return self._trained_from is None and self.times.are_known
 
     def _training_end(self, ended: float) -> float:
         stop = next((event for event in self._own_end if event.kind == "stop" and event.saved is not None), None)
         if stop is not None:
             return stop.time
+        if self._is_recording_program and not self._is_running and self._attempt.failed_at is None:
+            # What a program does after its last record is not known; most of it is its exit.
+            return max((self.times.times[line] for line in self.lines[-1:]), default=ended)
         finish = next((event for event in self._own_end if event.kind == "finish"), None)
         if finish is not None:
             return finish.time
         return ended if self._attempt.failed_at is None else self._attempt.failed_at
 
-    def _saved_s(self) -> float:
+    def _saves(self, training_ended: float) -> list[Event]:
+        """Return the saves of the training; those of a program after its last record are a part of its end."""
+        saves = [event for event in self._own_end if event.kind == "save"]
+        if not self._is_recording_program:
+            return saves
+        return [event for event in saves if event.time - _fact(event, "seconds") < training_ended]
+
+    def _saved_s(self, training_ended: float) -> float:
         """Return how long the training waited for saves."""
         own = self._own_end
         stop = next((event for event in own if event.kind == "stop" and event.saved is not None), None)
         last = max((event.step or 0 for event in own if event.kind == "finish"), default=0)
         total = 0.0 if stop is None else _fact(stop, "save_s")
-        for event in own:
-            if event.kind == "save" and not (stop is not None and event.step == stop.step and _fact(stop, "save_s")):
+        for event in self._saves(training_ended):
+            if not (stop is not None and event.step == stop.step and _fact(stop, "save_s")):
                 # After the last step nothing else is left to do meanwhile.
                 total += _fact(event, "seconds" if last and event.step == last else "blocked_s")
         return total
@@ -413,12 +448,11 @@ class _Part:
             is_lost: whether steps after them do not count.
         """
         times = self.times
-        recorded = bool(self.lines) or self.resumed_from is not None
-        if not recorded:
+        if self._trained_from is None and not times.are_known:
             return {Phase.PROGRAM: length}
         training = sum(times.step_s[line] for line in counted)
         evaluation = sum(times.eval_s[line] for line in counted)
-        save = min(self._saved_s(), length)
+        save = min(self._saved_s(training_ended), length)
         lost = 0.0
         if is_lost:
             stop_save = sum(_fact(event, "save_s") for event in self._own_end if event.kind == "stop")
@@ -461,32 +495,39 @@ class _Part:
         counted: Sequence[int],
         seconds: Mapping[Phase, float],
     ) -> Iterator[Span]:
-        attempt, times = self._attempt, self.times
+        attempt = self._attempt
         if attempt.queued is not None:
             yield Span(phase=Phase.QUEUE, began=min(attempt.queued, attempt.began), ended=attempt.began)
         yield Span(phase=Phase.START_UP, began=attempt.began, ended=trained)
         if training_ended > trained:
             body = Phase.PROGRAM if seconds.get(Phase.PROGRAM) else Phase.TRAINING
             yield Span(phase=body, began=trained, ended=training_ended)
-            shortest = _SHOWN_GAP * (ended - attempt.began)
-            before = trained
-            for line in counted:
-                moment, evaluation = times.times[line], times.eval_s[line]
-                if evaluation:
-                    yield Span(phase=Phase.EVALUATION, began=moment, ended=min(moment + evaluation, training_ended))
-                    before = moment + evaluation
-                elif moment - times.step_s[line] - before > shortest:
-                    yield Span(phase=Phase.OTHER, began=before, ended=moment - times.step_s[line])
-                before = max(before, moment)
+            if body is Phase.TRAINING:
+                yield from self._gaps(trained, training_ended, counted, _SHOWN_GAP * (ended - attempt.began))
             if seconds.get(Phase.LOST):
                 yield Span(phase=Phase.LOST, began=training_ended - seconds[Phase.LOST], ended=training_ended)
-            for event in self._own_end:
-                if event.kind == "save" and _fact(event, "blocked_s"):
+            for event in self._saves(training_ended):
+                if _fact(event, "blocked_s"):
                     began = event.time - _fact(event, "seconds")
                     yield Span(phase=Phase.SAVE, began=began, ended=began + _fact(event, "blocked_s"))
-                elif event.kind == "stop" and _fact(event, "save_s"):
+            for event in self._own_end:
+                if event.kind == "stop" and _fact(event, "save_s"):
                     yield Span(phase=Phase.SAVE, began=event.time - _fact(event, "save_s"), ended=event.time)
         yield Span(phase=Phase.STOP, began=training_ended, ended=ended)
+
+    def _gaps(self, began: float, training_ended: float, counted: Sequence[int], shortest: float) -> Iterator[Span]:
+        """Return the evaluations, and what is longer than ``shortest`` seconds and neither in them nor in steps."""
+        times = self.times
+        for line in counted:
+            moment, evaluation = times.times[line], times.eval_s[line]
+            if evaluation:
+                yield Span(phase=Phase.EVALUATION, began=moment, ended=min(moment + evaluation, training_ended))
+                began = moment + evaluation
+            elif moment - times.step_s[line] - began > shortest:
+                yield Span(phase=Phase.OTHER, began=began, ended=moment - times.step_s[line])
+            began = max(began, moment)
+        if self._is_running and training_ended - began > shortest:
+            yield Span(phase=Phase.OTHER, began=began, ended=training_ended)
 
 
 def _fact(event: Event, name: str) -> float:

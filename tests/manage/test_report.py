@@ -222,9 +222,9 @@ def test_steps_that_a_program_logged_twice_count_once(made: FakeRun) -> None:
     log(6, 10, 210)
     made.event("finish", at=260, attempt=1).ended("finished")
     found = report(made)
-    assert phases(found, 0) == {"queue": 10, "start_up": 10, "training": 50, "lost": 50}
-    assert phases(found, 1) == {"queue": 80, "start_up": 10, "training": 50}
-    assert found.goodput.value == pytest.approx(100 / 170)
+    assert phases(found, 0) == {"queue": 10, "start_up": 20, "training": 40, "lost": 50}
+    assert phases(found, 1) == {"queue": 80, "start_up": 20, "training": 40}
+    assert found.goodput.value == pytest.approx(80 / 170)
     assert found.metrics == ("reward",)
 
 
@@ -391,3 +391,102 @@ def test_a_browser_opens_the_page(tmp_path: Path) -> None:
     assert done.stdout.count("<svg") == 9
     assert "78.9%" in done.stdout
     assert "CONSOLE" not in done.stderr
+
+
+def records(made: FakeRun, first: int, last: int, *, at: float, seconds: float, every: int = 1) -> FakeRun:
+    """Append what ``hpcddp.log`` writes: the first record at a time, and one for each interval of steps."""
+    with made.run.metrics.open("a") as stream:
+        for place, step in enumerate(range(first, last + 1, every)):
+            stream.write(json.dumps({"step": step, "loss": 1.0, "time": NOON + at + place * seconds}) + "\n")
+    return made
+
+
+def spans(found: RunReport, number: int = 0) -> list[tuple[str, float, float]]:
+    """Return the parts of a row of the timeline, in seconds."""
+    shown = [span for span in found.attempts[number].spans if span.ended > span.began]
+    return [(str(span.phase), round(span.began - NOON, 3), round(span.ended - NOON, 3)) for span in shown]
+
+
+def test_a_command_starts_up_until_its_first_record_and_stops_after_its_last(made: FakeRun) -> None:
+    # 29 s on the node: 19.2 s of imports and data, 20 records within 0.76 s, and 9.04 s until the program has ended.
+    made.started().event("train", at=12, reason="python train.py")
+    records(made, 1, 20, at=29.2, seconds=0.04)
+    made.event("finish", at=39).ended("finished")
+    found = report(made)
+    assert phases(found) == {"queue": 10, "start_up": 19.2, "training": 0.76, "stop": 9.04}
+    assert spans(found) == [
+        ("queue", 0, 10), ("start_up", 10, 29.2), ("training", 29.2, 29.96), ("stop", 29.96, 39),
+    ]  # fmt: skip
+    assert found.goodput.value == pytest.approx(0.76 / 29)
+    assert found.advice.phase == Phase.START_UP
+    assert (found.attempts[0].resumed_from, found.attempts[0].last_step, found.attempts[0].lost_steps) == (0, 20, 0)
+
+
+def test_an_attempt_of_a_command_that_ended_before_its_first_record_was_starting_up(made: FakeRun) -> None:
+    made.started(at=10).event("train", at=12, reason="python train.py")
+    made.event("requeue", at=28, cause="preemption", by="hpcddp")
+    made.started(at=40, attempt=1).event("train", at=42, attempt=1, reason="python train.py")
+    records(made, 1, 11, at=60, seconds=2)
+    made.event("finish", at=85, attempt=1).ended("finished")
+    found = report(made)
+    assert phases(found, 0) == {"queue": 10, "start_up": 18}
+    assert spans(found, 0) == [("queue", 0, 10), ("start_up", 10, 28)]
+    assert phases(found, 1) == {"queue": 12, "start_up": 20, "training": 20, "stop": 5}
+    assert found.goodput.value == pytest.approx(20 / 63)
+    assert found.goodput.unknown is None
+    assert [attempt.resumed_from for attempt in found.attempts] == [None, 0]
+
+
+def test_the_step_that_an_attempt_of_a_command_went_on_from_is_the_one_before_its_first_record(made: FakeRun) -> None:
+    # Records from 30 s to 230 s, of which those after step 198 (at 227 s) are repeated.
+    made.started(at=10).event("train", at=12, reason="python train.py")
+    records(made, 1, 201, at=30, seconds=1)
+    made.event("requeue", at=240, cause="preemption", by="hpcddp")
+    made.started(at=300, attempt=1).event("train", at=302, attempt=1, reason="python train.py")
+    records(made, 199, 305, at=320, seconds=1)
+    made.event("requeue", at=430, attempt=1, cause="preemption", by="hpcddp")
+    made.started(at=500, attempt=2).event("train", at=502, attempt=2, reason="python train.py")
+    records(made, 306, 400, at=510, seconds=1)
+    made.event("finish", at=610, attempt=2).ended("finished")
+    found = report(made)
+    rows = [(one.resumed_from, one.last_step, one.lost_steps) for one in found.attempts]
+    assert rows == [(0, 198, 3), (198, 305, 0), (305, 400, 0)]
+    assert phases(found, 0) == {"queue": 10, "start_up": 20, "training": 197, "lost": 3, "stop": 10}
+    assert phases(found, 1) == {"queue": 60, "start_up": 20, "training": 106, "stop": 4}
+    assert spans(found, 0)[2:] == [("training", 30, 230), ("lost", 227, 230), ("stop", 230, 240)]
+    assert found.goodput.value == pytest.approx((197 + 106 + 94) / (230 + 130 + 110))
+    assert re.findall(r"<td>(198|305)</td>\s*<td>(305|400)</td>", html(found)) == [("198", "305"), ("305", "400")]
+
+
+def test_a_checkpoint_tells_where_a_program_that_records_every_tenth_step_went_on(made: FakeRun) -> None:
+    # The save holds the loop up from 129 s to 130 s; the last one begins after the last record of its attempt.
+    made.started(at=10).event("train", at=12, reason="python train.py")
+    records(made, 10, 60, at=100, seconds=10, every=10)
+    made.event("save", at=132, step=35, seconds=3.0, blocked_s=1.0)
+    made.event("requeue", at=155, cause="crash", by="hpcddp")
+    made.started(at=200, attempt=1).event("train", at=202, attempt=1, reason="python train.py")
+    records(made, 40, 60, at=230, seconds=10, every=10)
+    made.event("save", at=254, attempt=1, step=60, seconds=2.0, blocked_s=2.0)
+    made.event("finish", at=260, attempt=1).ended("finished")
+    found = report(made)
+    rows = [(one.resumed_from, one.last_step, one.lost_steps) for one in found.attempts]
+    assert rows == [(0, 30, 25), (35, 60, 0)]
+    assert phases(found, 0) == {"queue": 10, "start_up": 90, "training": 19, "save": 1, "lost": 30, "stop": 5}
+    assert phases(found, 1) == {"queue": 45, "start_up": 30, "training": 20, "stop": 10}
+
+
+def test_what_follows_the_last_record_of_a_command_that_failed_is_lost(made: FakeRun) -> None:
+    made.started().event("train", at=12, reason="python train.py")
+    records(made, 1, 11, at=30, seconds=1)
+    made.failed(0, at=70).event("failure", at=72).ended("failed", reason="no", exit_code=70)
+    found = report(made)
+    assert phases(found) == {"queue": 10, "start_up": 20, "training": 10, "lost": 30, "stop": 2}
+    assert spans(found)[2:] == [("training", 30, 70), ("lost", 40, 70), ("stop", 70, 72)]
+
+
+def test_a_command_that_runs_has_not_stopped(made: FakeRun) -> None:
+    made.started().event("train", at=12, reason="python train.py")
+    records(made, 1, 11, at=30, seconds=1)
+    found = report(made, state="RUNNING", now=50)
+    assert phases(found) == {"queue": 10, "start_up": 20, "training": 10, "other": 10}
+    assert spans(found)[2:] == [("training", 30, 50), ("other", 40, 50)]
