@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -24,6 +25,7 @@ from hpcddp.cli.options import (
     complete_mail_types,
     complete_partitions,
     complete_qos,
+    run_argument,
 )
 from hpcddp.errors import UserError
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from hpcddp.jobfile.job import JobSpec
     from hpcddp.jobfile.overrides import Override
     from hpcddp.jobfile.read import ResolvedJob
+    from hpcddp.run.directory import RunDirectory
 
 _COMMAND = "hpcddp.command"
 
@@ -128,13 +131,13 @@ class JobWords:
         return read_job(job_file, overrides, options=[*options, *sweep])
 
     def change(
-        self, spec: JobSpec, *, file: str, overrides: list[str] | None, sweep: Sequence[Override] = ()
+        self, spec: JobSpec, *, run: RunDirectory, overrides: list[str] | None, sweep: Sequence[Override] = ()
     ) -> ResolvedJob:
         """Return the job of a run with the changes of the command line.
 
         Args:
             spec: the run's job.
-            file: its name in errors.
+            run: the run.
             overrides: the values of ``--set``.
             sweep: the fields that the sweep options set, which make no change of a run.
 
@@ -148,12 +151,29 @@ class JobWords:
 
         if sweep:
             raise UserError("--resume continues one run, and the sweep options start new ones; leave one of them out")
+        self._refuse_training(spec, run, overrides or ())
         names = {field.path: field.option for field in FIELDS}
         # The run stays where it is; --run-root says where it is looked up.
         texts = {path: (names[path], text) for path, text in self.options.items() if path != "run_root"}
         options = read_options(texts, self.command)
         profiles = profiles_directory(os.environ)
-        return change_job(spec, file=file, overrides=overrides or (), options=options, profiles=profiles)
+        return change_job(spec, file=str(run.job_file), overrides=overrides or (), options=options, profiles=profiles)
+
+    @staticmethod
+    def _refuse_training(spec: JobSpec, run: RunDirectory, overrides: Sequence[str]) -> None:
+        """Reject a field of a training for a run that is none; without it the job would lack the other fields."""
+        if spec.train is not None:
+            return
+        for text in overrides:
+            key = text.partition("=")[0].strip()
+            if key.startswith("train."):
+                if spec.command is None:
+                    kind, instead = "an entrypoint", "leave it out"
+                else:
+                    kind = "a command"
+                    words = shlex.join(["hpcddp", "submit", "--resume", run_argument(run.path)])
+                    instead = f"change its arguments: {words} -- COMMAND"
+                raise UserError(f"{key} (--set) is for a training, and the run {run.run_id} is {kind}; {instead}")
 
 
 def words_of_command(context: typer.Context) -> tuple[str, ...] | None:
@@ -178,6 +198,40 @@ class CommandWords(TyperCommand):
             words = words[:cut]
         return super().parse_args(ctx, words)
 
+    def _places_of_arguments(self, args: Sequence[str]) -> Iterator[int]:
+        """Yield where words before ``--`` stand that are neither options nor values of options."""
+        takes_value = self._options()
+        words = iter(enumerate(args))
+        for place, word in words:
+            if word == "--":
+                return
+            if not word.startswith("-"):
+                yield place
+            elif takes_value.get(word):
+                next(words, None)
+
+    def _options(self) -> dict[str, bool]:
+        """Return the names of the options, and whether each takes a value."""
+        options = [parameter for parameter in self.params if parameter.param_type_name == "option"]
+        return {name: not getattr(option, "is_flag", False) for option in options for name in option.opts}
+
+
+class RunCommand(CommandWords):
+    """A command that takes a run and the words of a command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  typer's own copy of click's Context
+        """Say where ``--`` belongs, if the words of a command stand without it."""
+        places = [] if ctx.resilient_parsing or "--" in args else list(self._places_of_arguments(args))
+        own, command = (args[: places[1]], args[places[1] :]) if len(places) > 1 else (args, [])
+        names = {word.partition("=")[0] for word in own if word.startswith("--")}
+        # An option that does not exist may have a value, and is the error to name.
+        if command and names <= self._options().keys():
+            raise UserError(
+                f"{command[0]} stands after the run, and a command stands after --, as in: "
+                f"{shlex.join([*ctx.command_path.split(), *own, '--', *command])}"
+            )
+        return super().parse_args(ctx, args)
+
 
 class JobCommand(CommandWords):
     """A command that takes a job file or the words of a command."""
@@ -187,7 +241,10 @@ class JobCommand(CommandWords):
         return ["[JOB]", "[OPTIONS]", "[-- COMMAND...]"]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  typer's own copy of click's Context
-        """Say where ``--`` belongs, if the words of a command stand without it."""
+        """Say where ``--`` belongs, if the words of a command stand without it, and what else a command needs."""
+        if not ctx.resilient_parsing:
+            self._refuse_time_in_two_words(args)
+            _refuse_no_command(ctx.command_path, args)
         place = None if ctx.resilient_parsing or "--" in args else self._place_of_program(args)
         if place is None:
             return super().parse_args(ctx, args)
@@ -202,16 +259,26 @@ class JobCommand(CommandWords):
             f"{shlex.join([*ctx.command_path.split(), *self._with_dashes(args, place)])}"
         )
 
+    def _refuse_time_in_two_words(self, args: Sequence[str]) -> None:
+        """Reject ``--time 10 minutes``, of which the second word would be the job file."""
+        place = next(self._places_of_arguments(args), 0)
+        if not place or Path(args[place]).exists():
+            return
+        number = args[place - 1].removeprefix("--time=")
+        option = args[place - 2] if number == args[place - 1] and place > 1 else "--time"
+        unit = _UNITS_OF_TIME.get(args[place].lower())
+        if unit is None or option not in {"--time", "-t"} or not re.fullmatch("[0-9]{1,6}", number, re.ASCII):
+            return
+        hours = f"{24 * int(number)}h" if unit == "d" else None
+        raise UserError(
+            f"{args[place]} stands where the job file belongs; write the time in one word: "
+            f"{option} {hours or f'{number}{unit}'}"
+        )
+
     def _place_of_program(self, args: Sequence[str]) -> int | None:
         """Return where a program stands in place of the job file; None if it is no program."""
-        takes_value = self._options()
-        words = iter(enumerate(args))
-        for place, word in words:
-            if not word.startswith("-"):
-                return place if _is_program(word) else None
-            if takes_value.get(word):
-                next(words, None)
-        return None
+        place = next(self._places_of_arguments(args), None)
+        return None if place is None or not _is_program(args[place]) else place
 
     def _with_dashes(self, args: Sequence[str], place: int) -> list[str]:
         """Return the words of the call with ``--`` before the program, and with hpcddp's own options before that."""
@@ -227,12 +294,38 @@ class JobCommand(CommandWords):
         interpreter = _INTERPRETERS.get(Path(command[0]).suffix)
         return [*own, "--", *([interpreter] if interpreter else []), *command]
 
-    def _options(self) -> dict[str, bool]:
-        """Return the names of the options, and whether each takes a value."""
-        options = [parameter for parameter in self.params if parameter.param_type_name == "option"]
-        return {name: not getattr(option, "is_flag", False) for option in options for name in option.opts}
+
+def _refuse_no_command(path: str, args: Sequence[str]) -> None:
+    """Reject ``--`` without a command behind it, and a command that is one word because it is in quotes."""
+    if "--" not in args:
+        return
+    cut = args.index("--")
+    if cut + 1 == len(args):
+        example = shlex.join([*path.split(), *args, "python", "train.py"])
+        raise UserError(f"no command follows --; write one, as in: {example}")
+    word, *more = args[cut + 1 :]
+    program, *arguments = word.split() or [""]
+    if more or not arguments or Path(word).exists() or shutil.which(word) or not shutil.which(program):
+        return
+    if _SHELL_SIGNS.search(word):
+        instead = f"a shell runs it: -- {shlex.join(['bash', '-c', word])}"
+    else:
+        instead = f"remove the quotes: -- {word}"
+    raise UserError(f"the command is one word, {word!r}, and no program has that name; {instead}")
 
 
+# What has a meaning in a shell only; quotes and blanks end words in a call too.
+_SHELL_SIGNS = re.compile("[;&|<>()$`*?~#]")
+_UNITS_OF_TIME = {
+    word: unit
+    for unit, words in {
+        "s": ("s", "sec", "secs", "second", "seconds"),
+        "min": ("m", "min", "mins", "minute", "minutes"),
+        "h": ("h", "hr", "hrs", "hour", "hours"),
+        "d": ("d", "day", "days"),
+    }.items()
+    for word in words
+}
 _INTERPRETERS = {".py": "python", ".sh": "bash"}
 _JOB_FILES = {".yaml", ".yml", ".json"}
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -141,6 +141,23 @@ _Answer = tuple[dict[str, Any], str]
 """The document of ``--json``, and the text."""
 
 
+_FIELD_OF: Final = {
+    "--global-batch": "batch.global_batch_size",
+    "--world-size": "resources.tasks_per_node",
+    "--max-per-device": "batch.max_per_device_batch_size",
+    "--grad-accum": "batch.grad_accum_steps",
+    "--per-device": "batch.per_device_batch_size",
+    "--tail": "batch.tail",
+    "--split": "batch.split",
+    "--epochs": "train.epochs",
+    "--base-lr": "learning_rate.base",
+    "--base-batch": "learning_rate.base_global_batch_size",
+    "--rule": "learning_rate.rule",
+    "--optimizer": "train.optimizer.name",
+}
+"""The field of the job file that an option corresponds to; that of the world size is for a job on one node."""
+
+
 def _plan_job(
     job_file: Path,
     overrides: Sequence[str] | None,
@@ -149,9 +166,11 @@ def _plan_job(
     given: Mapping[str, Any],
 ) -> _Answer:
     if given:
+        sets = [f"--set {_FIELD_OF[option]}={value}" for option, value in given.items() if option in _FIELD_OF]
+        example = f", or change it with --set, for example {' '.join(sets)}" if sets else ""
         raise UserError(
             f"{', '.join(given)} cannot be given together with the job file {job_file}, which states the same; "
-            "leave the job file out, or change it with --set, for example --set batch.global_batch_size=256"
+            f"leave the job file out{example}"
         )
     spec = read_job(job_file, overrides).spec
     noise = noise or _measured_noise(Path(spec.run_root) / spec.name)

@@ -29,7 +29,7 @@ def report(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help="Runs or sweeps, as other commands take them; without one, the last run.",
             autocompletion=complete_runs,
         ),

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from hpcddp.cli.job_arguments import CommandWords, words_of_command
+from hpcddp.cli.job_arguments import RunCommand, words_of_command
 from hpcddp.cli.options import RUN_ROOT, Run, RunRoot
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command(cls=CommandWords)(shell)
+    app.command(cls=RunCommand)(shell)
 
 
 def shell(

@@ -71,7 +71,10 @@ def stacks(
     environment = dict(os.environ)
     chosen = one_run(chosen_to_act_on(run, run_root))
     (status,) = statuses(files_of(chosen), ask=lambda: queue(environment), now=time.time()).runs
-    found = [each for each in stacks_of(live_run(status), environment) if not rank or each.rank in rank]
+    live = live_run(status)
+    for one in rank or ():
+        live.check_rank(one)
+    found = [each for each in stacks_of(live, environment) if not rank or each.rank in rank]
     if as_json:
         echo(json.dumps({"run_id": chosen.run_id, "processes": [asdict(each) for each in found]}, indent=2))
         return

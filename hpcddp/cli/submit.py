@@ -176,7 +176,7 @@ def _request_of(
     if run is None and job_file is None and words.command is None:
         raise UserError("no JOB is given; write a job file, a command after --, or --resume RUN to continue a run")
     if run is not None and job_file is None:
-        change = partial(words.change, file=str(run.job_file), overrides=overrides, sweep=sweep)
+        change = partial(words.change, run=run, overrides=overrides, sweep=sweep)
         where = None if cluster.value == "auto" else choose_cluster(cluster.value, environment)
         return own_request(run, change, environment=environment, cluster=where, template=template)
     return request_to_submit(
@@ -315,7 +315,7 @@ def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json:
     if as_json:
         echo(json.dumps(preview, indent=2))
         return
-    runs = f"{len(preview['elements'])} runs, their sweep" if "elements" in preview else "run"
+    runs = f"{counted(len(preview['elements']), 'run')}, sweep" if "elements" in preview else "run"
     place = "this allocation" if preview["cluster"] == "here" else preview["cluster"]
     echo(f"dry run: would go to {place}, {runs} directory {preview['run_dir']}", err=True)
     write(preview["script"], nl=False)

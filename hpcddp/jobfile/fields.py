@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -367,6 +368,8 @@ Grid = Mapping[str, tuple[Any, ...]]
 Listed = tuple[Mapping[str, Any], ...]
 
 _RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})", re.ASCII)
+# Of two words that float() may read; a number has at most one point.
+_RANGE_OF_NUMBERS = re.compile(r"([-+.0-9eE]{1,40}?)\.\.([-+.0-9eE]{1,40})", re.ASCII)
 
 
 def expand_ranges(values: Iterable[Any], *, as_texts: bool = False) -> Iterator[Any]:
@@ -388,12 +391,23 @@ def expand_ranges(values: Iterable[Any], *, as_texts: bool = False) -> Iterator[
 
 
 def unexpanded_range(values: Iterable[Any]) -> str | None:
-    """Return a range that ``expand_ranges`` did not expand, or None."""
-    return next((value for value in values if isinstance(value, str) and _RANGE.fullmatch(value)), None)
+    """Return a range that ``expand_ranges`` did not expand, also one of numbers that are no integers, or None."""
+    texts = (value for value in values if isinstance(value, str))
+    return next((text for text in texts if _RANGE.fullmatch(text) or _is_range_of_numbers(text)), None)
+
+
+def _is_range_of_numbers(text: str) -> bool:
+    match = _RANGE_OF_NUMBERS.fullmatch(text)
+    try:
+        return match is not None and all(math.isfinite(float(end)) for end in match.groups())
+    except ValueError:
+        return False
 
 
 def why_unexpanded(text: str) -> str:
     """Return why ``expand_ranges`` did not expand a range, and what to write instead."""
+    if not _RANGE.fullmatch(text):
+        return "and a range has integers; write the values, as in 0.1,0.2,0.4"
     first, last = text.split("..")
     if int(first) > int(last):
         return f"which is empty, because it begins above its end; write {last}..{first}"

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.fields import REFUSED
-from hpcddp.jobfile.job import field_paths, find_key
+from hpcddp.jobfile.job import ValueKind, field_paths, find_key, key_type_of
 from hpcddp.jobfile.problems import nearest, shown
 
 Reason = tuple[str, str]
@@ -44,13 +44,15 @@ def error_path(error: ErrorDetails) -> Path:
     return tuple(str(part) for part in error["loc"] if part != "[key]")
 
 
-def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
+def sentence_of(error: ErrorDetails, path: Path, written: str | None, option: str | None = None) -> str:
     """Return the message for one validation error.
 
     Args:
         error: pydantic's error.
         path: its key path.
         written: how the value was spelled, where it was no text.
+        option: the option that gives this field alone, ``--set train.epochs`` or ``--nodes``; None for a value from
+            elsewhere.
     """
     value = error["input"]
     if error["type"] == "extra_forbidden":
@@ -63,11 +65,11 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
         why, instead = _reason(error, value, None)
         return f"is not a valid key: {why.removeprefix('and ')}; {instead}"
     if error["type"] in {"model_type", "model_attributes_type"}:
-        why, instead = "expected a section", f"write {_first_field(path)} below it"
+        why, instead = "expected a section", _first_field(path, written or value, option)
     elif is_secret(path):
         why, instead = _reason(error, value if value is None else _HIDDEN, None)
     else:
-        why, instead = _reason(error, value, written)
+        why, instead = _reason(error, value, written, option)
     if is_secret(path) and not isinstance(value, dict | list | None):
         return f"contains a value that is not shown here, {why}; {instead}"
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -75,20 +77,29 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
     return f"is {kind}{shown(value, written=written)}, {why}; {instead}"
 
 
-def _first_field(path: Path) -> str:
+def _first_field(path: Path, value: object, option: str | None) -> str:
+    """Return what to write in place of one value for a section: its first field, which most people mean."""
     key_type = find_key(path)
-    fields = list(key_type.section.model_fields) if key_type is not None and key_type.section is not None else []
-    return f"'{fields[0]}: ...'" if fields else "its fields"
+    section = key_type.section if key_type is not None else None
+    if section is None:
+        return "write its fields below it"
+    first, field = next(iter(section.model_fields.items()))
+    if option is None:
+        return f"write '{first}: ...' below it"
+    if not isinstance(value, str | int | float) or len(str(value)) > LONGEST_EXAMPLE or is_secret((*path, first)):
+        return f"write {option}.{first}=..."
+    text = f"[{value}]" if key_type_of(field).kind is ValueKind.LIST else str(value)
+    return f"write {option}.{first}={shlex.quote(text)}"
 
 
-def _reason(error: ErrorDetails, value: object, written: str | None) -> Reason:
+def _reason(error: ErrorDetails, value: object, written: str | None, option: str | None = None) -> Reason:
     context = error.get("ctx", {})
     if error["type"] == REFUSED:
         return f"and {context['why']}", context["instead"]
     explain = _REASONS.get(error["type"])
     if explain is None:
         return "which is not valid", error["msg"].lower()
-    return explain(_WrongValue(value=value, written=written, context=context))
+    return explain(_WrongValue(value=value, written=written, option=option, context=context))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +108,18 @@ class _WrongValue:
 
     Args:
         written: how it was spelled, where it was no text.
+        option: the option that gives it; None for a value from elsewhere.
         context: the parameters of pydantic's error, such as the bound of a number.
     """
 
     value: object
     written: str | None
+    option: str | None
     context: Mapping[str, Any]
+
+    def example(self, number: str) -> str:
+        """Return the option with a number."""
+        return f"{self.option}{'=' if ' ' in str(self.option) else ' '}{number}"
 
 
 def _text(wrong: _WrongValue) -> Reason:
@@ -120,6 +137,8 @@ def _whole_number(wrong: _WrongValue) -> Reason:
         return "a string, expected an integer", f"write {value} without quotes"
     if isinstance(value, float) and value.is_integer():
         return "expected an integer", f"write {int(value)}"
+    if wrong.option is not None:
+        return "expected an integer", f"write a whole number, such as {wrong.example('2')}"
     return "expected an integer", "write one without quotes, point or unit, or leave the key out"
 
 
@@ -127,6 +146,8 @@ def _number(wrong: _WrongValue) -> Reason:
     value = wrong.value
     if isinstance(value, str) and re.fullmatch(r"[-+.0-9eE]+", value, re.ASCII):
         return "a string, expected a number", f"write {value} without quotes"
+    if wrong.option is not None:
+        return "expected a number", f"write one without a unit, such as {wrong.example('0.1')}"
     return "expected a number", "write one without quotes or unit, or leave the key out"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -22,10 +23,10 @@ from hpcddp.jobfile.document import (
 )
 from hpcddp.jobfile.environment import VARIABLES
 from hpcddp.jobfile.fields import expand_ranges
-from hpcddp.jobfile.job import find_key
+from hpcddp.jobfile.job import ValueKind, find_key
 from hpcddp.jobfile.merge import COMMAND_LINE, OVERRIDE, SWEEP_OPTION, Source
 from hpcddp.jobfile.messages import unknown_key
-from hpcddp.jobfile.problems import JobFileError, Problem
+from hpcddp.jobfile.problems import JobFileError, Problem, shown
 from hpcddp.jobfile.sweep import argument_text, is_placeholder
 
 # Fields whose options take any text as it is: a partition may be named 010.
@@ -173,7 +174,7 @@ def _of_axes(axes: Sequence[str]) -> Iterator[Override]:
         key = key.strip()
         file = f"{SWEEP_OPTION} {key}"
         if not equals or not key:
-            sentence = "is not KEY.PATH=VALUES; write for example --sweep train.seed=0..4"
+            sentence = _no_axis(key) if key else "is not KEY.PATH=VALUES; write for example --sweep train.seed=0..4"
             problems.append(Problem(file=SWEEP_OPTION, sentence=sentence))
         elif any(override.path == ("sweep", key) for override in found):
             problems.append(Problem(file=file, key=key, sentence="is given twice; write all values behind one"))
@@ -189,6 +190,15 @@ def _of_axes(axes: Sequence[str]) -> Iterator[Override]:
     return iter(found)
 
 
+def _no_axis(text: str) -> str:
+    """Return the message for a ``--sweep`` without values."""
+    if is_placeholder(text) or find_key(path_of(text)) is not None:
+        example = shlex.quote(text) + "=" + ("0.1,0.2" if is_placeholder(text) else "VALUE,VALUE")
+    else:
+        example = "train.seed=0..4"
+    return f"is {shown(text)}, and not KEY.PATH=VALUES; write for example --sweep {example}"
+
+
 def _read_axis(key: str, text: str) -> list[Any]:
     """Return the values of ``0.1,0.2`` or ``0..4``; each is written as for ``--set``."""
     if "\0" in text:
@@ -202,6 +212,9 @@ def _read_axis(key: str, text: str) -> list[Any]:
             "is not a list of values; write them with commas between them, and quote a string with commas"
         )
     written = [document.written.get((str(index),)) for index in range(len(document.value))]
+    if len(document.value) == 1 and isinstance(document.value[0], list) and not _takes_lists(key):
+        inner = ",".join(word.strip() for word in text.strip()[1:-1].split(","))
+        raise DocumentError(f"has its values in brackets; write {shlex.quote(f'{key}={inner}')}")
     if is_placeholder(key):
         return list(expand_ranges(map(_for_command, document.value, written)))
     if _is_variable(path_of(key)):
@@ -209,6 +222,12 @@ def _read_axis(key: str, text: str) -> list[Any]:
         texts = [value if text is None else text for value, text in zip(document.value, written, strict=True)]
         return list(expand_ranges(texts, as_texts=True))
     return list(expand_ranges(document.value))
+
+
+def _takes_lists(key: str) -> bool:
+    """Return whether one value of a key may be a list."""
+    key_type = None if is_placeholder(key) or _is_variable(path_of(key)) else find_key(path_of(key))
+    return key_type is not None and key_type.kind is not ValueKind.VALUE
 
 
 def _for_command(value: object, written: str | None) -> object:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.job import JobSpec, ValueKind, find_key
-from hpcddp.jobfile.merge import SWEEP_OPTION, MergedValues, Source
+from hpcddp.jobfile.merge import OVERRIDE, SWEEP_OPTION, MergedValues, Source
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of
 from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem
 from hpcddp.jobfile.rules import broken_rules, rules_without
@@ -60,7 +60,8 @@ def _problems_of_types(
     for details in error.errors(include_url=False):
         path = error_path(details)
         if path not in found and not _below_any(path, known):
-            yield _problem(path, sentence_of(details, path, _written(path, merged)), merged, fallback)
+            sentence = sentence_of(details, path, _written(path, merged), _option(path, merged))
+            yield _problem(path, sentence, merged, fallback)
         found.add(path)
     spec = _with_placeholders(merged, found | known)
     if spec is not None:
@@ -94,6 +95,13 @@ def _below_any(path: Path, known: set[Path]) -> bool:
 def _written(path: Path, merged: MergedValues) -> str | None:
     owner = merged.owner(path)
     return owner.written.get(path) if owner is not None else None
+
+
+def _option(path: Path, merged: MergedValues) -> str | None:
+    """Return the option that gives a field alone: ``--set train.epochs`` or ``--nodes``; None if there is none."""
+    owner = merged.owner(path)
+    alone = owner is not None and owner.file in {owner.origin, f"{OVERRIDE} {dotted(path)}"}
+    return owner.file if owner is not None and alone and owner.origin.startswith("--") else None
 
 
 def _problem(path: Path, sentence: str, merged: MergedValues, fallback: Source) -> Problem:

@@ -43,8 +43,8 @@ class LiveRun:
     spec: JobSpec
     nodes: tuple[str, ...]
 
-    def node_of(self, rank: int) -> str | None:
-        """Return the node of a rank; None for a run on this machine.
+    def check_rank(self, rank: int) -> None:
+        """Reject a rank that the run does not have.
 
         Raises:
             UserError: there is no such rank.
@@ -53,6 +53,14 @@ class LiveRun:
             last = self.spec.world_size - 1
             ranks = f"ranks 0 to {last}" if last else "rank 0 alone"
             raise UserError(f"--rank is {rank}, and run {self.attempt.run.run_id} has {ranks}; write one of them")
+
+    def node_of(self, rank: int) -> str | None:
+        """Return the node of a rank; None for a run on this machine.
+
+        Raises:
+            UserError: there is no such rank.
+        """
+        self.check_rank(rank)
         if not self.nodes:
             return None
         task = rank // (self.spec.world_size // self.spec.tasks)

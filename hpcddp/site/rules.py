@@ -5,6 +5,7 @@ A job that Slurm would refuse, or would keep pending forever, gets an error mess
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -335,9 +336,13 @@ def _gpus_of(kind: NodeKind, spec: JobSpec) -> int:
     return kind.gpus if wanted is None else kind.gpu_types.get(wanted, 0)
 
 
-def _shown_memory(megabytes: float) -> str:
-    whole = megabytes >= _MB_PER_G
-    return f"{megabytes / _MB_PER_G:.0f}G" if whole else f"{megabytes:.0f}M"
+# From here on a number of G is precise enough.
+_LEAST_G = 10 * _MB_PER_G
+
+
+def _shown_memory(megabytes: float, rounded: Callable[[float], int] = math.floor) -> str:
+    whole = megabytes >= _LEAST_G or (megabytes and megabytes % _MB_PER_G == 0)
+    return f"{rounded(megabytes / _MB_PER_G)}G" if whole else f"{rounded(megabytes)}M"
 
 
 def _says_cpus(spec: JobSpec) -> str:
@@ -348,12 +353,16 @@ def _says_cpus(spec: JobSpec) -> str:
 def _says_memory(spec: JobSpec) -> str:
     field = _memory_field(spec)
     text = getattr(spec.resources, field)
-    return str(text) if field == "mem" else f"{text}, which is {_shown_memory(_memory_mb(spec))} on a node"
+    return str(text) if field == "mem" else f"{text}, which is {_shown_memory(_memory_mb(spec), math.ceil)} on a node"
 
 
 def _fewer_cpus(spec: JobSpec, most: float) -> str:
     each = int(most) // spec.ranks_per_node
     return f"write {each} or less" if each else f"use {int(most)} tasks on a node or less, and more nodes"
+
+
+def _less_memory(spec: JobSpec, most: float) -> str:
+    return f"ask for {_shown_memory(most)}{'' if _memory_field(spec) == 'mem' else ' on a node'} or less"
 
 
 def _fewer_gpus(_: JobSpec, most: float) -> str:
@@ -388,6 +397,6 @@ NEEDS = (
         stock=lambda kind, _: kind.mem_mb,
         says=_says_memory,
         unit=lambda megabytes, _: _shown_memory(megabytes),
-        instead=lambda _, most: f"ask for {int(most)}M on a node or less",
+        instead=_less_memory,
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,58 @@ def test_words_after_a_second_pair_of_dashes_are_the_commands(capsys: pytest.Cap
     assert fields["command"]["value"] == ["a", "--", "b", ""]
 
 
+@pytest.mark.parametrize(("values", "runs"), [("7", "1 run"), ("7,8", "2 runs")])
+def test_a_dry_run_counts_the_runs_of_a_sweep(
+    capsys: pytest.CaptureFixture[str], here: Path, values: str, runs: str
+) -> None:
+    words = ["--cluster", "local", "--dry-run", "--sweep", f"lr={values}", "--", sys.executable, "-c", "pass", "{lr}"]
+    assert boundary.run(app, ["submit", *words]) == 0
+    assert f"dry run: would go to local, {runs}, sweep directory {here}/runs/" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--",), "command: is empty, and a program has a name; write for example [python, train.py]"),
+        (
+            ("--nodes", "2", "--time", "10min", "--"),
+            (
+                "hpcddp: no command follows --; write one, as in: "
+                "hpcddp render --nodes 2 --time 10min -- python train.py\n"
+            ),
+        ),
+        (
+            ("--", "sh train.sh --lr '0.1 0.2'"),
+            (
+                "hpcddp: the command is one word, \"sh train.sh --lr '0.1 0.2'\", and no program has that name; "
+                "remove the quotes: -- sh train.sh --lr '0.1 0.2'\n"
+            ),
+        ),
+        (
+            ("--", "sh train.sh && sh other.sh"),
+            (
+                "hpcddp: the command is one word, 'sh train.sh && sh other.sh', and no program has that name; "
+                "a shell runs it: -- bash -c 'sh train.sh && sh other.sh'\n"
+            ),
+        ),
+        (
+            ("-t", "10", "minutes", "--", "sh", "train.sh"),
+            "hpcddp: minutes stands where the job file belongs; write the time in one word: -t 10min\n",
+        ),
+        (
+            ("--nodes", "2", "--time", "2", "Hours", "job.yaml"),
+            "hpcddp: Hours stands where the job file belongs; write the time in one word: --time 2h\n",
+        ),
+        (
+            ("--time=2", "days", "--", "sh", "train.sh"),
+            "hpcddp: days stands where the job file belongs; write the time in one word: --time 48h\n",
+        ),
+        (("--nodes", "2", "minutes"), "hpcddp: minutes: does not exist; check the path\n"),
+        (("minutes", "-t", "2"), "hpcddp: minutes: does not exist; check the path\n"),
         (("--nodes", "0", "--", "a"), "--nodes: resources.nodes: is 0, and it must be at least 1; write 1 or more"),
+        (
+            ("--nodes=two", "--", "a"),
+            "--nodes: resources.nodes: is 'two', expected an integer; write a whole number, such as --nodes 2",
+        ),
         ((), "no JOB is given; write a job file, or a command after --, as in: -- python train.py"),
     ],
 )
@@ -89,6 +137,37 @@ def test_one_job_runs_one_thing(capsys: pytest.CaptureFixture[str], here: Path) 
     assert boundary.run(app, ["render", str(job), "--", "python", "x.py"]) == 2
     said = capsys.readouterr().err
     assert "command: is given, and train is given too, but a job runs one thing; keep one of them" in said
+
+
+def test_a_program_whose_name_has_blanks_is_a_command(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    program = here / "sh my program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    assert rendered(capsys, "--", str(program))["fields"]["command"]["value"] == [str(program)]
+    assert rendered(capsys, "--", "no-such-program a")["fields"]["command"]["value"] == ["no-such-program a"]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("r1 nvidia-smi", "r1 -- nvidia-smi"),
+        ("r1 --rank 1 top -b -n 1", "r1 --rank 1 -- top -b -n 1"),
+        ("--rank=1 r1 echo 'a b'", "--rank=1 r1 -- echo 'a b'"),
+    ],
+)
+def test_a_command_in_a_shell_without_two_hyphens_is_recognised(
+    capsys: pytest.CaptureFixture[str], words: str, meant: str
+) -> None:
+    program = shlex.split(meant.partition(" -- ")[2])[0]
+    assert boundary.run(app, ["shell", *shlex.split(words)]) == 2
+    assert capsys.readouterr().err == (
+        f"hpcddp: {program} stands after the run, and a command stands after --, as in: hpcddp shell {meant}\n"
+    )
+
+
+def test_an_option_of_shell_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert boundary.run(app, ["shell", "r1", "--rnak", "1"]) == 2
+    assert "there is no option --rnak; did you mean --rank?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from hpcddp.cli import boundary
+from hpcddp.cli import boundary, plan
 from hpcddp.cli.main import app
+from hpcddp.jobfile.document import path_of
+from hpcddp.jobfile.job import find_key
 
 JOB = """\
 name: example
@@ -259,8 +261,19 @@ def test_without_a_job_file_batch_and_world_size_are_needed(
 def test_numbers_beside_a_job_file_are_refused_by_name(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, job, "--world-size", 3, "--tail", "drop") == (
         f"hpcddp: --world-size, --tail cannot be given together with the job file {job}, which states the same; "
-        "leave the job file out, or change it with --set, for example --set batch.global_batch_size=256\n"
+        "leave the job file out, or change it with --set, for example --set resources.tasks_per_node=3 "
+        "--set batch.tail=drop\n"
     )
+
+
+def test_steps_to_explain_beside_a_job_file_are_refused_without_an_example(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(capsys, job, "--explain-steps", 3).endswith("which states the same; leave the job file out\n")
+
+
+def test_the_fields_in_the_example_exist() -> None:
+    assert all(find_key(path_of(key)) is not None for key in plan._FIELD_OF.values())
 
 
 def test_an_override_without_a_job_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,11 @@ def test_the_page_lies_in_the_working_directory_under_the_name_of_the_run(
     assert [path.name for path in Path().iterdir()] == ["run-1-report.html"]
 
 
+def test_the_help_shows_that_any_number_of_runs_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    usage = typed(capsys, "--help").splitlines()[0]
+    assert usage == "Usage: hpcddp report [OPTIONS] [RUN]..."
+
+
 def test_several_runs_share_a_page_which_replaces_an_older_one(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     Path("page.html").write_text("old")
     words = ("run-1", "run-2", "run-1", "--run-root", str(root), "-o", "page.html")

@@ -96,6 +96,43 @@ def test_an_override_repairs_the_file(load: Load) -> None:
             "resources={nodes: -1}",
             "--set resources: resources.nodes: is -1, and it must be at least 1; write 1 or more",
         ),
+        (
+            "resources.nodes=two",
+            (
+                "--set resources.nodes: is 'two', expected an integer; write a whole number, such as "
+                "--set resources.nodes=2"
+            ),
+        ),
+        (
+            "learning_rate.base=fast",
+            (
+                "--set learning_rate.base: is 'fast', expected a number; write one without a unit, such as "
+                "--set learning_rate.base=0.1"
+            ),
+        ),
+        (
+            "resources={nodes: two}",
+            (
+                "--set resources: resources.nodes: is 'two', expected an integer; "
+                "write one without quotes, point or unit, or leave the key out"
+            ),
+        ),
+        (
+            "learning_rate=0.10",
+            "--set learning_rate: is 0.10, expected a section; write --set learning_rate.base=0.10",
+        ),
+        (
+            "train.optimizer=adam",
+            "--set train.optimizer: is 'adam', expected a section; write --set train.optimizer.name=adam",
+        ),
+        (
+            "trackers=wandb",
+            "--set trackers: is 'wandb', expected a section; write --set trackers.use='[wandb]'",
+        ),
+        (
+            "trackers=[wandb]",
+            "--set trackers: is a list, expected a section; write --set trackers.use=...",
+        ),
         ("name=null", "--set name: is missing; write for example name: my-job"),
         ("name=#1", "--set name: contains a comment and no value; put double quotes around the value"),
         ("run_root=a #b", "--set run_root: contains more than one value; put double quotes around the value"),

@@ -39,6 +39,8 @@ WRONG = {
     "write fewer, as in 0..4",
     "sweep: {train.seed: 4..0}": "sweep.train.seed: holds 4..0, which is empty, because it begins above its end; "
     "write 0..4",
+    "sweep: {learning_rate.base: 1e-5..1e-3}": "sweep.learning_rate.base: holds 1e-5..1e-3, and a range has integers; "
+    "write the values, as in 0.1,0.2,0.4",
     "sweep: {train.seed: 0..9999, train.epochs: 1..11}": "sweep: has 110000 elements, and 100000 are the most; split "
     "it into several sweeps",
     "sweep: {train.sed: [1]}": "sweep.train.sed: is not a field of train; did you mean train.seed?",

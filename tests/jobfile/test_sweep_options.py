@@ -41,6 +41,8 @@ def refusal(directory: Path, *axes: str, file: str | None = None, more: str = ""
         ("environment.env.SEED=0..0", ("0",)),
         ("environment.env.SEED=1..2,07", ("1", "2", "07")),
         ('environment.env.WORD="a, b",$HOME', ("a, b", "$HOME")),
+        ("train.model_args.layers=[1, 2]", ([1, 2],)),
+        ("environment.env.RANGE=v1.0..v1.4,1.2...1.4,..", ("v1.0..v1.4", "1.2...1.4", "..")),
         ("train.model_args.layers=[1, 2],[3]", ([1, 2], [3])),
     ],
 )
@@ -61,7 +63,33 @@ def test_several_axes_are_a_grid_in_place_of_the_job_files(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("axes", "line"),
     [
-        (("train.seed",), "--sweep: is not KEY.PATH=VALUES; write for example --sweep train.seed=0..4"),
+        (("",), "--sweep: is not KEY.PATH=VALUES; write for example --sweep train.seed=0..4"),
+        (("lr",), "--sweep: is 'lr', and not KEY.PATH=VALUES; write for example --sweep lr=0.1,0.2"),
+        (
+            ("train.seed",),
+            "--sweep: is 'train.seed', and not KEY.PATH=VALUES; write for example --sweep train.seed=VALUE,VALUE",
+        ),
+        (
+            ("train.sead",),
+            "--sweep: is 'train.sead', and not KEY.PATH=VALUES; write for example --sweep train.seed=0..4",
+        ),
+        (
+            ("learning_rate.base=0.1..0.4",),
+            (
+                "--sweep learning_rate.base: holds 0.1..0.4, and a range has integers; write the values, "
+                "as in 0.1,0.2,0.4"
+            ),
+        ),
+        (
+            ("learning_rate.base=[0.05, 0.2]",),
+            "--sweep learning_rate.base: has its values in brackets; write learning_rate.base=0.05,0.2",
+        ),
+        (("train.seed=[3]",), "--sweep train.seed: has its values in brackets; write train.seed=3"),
+        (("lr=[0.05, 0.2]",), "--sweep lr: has its values in brackets; write lr=0.05,0.2"),
+        (
+            ("environment.env.LR=[1e-3, 0.2]",),
+            "--sweep environment.env.LR: has its values in brackets; write environment.env.LR=1e-3,0.2",
+        ),
         (("train.seed=1", "train.seed=2"), "--sweep train.seed: is given twice; write all values behind one"),
         (
             ("train.seed=[1",),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
 from hpcddp.errors import UserError
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
@@ -44,6 +46,16 @@ def test_the_node_of_a_rank_is_known_before_the_ranks_have_met(tmp_path: Path, j
 def test_a_rank_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path, rank: int) -> None:
     with pytest.raises(UserError, match=rf"--rank is {rank}, and run run-1 has ranks 0 to 3; write one of them"):
         running(tmp_path, OTHER).node_of(rank)
+
+
+def test_the_stacks_of_a_rank_that_does_not_exist_are_refused_with_those_that_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live = running(tmp_path, OTHER)
+    monkeypatch.setattr("hpcddp.slurm.commands.queue", lambda _: [queued(node_list="n[3,7]")])
+    assert boundary.run(app, ["stacks", str(live.attempt.run.path), "--rank", "5"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("hpcddp: --rank is 5, and run run-1 has ranks 0 to 3; write one of them\n")
 
 
 def test_a_run_without_nodes_is_refused_with_what_to_do(tmp_path: Path) -> None:

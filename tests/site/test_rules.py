@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.jobfile.cluster import Accounts, ClusterFacts, Partition
+from hpcddp.jobfile.cluster import Accounts, ClusterFacts, NodeKind, Partition
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.site.rules import SiteError, broken_site_rules, check_site
@@ -114,7 +114,7 @@ def test_what_the_cluster_can_give_is_not_refused(resources: dict[str, Any]) -> 
         ),
         (
             {"mem": "2T"},
-            "resources.mem is 2T, and a node of partition batch has 250G at most; ask for 256000M on a node or less",
+            "resources.mem is 2T, and a node of partition batch has 250G at most; ask for 250G or less",
         ),
         (
             {"mem_per_cpu": "100G", "cpus_per_task": 4},
@@ -199,16 +199,36 @@ def job(facts: ClusterFacts | None, **resources: Any) -> ResolvedJob:
     return ResolvedJob(spec=spec(**resources), origins=origins, profile="default", cluster=facts)
 
 
+@pytest.mark.parametrize(
+    ("mem_mb", "requests", "said"),
+    [
+        (1_000_000, {"mem": "977G"}, "977G, and a node of partition batch has 976G at most; ask for 976G or less"),
+        (9_500, {"mem": "1T"}, "1T, and a node of partition batch has 9500M at most; ask for 9500M or less"),
+        (2_048, {"mem": "1T"}, "1T, and a node of partition batch has 2G at most; ask for 2G or less"),
+        (
+            1_000_000,
+            {"mem_per_cpu": "1000100M"},
+            (
+                "1000100M, which is 977G on a node, and a node of partition batch has 976G at most; "
+                "ask for 976G on a node or less"
+            ),
+        ),
+    ],
+)
+def test_the_memory_that_is_proposed_fits_the_node(mem_mb: int, requests: dict[str, Any], said: str) -> None:
+    batch = Partition(default=True, kinds=(NodeKind(nodes=1, cpus=64, mem_mb=mem_mb),))
+    facts = university().model_copy(update={"partitions": {"batch": batch}})
+    (sentence,) = findings(facts, **requests)
+    assert sentence.partition(" is ")[2] == said
+
+
 def test_all_is_found_together_and_says_where_it_came_from_and_how_old_the_facts_are() -> None:
     with pytest.raises(SiteError) as caught:
         check_site(job(university(), nodes=200, mem="2T", qos="x"), "slurm", {})
     assert caught.value.message.splitlines() == [
         "resources.qos is 'x', which none of your accounts has; write one of long, normal",
         "resources.nodes (--set) is 200, and partition batch has 100; write 100 or less",
-        (
-            "resources.mem (profile default) is 2T, and a node of partition batch has 250G at most; ask for 256000M on "
-            "a node or less"
-        ),
+        "resources.mem (profile default) is 2T, and a node of partition batch has 250G at most; ask for 250G or less",
     ]
     assert caught.value.hint == (
         "Profile default knows hpc1 as of 2026-11-21; if it has changed: hpcddp init default --force"

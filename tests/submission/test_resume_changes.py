@@ -434,6 +434,21 @@ def test_a_wrong_value_is_one_sentence_and_nothing_is_changed(tmp_path: Path) ->
     assert (run.job_file.read_bytes(), read_events(run.events)) == (before, [])
 
 
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize(
+    ("work", "why"),
+    [
+        (COMMAND, "is a command; change its arguments: hpcddp submit --resume r1 -- COMMAND"),
+        (ENTRYPOINT, "is an entrypoint; leave it out"),
+    ],
+)
+def test_a_field_of_a_training_is_refused_for_a_run_that_is_none(tmp_path: Path, work: str, why: str) -> None:
+    submitted(work)
+    code, out, error = submit(tmp_path, "--resume", "r1", "--set", "train.epochs=35")
+    assert (code, out) == (2, "")
+    assert error == f"hpcddp: train.epochs (--set) is for a training, and the run r1 {why}\n"
+
+
 def test_a_training_goes_on_with_more_epochs_and_another_rate(directory: Path) -> None:
     follower = start(directory, "job.yaml", "--cluster", "local", "--follow")
     run = wait_for_step(directory, 5)
