@@ -19,6 +19,7 @@ from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.run.job_records import Rank, write_ranks
 from hpcddp.slurm.commands import QueuedJob, overlapping_step
 from tests.manage.runs import NOON, FakeRun, make, queued
+from tests.waiting import wait_until
 
 JOB = "name: digits\nresources: {nodes: 2, tasks_per_node: 2}\ncommand: [torchrun, t.py]\n"
 OTHER = "name: digits\nresources: {nodes: 2, tasks_per_node: 2}\ncommand: [python, t.py]\n"
@@ -92,6 +93,8 @@ def test_a_run_in_an_allocation_is_reached_on_the_hosts_of_its_ranks(
     # The script, as far as the kernel shows it.
     with subprocess.Popen(["bash", "-c", "read", str(made.run.script)], stdin=subprocess.PIPE) as script:
         own = str(script.pid)
+        # At the end of exec the kernel shows an empty command line for a moment.
+        wait_until(Path(f"/proc/{own}/cmdline").read_bytes, "the script")
         made.submitted(own, cluster="here").started(own, is_local=True, allocation="12")
         made.run.job_file.write_text(dump_job(load_job(path).spec, environment_values=False))
         with pytest.raises(NotLiveError, match="the ranks of run run-1 have not met yet; try again in a moment"):
