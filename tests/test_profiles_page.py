@@ -32,6 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "sinfo": f"cat {programs}/nodes",
         "sacctmgr": f"[[ $5 == assoc ]] && cat {programs}/associations || echo {NEW.default_account}",
         "sbatch": "echo nothing is to be submitted >&2; exit 1",
+        "srun": "exit 1",
     }
     for name, body in bodies.items():
         (programs / name).write_text(f"#!/bin/bash\n{body}\n")

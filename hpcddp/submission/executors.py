@@ -75,6 +75,11 @@ class RenderedSlurmExecutor(SlurmExecutor):
         self._tasks = tasks
         self._environment = dict(environment)
 
+    @classmethod
+    def affinity(cls) -> int:
+        """Return 2, "available": submitit would look for srun in the environment of this process."""
+        return 2
+
     def _num_tasks(self) -> int:
         return self._tasks
 

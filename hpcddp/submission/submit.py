@@ -83,7 +83,7 @@ def choose_cluster(requested: Literal["auto", "slurm", "local", "here"], environ
             )
         return "local"
     if shutil.which("srun", path=environment.get("PATH")) is None:
-        # submitit looks for it before it submits.
+        # sbatch passes this PATH on to the script, which calls srun.
         raise SubmissionError(
             "sbatch was found on PATH, and srun was not; add the directory of Slurm's commands to PATH, or use "
             "--cluster local"

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -145,7 +146,13 @@ PROMPTS = {
 }
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not installed"))
+        for name in PROMPTS
+    ],
+)
 def test_a_tab_in_a_real_shell_completes_after_the_installation(
     environment: dict[str, str], tmp_path: Path, name: str
 ) -> None:

@@ -229,6 +229,7 @@ def test_a_cluster_whose_partitions_are_all_closed_has_no_next_step(programs: Pa
 def test_a_job_for_slurm_is_held_to_what_was_found(programs: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run("init")
     command(programs, "sbatch", "echo 'nothing is to be submitted' >&2; exit 1")
+    command(programs, "srun", "exit 1")
     Path("slurm.conf").touch()
     monkeypatch.setenv("SLURM_CONF", "slurm.conf")
     asked = ("--set", "resources.nodes=3", "--set", "resources.partition=lowc", "--set", "resources.time_limit=3h")
