@@ -1,11 +1,13 @@
-"""The groups and commands of the help: examples at the end, and commands that are built when they are called."""
+"""The groups and commands of the help: examples at the end, and commands that are loaded when they are called."""
 
 from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import typer
@@ -35,21 +37,30 @@ def add_examples(app: typer.Typer) -> None:
             add_examples(group.typer_instance)
 
 
-class Summary(TyperCommand):
-    """Name and help of a command or group whose parameters are not built yet.
+class CommandToLoad(TyperCommand):
+    """A command or group of a module of this package, which is imported for its help and to call it.
 
     Args:
-        name: its name.
-        register: adds it to an app.
+        name: its name and that of its module, whose ``register`` adds it to an app.
     """
 
-    def __init__(self, name: str, register: Callable[[typer.Typer], None]) -> None:
-        self._app = typer.Typer(rich_markup_mode=None)
-        register(self._app)
-        add_examples(self._app)
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._module = f"{__package__}.{name}"
+
+    @cached_property
+    def _app(self) -> typer.Typer:
+        app = typer.Typer(rich_markup_mode=None)
+        import_module(self._module).register(app)
+        add_examples(app)
+        return app
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the first sentence of the help."""
         texts = [command.help for command in self._app.registered_commands]
         texts += [group.typer_instance.info.help for group in self._app.registered_groups if group.typer_instance]
-        super().__init__(name, help=texts[0])
+        self.help = texts[0]
+        return super().get_short_help_str(limit)
 
     def build(self) -> ClickObject:
         """Return the command with its parameters."""
@@ -57,7 +68,7 @@ class Summary(TyperCommand):
 
 
 class CommandsOnDemand(TyperGroup):
-    """A group that builds a command when it is called: to build all of them takes half as long as to import typer."""
+    """A group that imports and builds a command when it is called: all of them take as long as to import typer."""
 
     def resolve_command(self, ctx: ClickObject, args: list[str]) -> tuple[str | None, ClickObject, list[str]]:
         """Return the name of the command that is called, the command, and its arguments."""
@@ -67,7 +78,7 @@ class CommandsOnDemand(TyperGroup):
 
 def built(command: ClickObject) -> ClickObject:
     """Return a command with its parameters."""
-    return command.build() if isinstance(command, Summary) else command
+    return command.build() if isinstance(command, CommandToLoad) else command
 
 
 def examples_of(command: ClickObject) -> list[str]:

@@ -9,26 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from hpcddp import __version__
-from hpcddp.cli import (
-    boundary,
-    cancel,
-    checkpoints,
-    doctor,
-    init,
-    logs,
-    plan,
-    render,
-    report,
-    requeue,
-    sandbox,
-    schema,
-    shell,
-    stacks,
-    status,
-    submit,
-    why,
-)
-from hpcddp.cli.help import CommandsOnDemand, Summary, add_examples
+from hpcddp.cli import boundary
+from hpcddp.cli.help import CommandsOnDemand, CommandToLoad, add_examples
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
 
@@ -66,11 +48,11 @@ def hpcddp(
 
 
 # The order of the help.
-_SUMMARIES = tuple(
-    Summary(module.__name__.rpartition(".")[2], module.register)
-    for module in (
-        init, render, submit, status, logs, why, report, shell, stacks, cancel, requeue, checkpoints, plan, doctor,
-        schema, sandbox,
+_COMMANDS = tuple(
+    CommandToLoad(name)
+    for name in (
+        "init", "render", "submit", "status", "logs", "why", "report", "shell", "stacks", "cancel", "requeue",
+        "checkpoints", "plan", "doctor", "schema", "sandbox",
     )
 )  # fmt: skip
 
@@ -92,8 +74,8 @@ class _Commands(CommandsOnDemand):
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  those of typer's groups
         super().__init__(**attributes)
-        for summary in _SUMMARIES:
-            self.add_command(summary)
+        for command in _COMMANDS:
+            self.add_command(command)
 
 
 app.info.cls = _Commands

@@ -44,7 +44,13 @@ class Section(BaseModel):
     """A mapping of the job file: no unknown keys, no silent conversions, never changed after validation."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True, validate_default=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        validate_default=False,
+        defer_build=True,
     )
 
 

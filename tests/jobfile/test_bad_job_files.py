@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -334,7 +336,8 @@ def test_a_named_pipe_is_not_waited_for_and_a_pipe_of_the_shell_is_read(
         assert boundary.run(app, words) == 2
         assert capsys.readouterr().err == f"hpcddp: {named}: cannot be read (it is a named pipe); check the path\n"
     one, two = "echo '{name: one, command: [x]}'", "echo '{name: two, command: [x]}'"
-    script = f"hpcddp render <({one}); {two} | hpcddp render /dev/stdin"
+    hpcddp = shlex.join([sys.executable, "-m", "hpcddp"])
+    script = f"{hpcddp} render <({one}); {two} | {hpcddp} render /dev/stdin"
     done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=120, check=True)
     assert re.findall("--job-name=(.*)", done.stdout) == ["one", "two"]
 
