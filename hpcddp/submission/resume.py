@@ -316,7 +316,7 @@ def resume_sweep(
     clean, dropped = submission_environment(environment)
     clean[PICKLE_DIGEST] = pickle_digest(sweep)
     jobs: dict[int, str] = {}
-    results = {index: _prepare_to_continue(sweep, index) for index in together}
+    results = {index: _prepare_to_continue(sweep, index, request.job.spec) for index in together}
     try:
         for chunk in sweep.chunks:
             indices = [index for index in together if 0 <= index - chunk.first < chunk.count]
@@ -343,10 +343,9 @@ def resume_sweep(
         raise
     for index, job_id in jobs.items():
         write_submission(sweep, index, job_id, directory=directory, python=request.python)
-    jobs |= {
-        index: resume(begin_element(sweep, index), environment=environment, dependency=dependency).job_id
-        for index in alone
-    }
+    for index in alone:
+        run = begin_element(sweep, index, request.job.spec)
+        jobs[index] = resume(run, environment=environment, dependency=dependency).job_id
     return SweepResumption(
         sweep=sweep,
         cluster="slurm",
@@ -393,9 +392,9 @@ def _is_on_its_own(sweep: Sweep, index: int) -> bool:
     return run.script.exists() or own_log
 
 
-def _prepare_to_continue(sweep: Sweep, index: int) -> bytes | None:
-    """Prepare an element to continue in an array, and return the result that it had, which is removed."""
-    run = begin_element(sweep, index)
+def _prepare_to_continue(sweep: Sweep, index: int, job: JobSpec) -> bytes | None:
+    """Prepare an element of a sweep with this job to continue in an array; return its result, which is removed."""
+    run = begin_element(sweep, index, job)
     check_run_directory(run.path)
     result = _content(run.result)
     if not run.batch_log.is_symlink():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sweep import element_spec, tabulate
 from hpcddp.jobfile.write import dump_job, parse_resolved
 from hpcddp.run.directory import RunDirectory
@@ -142,19 +143,20 @@ def array_of_one(sweep: Sweep, index: int) -> ArrayPlace:
     return ArrayPlace(index=index - first, first=first, log=sweep.run(index).batch_log)
 
 
-def begin_element(sweep: Sweep, index: int) -> RunDirectory:
+def begin_element(sweep: Sweep, index: int, job: JobSpec | None = None) -> RunDirectory:
     """Return the run of an element; one that was cancelled before it began gets the files that a resumption needs.
 
     Args:
         sweep: a submitted sweep.
         index: the element's index.
+        job: the job of the sweep; None reads it.
     """
     run, submitted = sweep.run(index), read_submission(sweep.directory)
     if not run.path.exists() and submitted is not None:
         make_private_directory(run.path)
         run.submitit.mkdir(mode=0o700)
-        spec = read_job_file(sweep.directory)
-        write_text(run.job_file, dump_job(element_spec(spec, sweep.elements[index]), environment_values=False))
+        spec = element_spec(job or read_job_file(sweep.directory), sweep.elements[index])
+        write_text(run.job_file, dump_job(spec, environment_values=False))
         write_text(run.batch_log, "")
         job_id = sweep.job_id(index) or ""
         write_submission(sweep, index, job_id, directory=Path(submitted.directory), python=submitted.python)
