@@ -1,30 +1,26 @@
 """Measure how long the submission of a thousand runs takes: a sweep, and submitit's ``map_array``, in turn.
 
-    python benchmarks/sweep.py --output benchmarks/results/sweep.json
+    python -m benchmarks.sweep [--rounds 7] [--output FILE]
 
-starts a separate Slurm whose jobs are held, so that nothing runs. Peers: ``map_array`` of a training that is defined
-in the submitting script, as in submitit's own examples (cloudpickle writes its code into each pickle), and of an
-importable function that does nothing, the cheapest case. The lower limit is one call of ``sbatch`` for an array of the
-same length. The first round of each is not counted: it compiles a template and fills caches.
+starts a separate Slurm whose jobs are held, so that nothing runs; it needs Slurm's daemons. Peers: ``map_array`` of a
+training that is defined in the submitting script, as in submitit's own examples (cloudpickle writes its code into each
+pickle), and of an importable function that does nothing, the cheapest case. The lower limit is one call of ``sbatch``
+for an array of the same length.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import operator
 import os
-import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +29,7 @@ from submitit import SlurmExecutor
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.turns import Case, in_turn, main
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.slurm import commands
@@ -131,8 +128,8 @@ def floor(directory: Path) -> str:
     return commands.sbatch(script, environment=os.environ)
 
 
-def timed(submit: Callable[[Path], str]) -> tuple[float, int]:
-    """Return the seconds that a submission takes, in a new directory, and how many files are there then."""
+def milliseconds(submit: Callable[[Path], str]) -> float:
+    """Return how long a submission takes, in a new directory."""
     directory = Path(tempfile.mkdtemp(prefix="hpcddp-"))
     os.chdir(directory)
     try:
@@ -140,54 +137,34 @@ def timed(submit: Callable[[Path], str]) -> tuple[float, int]:
         job_id = submit(directory)
         took = time.perf_counter() - began
         commands.cancel([job_id], environment=os.environ)
-        return took, sum(path.is_file() for path in directory.rglob("*"))
+        return took * 1e3
     finally:
         os.chdir("/")
         shutil.rmtree(directory)
 
 
-def measure(rounds: int) -> dict[str, Any]:
-    """Return the times of all, in milliseconds, and the ratios of their medians."""
-    cases = {"hpcddp": ours, "map_array": map_array(train), "map_array_least": map_array(operator.add), "sbatch": floor}
-    times: dict[str, list[float]] = {name: [] for name in cases}
-    files: dict[str, int] = {}
-    for number in range(rounds + 1):
-        for name, submit in cases.items():
-            took, files[name] = timed(submit)
-            times[name] += [round(took * 1000, 2)] if number else []
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    ratios = {name: round(medians[name] / medians["hpcddp"], 1) for name in ("map_array", "map_array_least", "sbatch")}
-    return {"times_ms": times, "median_ms": medians, "times_as_long_as_hpcddp": ratios, "files": files}
-
-
-def main() -> None:
-    """Measure, print, and write the file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    output = options.output.absolute() if options.output else None
+def cases(rounds: int) -> Iterator[Case]:
+    """Yield the comparison, if Slurm is installed."""
+    if shutil.which("slurmctld") is None:
+        return
+    ways = {
+        "hpcddp": ours, "map_array": map_array(train), "map_array of no work": map_array(operator.add), "sbatch": floor,
+    }  # fmt: skip
+    directory, before = Path.cwd(), os.environ.get("SLURM_CONF")
     with slurm() as conf:
         os.environ["SLURM_CONF"] = str(conf)
-        measured = measure(options.rounds)
-        slurm_version = subprocess.run(
-            ["sbatch", "--version"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    document = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "elements": COUNT,
-        **measured,
-        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-        "versions": {
-            "python": platform.python_version(), "slurm": slurm_version,
-            **{name: version(name) for name in ("hpcddp", "submitit", "cloudpickle", "torch")},
-        },
-    }  # fmt: skip
-    text = json.dumps(document, indent=2) + "\n"
-    sys.stdout.write(text)
-    if output is not None:
-        output.write_text(text)
+        yield in_turn(
+            f"submission of {COUNT} runs",
+            {way: partial(milliseconds, submit) for way, submit in ways.items()},
+            base="map_array",
+            unit="ms",
+            rounds=rounds,
+        )
+    os.chdir(directory)
+    os.environ.pop("SLURM_CONF")
+    if before is not None:
+        os.environ["SLURM_CONF"] = before
 
 
 if __name__ == "__main__":
-    main()
+    main("benchmarks.sweep", __doc__, cases, rounds=7)
