@@ -39,9 +39,9 @@ def cancel(
 ) -> None:
     """Cancel a run, or all elements of a sweep.
 
-    A training saves a checkpoint if Slurm leaves it enough time. A cancelled run is not requeued; hpcddp submit
-    --resume RUN continues it. Without RUN the command asks before it cancels the newest run that waits or runs. A run
-    that has already ended is not an error.
+    The run saves first, if Slurm leaves it enough time. A cancelled run is not requeued; hpcddp submit --resume RUN
+    continues it. Without RUN, the command asks before it cancels the newest run that waits or runs. If the run has
+    already ended, the command says so and exits with 0.
 
     Example: hpcddp cancel 20261121-1545
     """

@@ -33,8 +33,8 @@ def checkpoints(
 ) -> None:
     """List the checkpoints of a run.
 
-    It prints the age and size of each checkpoint, and whether it is valid or why not: every file is read and compared
-    with its checksum.
+    The list has the age and size of each checkpoint, and says whether the checkpoint is valid, or why not. The command
+    reads every file and compares it with its checksum.
 
     Example: hpcddp checkpoints 20260314-1544
 

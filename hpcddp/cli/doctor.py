@@ -53,14 +53,14 @@ def ddp(
 ) -> None:
     """Train a few steps in one process and on W ranks.
 
-    It prints where and why they differ. The model, data and loss of the job run on this machine's CPUs, in float64 and
-    with the same global batches of at most 32 samples. Compared are the first weights, the samples, and after each
-    step the averaged gradients and the parameters. Each process has the environment of a rank of a training (RANK,
-    WORLD_SIZE, SLURM_PROCID and so on), with a world size of W or 1. Dropout and local BatchNorm are disabled during
-    the comparison and examined separately. Neither a GPU nor Slurm is needed.
+    It prints where and why the two trainings differ. The model, data and loss of the job run on this machine's CPUs, in
+    float64 and with the same global batches of at most 32 samples. The command compares the first weights, the
+    samples, and after each step the averaged gradients and the parameters. Each process has the environment of a rank
+    (RANK, WORLD_SIZE, SLURM_PROCID and so on), with a world size of W or 1. Dropout and local BatchNorm are disabled
+    during the comparison and examined separately. The command needs neither a GPU nor Slurm.
 
-    Exits with 0 if both train the same; 1 for a defect; 2 if the job could not be run, or if it draws random numbers
-    outside of dropout, so that the comparison has no result.
+    The exit code is 0 if both train the same, 1 for a defect, and 2 without a result: the job could not run, or it
+    draws random numbers outside of dropout.
 
     Example: hpcddp doctor ddp job.yaml --world-size 2 --steps 1
     """
@@ -110,14 +110,14 @@ def loss(
     """Check whether a loss has the same value on W ranks as on one.
 
     It also prints the size of the difference and the helper function that removes it. The loss runs in this process, on
-    batches and on their parts: even, uneven, permuted. Values and gradients are compared in float64 with
+    batches and on their parts: even, uneven, permuted. The command compares values and gradients in float64 with
     f(batch) = sum over shares of n_r/b * f(share). It takes seconds and needs no GPU.
 
-    Without --data the loss is called with random batches of every kind that it accepts, and the worst verdict counts;
-    the batch that it was found on is printed. A loss that is a mean on your own batches only is MEAN with --data.
+    Without --data, the loss gets random batches of every kind that it accepts. The worst verdict counts, and the
+    command prints the batch of this verdict. A loss that is a mean only on your own batches is MEAN with --data.
 
-    Exits with 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small), NOT DECOMPOSABLE,
-    ORDER-DEPENDENT; 2 if the loss could not be run.
+    The exit code is 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small), NOT
+    DECOMPOSABLE, ORDER-DEPENDENT; 2 if the loss could not run.
 
     Example: hpcddp doctor loss losses:dice_loss --world-size 8 --batch 256
     """
@@ -137,7 +137,7 @@ def loss(
 @doctor.command()
 def install(
     *,
-    on_nodes: Annotated[bool, typer.Option("--on-nodes", help="Run a job of two minutes on two nodes, too.")] = False,
+    on_nodes: Annotated[bool, typer.Option("--on-nodes", help="Also run a job of two minutes on two nodes.")] = False,
     overrides: Overrides = None,
     wait: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="How long --on-nodes waits for nodes.")] = 600,
     run_root: RunRoot = RUN_ROOT,
@@ -145,12 +145,12 @@ def install(
 ) -> None:
     """Check what runs need on this machine, and on the nodes.
 
-    It prints a line for each check: verdict, subject, what was found, and what to do. Checked are the interpreter,
-    torch, CUDA and NCCL if they are installed, Slurm, and the file system of the run root. With --on-nodes, a short job
-    also checks whether the nodes share the run root, reach each other's free ports, and agree on the time. The job has
-    the resources of the profile and of hpcddp.toml; --set changes them.
+    It prints a line for each check: verdict, subject, what was found, and what to do. The command checks the
+    interpreter, Slurm, the file system of the run root, and torch, CUDA and NCCL if they are installed. With
+    --on-nodes, a short job also checks whether the nodes share the run root, reach each other's free ports, and agree
+    on the time. The job has the resources of the profile and of hpcddp.toml; --set changes them.
 
-    Exits with 1 if an error was found. A warning names what may keep runs from working.
+    The exit code is 1 if a check found an error. A warning names something that may prevent runs.
 
     Example: hpcddp doctor install
 

@@ -75,15 +75,15 @@ def init(
         Path, typer.Option("--job", metavar="FILE", help="The first job file; an existing file is kept.")
     ] = Path("job.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing profile.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the profile; write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the profile and write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Query this cluster and write a profile for it.
 
-    It also writes a first job file. The profile, ~/.config/hpcddp/profiles/NAME.toml, holds default settings for all
-    jobs and the facts about the cluster: partitions, limits, GPUs, accounts, preemption. A job that cannot run on
-    this cluster is then rejected before it is submitted. On a machine without Slurm it writes the job file only, a
-    job that runs on that machine.
+    The command also writes a first job file. The profile, ~/.config/hpcddp/profiles/NAME.toml, holds default settings
+    for all jobs and the facts about the cluster: partitions, limits, GPUs, accounts, preemption. With these facts,
+    hpcddp refuses a job that cannot run on the cluster. On a machine without Slurm, the command writes only the job
+    file, for a job that runs on this machine; NAME, --partition, --account or --qos are then an error.
 
     Example: hpcddp init && hpcddp submit job.yaml --follow
     """

@@ -31,10 +31,13 @@ def register(app: typer.Typer) -> None:
 def logs(
     run: Run = None,
     *,
-    rank: Annotated[list[int] | None, typer.Option(metavar="R", help="Only this rank; repeatable.")] = None,
-    attempt: Annotated[int | None, typer.Option(metavar="N", help="Only this attempt; without it, the newest.")] = None,
+    rank: Annotated[list[int] | None, typer.Option(metavar="R", help="Print only this rank; repeatable.")] = None,
+    attempt: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Print this start of the job (0 is the first); without it, the newest."),
+    ] = None,
     lines: Annotated[
-        int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last N lines.")
+        int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Print only the last N lines.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run has ended.")] = False,
     batch: Annotated[bool, typer.Option("--batch", help="Also print the output of the batch script.")] = False,
@@ -44,7 +47,8 @@ def logs(
     first_error: Annotated[
         bool,
         typer.Option(
-            "--first-error", help="Only the rank that failed first, its traceback, and the ranks that failed after it."
+            "--first-error",
+            help="Print only the rank that failed first, its traceback, and the ranks that failed as a result.",
         ),
     ] = False,
     run_root: RunRoot = RUN_ROOT,
@@ -52,9 +56,8 @@ def logs(
 ) -> None:
     """Print the output of the ranks of a run, ordered by time.
 
-    Each line starts with its time, rank and host. Control characters are printed as escapes. With --first-error it
-    prints which rank failed first, and how. With --follow it prints new lines, through requeues, until the run has
-    ended.
+    Each line starts with its time, rank and host. Control characters are printed as escapes. --first-error prints
+    which rank failed first, and how. --follow prints new lines, through requeues, until the run has ended.
 
     Example: hpcddp logs --first-error
     """

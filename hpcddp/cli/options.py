@@ -166,15 +166,15 @@ SweepFile = Annotated[
 ]
 MaxParallel = Annotated[
     int | None,
-    typer.Option("--max-parallel", metavar="N", min=1, help="Runs of a sweep at the same time.", hidden=True),
+    typer.Option("--max-parallel", metavar="N", min=1, help="Largest number of runs at the same time.", hidden=True),
 ]
 After = Annotated[
     list[str] | None,
-    typer.Option("--after", metavar="RUN", help="Start when this run or sweep has finished."),
+    typer.Option("--after", metavar="RUN", help="Wait until this run has finished (Slurm); repeatable."),
 ]
 AfterAny = Annotated[
     list[str] | None,
-    typer.Option("--after-any", metavar="RUN", help="Start when this run has ended, finished or not.", hidden=True),
+    typer.Option("--after-any", metavar="RUN", help="Wait until this run has ended (Slurm); repeatable.", hidden=True),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 

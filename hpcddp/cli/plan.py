@@ -101,8 +101,8 @@ def plan(  # noqa: PLR0913
 ) -> None:
     """Explain the batch and the learning rate of a job.
 
-    It prints the samples of each rank, the steps per epoch, the learning rate, and the reasons, for a job file or for a
-    global batch and a world size. --explain-steps computes the batch that a run of another program really uses.
+    For a job file, or for a global batch and a world size, it prints the samples of each rank, the steps of an epoch,
+    the learning rate, and the reasons. --explain-steps computes the batch that a run of another program really uses.
 
     Example: hpcddp plan jobs/resnet50_imagenet.yaml --set resources.nodes=4
 

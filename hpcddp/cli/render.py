@@ -45,7 +45,7 @@ def render(
     axes: SweepOptions = None,
     sweep_file: SweepFile = None,
     max_parallel: MaxParallel = None,
-    template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.")] = None,
+    template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="Use this sbatch template.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the script to a file.")
     ] = None,
@@ -54,8 +54,8 @@ def render(
 ) -> None:
     """Print the sbatch script of a job.
 
-    Nothing is submitted, and neither Slurm nor torch is needed. Without --run-id the script is one that you submit
-    with sbatch yourself: its output goes to the directory of submission, and the run id is made from the job id.
+    The command submits nothing, and needs neither Slurm nor torch. Without --run-id, you submit the script with sbatch
+    yourself: its output goes to the directory in which you submit, and its run id contains the job id.
 
     Example: hpcddp render job.yaml -o job.sh && sbatch job.sh
 

@@ -30,22 +30,22 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Runs or sweeps, as other commands take them; without one, the last run.",
+            help="Runs or sweeps: id or a part of it, job name, Slurm job id, or directory; by default the last run.",
             autocompletion=complete_runs,
         ),
     ] = None,
     *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The page. [default: RUN_ID-report.html]"),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the page to FILE. [default: RUN_ID-report.html]"),
     ] = None,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Write a page about runs: curves, goodput, attempts, errors.
 
-    The page is one HTML file that needs no network. Several runs are drawn together, and the elements of a sweep are
-    ranked. The page needs matplotlib; --json prints the numbers without it.
+    The page is one HTML file that needs no network. It draws several runs together, and ranks the elements of a sweep.
+    The page needs matplotlib; --json prints the numbers and needs no matplotlib.
 
     Example: hpcddp report 20260314-1544 -o report.html
 

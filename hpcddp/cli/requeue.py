@@ -19,11 +19,11 @@ def register(app: typer.Typer) -> None:
 
 
 def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = False) -> None:
-    """Save a running run, and start it again.
+    """Save a run that runs on Slurm, and start it again.
 
-    For example to use new code, other nodes, or a new time limit. The run stops at the end of a step, saves a
-    checkpoint, and continues under the same job id when Slurm starts it again. For a sweep: every running element.
-    hpcddp submit --resume RUN continues a run that has ended.
+    The run then uses new code and gets its whole time limit again. A training stops at the end of a step, saves a
+    checkpoint, and continues under the same job id. A command gets SIGTERM and the seconds that Slurm leaves it. For
+    a sweep, every running element is requeued. hpcddp submit --resume RUN continues a run that has ended.
 
     Example: hpcddp requeue 20261121-1545
     """

@@ -51,14 +51,14 @@ def up(
     gpus_per_node: Annotated[int, typer.Option(help="Fake GPUs of each node, for scheduling only.")] = 4,
     conf: Annotated[
         list[str] | None,
-        typer.Option("--conf", metavar="KEY=VALUE", help="A setting of slurm.conf; repeatable."),
+        typer.Option("--conf", metavar="KEY=VALUE", help="Change a setting of slurm.conf; repeatable."),
     ] = None,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
     """Start the sandbox and print how to use it.
 
-    It prints a shell command that sets SLURM_CONF, so that Slurm's commands and hpcddp use the sandbox.
+    The command prints a line for the shell that sets SLURM_CONF, so that Slurm's commands and hpcddp use the sandbox.
 
     Example: eval "$(hpcddp sandbox up --nodes 2)" && sinfo
 

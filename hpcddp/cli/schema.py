@@ -18,8 +18,8 @@ def register(app: typer.Typer) -> None:
 def schema(*, as_json: AsJson = False) -> None:  # noqa: ARG001
     """Print the job file's JSON schema, for editors.
 
-    It is one JSON document with and without --json. An editor that knows it completes and checks a job file whose
-    first line is: # yaml-language-server: $schema=job.schema.json
+    The schema is one JSON document, with and without --json. An editor that knows the schema completes and checks a
+    job file whose first line is: # yaml-language-server: $schema=job.schema.json
 
     Example: hpcddp schema > job.schema.json
     """

@@ -22,14 +22,14 @@ def shell(
     context: typer.Context,
     run: Run = None,
     *,
-    rank: Annotated[int, typer.Option(metavar="R", help="On the node of this rank.")] = 0,
+    rank: Annotated[int, typer.Option(metavar="R", help="Run on the node of this rank.")] = 0,
     run_root: RunRoot = RUN_ROOT,
 ) -> None:
     """Open a shell inside a running job, or run a command there.
 
-    It runs beside the tasks of the job and shares their CPUs, memory and GPUs (srun --overlap), so that nvidia-smi or
-    top show what a rank does. Without a command after -- it is your shell ($SHELL). A run on this machine needs no
-    srun. The exit code is that of the command.
+    The command after --, or your shell ($SHELL), runs beside the tasks of the job and shares their CPUs, memory and
+    GPUs (srun --overlap), so that nvidia-smi or top show what a rank does. For a run on this machine, no srun is
+    needed. hpcddp shell returns the exit code of the command.
 
     Example: hpcddp shell 20260314-1544 -- top -b -n 1
     """

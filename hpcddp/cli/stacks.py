@@ -50,14 +50,14 @@ def _without_own_threads(lines: Sequence[str]) -> Iterator[str]:
 def stacks(
     run: Run = None,
     *,
-    rank: Annotated[list[int] | None, typer.Option(metavar="R", help="Only this rank; repeatable.")] = None,
+    rank: Annotated[list[int] | None, typer.Option(metavar="R", help="Print only this rank; repeatable.")] = None,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Print where every rank of a running job is, as Python stacks.
 
-    The job goes on. A training and an entrypoint answer by themselves, in a collective that hangs too. For the program
-    of a command it calls py-spy, which must be installed in the environment of the job: pip install py-spy.
+    The job continues. A training and an entrypoint answer by themselves, even in a collective that hangs. For the
+    program of a command, hpcddp calls py-spy; install it in the environment of the job: pip install py-spy.
 
     Example: hpcddp stacks 20260314-1544
     """

@@ -59,28 +59,30 @@ def status(  # noqa: PLR0913  each is an option
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="Run id or a part of it, job name, Slurm job id, last, or run directory; without it, all runs.",
+            help="Run id or a part of it, job name, Slurm job id, last, or run directory; without it, the newest runs.",
             autocompletion=complete_runs,
         ),
     ] = None,
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Show all runs in all run roots, including those that ended long ago.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all your runs, in all run roots.")] = False,
     state: Annotated[
         list[str] | None,
-        typer.Option(metavar="STATE", help="Only runs in this state; repeatable.", autocompletion=_complete_states),
+        typer.Option(
+            metavar="STATE", help="Show only runs in this state; repeatable.", autocompletion=_complete_states
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Only runs of jobs with this name; may hold * and ?.")
+        str | None, typer.Option(metavar="PATTERN", help="Show only runs of jobs with this name; may hold * and ?.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Only runs submitted since: 90min, 12h, 7d, 2026-11-20 or 2026-11-20T08:00."),
+        typer.Option(
+            metavar="TIME", help="Show only runs submitted since: 90min, 12h, 7d, 2026-11-20 or 2026-11-20T08:00."
+        ),
     ] = None,
     scan: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="First search DIR for runs, and write them into the index of --all."),
+        typer.Option(metavar="DIR", help="First search DIR for runs, and add them to the index of --all."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
@@ -94,9 +96,9 @@ def status(  # noqa: PLR0913  each is an option
 ) -> None:
     """Show the state of runs.
 
-    Without RUN: all runs in the run root, newest first, and one line for each sweep. With RUN: one run in detail. With
-    the id of a sweep: all its elements; --sort sorts them by a metric, the best first. Slurm is queried once for all
-    runs.
+    Without RUN: the newest twenty runs in the run root, and older runs that wait or run; a sweep takes one line. With
+    RUN: one run in detail. With the id of a sweep: all its elements; --sort sorts them by a metric, the best first.
+    The command queries Slurm once for all runs.
 
     Example: hpcddp status --watch
 

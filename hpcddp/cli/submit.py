@@ -76,12 +76,14 @@ def submit(  # noqa: PLR0913  each is an option
         typer.Option(metavar="WHERE", help="auto|slurm|local|here (in salloc)."),
     ] = ClusterChoice.AUTO,
     overrides: Overrides = None,
-    template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="The sbatch template.", hidden=True)] = None,
+    template: Annotated[
+        str | None, typer.Option(metavar="NAME|PATH", help="Use this sbatch template.", hidden=True)
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Continue this run, or the rest of this sweep.",
+            help="Continue this ended run, or the rest of this sweep.",
             autocompletion=complete_runs,
         ),
     ] = None,
@@ -91,7 +93,7 @@ def submit(  # noqa: PLR0913  each is an option
     after: After = None,
     after_any: AfterAny = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Submit although something is missing on this machine.", hidden=True),
@@ -102,8 +104,8 @@ def submit(  # noqa: PLR0913  each is an option
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
-    Prints the run id and returns. --follow waits for the end: exit code 0 if finished, else 1. --resume continues an
-    ended run; options change its job.
+    Prints the run id. --follow waits for the end: exit code 0 if finished, 130 if cancelled, else 1. --resume
+    continues a run; options change its job.
 
     Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
 

@@ -27,7 +27,8 @@ def register(app: typer.Typer) -> None:
 def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = False) -> None:
     """Explain why a run waits, how far it is, or why it ended.
 
-    It also prints what to do next. For a pending run it explains Slurm's reason and prints the expected start time.
+    The command also prints what to do next. For a run that waits, it explains Slurm's reason and prints when Slurm
+    expects to start the run.
 
     Example: hpcddp why
     """

@@ -84,7 +84,7 @@ def _absolute(path: str) -> str:
 
 
 class Container(Section):
-    """The container that the tasks run in. The batch script stays outside, with the interpreter that submits."""
+    """The container that the tasks run in. The batch script stays outside, with the interpreter that called hpcddp."""
 
     image: Line = Field(
         description="Image: a file, or a name in a registry (`docker://...`; with pyxis also `nvcr.io#nvidia/...`). "
@@ -177,7 +177,7 @@ class Environment(Section):
     python: Line | None = Field(
         None,
         description="Interpreter of the batch script and, outside a container, of the tasks. null is that of `conda`, "
-        "`venv` or `uv`, or the one that submits.",
+        "`venv` or `uv`, or the one with which you called hpcddp.",
     )
     container: Container | None = Field(None, description="Container to run in.")
     stage: Stage | None = Field(None, description="Data to copy to a disk of each node before the tasks start.")
