@@ -333,7 +333,8 @@ class AttemptFacts:
         finished, fenced = self.finished, self.is_overtaken
         if finished or fenced:
             return EndFacts(cause=Cause.UNKNOWN, finished=finished, fenced=fenced)
-        requeue, spent = self.spec.requeue, spent_of(self.events)
+        # Read anew: the progress of this attempt was recorded after the other facts were read.
+        requeue, spent = self.spec.requeue, spent_of(read_events(self.attempt.run.events))
         limits = limits_of(self.spec)
         first = self.first_failure
         return EndFacts(

@@ -285,6 +285,17 @@ def test_a_command_that_asks_and_comes_further_goes_on(command: Command, slurm: 
         again(command, slurm, restarts)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_progress_of_an_attempt_counts_at_its_own_end(tmp_path: Path, slurm: FakeSlurm, limit: int) -> None:
+    command = Command(tmp_path, SLURM, f"requeue: {{max_attempts_without_progress: {limit}}}\n")
+    for attempt in range(2 * limit):
+        if attempt % limit == limit - 1:
+            command.attempt.run.progress.write_text(str(attempt))
+        command.leave(75, 0)
+        assert command.end().exit_code == 75
+        again(command, slurm, attempt + 1)
+
+
 def test_a_command_that_has_told_its_progress_once_is_taken_at_its_word(command: Command, slurm: FakeSlurm) -> None:
     command.attempt.run.progress.touch()
     for restarts in range(1, 4):
