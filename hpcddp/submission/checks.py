@@ -19,7 +19,7 @@ from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
-from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder
+from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder, placeholders_of
 from hpcddp.packages import is_installed
 from hpcddp.run.metrics import PACKAGES
 from hpcddp.submission.allocation_checks import allocation_obstacles
@@ -249,6 +249,26 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
     # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
     _ = request.plan
     return tuple(obstacle.sentence for obstacle in found)
+
+
+def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
+    """Yield a sentence about placeholders in the command of a new run that no sweep fills.
+
+    ``${name}`` is a variable, and the code after ``python -c`` has braces of its own. The command of an element that is
+    resumed has its values, and its braces are meant.
+    """
+    words, table = request.job.spec.command or (), request.sweep_table
+    if request.run.path.exists() or any(map(is_placeholder, table.keys if table else ())):
+        return
+    is_python = bool(words) and PYTHON.fullmatch(Path(words[0]).name) is not None
+    texts = [word.replace("${", "") for before, word in pairwise(words) if not (is_python and before == "-c")]
+    if names := sorted(placeholders_of(texts)):
+        held = " and ".join(f"{{{name}}}" for name in names)
+        options = " ".join(f"--sweep {name}=VALUE,VALUE" for name in names)
+        yield (
+            f"command holds {held}, which no sweep gives a value, so that the program gets the braces as they are; to "
+            f"try several values, add {options}"
+        )
 
 
 # The fields that the batch plan and the data depend on, and one below them that changes neither.
