@@ -14,6 +14,7 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from hpcddp.batch.job import short_epoch
 from hpcddp.errors import UserError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
@@ -247,8 +248,8 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
         may_force = request.cluster != "local" and all(obstacle.can_force for obstacle in errors)
         raise SubmissionError("\n".join(obstacle.sentence for obstacle in errors), hint=_FORCE if may_force else None)
     # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
-    _ = request.plan
-    return tuple(obstacle.sentence for obstacle in found)
+    plan = request.plan
+    return (*(obstacle.sentence for obstacle in found), *(() if plan is None else short_epoch(plan.batch)))
 
 
 def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
