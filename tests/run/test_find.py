@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.find import NoRunError, all_runs, brief, chosen_run, find_run, token_of
+from hpcddp.run.find import NoRunError, all_runs, brief, chosen_run, find_run, run_of_job, token_of
 from hpcddp.run.index import index_directory, indexed_runs, remember, scan
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 
@@ -186,6 +186,8 @@ def test_an_element_of_a_sweep_is_named_by_a_part_of_the_sweeps_id_and_by_its_jo
         assert find_run(text, tmp_path).path == path.with_name(f"{path.name}_{element}")
     for text in ("3fa2", "50", "53", "digits"):
         assert find_run(text, tmp_path).path == path
+    found = [run_of_job(job_id, tmp_path) for job_id in ("53", "53_0", "2026")]
+    assert [run and run.path for run in found] == [path, path, None]
 
 
 def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) -> None:
