@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from itertools import pairwise
 from netrc import NetrcParseError, netrc
 from pathlib import Path
@@ -21,6 +22,7 @@ from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
 from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder, placeholders_of
+from hpcddp.jobfile.units import format_duration
 from hpcddp.packages import is_installed
 from hpcddp.run.metrics import PACKAGES
 from hpcddp.submission.allocation_checks import allocation_obstacles
@@ -102,6 +104,25 @@ def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> It
             sentence=f"resources.nodes is {spec.resources.nodes}, but this machine is one node; "
             "add --set resources.nodes=1",
             can_force=False,
+        )
+
+
+# sbatch(1), --signal: "the signal may be sent up to 60 seconds earlier than specified".
+_EARLIER = timedelta(seconds=60)
+
+
+def _early_warning(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield a time limit of which Slurm may warn the job at its start; what a command does then is not known."""
+    limit, lead = spec.resources.time_limit, spec.signal_lead
+    if cluster != "slurm" or spec.command is not None or limit is None or limit.seconds is None or lead is None:
+        return
+    earliest = lead + _EARLIER
+    if limit.seconds <= earliest.total_seconds():
+        yield Obstacle(
+            sentence=f"resources.time_limit is {limit}, and Slurm may warn the job {format_duration(earliest)} before "
+            "its end (requeue.signal_lead, and 1min earlier), so that it stops soon after its start; write a longer "
+            "limit, or requeue.signal_lead null, with which it stops by the clock",
+            certain=False,
         )
 
 
@@ -209,6 +230,7 @@ CHECKS: tuple[Check, ...] = (
     allocation_obstacles,
     _too_many_nodes,
     _no_gpu,
+    _early_warning,
     _unset_variables,
     environment_obstacles,
     container_obstacles,
