@@ -37,8 +37,8 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
 
     Args:
         text: the path of a run directory; ``last``; the id of a run, a sweep or an element of one, or a part of an id
-            that no other has; a job's name, which means its newest run; or a Slurm job id. The directory of an element
-            of a sweep that has not begun does not exist yet.
+            that no other has; a job's name, which means its newest run, or ``NAME_N``, an element of its newest sweep;
+            or a Slurm job id. The directory of an element of a sweep that has not begun does not exist yet.
         run_root: where runs live, ``<run_root>/<name>/<run_id>/``; need not exist.
 
     Raises:
@@ -86,6 +86,8 @@ def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | N
         if whole or job:
             # A rebuilt cluster uses job ids again.
             return _newest(whole or job)
+        if (element := _element_of_newest(text, runs)) is not None:
+            return element
     found = exact or _without_elements([run for run in runs if run.name.startswith(text)])
     found = found or _without_elements([run for run in runs if text in run.name])
     if len(found) > 1:
@@ -114,6 +116,13 @@ def _find_element(text: str, runs: Sequence[Path], run_root: Path) -> RunDirecto
                 if named in path.name and int(number) < len(sweep.elements):
                     return sweep.run(int(number))
     return None
+
+
+def _element_of_newest(text: str, runs: Sequence[Path]) -> RunDirectory | None:
+    """Return the element that ``NAME_N`` means, N in the newest sweep of the job NAME, or None."""
+    name, _, number = text.rpartition("_")
+    sweeps = [run for run in runs if run.parent.name == name and exists(run / MANIFEST)]
+    return find_element(f"{_newest(sweeps).path}_{number}", Path()) if sweeps else None
 
 
 def run_of_job(job_id: str, run_root: Path) -> RunDirectory | None:

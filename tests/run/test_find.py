@@ -190,6 +190,20 @@ def test_an_element_of_a_sweep_is_named_by_a_part_of_the_sweeps_id_and_by_its_jo
     assert [run and run.path for run in found] == [path, path, None]
 
 
+def test_an_element_is_named_by_its_jobs_name_in_the_newest_sweep_of_that_name(root: Path, sweep: Path) -> None:
+    newest = sweep.with_name("sweep-2")
+    (newest / "attempts").mkdir(parents=True)
+    write_sweep(Sweep(sweep_id="sweep-2", path=newest, elements=({}, {}), chunks=()))
+    for at, path in enumerate((sweep, newest)):
+        submit(root, f"digits/{path.name}", at)
+    assert find_run("digits_1", root).path == newest.with_name("sweep-2_1")
+    with pytest.raises(NoRunError):
+        find_run("digits_2", root)
+    # A job's own name comes first.
+    (root / "digits_1" / "other-8" / "attempts").mkdir(parents=True)
+    assert find_run("digits_1", root).run_id == "other-8"
+
+
 def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) -> None:
     for run in runs:
         remember(run)
