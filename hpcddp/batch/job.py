@@ -202,23 +202,18 @@ def split_notes(plan: BatchPlan, batch_norm: BatchNorm = "local") -> Iterator[st
             "batch.unit is group: the sizes of the batch count groups, and a step trains on all samples of its groups, "
             "each with the same weight; groups of different sizes make batches of different sizes."
         )
-    yield from _short_epoch(plan)
+    yield from (f"{sentence}." for sentence in short_epoch(plan))
     yield from _idle_shares(plan)
     yield from _batch_norm(plan, batch_norm)
 
 
-def _short_epoch(plan: BatchPlan) -> Iterator[str]:
-    if plan.samples is None or plan.samples >= plan.global_batch_size:
-        return
-    if plan.tail == "keep":
+def short_epoch(plan: BatchPlan) -> Iterator[str]:
+    """Yield the sentence about data that has fewer samples than one global batch, without a full stop."""
+    if plan.samples is not None and plan.samples < plan.global_batch_size:
+        step = "with all of them" if plan.tail == "keep" else "which repeats some of them"
         yield (
-            f"The training data has {counted(plan.samples, plan.unit)}, fewer than one global batch: every step trains "
-            f"on {plan.samples}, not on {plan.global_batch_size}."
-        )
-    else:
-        yield (
-            f"The training data has {counted(plan.samples, plan.unit)}, fewer than one global batch: every step "
-            f"repeats some of them to fill {plan.global_batch_size}."
+            f"global_batch_size is {plan.global_batch_size}, and the training data has "
+            f"{counted(plan.samples, plan.unit)}, so that an epoch is one step, {step}; write {plan.samples} or less"
         )
 
 

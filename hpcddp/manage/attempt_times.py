@@ -7,7 +7,6 @@ attempt has repeated or will have to repeat.
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from hpcddp.run.events import Event, newest_saved_step
 from hpcddp.run.metrics import MetricsColumns
+from hpcddp.slurm.job import moment_of
 from hpcddp.stop.reasons import Cause
 
 
@@ -43,7 +43,6 @@ class Phase(StrEnum):
 
 
 ON_NODES: Final = tuple(phase for phase in Phase if phase is not Phase.QUEUE)
-_SUBMIT_TIME: Final = "%Y-%m-%dT%H:%M:%S"
 # A gap in the records is shown if it is at least this part of the attempt.
 _SHOWN_GAP: Final = 0.01
 
@@ -340,7 +339,7 @@ class _Part:
         if any(event.kind in {"finish", "failure"} or (event.kind == "stop") for event in events):
             return last, True
         # Slurm renews the submit time when it requeues a job, which is when the job has lost its nodes.
-        submitted = None if self._next is None else _seconds(self._next.submit_time)
+        submitted = None if self._next is None else moment_of(self._next.submit_time)
         if submitted is not None and self._next is not None and last - 1 <= submitted <= self._next.began + 1:
             return min(max(submitted, last), self._next.began), True
         return last, False
@@ -534,13 +533,6 @@ def _fact(event: Event, name: str) -> float:
     value = event.facts.get(name)
     is_duration = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
     return float(value) if is_duration and value is not None else 0.0
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return None if text is None else time.mktime(time.strptime(text, _SUBMIT_TIME))
-    except (ValueError, OverflowError):
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

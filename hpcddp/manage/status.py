@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,7 +18,7 @@ from hpcddp.run.job_records import known_hosts
 from hpcddp.run.metrics import Summary
 from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
-from hpcddp.slurm.job import JOB_STATES, JobState
+from hpcddp.slurm.job import JOB_STATES, JobState, moment_of
 from hpcddp.stop.reasons import Cause
 from hpcddp.submission.turns import waits_for_turn
 
@@ -295,7 +294,6 @@ def _status(files: RunFiles, answers: Answers, now: float) -> RunStatus:
     return RunStatus(files=files, state=state, job=queued(files, answers), now=now)
 
 
-_SLURM_TIME: Final = "%Y-%m-%dT%H:%M:%S"
 # The clocks of two hosts differ, and a controller may be slow.
 _SAME_SUBMISSION_S: Final = 300.0
 # Hosts may write the same moment in different time zones, which lie quarters of an hour apart.
@@ -365,7 +363,7 @@ def _is_same(known: Job, job: QueuedJob) -> bool:
         return later or _same_time(start.submit_time, job.submit_time)
     if known.submitted is None:
         return True
-    submitted = _seconds(job.submit_time)
+    submitted = moment_of(job.submit_time)
     if submitted is None:
         return True
     early = submitted < known.submitted - _SAME_SUBMISSION_S
@@ -376,18 +374,11 @@ def _is_same(known: Job, job: QueuedJob) -> bool:
 def _same_time(one: str, other: str) -> bool:
     if one == other:
         return True
-    first, second = _seconds(one), _seconds(other)
+    first, second = moment_of(one), moment_of(other)
     if first is None or second is None:
         return True
     apart = abs(first - second)
     return apart <= _FARTHEST_ZONES_S and apart % _ZONES_APART_S == 0
-
-
-def _seconds(text: str) -> float | None:
-    try:
-        return time.mktime(time.strptime(text, _SLURM_TIME))
-    except ValueError:
-        return None
 
 
 def _with_job(files: RunFiles, job: QueuedJob) -> State:

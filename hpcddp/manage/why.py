@@ -20,6 +20,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import RECENT_BYTES, Event, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, ranks_without_record, read_failures
 from hpcddp.run.files import read_tail
+from hpcddp.run.find import run_of_job
 from hpcddp.run.result import Result, resume_command
 from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import element_id
@@ -30,6 +31,9 @@ _WAITS: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})
 _HISTORY_LINES: Final = 6
 _TAIL_BYTES: Final = 4096
 _GROUPS_SHOWN: Final = 4
+_JOBS_SHOWN: Final = 4
+# squeue(1), DEPENDENCY: afterok:12(unfulfilled),afterany:14_*(unfulfilled).
+_DEPENDS_ON: Final = re.compile(r":([0-9]+(?:_[0-9]+)?)", re.ASCII)
 # After these the same run would fail in the same way again.
 _LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.NO_PROGRESS, ExitCode.HANG})
 _CAUSES: Final[Mapping[str, str]] = MappingProxyType(
@@ -133,7 +137,7 @@ def _explained(status: RunStatus, priority: str | None, called: str, *, unanswer
 
 
 def _waits(status: RunStatus, job: QueuedJob, priority: str | None, called: str) -> Answer:
-    found = waiting(job.reason, job_id=job.job_id, run=called)
+    found = waiting(job.reason, job_id=job.job_id, run=called, on=_depends_on(status.run, job.dependency))
     what = {State.REQUEUED: "waits to run again", State.HELD: "is held"}.get(status.state, "waits to start")
     facts = [f"Slurm reason: {job.reason} (job {job.job_id})"] if job.reason != "None" else []
     if job.start_time is not None and status.state is not State.HELD:
@@ -144,6 +148,17 @@ def _waits(status: RunStatus, job: QueuedJob, priority: str | None, called: str)
     return Answer(
         status=status, why=f"it {what}, because {found.why}", facts=tuple(facts), history=history, advice=found.advice
     )
+
+
+def _depends_on(run: RunDirectory, dependency: str) -> str:
+    """Return which jobs a job depends on, and the runs that they belong to."""
+    jobs = list(dict.fromkeys(_DEPENDS_ON.findall(dependency)))
+    named = []
+    for job_id in jobs[:_JOBS_SHOWN]:
+        found = run_of_job(job_id, run.path.parent.parent)
+        named.append(f"job {job_id}" + (f" of the run {found.run_id} ({found.path.parent.name})" if found else ""))
+    more = [f"{len(jobs) - _JOBS_SHOWN} more"] if len(jobs) > _JOBS_SHOWN else []
+    return " and ".join([*named, *more]) or "another job"
 
 
 def _runs(status: RunStatus, called: str) -> Answer:
@@ -342,9 +357,9 @@ _TABLE: Final[tuple[tuple[str, str, str], ...]] = (
     ("None|WaitingForScheduling|Sched.*", "Slurm has not looked at it yet", "Wait a minute"),
     ("Priority", "jobs of higher priority come first", _WAIT),
     ("Resources", "it is at the front of the queue, and the nodes that it needs are not free yet", _WAIT),
-    ("DependencyNeverSatisfied", "the job that it depends on did not end as it had to, so it never starts",
+    ("DependencyNeverSatisfied", "{on} did not end as it had to, so it never starts",
      "Cancel it, and submit it again without that dependency: hpcddp cancel {run}"),
-    ("Dependency", "it waits for the end of another job", "Wait; to see for which: squeue --jobs={job} --format=%E"),
+    ("Dependency", "it waits for the end of {on}", "Wait"),
     ("BeginTime", "its earliest start time has not come; Slurm lets a requeued job wait, too", "Wait"),
     ("JobHeldUser", "its user holds it (scontrol hold, or sbatch --hold)", "Release it: scontrol release {job}"),
     ("JobHeldAdmin", "an administrator holds it", _ASK),
@@ -391,20 +406,20 @@ _TABLE: Final[tuple[tuple[str, str, str], ...]] = (
 _KNOWN: Final = tuple((re.compile(pattern, re.IGNORECASE), why, advice) for pattern, why, advice in _TABLE)
 
 
-def waiting(reason: str, *, job_id: str, run: str) -> Waiting:
+def waiting(reason: str, *, job_id: str, run: str, on: str = "another job") -> Waiting:
     """Return why a job waits.
 
     Args:
         reason: Slurm's reason code, with or without the details that follow some codes.
         job_id: the job.
         run: the run's name in commands.
+        on: the jobs that it depends on.
     """
     plain = reason.strip("()").replace("_", " ")
     for pattern, why, advice in _KNOWN:
         if pattern.match(plain):
-            return Waiting(
-                why=why, advice=advice.format(job=job_id, array=job_id.partition("_")[0], run=shlex.quote(run))
-            )
+            array, quoted = job_id.partition("_")[0], shlex.quote(run)
+            return Waiting(why=why.format(on=on), advice=advice.format(job=job_id, array=array, run=quoted))
     return Waiting(why=f"Slurm says {reason}", advice="See https://slurm.schedmd.com/job_reason_codes.html")
 
 

@@ -37,8 +37,8 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
 
     Args:
         text: the path of a run directory; ``last``; the id of a run, a sweep or an element of one, or a part of an id
-            that no other has; a job's name, which means its newest run; or a Slurm job id. The directory of an element
-            of a sweep that has not begun does not exist yet.
+            that no other has; a job's name, which means its newest run, or ``NAME_N``, an element of its newest sweep;
+            or a Slurm job id. The directory of an element of a sweep that has not begun does not exist yet.
         run_root: where runs live, ``<run_root>/<name>/<run_id>/``; need not exist.
 
     Raises:
@@ -82,10 +82,12 @@ def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | N
         return element
     if not exact:
         whole = [run for run in _without_elements(runs) if text in {LAST, run.parent.name}]
-        job = [run for run in runs if text in _job_ids(run)] if _JOB_ID.fullmatch(text) else []
+        job = _with_job(text, runs) if _JOB_ID.fullmatch(text) else []
         if whole or job:
             # A rebuilt cluster uses job ids again.
-            return _newest(whole or _without_elements(job))
+            return _newest(whole or job)
+        if (element := _element_of_newest(text, runs)) is not None:
+            return element
     found = exact or _without_elements([run for run in runs if run.name.startswith(text)])
     found = found or _without_elements([run for run in runs if text in run.name])
     if len(found) > 1:
@@ -114,6 +116,30 @@ def _find_element(text: str, runs: Sequence[Path], run_root: Path) -> RunDirecto
                 if named in path.name and int(number) < len(sweep.elements):
                     return sweep.run(int(number))
     return None
+
+
+def _element_of_newest(text: str, runs: Sequence[Path]) -> RunDirectory | None:
+    """Return the element that ``NAME_N`` means, N in the newest sweep of the job NAME, or None."""
+    name, _, number = text.rpartition("_")
+    sweeps = [run for run in runs if run.parent.name == name and exists(run / MANIFEST)]
+    return find_element(f"{_newest(sweeps).path}_{number}", Path()) if sweeps else None
+
+
+def run_of_job(job_id: str, run_root: Path) -> RunDirectory | None:
+    """Return the run or the sweep whose newest job this is, or None.
+
+    Args:
+        job_id: the job; an element of a job array may be one of a sweep, and then the sweep is returned.
+        run_root: where runs live; those elsewhere are found by the index.
+    """
+    for runs in (list(_runs(run_root)), _indexed()):
+        if found := _with_job(job_id, runs) or _with_job(job_id.partition("_")[0], runs):
+            return _newest(found)
+    return None
+
+
+def _with_job(job_id: str, runs: Sequence[Path]) -> list[Path]:
+    return _without_elements([run for run in runs if job_id in _job_ids(run)])
 
 
 def _job_ids(path: Path) -> Iterator[str]:

@@ -46,7 +46,7 @@ class Result(Record):
         steps: optimizer steps of a built-in training that has finished.
         val_accuracy: its accuracy, from 0 to 1.
         world_size: ranks of the last attempt.
-        wall_s: how long it took, in seconds.
+        wall_s: how long it ran, in seconds, without the time between attempts.
         facts: what else is known, by name.
     """
 

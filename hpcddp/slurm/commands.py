@@ -19,7 +19,7 @@ from hpcddp.errors import HpcddpError, UserError
 # Only fields that Slurm writes itself, none that users write. Without a width, squeue cuts values after 20 characters.
 _FIELDS: Final = (
     ("JobArrayID", 40), ("State", 24), ("RestartCnt", 8), ("SubmitTime", 24), ("StartTime", 24), ("TimeUsed", 24),
-    ("TimeLimit", 24), ("NumNodes", 8), ("NodeList", 300), ("Reason", 300),
+    ("TimeLimit", 24), ("NumNodes", 8), ("NodeList", 300), ("Dependency", 300), ("Reason", 300),
 )  # fmt: skip
 FORMAT: Final = ",".join(f"{name}:{width}|" for name, width in _FIELDS)
 """The value of ``--Format``; every field ends with a bar (squeue(1), 22.05)."""
@@ -42,6 +42,8 @@ class QueuedJob:
         limit_s: its time limit in seconds; None without one.
         nodes: how many nodes it has or requests.
         node_list: their names as Slurm writes them; empty before its start.
+        dependency: the jobs that it waits for, such as ``afterok:12(unfulfilled),afterany:14_*(unfulfilled)``; empty
+            where there are none.
         reason: why it is pending, or why it ended.
     """
 
@@ -54,6 +56,7 @@ class QueuedJob:
     limit_s: int | None = None
     nodes: int = 0
     node_list: str = ""
+    dependency: str = ""
     reason: str = "None"
 
 
@@ -65,7 +68,7 @@ def parse_queue(answer: str) -> list[QueuedJob]:
 
 
 def _job(row: list[str]) -> QueuedJob:
-    job_id, state, restarts, submitted, start, used, limit, nodes, node_list, reason = row
+    job_id, state, restarts, submitted, start, used, limit, nodes, node_list, dependency, reason = row
     return QueuedJob(
         job_id=job_id,
         state=state,
@@ -76,6 +79,7 @@ def _job(row: list[str]) -> QueuedJob:
         limit_s=seconds_in(limit),
         nodes=int(nodes) if nodes.isdecimal() else 0,
         node_list="" if node_list in _NO_TIMES else node_list,
+        dependency="" if dependency in _NO_TIMES else dependency,
         reason=reason,
     )
 

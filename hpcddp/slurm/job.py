@@ -201,6 +201,14 @@ def cause_of(
     return Cause.TIME_LIMIT if warned else Cause.UNKNOWN
 
 
+def moment_of(text: str | None) -> float | None:
+    """Return a time that Slurm writes, such as SubmitTime, in seconds since the epoch; None if it is no time."""
+    try:
+        return None if text is None else time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
 def end_time_of(job: Mapping[str, str] | None, environment: Mapping[str, str], *, now: float) -> float | None:
     """Return when a job's time is over, in seconds since the epoch; None without a limit, or if unknown.
 

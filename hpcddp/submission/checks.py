@@ -9,17 +9,20 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from itertools import pairwise
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from hpcddp.batch.job import short_epoch
 from hpcddp.errors import UserError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
-from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder
+from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder, placeholders_of
+from hpcddp.jobfile.units import format_duration
 from hpcddp.packages import is_installed
 from hpcddp.run.metrics import PACKAGES
 from hpcddp.submission.allocation_checks import allocation_obstacles
@@ -101,6 +104,25 @@ def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> It
             sentence=f"resources.nodes is {spec.resources.nodes}, but this machine is one node; "
             "add --set resources.nodes=1",
             can_force=False,
+        )
+
+
+# sbatch(1), --signal: "the signal may be sent up to 60 seconds earlier than specified".
+_EARLIER = timedelta(seconds=60)
+
+
+def _early_warning(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield a time limit of which Slurm may warn the job at its start; what a command does then is not known."""
+    limit, lead = spec.resources.time_limit, spec.signal_lead
+    if cluster != "slurm" or spec.command is not None or limit is None or limit.seconds is None or lead is None:
+        return
+    earliest = lead + _EARLIER
+    if limit.seconds <= earliest.total_seconds():
+        yield Obstacle(
+            sentence=f"resources.time_limit is {limit}, and Slurm may warn the job {format_duration(earliest)} before "
+            "its end (requeue.signal_lead, and 1min earlier), so that it stops soon after its start; write a longer "
+            "limit, or requeue.signal_lead null, with which it stops by the clock",
+            certain=False,
         )
 
 
@@ -208,6 +230,7 @@ CHECKS: tuple[Check, ...] = (
     allocation_obstacles,
     _too_many_nodes,
     _no_gpu,
+    _early_warning,
     _unset_variables,
     environment_obstacles,
     container_obstacles,
@@ -247,8 +270,28 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
         may_force = request.cluster != "local" and all(obstacle.can_force for obstacle in errors)
         raise SubmissionError("\n".join(obstacle.sentence for obstacle in errors), hint=_FORCE if may_force else None)
     # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
-    _ = request.plan
-    return tuple(obstacle.sentence for obstacle in found)
+    plan = request.plan
+    return (*(obstacle.sentence for obstacle in found), *(() if plan is None else short_epoch(plan.batch)))
+
+
+def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
+    """Yield a sentence about placeholders in the command of a new run that no sweep fills.
+
+    ``${name}`` is a variable, and the code after ``python -c`` has braces of its own. The command of an element that is
+    resumed has its values, and its braces are meant.
+    """
+    words, table = request.job.spec.command or (), request.sweep_table
+    if request.run.path.exists() or any(map(is_placeholder, table.keys if table else ())):
+        return
+    is_python = bool(words) and PYTHON.fullmatch(Path(words[0]).name) is not None
+    texts = [word.replace("${", "") for before, word in pairwise(words) if not (is_python and before == "-c")]
+    if names := sorted(placeholders_of(texts)):
+        held = " and ".join(f"{{{name}}}" for name in names)
+        options = " ".join(f"--sweep {name}=VALUE,VALUE" for name in names)
+        yield (
+            f"command holds {held}, which no sweep gives a value, so that the program gets the braces as they are; to "
+            f"try several values, add {options}"
+        )
 
 
 # The fields that the batch plan and the data depend on, and one below them that changes neither.

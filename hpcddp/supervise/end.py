@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from hpcddp.errors import HpcddpError, write_message
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import EventKind, append_event, newest_saved_step, read_events
+from hpcddp.run.events import Event, EventKind, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import describe_failure, failure_sentence
-from hpcddp.run.job_records import ProgramEnd, read_start
+from hpcddp.run.job_records import ProgramEnd, Start, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import (
     BY_USER,
@@ -27,6 +28,7 @@ from hpcddp.run.result import (
     why_it_stopped,
     write_result,
 )
+from hpcddp.slurm.job import moment_of
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise import slurm_requeue as requeuing
 from hpcddp.supervise.attempt_facts import AttemptFacts
@@ -175,14 +177,30 @@ def _conclude_program(attempt_facts: AttemptFacts, program: ProgramEnd) -> None:
 
 
 def _wall_s(attempt: AttemptDirectory) -> float | None:
-    """Return how long the attempts of a run took, from the first start until now, in seconds; None if unreadable."""
+    """Return how long the attempts of a run took together, until now, in seconds; None if that is unreadable."""
+    run, now = attempt.run, time.time()
     try:
-        first, now = read_start(attempt.run.attempt(0)), time.time()
+        events = read_events(run.events)
+        read = [read_start(run.attempt(number)) for number in range(attempt.number + 1)]
     except RecordError as error:
         # The run has finished nevertheless.
         write_message(error.message)
         return None
-    return 0.0 if first is None else round(now - first.time, 3)
+    starts = [start for start in read if start is not None]
+    ends = [_ended(first, following, events) for first, following in pairwise(starts)]
+    return round(sum(ended - start.time for start, ended in zip(starts, [*ends, now], strict=False)), 3)
+
+
+def _ended(start: Start, following: Start, events: Sequence[Event]) -> float:
+    """Return when the attempt between two starts ended, in seconds since the epoch."""
+    own = [event for event in events if start.time <= event.time < following.time and event.kind != "resume"]
+    recorded = next((event.time for event in own if event.kind in {"requeue", "stop", "failure"}), None)
+    if recorded is not None:
+        return recorded
+    last = max([start.time, *(event.time for event in own)])
+    # Slurm renews the submit time when it requeues a job.
+    requeued = moment_of(following.submit_time)
+    return requeued if requeued is not None and last <= requeued <= following.time else last
 
 
 def _finish(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:

@@ -16,13 +16,13 @@ def test_a_plan_with_large_shares_needs_no_note() -> None:
     assert notes(global_batch_size=256, world_size=3, samples=1_281_167, max_per_device_batch_size=32) == []
 
 
-def test_data_smaller_than_a_batch_are_noted() -> None:
-    assert notes(global_batch_size=100, world_size=2, samples=40) == [
-        "The training data has 40 samples, fewer than one global batch: every step trains on 40, not on 100."
-    ]
-    assert notes(global_batch_size=100, world_size=2, samples=40, tail="wrap") == [
-        "The training data has 40 samples, fewer than one global batch: every step repeats some of them to fill 100."
-    ]
+@pytest.mark.parametrize(("tail", "step"), [("keep", "with all of them"), ("wrap", "which repeats some of them")])
+def test_data_smaller_than_a_batch_are_noted(tail: str, step: str) -> None:
+    (note,) = notes(global_batch_size=100, world_size=2, samples=40, tail=tail)
+    assert note == (
+        "global_batch_size is 100, and the training data has 40 samples, so that an epoch is one step, "
+        f"{step}; write 40 or less."
+    )
 
 
 def test_micro_steps_that_are_always_empty_are_noted() -> None:

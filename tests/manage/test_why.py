@@ -87,6 +87,21 @@ def test_a_waiting_run_says_why_when_and_what_to_do(made: FakeRun) -> None:
     ]
 
 
+def test_a_run_that_waits_for_others_names_them(made: FakeRun, tmp_path: Path) -> None:
+    make(tmp_path, "run-0", "first").submitted("8")
+    made.submitted()
+    dependency = "afterok:8(unfulfilled),afterany:99_*(unfulfilled)"
+    job = queued(state="PENDING", reason="Dependency", dependency=dependency)
+    assert why(made, job).why == (
+        "it waits to start, because it waits for the end of job 8 of the run run-0 (first) and job 99"
+    )
+    assert why(made, job).advice == "Wait"
+    job = queued(state="PENDING", reason="DependencyNeverSatisfied", dependency="afterok:8(failed)")
+    assert why(made, job).why == (
+        "it waits to start, because job 8 of the run run-0 (first) did not end as it had to, so it never starts"
+    )
+
+
 def test_a_held_run_has_no_start_to_expect(made: FakeRun) -> None:
     job = queued(state="PENDING", reason="JobHeldUser", start_time="2026-11-22T08:00:00")
     answer = why(made.submitted(), job)

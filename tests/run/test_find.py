@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.find import NoRunError, all_runs, brief, chosen_run, find_run, token_of
+from hpcddp.run.find import NoRunError, all_runs, brief, chosen_run, find_run, run_of_job, token_of
 from hpcddp.run.index import index_directory, indexed_runs, remember, scan
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 
@@ -186,6 +186,22 @@ def test_an_element_of_a_sweep_is_named_by_a_part_of_the_sweeps_id_and_by_its_jo
         assert find_run(text, tmp_path).path == path.with_name(f"{path.name}_{element}")
     for text in ("3fa2", "50", "53", "digits"):
         assert find_run(text, tmp_path).path == path
+    found = [run_of_job(job_id, tmp_path) for job_id in ("53", "53_0", "2026")]
+    assert [run and run.path for run in found] == [path, path, None]
+
+
+def test_an_element_is_named_by_its_jobs_name_in_the_newest_sweep_of_that_name(root: Path, sweep: Path) -> None:
+    newest = sweep.with_name("sweep-2")
+    (newest / "attempts").mkdir(parents=True)
+    write_sweep(Sweep(sweep_id="sweep-2", path=newest, elements=({}, {}), chunks=()))
+    for at, path in enumerate((sweep, newest)):
+        submit(root, f"digits/{path.name}", at)
+    assert find_run("digits_1", root).path == newest.with_name("sweep-2_1")
+    with pytest.raises(NoRunError):
+        find_run("digits_2", root)
+    # A job's own name comes first.
+    (root / "digits_1" / "other-8" / "attempts").mkdir(parents=True)
+    assert find_run("digits_1", root).run_id == "other-8"
 
 
 def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) -> None:

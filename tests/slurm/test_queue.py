@@ -12,9 +12,9 @@ from tests.slurm.programs import program
 
 # As printed by Slurm 22.05.8, widths shortened.
 PRINTED = """\
-2_3  |CANCELLED |0  |2026-11-21T15:45:43 |2026-11-21T15:48:44 |0:29 |UNLIMITED |3 |n[1-3]|None |
-12   |PENDING   |1  |2026-11-21T15:45:43 |N/A                 |0:00 |20:00     |4 |      |(ReqNodeNotAvail, x|y) |
-8    |RUNNING   |0  |2026-11-21T16:00:31 |2026-11-21T16:00:33 |1-02:03:04 |365-00:00:00 |1 |n1|None |
+2_3  |CANCELLED |0  |2026-11-21T15:45:43 |2026-11-21T15:48:44 |0:29 |UNLIMITED |3 |n[1-3]|(null) |None |
+12   |PENDING   |1  |2026-11-21T15:45:43 |N/A |0:00 |20:00 |4 |      |afterok:8(unfulfilled) |(ReqNodeNotAvail, x|y) |
+8    |RUNNING   |0  |2026-11-21T16:00:31 |2026-11-21T16:00:33 |1-02:03:04 |365-00:00:00 |1 |n1|(null) |None |
 squeue: a site's own word
 """
 
@@ -26,6 +26,7 @@ def test_every_field_is_read_and_other_lines_are_skipped() -> None:
         limit_s=None, nodes=3, node_list="n[1-3]", reason="None",
     )  # fmt: skip
     assert (waiting.restarts, waiting.start_time, waiting.limit_s, waiting.node_list) == (1, None, 1200, "")
+    assert (array.dependency, waiting.dependency) == ("", "afterok:8(unfulfilled)")
     assert waiting.reason == "(ReqNodeNotAvail, x|y)"
     assert (running.used_s, running.limit_s) == (93784, 31536000)
 

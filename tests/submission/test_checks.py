@@ -114,3 +114,23 @@ def test_torchrun_that_knows_of_one_task_only_is_refused_in_several(words: list[
         with pytest.raises(SubmissionError, match=refusal):
             checked(4, *options)
     assert (checked(1), checked(4, "--nnodes=4")) == ((), ())
+
+
+@pytest.mark.parametrize(("limit", "earliest"), [("1min", "90s"), ("2min", "2min"), ("3min", "3min")])
+def test_a_time_limit_that_slurm_may_warn_about_at_once_is_told(here: Path, limit: str, earliest: str) -> None:
+    resources = {"time_limit": limit}
+    (note,) = warnings_of(here, {}, resources=resources)
+    assert note == (
+        f"resources.time_limit is 00:0{limit[0]}:00, and Slurm may warn the job {earliest} before its end "
+        "(requeue.signal_lead, and 1min earlier), so that it stops soon after its start; write a longer limit, or "
+        "requeue.signal_lead null, with which it stops by the clock"
+    )
+    program(here, "train")
+    assert warnings_of(here, {}, train=None, command=("train",), resources=resources) == []
+    assert warnings_of(here, {}, "local", resources={**resources, "tasks_per_node": 1}) == []
+
+
+def test_a_time_limit_that_leaves_time_before_the_warning_is_not_told(here: Path) -> None:
+    assert warnings_of(here, {}, resources={"time_limit": "4min"}) == []
+    assert warnings_of(here, {}, resources={"time_limit": "2min"}, requeue={"signal_lead": "10s"}) == []
+    assert warnings_of(here, {}, resources={"time_limit": "1min"}, requeue={"signal_lead": None}) == []

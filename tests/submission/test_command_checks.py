@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.submission.checks import check_submittable
+from hpcddp.jobfile.overrides import sweep_overrides
+from hpcddp.jobfile.read import load_job
+from hpcddp.submission.checks import check_submittable, unfilled_placeholders
 from hpcddp.submission.request import SubmissionError
+from hpcddp.submission.submit import prepare
 from tests.submission.requests import request_of
 
 
@@ -58,3 +61,37 @@ def test_shell_lines_may_lead_to_the_script() -> None:
 )
 def test_what_is_no_missing_script_is_not_told(words: tuple[str, ...]) -> None:
     assert notes(*words) == ()
+
+
+def placeholder_notes(*command: str, axis: str | None = None) -> list[str]:
+    sweep = sweep_overrides([axis], None, None) if axis else []
+    return list(unfilled_placeholders(request_of(load_job({"name": "a", "command": list(command)}, options=sweep))))
+
+
+@pytest.mark.parametrize("axis", [None, "environment.env.LR=1,2"])
+def test_placeholders_that_no_sweep_fills_are_told(axis: str | None) -> None:
+    (note,) = placeholder_notes("python", "train.py", "--lr={lr}", "--seed", "{seed}", "--again={lr}", axis=axis)
+    assert note == (
+        "command holds {lr} and {seed}, which no sweep gives a value, so that the program gets the braces as they "
+        "are; to try several values, add --sweep lr=VALUE,VALUE --sweep seed=VALUE,VALUE"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("python", "train.py", '{"lr": 0.1}', "{}", "{print $1}", "{a,b}", "${lr}", "{{lr}}"),
+        ("python", "-c", "print(f'{lr}')"),
+    ],
+)
+def test_other_braces_are_not_told(words: tuple[str, ...]) -> None:
+    assert placeholder_notes(*words) == []
+
+
+def test_placeholders_that_a_sweep_fills_are_not_told() -> None:
+    assert placeholder_notes("python", "train.py", "--lr={lr}{{lr}}", axis="lr=1,2") == []
+    spec = JobSpec.model_validate({"name": "a", "command": ["python", "train.py", "{lr}"]})
+    assert prepare(request_of(spec, cluster="local", environment={"PATH": str(Path.cwd())})).notes
+    (Path.cwd() / "runs" / "a" / "r1").mkdir(parents=True)
+    # The command of an element that is resumed.
+    assert not list(unfilled_placeholders(request_of(spec)))

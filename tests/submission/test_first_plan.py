@@ -11,6 +11,7 @@ import pytest
 from hpcddp.batch.job import JobPlan
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.submission import request as request_module
+from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.request import first_plan
 from hpcddp.submission.submit import submit
 from tests.submission.fake_sbatch import make_fake_slurm
@@ -46,3 +47,16 @@ def test_a_submission_computes_its_plan_once_and_writes_it(tmp_path: Path, monke
     run = submit(request_of(JobSpec.model_validate(document), environment=slurm.environment())).run
     assert len(planned) == 1
     assert json.loads(run.plan.read_text())["global_batch_size"] == 8
+
+
+def test_a_global_batch_larger_than_the_data_is_told_at_the_submission() -> None:
+    document = {
+        "name": "demo",
+        "batch": {"global_batch_size": 4096},
+        "train": {"model": "resnet18", "dataset": "digits"},
+    }
+    (note,) = check_submittable(request_of(JobSpec.model_validate(document), cluster="local"))
+    assert note == (
+        "global_batch_size is 4096, and the training data has 1,437 samples, so that an epoch is one step, with all "
+        "of them; write 1437 or less"
+    )

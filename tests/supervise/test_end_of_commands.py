@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from hpcddp.run.events import Event, EventKind, append_event, read_events
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import write_json
-from hpcddp.run.job_records import ProgramExit, StopNotice, write_exit
+from hpcddp.run.job_records import ProgramExit, Start, StopNotice, read_start, write_exit, write_start
 from hpcddp.supervise.begin import BudgetError
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
 from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Scenario
@@ -63,6 +65,31 @@ def test_a_command_that_ended_well_has_finished(command: Command, slurm: FakeSlu
     assert command.result is not None
     assert (command.result["status"], command.result["world_size"]) == ("finished", 2)
     assert command.events()[-1] == ("finish", None)
+
+
+@pytest.mark.parametrize("end", ["requeue", "stop", "failure", "slurm", "none"])
+def test_the_time_of_a_command_is_that_of_its_attempts(command: Command, end: str) -> None:
+    run, ended = command.attempt.run, 1_000_000.0
+    first = replace(cast("Start", read_start(run.attempt(0))), time=ended - 5000)
+    write_start(run.attempt(0), first)
+    append_event(run.events, kind="train", time=ended - 4000, attempt=0)
+    if end in {"requeue", "stop", "failure"}:
+        append_event(run.events, kind=cast("EventKind", end), time=ended, attempt=0)
+        # The run is cancelled while it waits, and resumed.
+        append_event(run.events, kind="stop", time=ended + 9000, attempt=0)
+        append_event(run.events, kind="resume", time=ended + 9000, attempt=0)
+    began = time.time() - 3000
+    requeued = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(ended)) if end == "slurm" else None
+    run.attempt(1).path.mkdir()
+    write_start(run.attempt(1), replace(first, time=began, submit_time=requeued))
+    append_event(run.events, kind="requeue", time=began, attempt=0)
+    command.attempt = run.attempt(1)
+    command.leave(0, 0)
+    command.end()
+    assert command.result is not None
+    # If nothing says when it ended, the last event counts.
+    expected = 1000 if end == "none" else 5000
+    assert expected + 3000 <= command.result["wall_s"] < expected + 9000
 
 
 @pytest.mark.parametrize("codes", [(0, 0), (1, 143), (-15, -15), (75, 0), (3,)])
