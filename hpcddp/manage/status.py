@@ -424,7 +424,7 @@ def _state_of_live_job(files: RunFiles) -> State:
 
 def _trains(files: RunFiles) -> bool:
     """Return whether the newest attempt has begun its work."""
-    # A program of the user's own has no number of steps, and emits no event at its start.
+    # A program of the user's own has no number of steps, and its start may lie before the events that were read.
     if files.of_attempt("train") or (files.met and files.total_steps is None):
         return True
     # The first events of a long run may lie before the part that was read.

@@ -256,10 +256,10 @@ def turns_of(sweep: Sweep) -> Turns:
     return Turns(directory=sweep.path, count=read_job_file(sweep.directory).max_parallel or 1)
 
 
-def write_run(run: RunDirectory, job: PreparedJob) -> None:
-    """Write the resolved job, its batch plan and its script into a run directory."""
+def write_run(run: RunDirectory, job: PreparedJob, *, total_steps: int | None = None) -> None:
+    """Write the resolved job, its batch plan and its script into a run directory; arguments as ``write_plan``."""
     write_text(run.job_file, job.request.job_text)
-    write_plan(run, job.request.plan)
+    write_plan(run, job.request.plan, total_steps=total_steps)
     write_text(run.script, job.script)
 
 

@@ -116,14 +116,16 @@ def begin(
         _refuse_second_job(run, start)
         if has_finished(run):
             return ""
-        previous = newest_start(run)
-        _keep_job_file(run, job_text)
+        previous, spec = newest_start(run), parse_resolved(job_text)
+        # The job may have moved to other resources, never to other training.
+        refuse_another_training(run, spec)
+        write_text(run.job_file, job_text)
         if run_id is None:
             _link_log(run)
         if of_sweep is not None:
             complete_directory(of_sweep, start.job_id or "", environment.get(PICKLE_DIGEST))
         if previous is not None:
-            _record_requeue_and_check_budgets(run, previous, start, parse_resolved(job_text))
+            _record_requeue_and_check_budgets(run, previous, start, spec)
         # A result is written when a run has ended for good; this one is being continued.
         run.result.unlink(missing_ok=True)
         return str(_create_attempt(run, start).path)
@@ -302,12 +304,6 @@ def _derived_run_id(environment: Mapping[str, str]) -> str:
         raise UserError("this script was rendered for sbatch; run it with sbatch, or use hpcddp submit --cluster local")
     cluster = re.sub(r"[^A-Za-z0-9._-]", "-", environment.get("SLURM_CLUSTER_NAME") or "cluster")
     return f"{cluster}-{job_id}"
-
-
-def _keep_job_file(run: RunDirectory, text: str) -> None:
-    """Write the resolved job of the newest attempt: it may have moved to other resources, never to other training."""
-    refuse_another_training(run, parse_resolved(text))
-    write_text(run.job_file, text)
 
 
 def _create_attempt(run: RunDirectory, start: Start) -> AttemptDirectory:

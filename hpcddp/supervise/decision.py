@@ -237,7 +237,7 @@ def spent_of(events: Sequence[Event]) -> Spent:
             counts, idle = dict.fromkeys(_FIELDS, 0), 0
         elif kind == "start":
             idle += 1
-        elif kind == "save" and event.reason != "failed" and (event.step or 0) > newest_step:
+        elif kind == "save" and (event.step or 0) > newest_step:
             newest_step, idle = event.step or 0, 0
         elif kind == "progress":
             idle = 0
