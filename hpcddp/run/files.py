@@ -236,9 +236,9 @@ def trusted_users() -> set[int]:
 def user_name() -> str:
     """Return the name of this process's user; its number if it has no name, as in some containers."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        return str(os.getuid())
+        return str(os.geteuid())
 
 
 class NotRegularError(OSError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import HpcddpError, UserError
-from hpcddp.run.files import write_text
+from hpcddp.run.files import user_name, write_text
 from hpcddp.sandbox import cgroups, configuration, daemon_manager, network, processes, programs, state
 from hpcddp.sandbox import request as requests
 from hpcddp.sandbox.configuration import PARTITIONS, Cluster, Node
@@ -174,7 +174,7 @@ def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
     nodes = tuple(Node(name=name, address=at, port=on) for name, (at, on) in zip(names, places, strict=True))
     cluster = Cluster(
         directory=request.directory,
-        user=requests.user_name() or "",
+        user=user_name(),
         controller_host=host,
         controller_address=address,
         controller_port=port,

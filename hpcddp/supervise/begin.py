@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +34,7 @@ from hpcddp.run.result import Result, has_finished, resume_command, write_result
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
+from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import complete_directory, element_of
 from hpcddp.supervise.attempt_facts import limits_of
@@ -214,7 +214,7 @@ def _observe(
         job_id=job_id or environment.get("HPCDDP_LOCAL_JOB_ID"),
         restart_count=_restart_count(environment) if job_id else 0,
         submit_time=job.get("SubmitTime") if job else None,
-        host=environment.get("SLURMD_NODENAME") or socket.gethostname(),
+        host=own_host(environment),
         token=secrets.token_hex(16),
         time=now,
         end_time=end_time_of(ask_slurm(allocation) if allocation else job, environment, now=now),

@@ -40,9 +40,7 @@ def made(tmp_path: Path) -> FakeRun:
     return made
 
 
-def follow(
-    made: FakeRun, *ranks: int, message: str = CLOSED, kind: str = "RuntimeError", at: float = 29
-) -> None:
+def follow(made: FakeRun, *ranks: int, message: str = CLOSED, kind: str = "RuntimeError", at: float = 29) -> None:
     """Ranks fail because another one has; their clocks may be behind."""
     for rank in ranks:
         made.failed(rank, secondary=True, message=message, kind=kind, exit_code=71, at=at, step=20)

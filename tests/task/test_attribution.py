@@ -9,9 +9,10 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.failure import read_failures
+from hpcddp.slurm.rank_env import own_host, own_rank
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, peer_failure_record, save_failure
-from hpcddp.task.process_state import ProcessState, own_host, own_rank
+from hpcddp.task.process_state import ProcessState
 from hpcddp.task.rendezvous import PeerFailedError
 from hpcddp.train.errors import DataError, UserCodeError
 

@@ -21,6 +21,7 @@ from hpcddp import __version__
 from hpcddp.doctor.install.machine import ask_torch, measure
 from hpcddp.packages import is_installed
 from hpcddp.slurm.hostlist import expand
+from hpcddp.slurm.rank_env import own_host, own_rank
 from hpcddp.task.rendezvous import interface_of, reachable_addresses
 
 MARK: Final = "hpcddp-doctor: "
@@ -36,7 +37,7 @@ def node_file(task: int) -> str:
 
 def main() -> int:
     """Answer the login node's questions about this node."""
-    task, host = int(os.environ["SLURM_PROCID"]), os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    task, host = own_rank(os.environ), own_host(os.environ)
     server = socket.create_server(("", 0), backlog=64)
     threading.Thread(target=_serve, args=(server, host), daemon=True).start()
     others = [name for name in expand(os.environ["SLURM_STEP_NODELIST"]) if name != host]
