@@ -349,7 +349,7 @@ def _state_of_job(files: RunFiles, answers: Answers) -> State:
 
 
 def queued(files: RunFiles, answers: Answers) -> QueuedJob | None:
-    """Return what Slurm says of a run's job, or None if it has forgotten it, or uses its id for another one."""
+    """Return what Slurm says of a run's job, or None if it has no record of it, or uses its id for another one."""
     if files.job is None or files.job.local or answers.jobs is None:
         return None
     job = answers.jobs.get(files.job.job_id)

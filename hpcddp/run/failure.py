@@ -333,7 +333,7 @@ def first_to_end(attempt: AttemptDirectory, ranks: Collection[int]) -> list[int]
 def cause_in_log(attempt: AttemptDirectory) -> Cause | None:
     """Return why Slurm ended the job of an attempt, as slurmstepd says it in the batch log; None if it does not.
 
-    slurmctld forgets a preemption as soon as it requeues the job. Where there is no grace time, only this
+    slurmctld clears PreemptTime as soon as it requeues the job. Where there is no grace time, only this
     distinguishes it from a requeue by a person.
 
     Args:

@@ -54,7 +54,7 @@ def publish(
         The checkpoint. If a valid one of the same step is there already, that one.
 
     Raises:
-        OSError: the disk is full, read-only or gone; no trace is left where that can be had.
+        OSError: the disk is full, read-only or missing; nothing is left of it, where possible.
         FencedError: from ``may_publish``.
     """
     faults.inject("save.begin", step=manifest.step)
@@ -173,21 +173,21 @@ def prune(directory: Path, *, keep: int, newest: Path, attempt: int) -> None:
     for path in list_checkpoints(directory)[keep:]:
         if path not in kept:
             _remove(path)
-    sweep(directory, attempt=attempt)
+    remove_unfinished(directory, attempt=attempt)
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; while that takes its time nobody takes it for one."""
-    doomed = path.with_name(temporary_name(step_of(path) or 0, 0))
-    path.rename(doomed)
-    shutil.rmtree(doomed)
+    """Remove a checkpoint, under a temporary name, so that no reader finds a part of it."""
+    temporary = path.with_name(temporary_name(step_of(path) or 0, 0))
+    path.rename(temporary)
+    shutil.rmtree(temporary)
 
 
-def sweep(directory: Path, *, attempt: int) -> None:
+def remove_unfinished(directory: Path, *, attempt: int) -> None:
     """Remove what earlier attempts left half written, or are still writing. Call it while this one writes nothing.
 
-    A new attempt does so before it looks for a checkpoint. An old one that is still alive between its last look at the
-    lease and its rename then has nothing left to rename: what it publishes is there before the look, or never.
+    A new attempt does so before it looks for a checkpoint. An old one that still runs, between its last check of the
+    ownership and its rename, then has nothing left to rename: what it publishes is there before the look, or never.
 
     Raises:
         OSError: the directory cannot be read, or something in it cannot be renamed.
@@ -199,5 +199,5 @@ def sweep(directory: Path, *, attempt: int) -> None:
         if by is not None and by < attempt:
             # The rename is what counts, and cannot be half done. The other one may be faster at removing it.
             with suppress(FileNotFoundError):
-                doomed = path.rename(path.with_name(temporary_name(0, 0)))
-                shutil.rmtree(doomed, ignore_errors=True)
+                temporary = path.rename(path.with_name(temporary_name(0, 0)))
+                shutil.rmtree(temporary, ignore_errors=True)

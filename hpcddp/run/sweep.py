@@ -18,7 +18,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import create_text, exists, write_text
 from hpcddp.run.record import FORMAT, Record, RecordError, read_record
 
-MANIFEST = "sweep.json"
+SWEEP_MANIFEST = "sweep.json"
 
 
 class ManifestError(UserError):
@@ -77,7 +77,7 @@ class Sweep:
     @property
     def manifest(self) -> Path:
         """The file that holds all of this."""
-        return self.path / MANIFEST
+        return self.path / SWEEP_MANIFEST
 
     @property
     def logs(self) -> Path:
@@ -134,7 +134,7 @@ def read_sweep(directory: Path) -> Sweep | None:
     Raises:
         ManifestError: its manifest cannot be read.
     """
-    path = directory / MANIFEST
+    path = directory / SWEEP_MANIFEST
     try:
         manifest = read_record(path, SweepManifest)
     except RecordError as error:

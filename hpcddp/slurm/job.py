@@ -45,7 +45,7 @@ class JobState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended; Slurm forgets such a job after a while, or reuses its id."""
+        """Whether the job has ended; Slurm purges its record after a while, and may reuse its id."""
         return self in _ENDS
 
 

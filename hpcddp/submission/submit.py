@@ -19,7 +19,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import SweepTable, element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
-from hpcddp.run.index import remember
+from hpcddp.run.index import add_to_index
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
@@ -350,7 +350,7 @@ def submit_script(
             f"job {job.job_id} was cancelled, because {run.submission} cannot be written: {error.strerror}"
         ) from error
     if element is None:
-        remember(run)
+        add_to_index(run)
     return Submission(
         run=run,
         cluster=cluster,

@@ -77,7 +77,7 @@ class Action:
     Args:
         kind: what the supervisor does.
         exit_code: what the batch script exits with.
-        why: why the run is not restarted automatically, in words that follow "because"; empty when it is.
+        why: why the run is not requeued, in words that follow "because"; empty when it is.
     """
 
     kind: ActionKind

@@ -1,4 +1,4 @@
-"""Open and close the default process group."""
+"""The process group of a training, from its opening to its end, and what the ranks of a group share."""
 
 from __future__ import annotations
 
@@ -196,6 +196,6 @@ def refuse_without_group(environment: Mapping[str, str]) -> None:
         count = environment.get(name, "")
         if count.isdecimal() and int(count) > 1:
             raise NoGroupError(
-                f"{name} is {count}, so that {count} processes have been started, but no process group is open and "
-                "each would take itself for the only one; call torch.distributed.init_process_group first"
+                f"{name} is {count}, so that {count} processes have been started, but no process group is open, and "
+                "each would run as the only rank; call torch.distributed.init_process_group first"
             )

@@ -66,7 +66,7 @@ def test_a_rank_that_stood_still_is_the_first_cause_although_it_fails_last(
     ):
         assert (record.kind, record.secondary, record.exit_code) == ("stood_still", False, 124)
         assert record.message == (
-            "the process stood still for 262 s, and the other ranks gave it up; it was stopped, or its host was"
+            "the process did not run for 262 s, and the other ranks ended meanwhile; it was stopped, or its host was"
         )
 
 
@@ -90,7 +90,7 @@ def test_the_record_of_a_rank_that_ends_because_of_another_names_the_other(proce
             PEER_LOSS,
             [
                 f"hpcddp: rank 3 on n2 (cuda:1) failed after step 120: RuntimeError: {PEER_LOSS}",
-                "hpcddp: this rank only followed; the end of the batch log names the one that failed first",
+                "hpcddp: this rank failed as a consequence; the end of the batch log names the one that failed first",
             ],
         ),
     ],

@@ -205,7 +205,7 @@ def test_failed_save_that_is_followed_by_a_good_one_is_forgiven(training: Traini
             training.run.checkpoints.unlink()
         return 0
 
-    training.train(train__epochs=3, should_stop=repair)
+    training.train(train__epochs=3, stop_reason=repair)
     assert result(training.run.path)["status"] == "finished"
     kept = [path.name for path in list_checkpoints(training.run.checkpoints)]
     assert kept[0] == "step-000012"

@@ -242,7 +242,7 @@ def _shared(answers: Answers, hosts: Sequence[str], run_root: Path) -> Finding:
     remedy = "set run_root in hpcddp.toml or the profile to a directory that all nodes and the login node share"
     blind = [host for host, node in zip(hosts, answers.first, strict=True) if not node["login_file"]]
     if blind:
-        found = f"{', '.join(blind)} does not see in {where} what this machine wrote there"
+        found = f"{', '.join(blind)} cannot see the file that this machine wrote into {where}"
         return Finding(name="run root", verdict="error", found=found, remedy=remedy)
     refused = [(host, node["refused"]) for host, node in zip(hosts, answers.first, strict=True) if node["refused"]]
     if refused:
@@ -252,7 +252,7 @@ def _shared(answers: Answers, hosts: Sequence[str], run_root: Path) -> Finding:
     views = {"this machine": answers.seen, **{h: n["seen"] for h, n in zip(hosts, answers.last, strict=True)}}
     partial = [host for host, seen in views.items() if not set(wanted) <= set(seen)]
     if partial:
-        found = f"{', '.join(partial)} does not see in {where} what a node wrote there"
+        found = f"{', '.join(partial)} cannot see the file that a node wrote into {where}"
         return Finding(name="run root", verdict="error", found=found, remedy=remedy)
     return Finding(name="run root", verdict="ok", found=f"{', '.join(hosts)} and this machine share {where}")
 

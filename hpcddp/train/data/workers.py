@@ -41,8 +41,8 @@ class WorkerExitError(LostWorkerError):
 _workers: dict[int, tuple[int, BaseProcess]] = {}
 
 
-def remember(iterator: object) -> None:
-    """Remember the loader processes of a ``DataLoader``'s iterator, for the error if one of them ends."""
+def register_workers(iterator: object) -> None:
+    """Register the loader processes of a ``DataLoader``'s iterator, for the error if one of them ends."""
     # torch has no public name for them; without them the error names only the process id.
     processes = getattr(iterator, "_workers", [])
     for pid in [pid for pid, (_, process) in _workers.items() if not process.is_alive()]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.train import distributed
-from hpcddp.train.buffers import buffers_put_back
+from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.errors import LossError
 from hpcddp.train.losses.additive import additive_loss, sum_statistics
 from hpcddp.train.losses.ranks import agree_on_sizes, gather_shares, gather_with_grad
@@ -148,7 +148,7 @@ class _Passes(Generic[MicroBatch]):
     def first(self, run: Callable[[MicroBatch], Sequence[Tensor]]) -> list[Sequence[Tensor]]:
         """Return the results of ``run`` for all micro-batches, without gradient; running statistics are restored."""
         rows: list[Sequence[Tensor]] = []
-        with buffers_put_back(self._model):
+        with buffers_restored(self._model):
             for batch in self._micro_batches:
                 self._states.append(_RngState())
                 rows.append([tensor.detach() for tensor in run(batch)])

@@ -1,4 +1,4 @@
-"""Evaluate metrics on every validation sample exactly once, on any number of ranks (batch contract, section 7)."""
+"""Sum or gather the metrics of each validation sample once, over all ranks (batch contract, section 7)."""
 
 from __future__ import annotations
 
