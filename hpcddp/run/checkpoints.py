@@ -28,7 +28,7 @@ LATEST: Final = "latest"
 BEST: Final = "best"
 """A symbolic link to the checkpoint of the best evaluation."""
 LARGEST_MANIFEST: Final = 1 << 28
-"""Bytes; nobody writes as much, and a file of a damaged size is not read into memory."""
+"""Bytes; no writer makes one as large, and a file of a damaged size is not read into memory."""
 _CHECKSUM: Final = "sha256"
 _HEAD = re.compile(rf'\{{\n  "{_CHECKSUM}": "([0-9a-f]{{64}})",\n')
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {

@@ -16,12 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hpcddp.run.directory import times_of
 from hpcddp.run.files import append_line, lines_from
-
-
-def times_of(log: Path) -> Path:
-    """Return where the times of a log are."""
-    return log.with_suffix(".times")
 
 
 class TimestampWriter:

@@ -1,8 +1,8 @@
 """Writing checkpoints so that they are there as a whole or not at all.
 
 A checkpoint is written under a temporary name in the same directory: its files, each synced, then its manifest with
-their sizes and sha256, then a rename that fails if the name exists. A process that dies at any point of this leaves the
-checkpoints before it as they were.
+their sizes and sha256, then a rename that fails if the name exists. A process that is killed at any point of this
+leaves the checkpoints before it as they were.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _give_name(temporary: Path, target: Path, manifest: Manifest) -> Checkpoint:
 
 
 def advance_latest(directory: Path, step: int, *, may_publish: Callable[[], None]) -> None:
-    """Let ``latest`` name the checkpoint of a step, unless it names a later one that is there. Nobody relies on it.
+    """Let ``latest`` name the checkpoint of a step, unless it names a later one that is there. No reader relies on it.
 
     Raises:
         OSError: the disk cannot be written; the checkpoint is whole nevertheless.
@@ -122,8 +122,8 @@ def advance_latest(directory: Path, step: int, *, may_publish: Callable[[], None
 def point_best(directory: Path, values: Mapping[int, float], mode: Mode, *, may_publish: Callable[[], None]) -> None:
     """Let ``best`` name the checkpoint with the best value, of those that are there, in one step.
 
-    It follows from the values and the directory alone, so that a process that dies before or within it loses nothing:
-    the next call does the same.
+    It follows from the values and the directory alone, so that nothing is lost if the process is killed before or
+    within it: the next call does the same.
 
     Args:
         directory: the folder of checkpoints.

@@ -127,7 +127,7 @@ def _make_room(directory: Path) -> None:
 
 
 def _make_private(directory: Path) -> None:
-    """Make ``directory`` with mode 0700: whoever reaches the socket of munged runs jobs as the sandbox's owner."""
+    """Make ``directory`` with mode 0700: who reaches the socket of munged can run jobs as the sandbox's owner."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Another user may have created it in the meantime.
     _check_owner(directory)
@@ -373,7 +373,7 @@ def _wait_for_nodes(sandbox: Sandbox, environment: Mapping[str, str]) -> None:
 
 
 def slurm_environment(sandbox: Sandbox, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environment`` changed so that Slurm's commands speak to the sandbox."""
+    """Return ``environment`` changed so that Slurm's commands use the sandbox."""
     return {**environment, "SLURM_CONF": str(sandbox.slurm_conf)}
 
 

@@ -344,7 +344,7 @@ def submit_script(
     try:
         write_submission_record(run, record)
     except OSError as error:
-        # Nobody would know of the job.
+        # No record would name the job.
         job.cancel()
         raise SubmissionError(
             f"job {job.job_id} was cancelled, because {run.submission} cannot be written: {error.strerror}"

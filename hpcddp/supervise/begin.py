@@ -145,8 +145,8 @@ def _wait_for_directory(path: Path) -> None:
     write_message(f"{path} is not there; waiting up to {minutes} for it")
     if not wait_until(lambda: exists(path), timeout_s=PATIENCE_S, poll_s=_POLL_S):
         raise DirectoryAwayError(
-            f"{path} is not there after {minutes}, and a new one would begin the training anew; bring its file system "
-            "back, then submit the job again"
+            f"{path} is not there after {minutes}, and a new one would begin the training anew; mount its file system "
+            "again, then submit the job again"
         )
 
 
@@ -171,7 +171,7 @@ def _when_there_is_space(run: RunDirectory, claim: Callable[[], str]) -> str:
 
 def _given_up(run: RunDirectory, full: str) -> DiskFullError:
     """Return the error about a disk that stays full, and write it as the result of the run."""
-    why = f"{full}, and no space came in {PATIENCE_S / 60:g} minutes"
+    why = f"{full}, and no space became free in {PATIENCE_S / 60:g} minutes"
     number = run.newest_attempt()
     result = Result(
         status="stopped",

@@ -170,8 +170,8 @@ _ROWS: tuple[Callable[[EndFacts], Action | None], ...] = (
 )
 
 
-# What each cause is counted as. The others have no limit of their own: a lost node, what somebody else requeues, and
-# what the run's own code asks for. Attempts without progress end the run all the same.
+# What each cause is counted as. The others have no limit of their own: a lost node, a requeue by an
+# administrator, and what the run's own code asks for. Attempts without progress end the run all the same.
 _COUNTED_AS: Mapping[Cause, str] = MappingProxyType(
     {Cause.PREEMPTION: "preemptions", Cause.TIME_LIMIT: "time_limits", Cause.CRASH: "failures"}
 )

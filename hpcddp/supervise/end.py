@@ -117,7 +117,7 @@ def _decide_and_act(attempt_facts: AttemptFacts, code: int) -> Ending:
 
 
 def _give_up(attempt: AttemptDirectory, error: RecordError) -> Ending:
-    """Stop the run where a record that the decision needs is damaged: a guess could blame or requeue wrongly."""
+    """Stop the run where a record that the decision needs is damaged: a guess could requeue wrongly."""
     run = attempt.run
     if run.newest_attempt() == attempt.number:
         result = Result(

@@ -70,7 +70,7 @@ def watch(
             )
             _end(srun)
             return
-        # On the host of an interactive shell nobody ends this process but itself.
+        # On the host of an interactive shell no other process ends this one.
         pause_s = min(poll_s, max(0.0, warn_at - time.time()))
         wait_until(lambda: find(pid) != srun, timeout_s=pause_s, poll_s=min(_SRUN_POLL_S, poll_s))
 

@@ -53,7 +53,7 @@ class CauseQuery:
         self._answered.set()
 
     def answer(self) -> Cause | None:
-        """Return the cause, or None if there is no answer within two seconds; ask if nobody has asked yet."""
+        """Return the cause, or None if there is no answer within two seconds; ask if no signal has."""
         if not self._asked:
             threading.Thread(target=self.ask, kwargs={"warned": False}, daemon=True).start()
         self._answered.wait(_ANSWER_TIMEOUT_S)

@@ -180,7 +180,7 @@ def test_a_disk_that_stays_full_ends_the_start_with_one_sentence(
     assert slurm.waited == pytest.approx(600, abs=10)
     said = capsys.readouterr()
     assert said.out == ""
-    why = f"{full}, and no space came in 10 minutes"
+    why = f"{full}, and no space became free in 10 minutes"
     assert said.err.splitlines()[1:] == [
         f"hpcddp: run r1 is not started: {why}; make room, and resume: {scenario.resume}"
     ]

@@ -169,10 +169,10 @@ def test_a_rank_waits_no_longer_than_its_deadline(listener: socket.socket, pool:
         found.result()
 
 
-def test_of_many_that_prove_nothing_only_some_are_kept(
+def test_of_many_that_are_not_authenticated_only_some_are_kept(
     listener: socket.socket, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "_MOST_UNPROVEN", 5)
+    monkeypatch.setattr(exchange, "_MOST_UNAUTHENTICATED", 5)
     found = pool.submit(serve, listener, expected=1)
     connections = [socket.create_connection(("127.0.0.1", port_of(listener)), timeout=60) for _ in range(20)]
     try:

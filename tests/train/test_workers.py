@@ -75,7 +75,7 @@ def test_a_worker_ignores_what_asks_the_job_for_a_save(worker: tuple[Any, int], 
     ("signum", "sentence"),
     [
         (signal.SIGKILL, r"loader worker 0 \(pid \d+\) was ended by SIGKILL, most likely because the memory"),
-        (signal.SIGSEGV, r"loader worker 0 \(pid \d+\) was ended by SIGSEGV, which a crash in a library below Python"),
+        (signal.SIGSEGV, r"loader worker 0 \(pid \d+\) was ended by SIGSEGV, which a crash in native code"),
         (signal.SIGBUS, r"loader worker 0 \(pid \d+\) was ended by SIGBUS, most likely because /dev/shm is full"),
     ],
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """The program of ``hpcddp doctor install --on-nodes`` on each node: ``python -P -m hpcddp.doctor.install.probe``.
 
-It speaks with the login node through srun's pipes, because the run root may not be shared. srun gives each line of the
-login node to all tasks. There are two questions, and an answer before, between and after them.
+It communicates with the login node through srun's pipes, because the run root may not be shared. srun gives each line
+of the login node to all tasks. There are two questions, and an answer before, between and after them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _answer(task: int, **facts: object) -> None:
 
 
 def _serve(server: socket.socket, host: str) -> None:
-    """Send this node's name to whoever connects."""
+    """Send this node's name to each process that connects."""
     while True:
         connection, _ = server.accept()
         with connection:

@@ -307,9 +307,9 @@ class _Trial:
 
     def _refusal(self) -> UnusableError:
         """Return the error for a loss that accepts no kind."""
-        spoken = [error for _, error in self.refused if isinstance(error, NoLossError)]
-        if spoken:
-            return spoken[0]
+        without_loss = [error for _, error in self.refused if isinstance(error, NoLossError)]
+        if without_loss:
+            return without_loss[0]
         prefix = f"{self._loss.name} failed: "
         reasons = {error.message.removeprefix(prefix): kind.name for kind, error in reversed(self.refused)}
         if len(reasons) == 1:

@@ -112,7 +112,7 @@ class Batches:
             return
         self._loader = DataLoader(
             self._keyed,
-            # torch's types ask for lists of indices; it hands to the data set whatever comes.
+            # torch's types ask for lists of indices; it passes on to the data set what it gets.
             batch_sampler=cast("Iterable[list[int]]", keys),
             num_workers=workers,
             collate_fn=self._collate,

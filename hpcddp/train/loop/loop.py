@@ -161,7 +161,7 @@ class Loop:
                 # The best evaluation needs a checkpoint of its step.
                 save_reason = save_reason or "evaluation"
         if save_reason or self._save_requested:
-            self._save(save_reason or "every so often by the clock")
+            self._save(save_reason or "the interval of checkpoint.every")
         self._save_requested = False
         self._resumed_at = self._context.monotonic()
 
@@ -296,7 +296,7 @@ class Loop:
                 data_wait_s=data_wait_s,
                 forward_s=forward_s if any(forward_s) else None,
             )
-            # A report can do without; a disk that is full or gone holds nothing up.
+            # A report can do without; a disk that is full or missing does not delay the training.
             with suppress(OSError):
                 write_step_times(self._context.run.attempt(self._context.attempt), times)
 

@@ -54,7 +54,7 @@ def connect(inputs: TrackerInputs, _first_step: int | None) -> WeightsAndBiases:
         # Ids are unique within a project, where another cluster may have a run of the same id.
         state.set_run_id(f"{inputs.run.run_id}-{secrets.token_hex(4)}")
     # W&B would create it with the submitter's umask.
-    (inputs.run.path / "wandb").mkdir(mode=0o700, exist_ok=True)
+    inputs.run.wandb.mkdir(mode=0o700, exist_ok=True)
     run = wandb.init(
         id=state.run_id,
         resume="allow",
