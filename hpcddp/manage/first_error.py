@@ -67,7 +67,7 @@ class FirstError:
             "step": self.step,
             "traceback" if self.is_traceback else "last_lines": list(self.text),
             "others": list(self.others),
-            "followers": self.secondary,
+            "secondary": self.secondary,
         }
 
     def lines(self) -> Iterator[str]:

@@ -80,6 +80,7 @@ def test_the_document_holds_the_whole_traceback(made: FakeRun) -> None:
     document = first_error(made.attempt()).as_json()
     assert (document["ranks"], document["host"], document["step"]) == ([3], "n1", 20)
     assert document["traceback"] == TRACEBACK.splitlines()
+    assert document["secondary"].startswith("ranks 0-2, 4-7 failed as a consequence: ")
 
 
 def test_a_rank_that_went_without_a_word_is_named_with_the_end_of_its_log(made: FakeRun) -> None:

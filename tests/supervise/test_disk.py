@@ -244,8 +244,8 @@ def test_a_run_whose_directory_stays_away_does_not_begin_anew(
     assert main(["begin", f"--run-root={run.parents[1]}", "--name=demo", "--run-id=r1"], {**SLURM, **known}) == 71
     assert slurm.waited == pytest.approx(600, abs=10)
     assert capsys.readouterr().err.endswith(
-        f"hpcddp: {run} is not there after 10 minutes, and a new one would begin the training anew; bring its file "
-        "system back, then submit the job again\n"
+        f"hpcddp: {run} is not there after 10 minutes, and a new one would begin the training anew; mount its file "
+        "system again, then submit the job again\n"
     )
     assert not run.exists()
 
