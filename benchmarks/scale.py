@@ -4,7 +4,7 @@
 
 Processes on this machine speak the exchange of the ranks (``hpcddp.task.exchange``), each for many of them, with the
 real listener of rank 0. Prints one JSON document: for each number of ranks and each kind of stranger the seconds until
-all ranks have been welcomed and told the verdict, rank 0's CPU time and memory, and the time of one rank.
+all ranks have been accepted and have the reply, rank 0's CPU time and memory, and the time of one rank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.task.strangers import STRANGERS
 _TIMEOUT_S: Final = 300.0
 _FLOODING_PROCESSES: Final = 2
 # What a rank says of itself has about this size.
-_INTRODUCTION_BYTES: Final = 300
+_HELLO_BYTES: Final = 300
 _CONTEXT: Final = multiprocessing.get_context("fork")
 
 
@@ -60,7 +60,7 @@ def measure(ranks: int, clients: int, stranger: str | None) -> dict[str, Any]:
             stack.enter_context(_process(_be_ranks, port, key, range(1 + number, ranks, clients), sender))
         met = server.gather(deadline=began + _TIMEOUT_S, watch=lambda: None)
         met_s = time.monotonic() - began
-        server.tell(b'{"port": 20000}')
+        server.send_reply(b'{"port": 20000}')
         told_s, cpu_s = time.monotonic() - began, time.process_time() - cpu_began
         times_s = [time_s for answer in answers for time_s in answer.recv()]
     return {
@@ -76,8 +76,8 @@ def measure(ranks: int, clients: int, stranger: str | None) -> dict[str, Any]:
     }
 
 
-def _rank_of(introduction: bytes) -> int:
-    return int(introduction.split()[0])
+def _rank_of(hello: bytes) -> int:
+    return int(hello.split()[0])
 
 
 def _be_ranks(port: int, key: bytes, ranks: Sequence[int], sender: Connection) -> None:
@@ -86,11 +86,11 @@ def _be_ranks(port: int, key: bytes, ranks: Sequence[int], sender: Connection) -
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     for rank in ranks:
         began = time.monotonic()
-        introduction = f"{rank} ".encode().ljust(_INTRODUCTION_BYTES)
-        connections.append(ExchangeClient("127.0.0.1", port, key, introduction, deadline=began + _TIMEOUT_S))
+        hello = f"{rank} ".encode().ljust(_HELLO_BYTES)
+        connections.append(ExchangeClient("127.0.0.1", port, key, hello, deadline=began + _TIMEOUT_S))
         times_s.append(time.monotonic() - began)
     for connection in connections:
-        connection.verdict(deadline=time.monotonic() + _TIMEOUT_S)
+        connection.reply(deadline=time.monotonic() + _TIMEOUT_S)
     sender.send(times_s)
 
 

@@ -201,7 +201,7 @@ def with_hpcddp(model_name: str, log: Path) -> None:
         run=run,
         attempt=0,
         threads=torch.get_num_threads(),
-        say=lambda _: None,
+        write_line=lambda _: None,
     )
     run_training(context)
     if rank == 0:

@@ -151,10 +151,9 @@ def runs(run_root: str | os.PathLike[str] | None = None, *, everywhere: bool = F
         everywhere: whether to add the runs of this user under all other roots.
     """
     from hpcddp.run.find import all_runs
-    from hpcddp.run.sweep import MANIFEST
 
     found = all_runs(default_run_root() if run_root is None else Path(run_root), everywhere=everywhere)
-    return [Run(run.path) for run in found if not (run.path / MANIFEST).exists()]
+    return [Run(run.path) for run in found if not run.sweep_manifest.exists()]
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -15,7 +15,7 @@ from hpcddp import api
 from hpcddp.errors import UserError
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.run.find import NoRunError
-from hpcddp.run.index import remember
+from hpcddp.run.index import add_to_index
 from tests.manage.runs import make
 
 JOB = "name: demo\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits, epochs: 2}\n"
@@ -107,7 +107,7 @@ def test_what_is_wrong_is_named_by_its_argument() -> None:
 
 def test_runs_are_found_as_the_command_line_finds_them(here: Path) -> None:
     made = make(here / "far", "20261121-101500-3fa2").submitted().ended("finished", steps=4).steps(1, 4)
-    remember(made.run)
+    add_to_index(made.run)
     with pytest.raises(NoRunError):
         api.Run.find("3fa3")
     run = api.Run.find("3fa2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -60,6 +61,15 @@ def test_every_function_and_class_that_is_named_exists(page: Path) -> None:
 def test_every_path_that_is_named_exists(page: Path) -> None:
     for path in re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", page.read_text(encoding="utf-8")):
         assert PLACEHOLDERS.search(path) or (ROOT / path).exists(), path
+
+
+def test_the_rows_of_imports_are_the_layers_of_the_contract() -> None:
+    page = (ROOT / "docs" / "design" / "README.md").read_text(encoding="utf-8")
+    rows = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^ +\| \d+ \| (.*) \|$", page, re.MULTILINE)]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    assert rows == [re.findall(r"hpcddp\.(\w+)", layer) for layer in layers]
 
 
 def test_every_section_of_the_batch_contract_that_the_code_cites_exists() -> None:

@@ -81,7 +81,7 @@ def test_the_csv_leaves_an_empty_cell_to_the_job_file(slurm: FakeSlurm) -> None:
 
 def test_following_a_sweep_is_refused(slurm: FakeSlurm) -> None:
     assert run(slurm, "submit", "job.yaml", "--sweep", "train.seed=0..1", "--follow") == (
-        "hpcddp: --follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP\n"
+        "hpcddp: --follow shows one run, and a sweep has many; leave it out, and see: hpcddp status SWEEP\n"
     )
     assert slurm.calls == []
 

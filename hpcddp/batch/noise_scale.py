@@ -31,7 +31,7 @@ def larger_batch_pays(noise_scale: float, global_batch_size: int) -> bool:
     return global_batch_size < noise_scale
 
 
-def verdict(noise_scale: float, global_batch_size: int) -> str:
+def larger_batch_text(noise_scale: float, global_batch_size: int) -> str:
     """Return in words whether a larger batch would pay.
 
     To get equally far takes ``1 + noise / B`` times the fewest steps there can be, and ``1 + B / noise`` times the
@@ -63,7 +63,7 @@ def noise_note(noise: MeasuredNoise | None, *, global_batch_size: int, measures:
     if noise is not None:
         return (
             f"The gradient noise scale is {noise.samples:.4g} samples, measured by {noise.source}, and the global "
-            f"batch is {global_batch_size}; {verdict(noise.samples, global_batch_size)}. It usually "
+            f"batch is {global_batch_size}; {larger_batch_text(noise.samples, global_batch_size)}. It usually "
             "grows during a training."
         )
     if measures:

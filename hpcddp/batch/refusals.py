@@ -28,8 +28,8 @@ def refuse_accumulated_global_loss(steps: int) -> None:
     """Reject micro-steps under a loss over the global batch, which needs all samples before its first backward."""
     if steps > 1:
         raise PlanError(
-            f"train.loss_reduction is global, and grad_accum_steps is {steps}: the samples of a global batch then "
-            "never meet in one loss; use more ranks, allow more samples per device, or make the two passes in a "
+            f"train.loss_reduction is global, and grad_accum_steps is {steps}: no call of the loss then gets all "
+            "samples of a global batch; use more ranks, allow more samples per device, or make the two passes in a "
             "loop of your own (hpcddp.accumulate_additive, hpcddp.accumulate_gathered)",
             grad_accum_steps=steps,
         )

@@ -204,7 +204,7 @@ def _is_written() -> bool:
 
 
 def _discard(stream: TextIO) -> None:
-    """Let a stream that cannot be written lead to nowhere (docs.python.org, signal, Note on SIGPIPE)."""
+    """Connect a stream that cannot be written to /dev/null (docs.python.org, signal, Note on SIGPIPE)."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -108,7 +108,7 @@ def _stopper(submission: Submission) -> Callable[[], bool]:
         if stopped:
             return False
         stopped = True
-        echo("\nstopping: the run is told to save and to end; Ctrl-C again to leave it alone", err=True)
+        echo("\nstopping: the run gets SIGTERM, saves and ends; Ctrl-C again to stop following it", err=True)
         try:
             os.kill(int(submission.job_id), signal.SIGTERM)
         except ProcessLookupError:
@@ -348,5 +348,5 @@ def event_line(event: Event) -> str | None:
     if event.kind == "stop":
         return f"stopped: {event.reason}"
     if event.kind == "requeue":
-        return "requeued: it goes on when its job starts again"
+        return "requeued: the run continues when its job starts again"
     return None

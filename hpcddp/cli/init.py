@@ -143,8 +143,8 @@ def _query_cluster() -> ClusterFacts:
         if commands.NO_CONFIGURATION in error.message:
             raise _no_slurm("Slurm's commands find no slurm.conf") from None
         raise
-    if answers.silence is not None:
-        echo(f"hpcddp: your accounts are not known: {answers.silence}", err=True)
+    if answers.accounting_error is not None:
+        echo(f"hpcddp: your accounts are not known: {answers.accounting_error}", err=True)
     return read_site(answers, user=user, groups=groups, today=f"{datetime.now().astimezone():%Y-%m-%d}")
 
 

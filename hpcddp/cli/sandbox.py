@@ -102,7 +102,7 @@ def down(*, directory: Directory = None, as_json: AsJson = False) -> None:
     if as_json:
         echo(json.dumps({"ended": ended is not None, "directory": str(where)}, indent=2))
         return
-    echo(f"the sandbox in {where} is gone" if ended else f"there is no sandbox in {where}")
+    echo(f"the sandbox in {where} was removed" if ended else f"there is no sandbox in {where}")
 
 
 @sandbox.command()
@@ -132,7 +132,7 @@ def _directory(given: Path | None) -> Path:
 def _sentence(state: str, where: Path) -> str:
     return {
         "none": f"there is no sandbox in {where}",
-        "stopped": f"the sandbox in {where} has stopped; hpcddp sandbox down takes away what it left",
+        "stopped": f"the sandbox in {where} has stopped; hpcddp sandbox down removes what it left",
         "degraded": f"the sandbox in {where} is up, but slurmctld or a node does not answer",
         "up": f"the sandbox in {where} is up",
     }[state]

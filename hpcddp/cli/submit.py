@@ -204,7 +204,7 @@ def _show(submission: Submission, output: _Output) -> None:
     raise typer.Exit(_exit_code(outcome))
 
 
-_NOT_FOLLOWED = "--follow stays with one run, and a sweep is many; leave it out, and see: hpcddp status SWEEP"
+_NOT_FOLLOWED = "--follow shows one run, and a sweep has many; leave it out, and see: hpcddp status SWEEP"
 
 
 def _resume_sweep(

@@ -11,7 +11,7 @@ from hpcddp.errors import UserError
 
 LONGEST_SHOWN = 60
 MOST_PROBLEMS = 100
-"""More of them are not looked for: nobody reads them, and each takes a while to explain."""
+"""More of them are not looked for: a user does not read as many, and each takes a while to explain."""
 SHORTEST_BEGINNING = 3
 """Shorter beginnings of a name fit too many names."""
 

@@ -251,7 +251,7 @@ def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[fl
             "only the seconds that Slurm gives it to save its state"
         )
     attempt = run.attempt(status.files.attempt or 0)
-    _leave_request(attempt, status)
+    _record_request(attempt, status)
     for _ in range(_TRIES):
         commands.warn(job_id)
         if _is_acknowledged(attempt, sleep):
@@ -271,7 +271,7 @@ def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, commands: Re
     attempt = status.run.attempt(status.files.attempt or 0)
     # Before the batch script has begun, there is no attempt that could count.
     if attempt.path.exists():
-        _leave_request(attempt, status)
+        _record_request(attempt, status)
     try:
         if not spec.requeue.left_to_slurm:
             commands.allow(job_id)
@@ -281,7 +281,7 @@ def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, commands: Re
         raise
 
 
-def _leave_request(attempt: AttemptDirectory, status: RunStatus) -> None:
+def _record_request(attempt: AttemptDirectory, status: RunStatus) -> None:
     """Record in the attempt's directory that the run's user requested the requeue: no budget counts it."""
     request_requeue(attempt, RequeueRequest(time=status.now, by=user_name()))
 

@@ -22,6 +22,7 @@ from hpcddp.run.failure import (
 from hpcddp.run.files import read_tail
 from hpcddp.run.job_records import known_hosts, member_word
 from hpcddp.task.attribution import PEER_LOSS
+from hpcddp.task.rendezvous import PeerFailedError
 
 _LAST_LINES: Final = 20
 _TAIL_BYTES: Final = 64 * 1024
@@ -66,7 +67,7 @@ class FirstError:
             "step": self.step,
             "traceback" if self.is_traceback else "last_lines": list(self.text),
             "others": list(self.others),
-            "followers": self.secondary,
+            "secondary": self.secondary,
         }
 
     def lines(self) -> Iterator[str]:
@@ -169,9 +170,9 @@ def _short(record: FailureRecord) -> str:
     """Return in a few words how a rank noticed the failure of another one."""
     if record.waiting:
         return "waited for other ranks"
+    if record.kind == PeerFailedError.kind:
+        return "ended after the failure of another rank"
     message = record.message.lower()
-    if "told to end" in message:
-        return "told to end"
     return next((loss for loss in PEER_LOSS if loss in message), record.headline)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from hpcddp.run.job_records import known_hosts
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job_environment import submission_environment
-from hpcddp.task.process_state import own_host
 from hpcddp.task.stacks import ProcessStacks, parse_lines, stacks_of_host
 
 
@@ -132,7 +132,7 @@ def stacks(live: LiveRun, environment: Mapping[str, str]) -> list[ProcessStacks]
     """
     programs = live.spec.command is not None
     if not live.nodes:
-        host = own_host({})
+        host = socket.gethostname()
         return list(stacks_of_host(str(live.attempt.path), node=None, programs=programs, host=host))
     python = live.spec.environment.interpreter or sys.executable
     command = [python, "-P", "-m", "hpcddp.task.stacks", str(live.attempt.path), *(["--programs"] if programs else [])]

@@ -410,7 +410,7 @@ def _short(run_id: str) -> str:
 
 
 def _because(status: RunStatus) -> str:
-    """Return why it is in its state, in the words of Slurm or of its result; empty where nobody says."""
+    """Return why it is in its state, in the words of Slurm or of its result; empty if that is not known."""
     job = status.job
     if job is not None and status.state in {State.PENDING, State.HELD, State.REQUEUED}:
         return "" if job.reason == "None" else f": {job.reason}"

@@ -28,10 +28,10 @@ class Job:
 
     Args:
         job_id: Slurm's id, or the process id of a run on this machine.
-        local: whether it is a process on some machine.
+        local: whether it is a process on some host.
         submitted: when the run was submitted, in seconds since the epoch; None if by hand.
         start: the start of the newest attempt if this job has begun it, else None.
-        host: the machine of a process; None if unknown.
+        host: the host of a process; None if unknown.
     """
 
     job_id: str

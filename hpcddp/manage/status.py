@@ -347,7 +347,7 @@ def _state_of_job(files: RunFiles, answers: Answers) -> State:
 
 
 def queued(files: RunFiles, answers: Answers) -> QueuedJob | None:
-    """Return what Slurm says of a run's job, or None if it has forgotten it, or uses its id for another one."""
+    """Return what Slurm says of a run's job, or None if it has no record of it, or uses its id for another one."""
     if files.job is None or files.job.local or answers.jobs is None:
         return None
     job = answers.jobs.get(files.job.job_id)
@@ -415,7 +415,7 @@ def _state_of_live_job(files: RunFiles) -> State:
 
 def _trains(files: RunFiles) -> bool:
     """Return whether the newest attempt has begun its work."""
-    # A program of the user's own has no number of steps, and emits no event at its start.
+    # A program of the user's own has no number of steps, and its start may lie before the events that were read.
     if files.of_attempt("train") or (files.met and files.total_steps is None):
         return True
     # The first events of a long run may lie before the part that was read.

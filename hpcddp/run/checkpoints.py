@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself, and how its directory is called.
+"""Checkpoints on disk: their manifests, names and verification, and the newest valid one.
 
 A manifest is JSON whose second line is the sha256 of all lines after it: ``tail -n +3 manifest.json | sha256sum``.
 Manifests of earlier versions have no such line, and are read if their keys are exactly those of that time: a manifest
@@ -28,7 +28,7 @@ LATEST: Final = "latest"
 BEST: Final = "best"
 """A symbolic link to the checkpoint of the best evaluation."""
 LARGEST_MANIFEST: Final = 1 << 28
-"""Bytes; nobody writes as much, and a file of a damaged size is not read into memory."""
+"""Bytes; no writer makes one as large, and a file of a damaged size is not read into memory."""
 _CHECKSUM: Final = "sha256"
 _HEAD = re.compile(rf'\{{\n  "{_CHECKSUM}": "([0-9a-f]{{64}})",\n')
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
@@ -349,13 +349,13 @@ def newest_valid(
     warn: Callable[[str], None],
     check: Callable[[Checkpoint], object] = lambda _: None,
 ) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole, or None if there never was one.
+    """Return the newest valid checkpoint, or None if there never was one.
 
     Args:
         directory: the folder of checkpoints; need not exist.
         expected: whether something else, such as the event log, says that a checkpoint was written.
-        warn: is told about each one that is passed over.
-        check: looks at one that is whole; raises InvalidCheckpointError where its manifest makes no sense.
+        warn: called with a sentence for each one that is skipped.
+        check: checks one that is complete; raises InvalidCheckpointError if its manifest is not usable.
 
     Raises:
         NoCheckpointError: there should be one, and none is valid. A silent fresh start would lose the run.
@@ -366,13 +366,13 @@ def newest_valid(
             checkpoint = verify(path)
             check(checkpoint)
         except InvalidCheckpointError as error:
-            warn(f"checkpoint {path.name} is passed over: {error}")
+            warn(f"checkpoint {path.name} is skipped: {error}")
         else:
             return checkpoint
     if found or expected or (directory / LATEST).exists():
         raise NoCheckpointError(
-            f"{directory} holds no valid checkpoint although the run has saved some, and starting anew would lose "
-            "what it has learned; bring one back, or submit a new run"
+            f"{directory} holds no valid checkpoint although the run has saved some, and a start from the beginning "
+            "would lose all progress; restore a copy, or submit a new run"
         )
     return None
 

@@ -15,6 +15,11 @@ ReservedRecord = Literal["decision", "error", "result"]
 """The records that are written into reserve files on a full disk."""
 
 
+def times_of(log: Path) -> Path:
+    """Return the file with the times of a rank's log."""
+    return log.with_suffix(".times")
+
+
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """The layout of a run's directory.
@@ -81,6 +86,11 @@ class RunDirectory:
         return self.path / "tensorboard"
 
     @property
+    def wandb(self) -> Path:
+        """The folder that W&B writes into."""
+        return self.path / "wandb"
+
+    @property
     def trackers(self) -> Path:
         """The folder with the position of each tracker."""
         return self.path / "trackers"
@@ -103,10 +113,29 @@ class RunDirectory:
         """Return the reserve files of a kind of record: two, because a result may follow a provisional one."""
         return tuple(self.path / "reserve" / f"{record}-{number}" for number in range(2))
 
+    def refusal(self, job_id: str | None) -> Path:
+        """Return the record of why a job may not use the directory."""
+        return self.path / f"refused-{job_id}.json"
+
     @property
     def progress(self) -> Path:
         """The file that a program of the user's own touches when it has made progress."""
         return self.path / "progress"
+
+    @property
+    def sweep_manifest(self) -> Path:
+        """The elements and the job arrays of a sweep; only the directory of a sweep has it, as the next two."""
+        return self.path / "sweep.json"
+
+    @property
+    def sweep_logs(self) -> Path:
+        """Where the batch scripts of the elements of a sweep write, a file for each."""
+        return self.path / "logs"
+
+    @property
+    def sweep_turns(self) -> Path:
+        """The locks of the elements of a sweep on this machine."""
+        return self.path / "turns"
 
     @property
     def attempts(self) -> Path:

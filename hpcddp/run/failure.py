@@ -170,15 +170,15 @@ def _named(records: Sequence[FailureRecord]) -> list[FailureRecord]:
 def _hang_sentence(attempt: AttemptDirectory, first: FailureRecord, silent: Sequence[int]) -> str:
     if silent:
         return (
-            f"{_places(attempt, silent)} stopped answering{first.when}: stopped, stuck below Python, or its host is "
-            f"gone; {first.place} waited for other ranks"
+            f"{_places(attempt, silent)} stopped answering{first.when}: stopped, stuck in native code, or its host is "
+            f"lost; {first.place} waited for other ranks"
         )
     return f"all ranks waited for each other{first.when}: {first.headline}"
 
 
 def _how(attempt: AttemptDirectory, silent: Sequence[int]) -> str:
     ways = {way for rank in silent if (way := exit_of(attempt, rank)) is not None}
-    return "; ".join(sorted(ways)) or "killed, out of memory, a crash below Python, or os._exit"
+    return "; ".join(sorted(ways)) or "killed, out of memory, a crash in native code, or os._exit"
 
 
 def _step_of(records: Sequence[FailureRecord]) -> str:
@@ -333,7 +333,7 @@ def first_to_end(attempt: AttemptDirectory, ranks: Collection[int]) -> list[int]
 def cause_in_log(attempt: AttemptDirectory) -> Cause | None:
     """Return why Slurm ended the job of an attempt, as slurmstepd says it in the batch log; None if it does not.
 
-    slurmctld forgets a preemption as soon as it requeues the job. Where there is no grace time, only this
+    slurmctld clears PreemptTime as soon as it requeues the job. Where there is no grace time, only this
     distinguishes it from a requeue by a person.
 
     Args:

@@ -117,7 +117,7 @@ def full_disk_sentence(path: Path, error: OSError) -> str:
 
 
 class _LossyFile(io.FileIO):
-    """A file that loses what cannot be written to it."""
+    """A file that discards what cannot be written to it."""
 
     def write(self, content: ReadableBuffer, /) -> int:
         try:
@@ -127,7 +127,7 @@ class _LossyFile(io.FileIO):
 
 
 def ignore_output_errors() -> None:
-    """Let what this process prints get lost where its log cannot be written, such as on a full disk.
+    """Discard what this process prints where its log cannot be written, such as on a full disk.
 
     Otherwise a line in the log would end a process whose work does not need the log.
     """
@@ -236,9 +236,9 @@ def trusted_users() -> set[int]:
 def user_name() -> str:
     """Return the name of this process's user; its number if it has no name, as in some containers."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        return str(os.getuid())
+        return str(os.geteuid())
 
 
 class NotRegularError(OSError):
@@ -382,7 +382,7 @@ def _write_whole(descriptor: int, content: bytes) -> None:
         while done < len(content):
             done += os.write(descriptor, content[done:])
     except OSError:
-        # A torn line would swallow the next one. If somebody else has written meanwhile, it stays.
+        # An incomplete line would become one with the next. If another process has written meanwhile, it stays.
         if os.fstat(descriptor).st_size == before + done:
             os.ftruncate(descriptor, before)
         raise

@@ -16,7 +16,7 @@ from hpcddp.run.index import directories, indexed_runs, is_run, missing_runs
 from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import read_result
-from hpcddp.run.sweep import MANIFEST, ManifestError, find_element, is_element, read_sweep
+from hpcddp.run.sweep import ManifestError, find_element, is_element, read_sweep
 
 LAST: Final = "last"
 """The RUN argument that means the run that was submitted last."""
@@ -105,7 +105,7 @@ def _find_element(text: str, runs: Sequence[Path], run_root: Path) -> RunDirecto
     if not (named and number.isascii() and number.isdecimal()):
         return None
     for path in runs:
-        if exists(path / MANIFEST):
+        if exists(RunDirectory(path).sweep_manifest):
             with contextlib.suppress(ManifestError):
                 sweep = read_sweep(path)
                 if sweep is None:
@@ -162,7 +162,7 @@ def _shown(run: Path, run_root: Path) -> str:
 
 def _without_elements(runs: Sequence[Path]) -> list[Path]:
     """Leave out the elements of sweeps that are there too: a part of a sweep's id means the sweep."""
-    sweeps = {run for run in runs if exists(run / MANIFEST)}
+    sweeps = {run for run in runs if exists(RunDirectory(run).sweep_manifest)}
     return [run for run in runs if not _is_element_of(run, sweeps)]
 
 
@@ -255,7 +255,7 @@ def _indexed() -> list[Path]:
     found: dict[Path, None] = {}
     for run in indexed_runs():
         found[run.path] = None
-        if exists(run.path / MANIFEST):
+        if exists(run.sweep_manifest):
             siblings = directories(run.path.parent)
             found |= dict.fromkeys(path for path in siblings if is_element(path, run.path) and is_run(path))
     return sorted(found)

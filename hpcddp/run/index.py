@@ -1,8 +1,8 @@
 """The index of this user's runs, with which a run is found from any directory.
 
 One small file for each run that was submitted, in ``~/.local/state/hpcddp/runs/`` (XDG Base Directory Specification).
-The index is never the truth: it says where runs were, and each of them is looked at. ``hpcddp status --scan DIR``
-writes it anew.
+The index says where runs were; the run directory itself decides whether a run is still there. ``hpcddp status --scan
+DIR`` writes the index anew.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def index_directory() -> Path | None:
     return None
 
 
-def remember(run: RunDirectory) -> None:
+def add_to_index(run: RunDirectory) -> None:
     """Write a run into the index, if that can be written: no run depends on it."""
     directory = index_directory()
     if directory is None:
@@ -83,7 +83,7 @@ def scan(directory: Path) -> list[RunDirectory]:
                 file.unlink()
     found = [RunDirectory(path) for path in _below(directory.absolute(), _DEEPEST)]
     for run in found:
-        remember(run)
+        add_to_index(run)
     return found
 
 

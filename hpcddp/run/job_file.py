@@ -12,7 +12,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import open_regular, why_unreadable
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 
-_ADVICE: Final = "bring a copy of it back, or give the job file too: hpcddp submit JOB --resume RUN"
+_ADVICE: Final = "restore a copy of it, or give the job file too: hpcddp submit JOB --resume RUN"
 
 
 def read_job_file(run: RunDirectory) -> JobSpec:

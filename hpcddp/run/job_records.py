@@ -161,27 +161,23 @@ class Refusal(Record):
         return {"why": document} if isinstance(document, str) else document
 
 
-def _refusal(run: RunDirectory, job_id: str | None) -> Path:
-    return run.path / f"refused-{job_id}.json"
-
-
 def read_refusal(run: RunDirectory, job_id: str | None) -> str | None:
     """Return why a job was refused before, or None if it was not.
 
     Raises:
         RecordError: the record is damaged.
     """
-    refusal = read_record(_refusal(run, job_id), Refusal)
+    refusal = read_record(run.refusal(job_id), Refusal)
     return None if refusal is None else refusal.why
 
 
 def write_refusal(run: RunDirectory, job_id: str | None, why: str) -> None:
     """Write why a job is refused."""
-    write_record(_refusal(run, job_id), Refusal(why=why))
+    write_record(run.refusal(job_id), Refusal(why=why))
 
 
 def read_start(attempt: AttemptDirectory) -> Start | None:
-    """Return who started an attempt, or None if nobody has yet.
+    """Return who started an attempt, or None if it has no record yet.
 
     Raises:
         RecordError: the record is damaged.
@@ -544,7 +540,7 @@ class ProgramEnd:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every task left a record. One that did not was killed together with its task, or its node is gone."""
+        """Whether every task left a record. One that did not was killed with its task, or its node was lost."""
         return len(self.exits) == self.tasks
 
     @property

@@ -1,8 +1,8 @@
 """When the lines of a log were written: ``rank-N.times`` beside ``rank-N.log``.
 
-A program's output has no times, and a pipe that adds them would stand between a rank and its last words. So the task
-looks at the size of its own log now and then, and writes down how large it was when: ``SIZE TIME`` on a line. What was
-written after the last look has the time of the file's last change.
+A program's output has no times, and a pipe that adds them would lose the last lines of a process that is killed. So the
+task reads the size of its own log twice a second, and appends lines ``SIZE TIME``. What was written after the last of
+them has the time of the file's last change.
 """
 
 from __future__ import annotations
@@ -16,12 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hpcddp.run.directory import times_of
 from hpcddp.run.files import append_line, lines_from
-
-
-def times_of(log: Path) -> Path:
-    """Return where the times of a log are."""
-    return log.with_suffix(".times")
 
 
 class TimestampWriter:

@@ -193,12 +193,12 @@ METRICS_FLUSH_S: Final = 2.0
 
 
 class MetricsFile:
-    """Collects records and appends them in blocks: at least every 2 s, and whenever it is told to.
+    """Collects records and appends them in blocks: at least every 2 s, and at each ``flush``.
 
     Args:
         path: the file.
         before_write: called before each block; raises if this process may no longer write.
-        warn: is told once when a block cannot be written; what it holds is kept for the next one.
+        warn: called once when a block cannot be written; what it holds is kept for the next one.
         monotonic: seconds on a clock that never goes back.
         flush_every_s: the longest time between two blocks, in seconds; 0 writes each record at once.
     """
@@ -221,13 +221,13 @@ class MetricsFile:
     def add(self, record: Mapping[str, Any]) -> None:
         """Take a record; numbers that JSON does not have become null."""
         self._lines.append(json.dumps({name: _json_number(value) for name, value in record.items()}))
-        # What a full disk did not take is not offered to it again for each record.
+        # What a full disk did not take is written again at the next flush, not at each record.
         every_s = METRICS_FLUSH_S if self._warned else self._flush_every_s
         if self._monotonic() - self._written_at >= every_s:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has been collected; a disk that is full or gone holds nothing up."""
+        """Write what has been collected; a disk that is full or missing does not delay the training."""
         if self._lines:
             try:
                 self._before_write()
@@ -241,7 +241,9 @@ class MetricsFile:
 
     def _report(self, error: OSError) -> None:
         if not self._warned:
-            self._warn(f"warning: {self._path} cannot be written ({error}); the training goes on, its records wait")
+            self._warn(
+                f"warning: {self._path} cannot be written ({error}); the training goes on, records stay in memory"
+            )
         self._warned = True
 
 
@@ -278,7 +280,7 @@ METRICS_FILE: Final = "HPCDDP_METRICS_FILE"
 _CHECK_OWNER_EVERY_S: Final = 2.0
 
 
-class _OvertakenError(Exception):
+class _NotOwnerError(Exception):
     """A later attempt owns the run."""
 
 
@@ -301,7 +303,7 @@ class _OwnLog:
         if self._file is not None:
             try:
                 self._file.add(record)
-            except _OvertakenError:
+            except _NotOwnerError:
                 self._file = None
                 _write_warning(f"warning: another attempt owns the run {self._run.run_id}; metrics are not logged")
 
@@ -313,7 +315,7 @@ class _OwnLog:
         self._checked_at = now
         newest = self._run.newest_attempt()
         if newest is not None and newest > self._attempt:
-            raise _OvertakenError
+            raise _NotOwnerError
 
 
 _own_logs: Final[dict[str, _OwnLog]] = {}

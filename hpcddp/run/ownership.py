@@ -149,7 +149,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def check_run_directory(path: Path) -> None:
-    """Refuse a run directory that somebody else made or could have written to; call it before anything in it is read.
+    """Refuse a run directory that another user made or could have written to; call it before anything in it is read.
 
     Args:
         path: the directory; one that does not exist holds nothing to be afraid of.
@@ -206,7 +206,7 @@ def _dangers(path: Path) -> Iterator[str]:
 
 
 def _foreign_files(path: Path) -> Iterator[str]:
-    """Yield what somebody else put into a directory while it could be written by others."""
+    """Yield what another user put into a directory while it could be written by others."""
     trusted = trusted_users()
     for entry in sorted(path.iterdir()):
         if (owner := entry.lstat().st_uid) not in trusted:

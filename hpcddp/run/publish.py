@@ -1,8 +1,8 @@
 """Writing checkpoints so that they are there as a whole or not at all.
 
 A checkpoint is written under a temporary name in the same directory: its files, each synced, then its manifest with
-their sizes and sha256, then a rename that fails if the name exists. A process that dies at any point of this leaves the
-checkpoints before it as they were.
+their sizes and sha256, then a rename that fails if the name exists. A process that is killed at any point of this
+leaves the checkpoints before it as they were.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def publish(
         The checkpoint. If a valid one of the same step is there already, that one.
 
     Raises:
-        OSError: the disk is full, read-only or gone; no trace is left where that can be had.
+        OSError: the disk is full, read-only or missing; nothing is left of it, where possible.
         FencedError: from ``may_publish``.
     """
     faults.inject("save.begin", step=manifest.step)
@@ -103,7 +103,7 @@ def _give_name(temporary: Path, target: Path, manifest: Manifest) -> Checkpoint:
 
 
 def advance_latest(directory: Path, step: int, *, may_publish: Callable[[], None]) -> None:
-    """Let ``latest`` name the checkpoint of a step, unless it names a later one that is there. Nobody relies on it.
+    """Let ``latest`` name the checkpoint of a step, unless it names a later one that is there. No reader relies on it.
 
     Raises:
         OSError: the disk cannot be written; the checkpoint is whole nevertheless.
@@ -122,8 +122,8 @@ def advance_latest(directory: Path, step: int, *, may_publish: Callable[[], None
 def point_best(directory: Path, values: Mapping[int, float], mode: Mode, *, may_publish: Callable[[], None]) -> None:
     """Let ``best`` name the checkpoint with the best value, of those that are there, in one step.
 
-    It follows from the values and the directory alone, so that a process that dies before or within it loses nothing:
-    the next call does the same.
+    It follows from the values and the directory alone, so that nothing is lost if the process is killed before or
+    within it: the next call does the same.
 
     Args:
         directory: the folder of checkpoints.
@@ -173,21 +173,21 @@ def prune(directory: Path, *, keep: int, newest: Path, attempt: int) -> None:
     for path in list_checkpoints(directory)[keep:]:
         if path not in kept:
             _remove(path)
-    sweep(directory, attempt=attempt)
+    remove_unfinished(directory, attempt=attempt)
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; while that takes its time nobody takes it for one."""
-    doomed = path.with_name(temporary_name(step_of(path) or 0, 0))
-    path.rename(doomed)
-    shutil.rmtree(doomed)
+    """Remove a checkpoint, under a temporary name, so that no reader finds a part of it."""
+    temporary = path.with_name(temporary_name(step_of(path) or 0, 0))
+    path.rename(temporary)
+    shutil.rmtree(temporary)
 
 
-def sweep(directory: Path, *, attempt: int) -> None:
+def remove_unfinished(directory: Path, *, attempt: int) -> None:
     """Remove what earlier attempts left half written, or are still writing. Call it while this one writes nothing.
 
-    A new attempt does so before it looks for a checkpoint. An old one that is still alive between its last look at the
-    lease and its rename then has nothing left to rename: what it publishes is there before the look, or never.
+    A new attempt does so before it looks for a checkpoint. An old one that still runs, between its last check of the
+    ownership and its rename, then has nothing left to rename: what it publishes is there before the look, or never.
 
     Raises:
         OSError: the directory cannot be read, or something in it cannot be renamed.
@@ -199,5 +199,5 @@ def sweep(directory: Path, *, attempt: int) -> None:
         if by is not None and by < attempt:
             # The rename is what counts, and cannot be half done. The other one may be faster at removing it.
             with suppress(FileNotFoundError):
-                doomed = path.rename(path.with_name(temporary_name(0, 0)))
-                shutil.rmtree(doomed, ignore_errors=True)
+                temporary = path.rename(path.with_name(temporary_name(0, 0)))
+                shutil.rmtree(temporary, ignore_errors=True)

@@ -24,7 +24,7 @@ from hpcddp.stop.reasons import ExitCode
 FORMAT: Final = 1
 """The newest version that is read, and the one that is written."""
 LARGEST_RECORD: Final = 1 << 28
-"""Bytes; nobody writes as much, and a file of a damaged size is not read into memory."""
+"""Bytes; no writer makes one as large, and a file of a damaged size is not read into memory."""
 LATEST_TIME: Final = float(1 << 33)
 """Seconds since the epoch; later is no time at which anything of a run happened."""
 _KEY: Final = "format"

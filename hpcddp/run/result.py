@@ -195,7 +195,7 @@ def newest_noise_scale(runs: Path) -> tuple[str, float] | None:
             if result is not None and result.noise_scale is not None:
                 found.append((run.result.stat().st_mtime_ns, path.name, result.noise_scale))
         except (OSError, RecordError):
-            # What is not readable here tells nothing about the batch.
+            # A result that cannot be read is skipped.
             continue
     return max(found)[1:] if found else None
 

@@ -18,8 +18,6 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import create_text, exists, write_text
 from hpcddp.run.record import FORMAT, Record, RecordError, read_record
 
-MANIFEST = "sweep.json"
-
 
 class ManifestError(UserError):
     """A sweep's manifest cannot be read."""
@@ -46,7 +44,7 @@ class Chunk:
 class SweepManifest(Record):
     """What ``sweep.json`` holds; fields as ``Sweep`` has them."""
 
-    ADVICE: ClassVar[str] = "it is no manifest of a sweep; bring a copy of it back"
+    ADVICE: ClassVar[str] = "it is no manifest of a sweep; restore a copy of it"
 
     sweep_id: str
     elements: tuple[Mapping[str, Any], ...]
@@ -77,12 +75,12 @@ class Sweep:
     @property
     def manifest(self) -> Path:
         """The file that holds all of this."""
-        return self.path / MANIFEST
+        return self.directory.sweep_manifest
 
     @property
     def logs(self) -> Path:
         """Where the batch scripts of the elements write, a file for each; a run's ``batch.log`` is a link to it."""
-        return self.path / "logs"
+        return self.directory.sweep_logs
 
     def batch_log(self, job_id: str) -> Path:
         """Return the log of the batch script of an element, by what Slurm calls it, ``123_4``."""
@@ -134,7 +132,7 @@ def read_sweep(directory: Path) -> Sweep | None:
     Raises:
         ManifestError: its manifest cannot be read.
     """
-    path = directory / MANIFEST
+    path = RunDirectory(directory).sweep_manifest
     try:
         manifest = read_record(path, SweepManifest)
     except RecordError as error:

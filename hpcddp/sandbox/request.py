@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from hpcddp.errors import UserError
+from hpcddp.run.files import user_name
 from hpcddp.sandbox import cgroups
 from hpcddp.sandbox.network import MOST_NODES
 
@@ -80,14 +80,6 @@ def default_hosts() -> Hosts:
     return Hosts.NAMESPACES if os.geteuid() == 0 else Hosts.SHARED
 
 
-def user_name() -> str | None:
-    """Return the name of this process's user, None if it has none (a container may run as any number)."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return None
-
-
 def check(request: Request, *, missing_programs: Callable[[Sequence[str]], list[str]]) -> None:
     """Reject a request that cannot be carried out.
 
@@ -108,7 +100,7 @@ def check(request: Request, *, missing_programs: Callable[[Sequence[str]], list[
             "--conf names a cgroup plugin, and this machine has control groups of version 2, for which the sandbox "
             "cannot make room; leave the cgroup plugins out"
         )
-    if user_name() is None:
+    if user_name() == str(os.geteuid()):
         raise UserError(
             f"user id {os.geteuid()} has no name on this machine, and Slurm's daemons need one; add it to /etc/passwd"
         )

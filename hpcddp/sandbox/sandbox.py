@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import HpcddpError, UserError
-from hpcddp.run.files import write_text
+from hpcddp.run.files import user_name, write_text
 from hpcddp.sandbox import cgroups, configuration, daemon_manager, network, processes, programs, state
 from hpcddp.sandbox import request as requests
 from hpcddp.sandbox.configuration import PARTITIONS, Cluster, Node
@@ -127,7 +127,7 @@ def _make_room(directory: Path) -> None:
 
 
 def _make_private(directory: Path) -> None:
-    """Make ``directory`` with mode 0700: whoever reaches the socket of munged runs jobs as the sandbox's owner."""
+    """Make ``directory`` with mode 0700: who reaches the socket of munged can run jobs as the sandbox's owner."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Another user may have created it in the meantime.
     _check_owner(directory)
@@ -174,7 +174,7 @@ def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
     nodes = tuple(Node(name=name, address=at, port=on) for name, (at, on) in zip(names, places, strict=True))
     cluster = Cluster(
         directory=request.directory,
-        user=requests.user_name() or "",
+        user=user_name(),
         controller_host=host,
         controller_address=address,
         controller_port=port,
@@ -373,7 +373,7 @@ def _wait_for_nodes(sandbox: Sandbox, environment: Mapping[str, str]) -> None:
 
 
 def slurm_environment(sandbox: Sandbox, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environment`` changed so that Slurm's commands speak to the sandbox."""
+    """Return ``environment`` changed so that Slurm's commands use the sandbox."""
     return {**environment, "SLURM_CONF": str(sandbox.slurm_conf)}
 
 

@@ -31,7 +31,7 @@ class Answers:
         associations: ``sacctmgr show assoc`` of the user, ``Account|QOS`` in each line; None without accounting,
             or if slurmdbd does not answer.
         default_account: ``sacctmgr show user``; None likewise.
-        silence: why there are no associations although the cluster has accounting.
+        accounting_error: why there are no associations although the cluster has accounting.
     """
 
     config: str
@@ -39,7 +39,7 @@ class Answers:
     nodes: str
     associations: str | None = None
     default_account: str | None = None
-    silence: str | None = None
+    accounting_error: str | None = None
 
 
 def ask_site(environment: Mapping[str, str], *, user: str) -> Answers:
@@ -76,21 +76,21 @@ def _ask_accounts(answers: Answers, environment: Mapping[str, str], *, user: str
     """Add the user's associations; slurmdbd may be down, which is not an error."""
     listing = ("sacctmgr", "--noheader", "--parsable2", "--readonly", "show")
     where = ("assoc", "where", f"user={user}", f"cluster={cluster}", "format=Account,QOS")
-    associations = default_account = silence = None
+    associations = default_account = accounting_error = None
     try:
         associations = commands.ask(*listing, *where, environment=environment)
         default_account = commands.ask(
             *listing, "user", "where", f"name={user}", "format=DefaultAccount", environment=environment
         )
     except commands.SlurmCommandError as error:
-        silence = error.message
+        accounting_error = error.message
     return Answers(
         config=answers.config,
         partitions=answers.partitions,
         nodes=answers.nodes,
         associations=associations,
         default_account=default_account,
-        silence=silence,
+        accounting_error=accounting_error,
     )
 
 

@@ -30,7 +30,7 @@ _NO_TIMES: Final = frozenset({"N/A", "NONE", "Unknown", "(null)", ""})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedJob:
-    """A job that the controller knows; it forgets ended jobs after a while (slurm.conf(5), MinJobAge).
+    """A job that the controller knows; it purges the records of ended jobs after a while (slurm.conf(5), MinJobAge).
 
     Args:
         job_id: its id, ``123`` or ``123_4``.

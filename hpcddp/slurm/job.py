@@ -11,6 +11,7 @@ from typing import Final
 
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import NO_LIMIT_S
+from hpcddp.slurm.rank_env import own_job_id
 from hpcddp.stop.deadline import KnownEnd
 from hpcddp.stop.reasons import Cause
 
@@ -44,7 +45,7 @@ class JobState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended; Slurm forgets such a job after a while, or reuses its id."""
+        """Whether the job has ended; Slurm purges its record after a while, and may reuse its id."""
         return self in _ENDS
 
 
@@ -101,11 +102,7 @@ def slurm_job_id(environment: Mapping[str, str]) -> str | None:
     Args:
         environment: the environment of the batch script or of a task.
     """
-    if "HPCDDP_LOCAL_JOB_ID" in environment:
-        return None
-    if "SLURM_ARRAY_JOB_ID" in environment:
-        return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
-    return environment.get("SLURM_JOB_ID")
+    return None if "HPCDDP_LOCAL_JOB_ID" in environment else own_job_id(environment)
 
 
 def allocation_of(environment: Mapping[str, str]) -> str | None:

@@ -1,8 +1,9 @@
-"""Rank, world size and hosts of a process, from the environment that its launcher set."""
+"""Rank, world size, hosts and job of a process, from the environment that its launcher set."""
 
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,6 +18,23 @@ Source = Literal["slurm", "submitit", "torchrun"]
 # Digits: enough for any number of Slurm.
 _LONGEST_NUMBER = 9
 _TASKS = re.compile(r"(?P<tasks>[0-9]{1,9})(?:\(x(?P<nodes>[0-9]{1,9})\))?", re.ASCII)
+
+
+def own_host(environment: Mapping[str, str]) -> str:
+    """Return the name of this host in Slurm, or its host name."""
+    return environment.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def own_rank(environment: Mapping[str, str]) -> int:
+    """Return the rank for a record, even if the rank environment as a whole is wrong; 0 if no rank is given."""
+    names = ("SUBMITIT_LOCAL_GLOBALID", "SLURM_PROCID", "RANK")
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), 0)
+
+
+def own_job_id(environment: Mapping[str, str]) -> str | None:
+    """Return Slurm's id of this job, ``123`` or ``123_4`` for an array element; None outside of a job."""
+    array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array and index else environment.get("SLURM_JOB_ID")
 
 
 class RankEnvError(HpcddpError):
@@ -128,7 +146,7 @@ class RankEnv:
             tasks_per_node=tasks,
             consecutive=max(tasks) == 1
             or variables.text("SLURM_DISTRIBUTION", "block").partition(":")[0] in {"block", ""},
-            job_id=variables.slurm_job_id(),
+            job_id=own_job_id(variables.env),
             restart_count=variables.number("SLURM_RESTART_COUNT", 0),
             source="slurm",
         )
@@ -161,7 +179,7 @@ class RankEnv:
             local_world_size=variables.count("LOCAL_WORLD_SIZE"),
             node_rank=variables.number("GROUP_RANK"),
             nodes=nodes,
-            job_id=variables.slurm_job_id(),
+            job_id=own_job_id(variables.env),
             restart_count=variables.number("TORCHELASTIC_RESTART_COUNT", 0),
             source="torchrun",
         )
@@ -220,10 +238,10 @@ class _Variables:
     """Reads single variables; an error names the variable."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = env
+        self.env = env
 
     def text(self, name: str, default: str | None = None) -> str:
-        value = self._env.get(name, default)
+        value = self.env.get(name, default)
         if value is None:
             raise RankEnvError(f"{name} is not set although the variables around it are; the launcher should set it")
         return value
@@ -254,9 +272,3 @@ class _Variables:
         if None in items or sum(count for _, count in groups) != nodes:
             raise RankEnvError(f"{name} is {text!r}, which does not give one number of tasks to each of {nodes} nodes")
         return tuple(tasks for tasks, count in groups for _ in range(count))
-
-    def slurm_job_id(self) -> str | None:
-        """Return the job's id, ``ARRAY_INDEX`` for an array element."""
-        if "SLURM_ARRAY_JOB_ID" in self._env:
-            return f"{self._env['SLURM_ARRAY_JOB_ID']}_{self.text('SLURM_ARRAY_TASK_ID')}"
-        return self._env.get("SLURM_JOB_ID")

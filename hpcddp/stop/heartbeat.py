@@ -20,7 +20,7 @@ _STANDSTILL_MEMORY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
+class HeartbeatGap:
     """The time without a heartbeat.
 
     Args:
@@ -48,7 +48,7 @@ class Heartbeat:
     def __init__(
         self,
         timeout_s: float = float("inf"),
-        on_hang: Callable[[Silence], object] = lambda _: None,
+        on_hang: Callable[[HeartbeatGap], object] = lambda _: None,
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,9 +99,9 @@ class Heartbeat:
         self.beat()
         self._step = step
 
-    def silence(self) -> Silence:
+    def gap(self) -> HeartbeatGap:
         """Return the time since the last heartbeat."""
-        return Silence(seconds=self._monotonic() - self._last, step=self._step)
+        return HeartbeatGap(seconds=self._monotonic() - self._last, step=self._step)
 
     def stood_still_s(self) -> float:
         """Return how long the watchdog thread did not run until a moment ago, in seconds; 0 if it ran.
@@ -110,10 +110,10 @@ class Heartbeat:
         other ranks counts as 0: they have not given this rank up for it.
         """
         now = self._monotonic()
-        gap_s = now - self._looked
-        if not (self._running and gap_s > self._standstill_threshold_s):
-            gap_s = self._last_standstill_s if now - self._resumed < _STANDSTILL_MEMORY_S else 0.0
-        return gap_s if gap_s > self.timeout_s / 2 else 0.0
+        pause_s = now - self._looked
+        if not (self._running and pause_s > self._standstill_threshold_s):
+            pause_s = self._last_standstill_s if now - self._resumed < _STANDSTILL_MEMORY_S else 0.0
+        return pause_s if pause_s > self.timeout_s / 2 else 0.0
 
     def start(self) -> None:
         """Start the watchdog."""
@@ -137,9 +137,9 @@ class Heartbeat:
     def _watch(self) -> None:
         while not self._ended.wait(self._poll_s):
             self.look()
-            if self.silence().seconds > self.timeout_s:
+            if self.gap().seconds > self.timeout_s:
                 self._given_up.set()
-                self._on_hang(self.silence())
+                self._on_hang(self.gap())
                 return
 
     def look(self) -> None:
@@ -148,8 +148,8 @@ class Heartbeat:
         So a job that Slurm suspends and resumes continues to train.
         """
         now = self._monotonic()
-        gap_s = now - self._looked
-        if gap_s > self._standstill_threshold_s:
-            self._last_standstill_s, self._resumed = gap_s, now
-            self._last += gap_s
+        pause_s = now - self._looked
+        if pause_s > self._standstill_threshold_s:
+            self._last_standstill_s, self._resumed = pause_s, now
+            self._last += pause_s
         self._looked = now

@@ -132,7 +132,7 @@ class _RunToWaitFor:
         """Return Slurm's records of a job."""
         records = commands.show_array(job_id, environment=self.environment)
         if not records:
-            self._refuse_forgotten(job_id)
+            self._refuse_unknown(job_id)
         return records
 
     def _waits_for(self, job_id: str, records: Sequence[Mapping[str, str]]) -> bool:
@@ -141,7 +141,7 @@ class _RunToWaitFor:
         if state is not None and state not in ENDED_STATES:
             return True
         if self.option == AFTER and state is None:
-            self._refuse_forgotten(job_id)
+            self._refuse_unknown(job_id)
         if self.option == AFTER and state != "COMPLETED":
             self._refuse(
                 f"job {job_id} is {state}, so that the run does not finish; continue it first, with hpcddp submit "
@@ -149,7 +149,7 @@ class _RunToWaitFor:
             )
         return False
 
-    def _refuse_forgotten(self, job_id: str) -> NoReturn:
+    def _refuse_unknown(self, job_id: str) -> NoReturn:
         self._refuse(
             f"Slurm does not know job {job_id} any more, and what waits for it would start at once; see what became of "
             f"the run, and leave {self.option} out"

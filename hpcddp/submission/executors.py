@@ -196,7 +196,7 @@ class RenderedLocalExecutor(LocalExecutor):
             )
         finally:
             os.close(log)
-        # A script that has ended, and that nobody waited for, would look alive as long as this process lives.
+        # A script that has ended would stay a zombie until this process ends or waits for it.
         threading.Thread(target=process.wait, daemon=True).start()
         job: LocalJob[Any] = LocalJob(
             folder=self.folder, job_id=str(process.pid), tasks=list(range(self._tasks)), process=process

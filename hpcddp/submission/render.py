@@ -195,14 +195,11 @@ def describe(request: SubmitRequest, script: RenderedScript) -> dict[str, Any]:
         request: the request.
         script: its rendered script.
     """
-    # Only the document has the plan: rendering a script loads no planner.
-    from hpcddp.batch.job import plan_job
-
     job, table = request.job, request.sweep_table
     return {
         "script": script.text,
         "directives": [{"flag": directive.flag, "value": directive.value} for directive in script.directives],
-        "plan": None if job.spec.batch.global_batch_size is None else plan_job(job.spec, samples=None).as_json(),
+        "plan": None if request.plan is None else request.plan.as_json(),
         "elements": None if table is None else table.elements(),
         "fields": {dotted(path): {"value": value, "origin": job.origins[dotted(path)]} for path, value in _fields(job)},
     }

@@ -108,10 +108,17 @@ def first_plan(spec: JobSpec) -> JobPlan | None:
     return plan_job(spec, samples=counted.samples)
 
 
-def write_plan(run: RunDirectory, plan: JobPlan | None) -> None:
-    """Write the plan into a run's directory; a job that states no batch has none."""
+def write_plan(run: RunDirectory, plan: JobPlan | None, *, total_steps: int | None = None) -> None:
+    """Write the plan into a run's directory; a job that states no batch has none.
+
+    Args:
+        run: the run.
+        plan: its plan.
+        total_steps: the steps of a training that goes on with another batch, whose plan does not know them; else None.
+    """
     if plan is not None:
-        write_plan_record(run, plan.as_json())
+        document = plan.as_json()
+        write_plan_record(run, document if total_steps is None else {**document, "total_steps": total_steps})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,6 @@ from hpcddp.run.events import append_event
 from hpcddp.run.files import exists, open_regular, user_name, why_unreadable, write_bytes, write_text
 from hpcddp.run.job_file import read_job_file, read_script
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
-from hpcddp.run.metrics import write_plan_record
 from hpcddp.run.moved import (
     is_same_directory,
     original_of,
@@ -214,10 +213,7 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
         for path, content in before.items():
             undo.callback(_restore, path, content)
         try:
-            write_run(run, job)
-            total = total_steps(run, job.request.job.spec)
-            if job.request.plan is not None and total is not None:
-                write_plan_record(run, {**job.request.plan.as_json(), "total_steps": total})
+            write_run(run, job, total_steps=total_steps(run, job.request.job.spec))
         except OSError as error:
             raise SubmissionError(
                 f"nothing was submitted: {error.filename2 or error.filename} cannot be replaced "

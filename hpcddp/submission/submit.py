@@ -19,7 +19,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import SweepTable, element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
-from hpcddp.run.index import remember
+from hpcddp.run.index import add_to_index
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
@@ -256,10 +256,10 @@ def turns_of(sweep: Sweep) -> Turns:
     return Turns(directory=sweep.path, count=read_job_file(sweep.directory).max_parallel or 1)
 
 
-def write_run(run: RunDirectory, job: PreparedJob) -> None:
-    """Write the resolved job, its batch plan and its script into a run directory."""
+def write_run(run: RunDirectory, job: PreparedJob, *, total_steps: int | None = None) -> None:
+    """Write the resolved job, its batch plan and its script into a run directory; arguments as ``write_plan``."""
     write_text(run.job_file, job.request.job_text)
-    write_plan(run, job.request.plan)
+    write_plan(run, job.request.plan, total_steps=total_steps)
     write_text(run.script, job.script)
 
 
@@ -344,13 +344,13 @@ def submit_script(
     try:
         write_submission_record(run, record)
     except OSError as error:
-        # Nobody would know of the job.
+        # No record would name the job.
         job.cancel()
         raise SubmissionError(
             f"job {job.job_id} was cancelled, because {run.submission} cannot be written: {error.strerror}"
         ) from error
     if element is None:
-        remember(run)
+        add_to_index(run)
     return Submission(
         run=run,
         cluster=cluster,

@@ -21,7 +21,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.sweep import SweepTable
 from hpcddp.run.files import write_text
-from hpcddp.run.index import remember
+from hpcddp.run.index import add_to_index
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
@@ -165,7 +165,7 @@ def _write_submission(request: SubmitRequest, cluster: Cluster, job_id: str) -> 
         **identity(request.run.path),
     )
     write_submission_record(request.run, record)
-    remember(request.run)
+    add_to_index(request.run)
 
 
 def pickle_digest(sweep: Sweep) -> str:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hpcddp.run.directory import RunDirectory
+
 # The process that has the lock of the queue takes the first turn that is free; all others wait behind it. Its words
 # are the script, the directory of the locks and their number. The locks are those of flock(2): the kernel frees them.
 _WAIT: Final = """\
@@ -43,7 +45,7 @@ class Turns:
 
     @property
     def _locks(self) -> Path:
-        return self.directory / "turns"
+        return RunDirectory(self.directory).sweep_turns
 
     def command(self, script: Path) -> list[str]:
         """Return the command that waits for a turn and then becomes the batch script, with the same process id."""

@@ -1,1 +1,1 @@
-"""The batch script before and after the tasks: begin, end, budgets, requeue."""
+"""What the batch script runs before, beside and after the tasks: begin, stage, watch, end; budgets, requeue."""

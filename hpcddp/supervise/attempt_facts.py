@@ -324,13 +324,13 @@ class AttemptFacts:
         return lost_nodes(self.environment, tasks_per_node=self.spec.tasks_per_node, recorded=recorded)
 
     @property
-    def is_overtaken(self) -> bool:
+    def is_fenced(self) -> bool:
         """Whether a newer attempt of the run has begun; read anew each time."""
         return self.attempt.run.newest_attempt() not in {None, self.attempt.number}
 
     def end_facts(self) -> EndFacts:
         """Return the input of the decision."""
-        finished, fenced = self.finished, self.is_overtaken
+        finished, fenced = self.finished, self.is_fenced
         if finished or fenced:
             return EndFacts(cause=Cause.UNKNOWN, finished=finished, fenced=fenced)
         # Read anew: the progress of this attempt was recorded after the other facts were read.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +34,7 @@ from hpcddp.run.result import Result, has_finished, resume_command, write_result
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
+from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import complete_directory, element_of
 from hpcddp.supervise.attempt_facts import limits_of
@@ -116,14 +116,16 @@ def begin(
         _refuse_second_job(run, start)
         if has_finished(run):
             return ""
-        previous = newest_start(run)
-        _keep_job_file(run, job_text)
+        previous, spec = newest_start(run), parse_resolved(job_text)
+        # The job may have moved to other resources, never to other training.
+        refuse_another_training(run, spec)
+        write_text(run.job_file, job_text)
         if run_id is None:
             _link_log(run)
         if of_sweep is not None:
             complete_directory(of_sweep, start.job_id or "", environment.get(PICKLE_DIGEST))
         if previous is not None:
-            _record_requeue_and_check_budgets(run, previous, start, parse_resolved(job_text))
+            _record_requeue_and_check_budgets(run, previous, start, spec)
         # A result is written when a run has ended for good; this one is being continued.
         run.result.unlink(missing_ok=True)
         return str(_create_attempt(run, start).path)
@@ -143,8 +145,8 @@ def _wait_for_directory(path: Path) -> None:
     write_message(f"{path} is not there; waiting up to {minutes} for it")
     if not wait_until(lambda: exists(path), timeout_s=PATIENCE_S, poll_s=_POLL_S):
         raise DirectoryAwayError(
-            f"{path} is not there after {minutes}, and a new one would begin the training anew; bring its file system "
-            "back, then submit the job again"
+            f"{path} is not there after {minutes}, and a new one would begin the training anew; mount its file system "
+            "again, then submit the job again"
         )
 
 
@@ -169,7 +171,7 @@ def _when_there_is_space(run: RunDirectory, claim: Callable[[], str]) -> str:
 
 def _given_up(run: RunDirectory, full: str) -> DiskFullError:
     """Return the error about a disk that stays full, and write it as the result of the run."""
-    why = f"{full}, and no space came in {PATIENCE_S / 60:g} minutes"
+    why = f"{full}, and no space became free in {PATIENCE_S / 60:g} minutes"
     number = run.newest_attempt()
     result = Result(
         status="stopped",
@@ -212,7 +214,7 @@ def _observe(
         job_id=job_id or environment.get("HPCDDP_LOCAL_JOB_ID"),
         restart_count=_restart_count(environment) if job_id else 0,
         submit_time=job.get("SubmitTime") if job else None,
-        host=environment.get("SLURMD_NODENAME") or socket.gethostname(),
+        host=own_host(environment),
         token=secrets.token_hex(16),
         time=now,
         end_time=end_time_of(ask_slurm(allocation) if allocation else job, environment, now=now),
@@ -302,12 +304,6 @@ def _derived_run_id(environment: Mapping[str, str]) -> str:
         raise UserError("this script was rendered for sbatch; run it with sbatch, or use hpcddp submit --cluster local")
     cluster = re.sub(r"[^A-Za-z0-9._-]", "-", environment.get("SLURM_CLUSTER_NAME") or "cluster")
     return f"{cluster}-{job_id}"
-
-
-def _keep_job_file(run: RunDirectory, text: str) -> None:
-    """Write the resolved job of the newest attempt: it may have moved to other resources, never to other training."""
-    refuse_another_training(run, parse_resolved(text))
-    write_text(run.job_file, text)
 
 
 def _create_attempt(run: RunDirectory, start: Start) -> AttemptDirectory:

@@ -77,7 +77,7 @@ class Action:
     Args:
         kind: what the supervisor does.
         exit_code: what the batch script exits with.
-        why: why the run is not restarted automatically, in words that follow "because"; empty when it is.
+        why: why the run is not requeued, in words that follow "because"; empty when it is.
     """
 
     kind: ActionKind
@@ -170,8 +170,8 @@ _ROWS: tuple[Callable[[EndFacts], Action | None], ...] = (
 )
 
 
-# What each cause is counted as. The others have no limit of their own: a lost node, what somebody else requeues, and
-# what the run's own code asks for. Attempts without progress end the run all the same.
+# What each cause is counted as. The others have no limit of their own: a lost node, a requeue by an
+# administrator, and what the run's own code asks for. Attempts without progress end the run all the same.
 _COUNTED_AS: Mapping[Cause, str] = MappingProxyType(
     {Cause.PREEMPTION: "preemptions", Cause.TIME_LIMIT: "time_limits", Cause.CRASH: "failures"}
 )
@@ -237,7 +237,7 @@ def spent_of(events: Sequence[Event]) -> Spent:
             counts, idle = dict.fromkeys(_FIELDS, 0), 0
         elif kind == "start":
             idle += 1
-        elif kind == "save" and event.reason != "failed" and (event.step or 0) > newest_step:
+        elif kind == "save" and (event.step or 0) > newest_step:
             newest_step, idle = event.step or 0, 0
         elif kind == "progress":
             idle = 0

@@ -39,7 +39,7 @@ from hpcddp.supervise.slurm_requeue import Requeued, RequeueOutcome
 _DIRECTORY_PATIENCE_S: Final = 600.0
 _POLL_S: Final = 1.0
 _WRITES_NOTHING = frozenset({ActionKind.FINISH, ActionKind.FENCED})
-_OVERTAKEN = Action(kind=ActionKind.FENCED, exit_code=ExitCode.FENCED)
+_FENCED = Action(kind=ActionKind.FENCED, exit_code=ExitCode.FENCED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str],
         attempt_facts = _wait_for_records(read_facts)
         if attempt_facts is None:
             return _directory_is_missing(attempt)
-        if attempt_facts.cause_unavailable and not attempt_facts.is_overtaken:
+        if attempt_facts.cause_unavailable and not attempt_facts.is_fenced:
             _wait_for_slurm(attempt_facts)
             attempt_facts = _wait_for_records(read_facts) or attempt_facts
         return _decide_and_act(attempt_facts, code)
@@ -109,9 +109,9 @@ def _decide_and_act(attempt_facts: AttemptFacts, code: int) -> Ending:
     action = decide(attempt_facts.end_facts())
     if attempt_facts.damage is not None:
         write_message(attempt_facts.damage.message)
-    if attempt_facts.is_overtaken:
+    if attempt_facts.is_fenced:
         # The query to Slurm may have taken a minute.
-        action = _OVERTAKEN
+        action = _FENCED
     ending = _HANDLERS[action.kind](attempt_facts, action, code)
     if action.kind in _WRITES_NOTHING or attempt_facts.full_disk is None:
         return ending
@@ -119,7 +119,7 @@ def _decide_and_act(attempt_facts: AttemptFacts, code: int) -> Ending:
 
 
 def _give_up(attempt: AttemptDirectory, error: RecordError) -> Ending:
-    """Stop the run where a record that the decision needs is damaged: a guess could blame or requeue wrongly."""
+    """Stop the run where a record that the decision needs is damaged: a guess could requeue wrongly."""
     run = attempt.run
     if run.newest_attempt() == attempt.number:
         result = Result(
@@ -159,7 +159,7 @@ def _conclude_program(attempt_facts: AttemptFacts, program: ProgramEnd) -> None:
     """Record what the ranks of a training record themselves: that the run has finished, or made progress."""
     # The query to Slurm may take a minute, in which the run may start again on other nodes.
     interrupted = not program.finished and is_interruption(attempt_facts.counted_cause)
-    if attempt_facts.is_overtaken:
+    if attempt_facts.is_fenced:
         return
     attempt = attempt_facts.attempt
     with _write_errors_printed(attempt.run.path):
@@ -266,7 +266,7 @@ def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
         set_requeue_flag=not attempt_facts.spec.requeue.left_to_slurm,
     )
     in_vain = done.outcome in {RequeueOutcome.REFUSED, RequeueOutcome.UNREACHABLE}
-    if in_vain and attempt_facts.may_be_preempted and not attempt_facts.is_overtaken:
+    if in_vain and attempt_facts.may_be_preempted and not attempt_facts.is_fenced:
         # Slurm may kill this shell while it waits: the run must not be shown as still running.
         _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; {done.why}", action.exit_code)
         done = requeuing.wait_for_preemption(
@@ -277,7 +277,7 @@ def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
 
 def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done: Requeued, *, by: str) -> Ending:
     """Make sure that a requeue lasts, and record what came of it; ``by`` is who requeued the job, if not its user."""
-    if done.outcome is RequeueOutcome.REQUEUED and not attempt_facts.is_overtaken:
+    if done.outcome is RequeueOutcome.REQUEUED and not attempt_facts.is_fenced:
         requeue = attempt_facts.spec.requeue
         done = requeuing.stay_until_saved(
             attempt_facts.job_id or "",
@@ -286,9 +286,9 @@ def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done:
             set_requeue_flag=not requeue.left_to_slurm,
             set_start_time=requeue.expedite,
         )
-    if attempt_facts.is_overtaken:
+    if attempt_facts.is_fenced:
         # On a node that was cut off, Slurm does not respond: it has started the job again elsewhere.
-        return _be_fenced(attempt_facts, _OVERTAKEN, code)
+        return _be_fenced(attempt_facts, _FENCED, code)
     if done.outcome is RequeueOutcome.REQUEUED:
         return _report_requeue(attempt_facts, action, by="user" if attempt_facts.by_user else by)
     if done.outcome is RequeueOutcome.CANCELLED:
@@ -307,13 +307,13 @@ def _report_requeue(attempt_facts: AttemptFacts, action: Action, *, by: str) -> 
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=str(attempt_facts.counted_cause), job_id=job_id, by=by)
     expedite = attempt_facts.spec.requeue.expedite
     soon = "in a few seconds, if its nodes are free" if expedite else "in about two minutes"
-    next_step = f"Slurm runs {attempt_facts.job} again {soon}, and {_continuation(attempt_facts)}."
+    next_step = f"Slurm runs {attempt_facts.job} again {soon}, and {_next_attempt_text(attempt_facts)}."
     return Ending(
         exit_code=action.exit_code, text=_summary(attempt_facts, next_step), expedite=job_id if expedite else None
     )
 
 
-def _continuation(attempt_facts: AttemptFacts) -> str:
+def _next_attempt_text(attempt_facts: AttemptFacts) -> str:
     """Return what the next attempt does."""
     return "the run resumes from that step" if attempt_facts.spec.command is None else "the program starts again"
 
@@ -330,7 +330,7 @@ def _continue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     cause = str(attempt_facts.counted_cause)
     _append_stop(attempt_facts)
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=cause, job_id=submission.job_id, by="hpcddp")
-    next_step = f"Job {submission.job_id} was submitted, and {_continuation(attempt_facts)}."
+    next_step = f"Job {submission.job_id} was submitted, and {_next_attempt_text(attempt_facts)}."
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step))
 
 
@@ -366,7 +366,7 @@ def _why(attempt_facts: AttemptFacts) -> str:
 
 def _by_hand(attempt_facts: AttemptFacts, why: str = "") -> str:
     because = f": {why}" if why else ""
-    return f"The run is not restarted automatically{because}. To resume: {resume_command(attempt_facts.attempt.run)}"
+    return f"The run is not requeued{because}. To resume: {resume_command(attempt_facts.attempt.run)}"
 
 
 def _summary(attempt_facts: AttemptFacts, next_step: str, *, cause: Cause | None = None) -> str:

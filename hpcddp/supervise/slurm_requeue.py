@@ -117,7 +117,7 @@ def requeue(
 def stay_until_saved(
     job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool, set_start_time: bool
 ) -> Requeued:
-    """Stay until the controller has saved a requeue, and requeue the job again if it has forgotten it.
+    """Stay until the controller has saved a requeue, and requeue the job again if it has lost it.
 
     A controller that is killed comes back with the state that it saved last: the job runs, as if it had not been
     requeued, and fails when this process ends. Slurm kills this process when KillWait is over.

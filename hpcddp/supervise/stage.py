@@ -10,7 +10,6 @@ import errno
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from hpcddp.run.failure import FailureRecord, write_failure
 from hpcddp.run.files import full_disk, why_unreadable
 from hpcddp.run.record import Record, RecordError, read_record, write_record
 from hpcddp.slurm.job_environment import submitters_umask
+from hpcddp.slurm.rank_env import own_host, own_rank
 from hpcddp.stop.reasons import ExitCode
 
 MARK: Final = ".hpcddp-staged"
@@ -77,9 +77,9 @@ def stage(wanted: Stage, environment: Mapping[str, str]) -> int:
     attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
     try:
         with submitters_umask(environment):
-            write_message(f"environment.stage on {socket.gethostname()}: {_stage(wanted, environment)}")
+            write_message(f"environment.stage on {own_host(environment)}: {_stage(wanted, environment)}")
     except (HpcddpError, OSError) as error:
-        record = _failure(error, rank=int(environment.get("SLURM_PROCID", "0")))
+        record = _failure(error, environment)
         write_message(f"{record.place}: {record.message}")
         write_failure(attempt, record)
         return record.exit_code
@@ -90,7 +90,7 @@ def _exit(number: int, _: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _failure(error: HpcddpError | OSError, *, rank: int) -> FailureRecord:
+def _failure(error: HpcddpError | OSError, environment: Mapping[str, str]) -> FailureRecord:
     if isinstance(error, HpcddpError):
         message, code = error.message, ExitCode.USER_CODE
     else:
@@ -98,8 +98,8 @@ def _failure(error: HpcddpError | OSError, *, rank: int) -> FailureRecord:
         where = f"{error.filename}: " if error.filename is not None else ""
         message, code = f"{where}{why_unreadable(error)}", ExitCode.INFRASTRUCTURE
     return FailureRecord(
-        rank=rank,
-        host=socket.gethostname(),
+        rank=own_rank(environment),
+        host=own_host(environment),
         time=time.time(),
         kind="stage",
         message=message,
@@ -126,7 +126,7 @@ def _stage(wanted: Stage, environment: Mapping[str, str]) -> str:
     began = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)
     # The name is that of job and node, so that an attempt removes what the one before it has left.
-    owner = f"{environment.get('SLURM_JOB_ID', 'local')}-{socket.gethostname()}-{os.geteuid()}"
+    owner = f"{environment.get('SLURM_JOB_ID', 'local')}-{own_host(environment)}-{os.geteuid()}"
     unfinished = target.with_name(f".{target.name}.{owner}")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 from hpcddp.errors import write_message
-from hpcddp.jobfile.write import parse_resolved
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_file import read_job_file
@@ -52,13 +52,14 @@ def watch(
     """
     srun = find(pid)
     ended_at: float | None = None
-    warn_at = _warn_at(attempt) if warn else math.inf
+    spec = _job_of(attempt)
+    warn_at = _warn_at(attempt, spec) if warn and spec is not None else math.inf
     while srun is not None and find(pid) == srun:
         if time.time() >= warn_at:
             warn_at = math.inf
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR2)
-        if not tasks_have_ended(attempt):
+        if not tasks_have_ended(attempt, tasks=None if spec is None else spec.tasks):
             ended_at = None
         elif ended_at is None:
             ended_at = time.monotonic()
@@ -69,15 +70,24 @@ def watch(
             )
             _end(srun)
             return
-        # On the host of an interactive shell nobody ends this process but itself.
+        # On the host of an interactive shell no other process ends this one.
         pause_s = min(poll_s, max(0.0, warn_at - time.time()))
         wait_until(lambda: find(pid) != srun, timeout_s=pause_s, poll_s=min(_SRUN_POLL_S, poll_s))
 
 
-def _warn_at(attempt: AttemptDirectory) -> float:
+def _job_of(attempt: AttemptDirectory) -> JobSpec | None:
+    """Return the job of an attempt; None, with a message, if it cannot be read: srun is watched all the same."""
+    try:
+        return read_job_file(attempt.run)
+    except RecordError as error:
+        write_message(error.message)
+        return None
+
+
+def _warn_at(attempt: AttemptDirectory, spec: JobSpec) -> float:
     """Return when the tasks are warned of their end, in seconds since the epoch; infinity if they are not."""
     try:
-        start, lead = read_start(attempt), read_job_file(attempt.run).signal_lead
+        start, lead = read_start(attempt), spec.signal_lead
     except RecordError as error:
         write_message(error.message)
         return math.inf
@@ -86,20 +96,21 @@ def _warn_at(attempt: AttemptDirectory) -> float:
     )
 
 
-def tasks_have_ended(attempt: AttemptDirectory) -> bool:
+def tasks_have_ended(attempt: AttemptDirectory, *, tasks: int | None) -> bool:
     """Return whether the records of an attempt show that all of its tasks have ended, or are about to.
 
     They do if rank 0 has written the result or the decision, which it does last, or if each rank has written how its
     program ended or why it failed.
+
+    Args:
+        attempt: the attempt.
+        tasks: how many tasks it has; None if that is not known.
     """
     if attempt.run.result.exists() or attempt.decision.exists():
         return True
-    try:
-        tasks = parse_resolved(attempt.run.job_file.read_text(encoding="utf-8")).tasks
-    except OSError:
-        return False
-    ended = (attempt.rank_exit(rank).exists() or attempt.rank_error(rank).exists() for rank in range(tasks))
-    return all(ended)
+    return tasks is not None and all(
+        attempt.rank_exit(rank).exists() or attempt.rank_error(rank).exists() for rank in range(tasks)
+    )
 
 
 def _end(srun: Process) -> None:

@@ -95,7 +95,7 @@ def _run(inputs: TaskInputs) -> None:
         return
     environment["SUBMITIT_EXECUTOR"] = "local" if env.source == "submitit" else "slurm"
     # submitit replaces our signal handlers until ``work.run`` installs them again. Its warning signal is set to one
-    # that nobody sends, since its handler would save and requeue at any point of a step.
+    # that no process sends, since its handler would save and requeue at any point of a step.
     environment["SUBMITIT_PREEMPT_SIGNAL"] = "RTMAX"
     # Otherwise its own messages are in the log of every rank.
     environment.setdefault("SUBMITIT_LOG_LEVEL", "WARNING")

@@ -1,4 +1,4 @@
-"""Attribute a job failure to the first failing rank: failure records of a rank, and their text in its log."""
+"""The failure record of a rank, whether its error is only the loss of another rank, and its text in the log."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def standstill_record(seconds: float, text: str, process_state: ProcessState = P
     """
     return process_state.record(
         kind="stood_still",
-        message=f"the process stood still for {seconds:.0f} s, and the other ranks gave it up; it was stopped, or its "
-        "host was",
+        message=f"the process did not run for {seconds:.0f} s, and the other ranks ended meanwhile; it was stopped, or "
+        "its host was",
         traceback=text,
         exit_code=ExitCode.HANG,
     )
@@ -163,7 +163,9 @@ def failure_text(record: FailureRecord) -> str:
     """Return the last lines of a failed rank's log: the traceback, the rank, the error, and what follows from it."""
     lines = [record.traceback.rstrip(), f"hpcddp: {record.place} failed{record.when}: {record.label}{record.message}"]
     if record.secondary:
-        lines.append("hpcddp: this rank only followed; the end of the batch log names the one that failed first")
+        lines.append(
+            "hpcddp: this rank failed as a consequence; the end of the batch log names the one that failed first"
+        )
     elif record.exit_code in _ADVICE:
         lines.append(f"hpcddp: {_ADVICE[record.exit_code]}")
     return "\n".join([line for line in lines if line]) + "\n"

@@ -1,11 +1,12 @@
-"""The exchange in which rank 0 learns who the other ranks of its attempt are, and tells them all one verdict.
+"""The exchange in which rank 0 learns who the other ranks of its attempt are, and sends all of them one reply.
 
-Whoever reaches the port can connect, so each side proves that it knows the attempt's key, which only the user can read:
+Any process that reaches the port can connect, so each side proves that it knows the attempt's key, which only the user
+can read:
 
 1. Rank 0 sends a random number.
-2. The rank sends a random number of its own, and its introduction with a code: HMAC-SHA256 (RFC 2104) with the key over
+2. The rank sends a random number of its own, and its hello with a code: HMAC-SHA256 (RFC 2104) with the key over
    both numbers, the kind of the message, and its content.
-3. Rank 0 sends a welcome with its code at once, and when all ranks are there the verdict with its code.
+3. Rank 0 sends an accept with its code at once, and when all ranks are there the reply with its code.
 
 The code of an earlier exchange, of another message or of another attempt is never right. A message is not encrypted.
 """
@@ -32,16 +33,16 @@ _HEAD_BYTES: Final = _LENGTH.size + _CODE_BYTES
 LONGEST_MESSAGE: Final = 16 * 1024
 """Bytes of the content of a message; small enough to be sent without waiting for the receiver."""
 
-_INTRODUCTION: Final = b"introduction"
-_WELCOME: Final = b"welcome"
-_VERDICT: Final = b"verdict"
+_HELLO: Final = b"hello"
+_ACCEPT: Final = b"accept"
+_REPLY: Final = b"reply"
 
 _CONNECT_TIMEOUT_S: Final = 3.0
-# Rank 0 accepts more slowly while strangers connect.
-_WELCOME_TIMEOUT_S: Final = 10.0
-# How long a connection may take to prove itself, and how many may be open that have not.
-_PROOF_TIMEOUT_S: Final = 5.0
-_MOST_UNPROVEN: Final = 512
+# Rank 0 accepts more slowly while unauthenticated clients connect.
+_ACCEPT_TIMEOUT_S: Final = 10.0
+# How long a connection may take to authenticate itself, and how many may be open that have not.
+_AUTHENTICATION_TIMEOUT_S: Final = 5.0
+_MOST_UNAUTHENTICATED: Final = 512
 _MOST_ACCEPTED_AT_ONCE: Final = 64
 _POLL_S: Final = 0.05
 _WATCH_EVERY_S: Final = 0.5
@@ -50,7 +51,7 @@ _OTHER_FILES: Final = 256
 
 
 class ExchangeError(Exception):
-    """The other side is not of this attempt, or has gone."""
+    """The other side is not of this attempt, or has closed the connection."""
 
 
 def _code(key: bytes, kind: bytes, numbers: bytes, content: bytes) -> bytes:
@@ -62,7 +63,7 @@ def _message(key: bytes, kind: bytes, numbers: bytes, content: bytes) -> bytes:
 
 
 @dataclass(slots=True, eq=False)
-class _Caller:
+class _Client:
     """A connection to rank 0.
 
     Args:
@@ -70,9 +71,9 @@ class _Caller:
         number: the random number that rank 0 has sent.
         since: when it was accepted, on the monotonic clock.
         received: what it has sent so far.
-        numbers: both random numbers, when it has proven itself.
+        numbers: both random numbers, when it is authenticated.
         rank: its rank then.
-        introduction: what it has said of itself.
+        hello: what it has sent about itself.
     """
 
     connection: socket.socket
@@ -81,29 +82,29 @@ class _Caller:
     received: bytearray = field(default_factory=bytearray)
     numbers: bytes = b""
     rank: int | None = None
-    introduction: bytes = b""
+    hello: bytes = b""
 
 
 class ExchangeServer:
-    """Rank 0's side: accepts connections, and keeps those that prove themselves.
+    """Rank 0's side: accepts connections, and keeps those that are authenticated.
 
-    One thread serves all of them. A connection that proves nothing is closed after some seconds, or when too many like
-    it have come since, so that strangers hold up neither the ranks nor the deadline.
+    One thread serves all of them. A connection that is not authenticated is closed after some seconds, or when too many
+    others are open, so that such connections delay neither the ranks nor the deadline.
 
     Args:
         listener: a listening socket; closing it is the caller's part.
         key: the attempt's key.
         expected: how many ranks are to come.
-        rank_of: returns the rank in an introduction; raises ValueError if it has none.
+        rank_of: returns the rank in a hello; raises ValueError if it has none.
     """
 
     def __init__(self, listener: socket.socket, key: bytes, *, expected: int, rank_of: Callable[[bytes], int]) -> None:
         self._listener, self._key, self._expected, self._rank_of = listener, key, expected, rank_of
         self._selector = selectors.DefaultSelector()
         # In the order in which they came.
-        self._unproven: dict[_Caller, None] = {}
-        self._ranks: dict[int, _Caller] = {}
-        _allow_open_files(expected + _MOST_UNPROVEN + _OTHER_FILES)
+        self._unauthenticated: dict[_Client, None] = {}
+        self._ranks: dict[int, _Client] = {}
+        _allow_open_files(expected + _MOST_UNAUTHENTICATED + _OTHER_FILES)
         listener.settimeout(0)
         self._selector.register(listener, selectors.EVENT_READ)
 
@@ -113,12 +114,12 @@ class ExchangeServer:
 
     def __exit__(self, *_: object) -> None:
         """Close all connections."""
-        for caller in (*self._unproven, *self._ranks.values()):
-            caller.connection.close()
+        for client in (*self._unauthenticated, *self._ranks.values()):
+            client.connection.close()
         self._selector.close()
 
     def gather(self, *, deadline: float, watch: Callable[[], None]) -> Mapping[int, bytes]:
-        """Wait until all ranks are there, or for the deadline, and return the introductions by rank.
+        """Wait until all ranks are there, or for the deadline, and return the hellos by rank.
 
         Args:
             deadline: on the monotonic clock.
@@ -138,63 +139,63 @@ class ExchangeServer:
                 # It may have been closed since, for a newer one.
                 elif key.data.connection.fileno() >= 0:
                     self._receive(key.data)
-            while self._unproven and next(iter(self._unproven)).since < now - _PROOF_TIMEOUT_S:
-                self._drop(next(iter(self._unproven)))
-        return {rank: caller.introduction for rank, caller in self._ranks.items()}
+            while self._unauthenticated and next(iter(self._unauthenticated)).since < now - _AUTHENTICATION_TIMEOUT_S:
+                self._close(next(iter(self._unauthenticated)))
+        return {rank: client.hello for rank, client in self._ranks.items()}
 
-    def tell(self, verdict: bytes) -> None:
-        """Send a verdict to all ranks that are there."""
-        for caller in self._ranks.values():
+    def send_reply(self, reply: bytes) -> None:
+        """Send a reply to all ranks that are there."""
+        for client in self._ranks.values():
             with suppress(OSError):
-                caller.connection.send(_message(self._key, _VERDICT, caller.numbers, verdict))
+                client.connection.send(_message(self._key, _REPLY, client.numbers, reply))
 
     def _accept(self) -> None:
         for _ in range(_MOST_ACCEPTED_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
                 connection.settimeout(0)
-                caller = _Caller(connection, secrets.token_bytes(_NUMBER_BYTES), time.monotonic())
-                connection.send(caller.number)
+                client = _Client(connection, secrets.token_bytes(_NUMBER_BYTES), time.monotonic())
+                connection.send(client.number)
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno not in {errno.EMFILE, errno.ENFILE}:
-                    # The other side has gone again.
+                    # The other side has closed the connection.
                     continue
-                if not self._unproven:
+                if not self._unauthenticated:
                     raise
-                self._drop(next(iter(self._unproven)))
+                self._close(next(iter(self._unauthenticated)))
                 return
-            self._unproven[caller] = None
-            self._selector.register(connection, selectors.EVENT_READ, caller)
-            if len(self._unproven) > _MOST_UNPROVEN:
-                self._drop(next(iter(self._unproven)))
+            self._unauthenticated[client] = None
+            self._selector.register(connection, selectors.EVENT_READ, client)
+            if len(self._unauthenticated) > _MOST_UNAUTHENTICATED:
+                self._close(next(iter(self._unauthenticated)))
 
-    def _receive(self, caller: _Caller) -> None:
+    def _receive(self, client: _Client) -> None:
         try:
-            part = caller.connection.recv(LONGEST_MESSAGE)
+            part = client.connection.recv(LONGEST_MESSAGE)
         except BlockingIOError:
             return
         except OSError:
             part = b""
-        # A rank says nothing after its introduction.
-        if not part or caller.rank is not None:
-            self._drop(caller)
+        # A rank sends nothing after its hello.
+        if not part or client.rank is not None:
+            self._close(client)
             return
-        caller.received += part
+        client.received += part
         try:
-            self._admit(caller)
+            self._authenticate(client)
         except (ValueError, OSError):
-            self._drop(caller)
+            self._close(client)
 
-    def _admit(self, caller: _Caller) -> None:
-        """Take a caller for a rank if it has said enough.
+    def _authenticate(self, client: _Client) -> None:
+        """Take a client for a rank if its hello is complete.
 
         Raises:
             ValueError: it is not a rank of this attempt.
-            OSError: it has gone again.
+            OSError: it has closed the connection.
         """
-        number, message = bytes(caller.received[:_NUMBER_BYTES]), bytes(caller.received[_NUMBER_BYTES:])
+        number, message = bytes(client.received[:_NUMBER_BYTES]), bytes(client.received[_NUMBER_BYTES:])
         if len(message) < _HEAD_BYTES:
             return
         (length,) = _LENGTH.unpack_from(message)
@@ -203,25 +204,25 @@ class ExchangeServer:
             raise ValueError("too long")
         if len(content) < length:
             return
-        numbers = caller.number + number
-        if not hmac.compare_digest(code, _code(self._key, _INTRODUCTION, numbers, content)):
+        numbers = client.number + number
+        if not hmac.compare_digest(code, _code(self._key, _HELLO, numbers, content)):
             raise ValueError("not of this attempt")
         rank = self._rank_of(content)
-        caller.connection.send(_message(self._key, _WELCOME, numbers, b""))
+        client.connection.send(_message(self._key, _ACCEPT, numbers, b""))
         if rank in self._ranks:
             # The rank has connected again.
-            self._drop(self._ranks[rank])
-        caller.numbers, caller.rank, caller.introduction = numbers, rank, content
-        del self._unproven[caller]
-        self._ranks[rank] = caller
+            self._close(self._ranks[rank])
+        client.numbers, client.rank, client.hello = numbers, rank, content
+        del self._unauthenticated[client]
+        self._ranks[rank] = client
 
-    def _drop(self, caller: _Caller) -> None:
-        self._selector.unregister(caller.connection)
-        caller.connection.close()
-        if caller.rank is None:
-            del self._unproven[caller]
+    def _close(self, client: _Client) -> None:
+        self._selector.unregister(client.connection)
+        client.connection.close()
+        if client.rank is None:
+            del self._unauthenticated[client]
         else:
-            del self._ranks[caller.rank]
+            del self._ranks[client.rank]
 
 
 def _allow_open_files(count: int) -> None:
@@ -234,35 +235,35 @@ def _allow_open_files(count: int) -> None:
 
 
 class ExchangeClient:
-    """Another rank's side: one connection to rank 0, which has welcomed it.
+    """Another rank's side: one connection to rank 0, which has accepted it.
 
     Args:
         address: rank 0's address.
         port: its port.
         key: the attempt's key.
-        introduction: what to tell rank 0.
-        deadline: on the monotonic clock; an address that does not answer is given up after some seconds anyway.
+        hello: what to send about this rank.
+        deadline: on the monotonic clock; no more than some seconds for an address that does not answer.
 
     Attributes:
         own_address: this host's address on the route to rank 0.
 
     Raises:
-        ExchangeError: who listens there does not know the key, or does not answer.
-        OSError: nobody listens there.
+        ExchangeError: the process that listens there does not know the key, or does not answer.
+        OSError: no process listens there.
     """
 
-    def __init__(self, address: str, port: int, key: bytes, introduction: bytes, *, deadline: float) -> None:
+    def __init__(self, address: str, port: int, key: bytes, hello: bytes, *, deadline: float) -> None:
         self._key = key
         if (left := deadline - time.monotonic()) <= 0:
             raise TimeoutError
         self._connection = socket.create_connection((address, port), timeout=min(left, _CONNECT_TIMEOUT_S))
         try:
-            deadline = min(deadline, time.monotonic() + _WELCOME_TIMEOUT_S)
+            deadline = min(deadline, time.monotonic() + _ACCEPT_TIMEOUT_S)
             self.own_address = str(self._connection.getsockname()[0]).removeprefix("::ffff:")
             number = secrets.token_bytes(_NUMBER_BYTES)
             self._numbers = self._receive(_NUMBER_BYTES, deadline) + number
-            self._connection.sendall(number + _message(key, _INTRODUCTION, self._numbers, introduction))
-            self._read(_WELCOME, deadline)
+            self._connection.sendall(number + _message(key, _HELLO, self._numbers, hello))
+            self._read(_ACCEPT, deadline)
         except BaseException:
             self._connection.close()
             raise
@@ -275,17 +276,17 @@ class ExchangeClient:
         """Close the connection."""
         self._connection.close()
 
-    def verdict(self, *, deadline: float) -> bytes:
-        """Wait for rank 0's verdict and return it.
+    def reply(self, *, deadline: float) -> bytes:
+        """Wait for rank 0's reply and return it.
 
         Args:
             deadline: on the monotonic clock.
 
         Raises:
             TimeoutError: it has not come.
-            ExchangeError: rank 0 has gone, or the verdict is not its own.
+            ExchangeError: rank 0 has closed the connection, or the reply is not its own.
         """
-        return self._read(_VERDICT, deadline)
+        return self._read(_REPLY, deadline)
 
     def _read(self, kind: bytes, deadline: float) -> bytes:
         head = self._receive(_HEAD_BYTES, deadline)

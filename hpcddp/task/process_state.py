@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 import time
@@ -13,23 +12,12 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord
-from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.slurm.rank_env import RankEnv, own_host, own_rank
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.reasons import Cause
 
 if TYPE_CHECKING:
     from hpcddp.jobfile.job import JobSpec
-
-
-def own_host(environment: Mapping[str, str]) -> str:
-    """Return the name of this host in Slurm, or its host name."""
-    return environment.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def own_rank(environment: Mapping[str, str]) -> int:
-    """Return the rank for a record, even if the rank environment as a whole is wrong; 0 if no rank is given."""
-    names = ("SUBMITIT_LOCAL_GLOBALID", "SLURM_PROCID", "RANK")
-    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), 0)
 
 
 def _unknown_cause() -> Cause | None:

@@ -245,7 +245,7 @@ def program_environment(
         "HPCDDP_REQUEUE_FILE": str(attempt.requeue_file),
         "HPCDDP_PROGRESS_FILE": str(run.progress),
         METRICS_FILE: str(run.metrics),
-        # The output of a program that is killed is complete, and a program that crashes below Python prints its stacks.
+        # The output of a program that is killed is complete, and a crash in native code prints stacks.
         "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
         "PYTHONFAULTHANDLER": inherited.get("PYTHONFAULTHANDLER", "1"),
         **trace_variables(attempt, inherited),
@@ -324,10 +324,10 @@ class Program:
         environment: its whole environment.
         end: the end of the job.
         notice_s: how long before the end it gets SIGTERM, in seconds; SIGKILL comes after half of it, or later.
-        save_signal: the signal after which it saves; None = SIGUSR2, or SIGUSR1 if it listens only to that.
+        save_signal: the signal after which it saves; None = SIGUSR2, or SIGUSR1 if it handles only that.
         is_launcher: whether it has started the ranks, which get the signals to save in its place.
         before_saving: called before the program gets the signal after which it saves because of SIGTERM: a program that
-            then requeues its job, as Lightning does, makes Slurm forget a preemption.
+            then requeues its job, as Lightning does, makes Slurm clear PreemptTime.
         on_poll: called with its process id about twice a second while it runs; an exception of it ends the wait.
 
     Attributes:
@@ -388,7 +388,7 @@ class Program:
                 self._send(signal.SIGKILL)
         elif not self._ends_by_itself and left_s <= self._notice_s:
             warned = LISTENER.first(signal.SIGUSR2) is not None and self.notice is None
-            why = f", and the program does not listen to {self._warning.name}" if warned else ""
+            why = f", and the program does not handle {self._warning.name}" if warned else ""
             _print(f"the time limit is near{why}: SIGTERM")
             self.notice = self.notice or "deadline"
             self._send(signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""Rendezvous of the ranks of one attempt: they find rank 0, say who they are, and all get one verdict.
+"""Rendezvous of the ranks of one attempt: they connect to rank 0, send who they are, and get one reply.
 
-Rank 0 publishes its address in the attempt's own directory. What is said there is in ``exchange``. The process that
+Rank 0 publishes its address in the attempt's own directory. The messages are those of ``exchange``. The process that
 serves a port binds it and keeps it bound, so no other job on the node can take it in between. The first part of the
 file finds the addresses of this host that other hosts can reach, and their network interfaces.
 """
@@ -119,8 +119,8 @@ def _ipv6_addresses(table: Path) -> Iterator[tuple[str, str]]:
 PORTS = range(20000, 32768)
 """Below the kernel's ephemeral ports (from 32768), above what services use."""
 _POLL_S: Final = 0.05
-# How long the other ranks wait for rank 0's verdict: it may have started later than they have.
-_VERDICT_GRACE_S: Final = 30.0
+# How much longer the other ranks wait for rank 0's reply: it may have started later than they have.
+_REPLY_GRACE_S: Final = 30.0
 # How long a rank whose connection to rank 0 has ended waits for the record that says why.
 _RECORD_TIMEOUT_S: Final = 5.0
 _MOST_RANKS_NAMED: Final = 16
@@ -154,14 +154,14 @@ class DisagreementError(HpcddpError):
     exit_code: ClassVar[int] = ExitCode.USER_CODE
 
 
-_VERDICTS: Final[Mapping[str, type[HpcddpError]]] = MappingProxyType(
+_ERRORS: Final[Mapping[str, type[HpcddpError]]] = MappingProxyType(
     {kind.kind: kind for kind in (RendezvousError, MissingRankError, PeerFailedError, DisagreementError)}
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a rank says of itself.
+    """What a rank sends to rank 0 about itself.
 
     Args:
         host: its host.
@@ -202,7 +202,7 @@ def meet(env: RankEnv, attempt: AttemptDirectory, identity: Identity, *, timeout
     Args:
         env: this rank.
         attempt: the attempt's directory, which every host sees.
-        identity: what this rank says of itself.
+        identity: what this rank sends to rank 0 about itself.
         timeout: how long to wait for the other ranks.
 
     Raises:
@@ -277,20 +277,22 @@ def _meet_as_rank_0(
         )
     with (
         bind_port(single_host=single_host) as listener,
-        ExchangeServer(listener, key, expected=env.world_size - 1, rank_of=lambda said: _said(said, env)[0]) as server,
+        ExchangeServer(
+            listener, key, expected=env.world_size - 1, rank_of=lambda hello: _parse_hello(hello, env)[0]
+        ) as server,
     ):
         port = int(listener.getsockname()[1])
         publish_address(attempt, PublishedAddress(host=identity.host, addresses=tuple(addresses), port=port))
         try:
             found = _gather(server, env, attempt, deadline=deadline)
-            identities = {0: identity} | {rank: _said(said, env)[1] for rank, said in found.items()}
+            identities = {0: identity} | {rank: _parse_hello(hello, env)[1] for rank, hello in found.items()}
             _refuse(env, identities, timeout)
             held = bind_port(single_host=single_host)
         except (RendezvousError, DisagreementError) as error:
-            server.tell(json.dumps({"kind": error.kind, "message": error.message[:_LONGEST_REASON]}).encode())
+            server.send_reply(json.dumps({"kind": error.kind, "message": error.message[:_LONGEST_REASON]}).encode())
             raise
         port = int(held.getsockname()[1])
-        server.tell(json.dumps({"port": port}).encode())
+        server.send_reply(json.dumps({"port": port}).encode())
     return Rendezvous(
         address=addresses[0],
         port=port,
@@ -300,14 +302,14 @@ def _meet_as_rank_0(
     )
 
 
-def _said(introduction: bytes, env: RankEnv) -> tuple[int, Identity]:
-    """Return the rank in an introduction, and what it says of itself.
+def _parse_hello(hello: bytes, env: RankEnv) -> tuple[int, Identity]:
+    """Return the rank in a hello, and its identity.
 
     Raises:
         ValueError: it is not one of the other ranks of this job.
     """
     try:
-        document = json.loads(introduction)
+        document = json.loads(hello)
         rank, identity = document["rank"], Identity(**document["identity"])
     except (KeyError, TypeError) as error:
         raise ValueError("it is of another version of hpcddp") from error
@@ -388,8 +390,8 @@ def _meet_rank_0(
     if published is None:
         host = env.host_of(0) or (own_host if env.nodes == 1 else "the first host")
         raise RendezvousError(f"rank 0 on {host} did not appear within the rendezvous timeout (seen from {own_host})")
-    introduction = json.dumps({"rank": env.rank, "identity": asdict(identity)}).encode()
-    reached = _wait_for(lambda: _first_reachable(published, key, introduction, deadline), attempt, deadline)
+    hello = json.dumps({"rank": env.rank, "identity": asdict(identity)}).encode()
+    reached = _wait_for(lambda: _first_reachable(published, key, hello, deadline), attempt, deadline)
     if reached is None:
         raise RendezvousError(
             f"rank {env.rank} on {own_host} cannot reach rank 0 on {published.host} at "
@@ -399,10 +401,10 @@ def _meet_rank_0(
     address, client = reached
     with client:
         try:
-            verdict = json.loads(client.verdict(deadline=deadline + _VERDICT_GRACE_S))
+            reply = json.loads(client.reply(deadline=deadline + _REPLY_GRACE_S))
         except TimeoutError as error:
             raise RendezvousError(
-                f"rank 0 on {published.host} gave no verdict within {timeout} (seen from rank {env.rank} on {own_host})"
+                f"rank 0 on {published.host} sent no reply within {timeout} (seen from rank {env.rank} on {own_host})"
             ) from error
         except ExchangeError as error:
             # Its record names the cause.
@@ -410,9 +412,9 @@ def _meet_rank_0(
             raise PeerFailedError(
                 f"rank {env.rank} on {own_host} lost rank 0 on {published.host} before all ranks had met: {error}"
             ) from error
-    if "port" not in verdict:
-        raise _VERDICTS[verdict["kind"]](verdict["message"])
-    return Rendezvous(address=address, port=verdict["port"], interface=interface_of(client.own_address), listener=None)
+    if "port" not in reply:
+        raise _ERRORS[reply["kind"]](reply["message"])
+    return Rendezvous(address=address, port=reply["port"], interface=interface_of(client.own_address), listener=None)
 
 
 def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float) -> T:
@@ -431,10 +433,10 @@ def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float)
 
 
 def _first_reachable(
-    published: PublishedAddress, key: bytes, introduction: bytes, deadline: float
+    published: PublishedAddress, key: bytes, hello: bytes, deadline: float
 ) -> tuple[str, ExchangeClient] | None:
     """Return the first of rank 0's addresses at which rank 0 answers, and the connection to it."""
     for address in published.addresses:
         with contextlib.suppress(OSError, ExchangeError):
-            return address, ExchangeClient(address, published.port, key, introduction, deadline=deadline)
+            return address, ExchangeClient(address, published.port, key, hello, deadline=deadline)
     return None

@@ -53,7 +53,7 @@ class CauseQuery:
         self._answered.set()
 
     def answer(self) -> Cause | None:
-        """Return the cause, or None if there is no answer within two seconds; ask if nobody has asked yet."""
+        """Return the cause, or None if there is no answer within two seconds; ask if no signal has."""
         if not self._asked:
             threading.Thread(target=self.ask, kwargs={"warned": False}, daemon=True).start()
         self._answered.wait(_ANSWER_TIMEOUT_S)
@@ -129,7 +129,7 @@ def _end_after_peer_failure(
     time.sleep(_MAIN_THREAD_GRACE_S)
     if first.kind == HANG:
         # The timeout of this rank's own watchdog may not be over; the stacks of this rank are needed too.
-        end_hung_rank(attempt, process_state.heartbeat.silence(), process_state=process_state)
+        end_hung_rank(attempt, process_state.heartbeat.gap(), process_state=process_state)
     record = peer_failure_record(first, process_state)
     save_failure(attempt, record)
     write_to_stderr(f"hpcddp: {record.place} ends here: {record.message}\n")

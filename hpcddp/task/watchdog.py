@@ -16,7 +16,7 @@ from hpcddp.polling import wait_until
 from hpcddp.run.collectives import write_trace
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord
-from hpcddp.stop.heartbeat import Heartbeat, Silence
+from hpcddp.stop.heartbeat import Heartbeat, HeartbeatGap
 from hpcddp.stop.listener import write_to_stderr
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.task.attribution import save_failure
@@ -54,8 +54,8 @@ def start_watchdog(
         process_state: the state of this process; it gets the heartbeat.
     """
 
-    def end(silence: Silence) -> None:
-        end_hung_rank(attempt, silence, world_size=world_size, process_state=process_state)
+    def end(gap: HeartbeatGap) -> None:
+        end_hung_rank(attempt, gap, world_size=world_size, process_state=process_state)
 
     process_state.heartbeat = Heartbeat(timeout.total_seconds(), end)
     process_state.heartbeat.start()
@@ -64,7 +64,7 @@ def start_watchdog(
 
 def end_hung_rank(
     attempt: AttemptDirectory,
-    silence: Silence,
+    gap: HeartbeatGap,
     *,
     world_size: int = 1,
     process_state: ProcessState = PROCESS_STATE,
@@ -74,13 +74,13 @@ def end_hung_rank(
 
     Args:
         attempt: the attempt that this process belongs to.
-        silence: how long the rank made no progress.
+        gap: how long the rank made no progress.
         world_size: how many records to wait for, this rank's included.
         process_state: the state of this process.
         end: ends the process with an exit code.
     """
     frame = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001  documented, and the only way
-    record = hang_record(silence, frame, process_state)
+    record = hang_record(gap, frame, process_state)
     write_to_stderr(f"hpcddp: {record.place} hangs: {record.message}; the stacks of all threads:\n")
     faulthandler.dump_traceback(file=2, all_threads=True)
     save_failure(attempt, record)
@@ -91,11 +91,11 @@ def end_hung_rank(
         end(ExitCode.HANG, attempt)
 
 
-def hang_record(silence: Silence, frame: FrameType, process_state: ProcessState) -> FailureRecord:
+def hang_record(gap: HeartbeatGap, frame: FrameType, process_state: ProcessState) -> FailureRecord:
     """Return the failure record of a rank that made no progress.
 
     Args:
-        silence: for how long.
+        gap: for how long.
         frame: the innermost frame of its main thread.
         process_state: the state of this process.
     """
@@ -103,10 +103,10 @@ def hang_record(silence: Silence, frame: FrameType, process_state: ProcessState)
     code = frame.f_code
     place = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
     doing = "waits for other ranks" if waiting else f"is at {place}"
-    after = "before the first step" if silence.step is None else f"after step {silence.step}"
+    after = "before the first step" if gap.step is None else f"after step {gap.step}"
     return process_state.record(
         kind=HANG,
-        message=f"nothing happened for {silence.seconds:.0f} s {after}; this rank {doing}",
+        message=f"nothing happened for {gap.seconds:.0f} s {after}; this rank {doing}",
         traceback="".join(traceback.format_stack(frame)),
         exit_code=ExitCode.HANG,
         waiting=waiting,

@@ -140,7 +140,7 @@ class _CommandRun:
     attempt: int
     is_main: bool
 
-    def tell(self, text: str) -> None:
+    def print_on_rank_0(self, text: str) -> None:
         """Print one line."""
         write_to_stderr(f"hpcddp: {text}\n")
 
@@ -244,7 +244,7 @@ def _train(inputs: TaskInputs) -> None:
             run=attempt.run,
             attempt=attempt.number,
             threads=threads,
-            should_stop=_stop_reason,
+            stop_reason=_stop_reason,
             cause=PROCESS_STATE.cause,
             deadline=_deadline(attempt),
             ask_end=_ask_end(inputs.environment),

@@ -11,14 +11,14 @@ from torch import nn
 
 
 @contextmanager
-def buffers_put_back(model: nn.Module, *, but: Collection[nn.Module] = ()) -> Iterator[None]:
+def buffers_restored(model: nn.Module, *, exclude: Collection[nn.Module] = ()) -> Iterator[None]:
     """Restore every buffer after the block to its value before.
 
     Args:
         model: the model.
-        but: layers whose own buffers keep the values that the block gives them.
+        exclude: layers whose own buffers keep the values that the block gives them.
     """
-    kept = {id(buffer) for layer in but for buffer in layer.buffers(recurse=False)}
+    kept = {id(buffer) for layer in exclude for buffer in layer.buffers(recurse=False)}
     before = copy_buffers(model)
     yield
     with torch.no_grad():

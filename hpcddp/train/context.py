@@ -53,15 +53,15 @@ class TrainContext:
         attempt: the number of this attempt; 0 is the first.
         threads: torch's threads in this process.
         cpus: CPUs that the kernel lets this process use; loader workers are counted from them.
-        should_stop: called on every rank, at most once per optimizer step; returns why this rank wants to stop. All
+        stop_reason: called on every rank, at most once per optimizer step; returns why this rank wants to stop. All
             ranks stop after the same step if any of them wants to.
         cause: called on rank 0 at a stop; a ``Cause``'s word, or None if it is not known.
         deadline: the end of the job as the attempt began.
         ask_end: asks Slurm for the end of the job, in a thread of rank 0; None = it does not move.
-        heartbeat: takes this rank's signs of life.
+        heartbeat: records when this rank made progress.
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
-        say: prints one line to rank 0's log.
+        write_line: prints one line to rank 0's log.
     """
 
     spec: JobSpec
@@ -71,14 +71,14 @@ class TrainContext:
     attempt: int
     threads: int
     cpus: int = field(default_factory=_allowed_cpus)
-    should_stop: Callable[[], StopReason] = never_stop
+    stop_reason: Callable[[], StopReason] = never_stop
     cause: Callable[[], str | None] = unknown_cause
     deadline: Deadline = field(default_factory=Deadline)
     ask_end: Callable[[], KnownEnd | None] | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
-    say: Callable[[str], None] = _write_line
+    write_line: Callable[[str], None] = _write_line
 
     @property
     def rank(self) -> int:
@@ -106,10 +106,10 @@ class TrainContext:
         """Whether this rank writes the run's files."""
         return self.rank == 0
 
-    def tell(self, text: str) -> None:
+    def print_on_rank_0(self, text: str) -> None:
         """Print one line, on rank 0 only."""
         if self.is_main:
-            self.say(text)
+            self.write_line(text)
 
     def metrics_file(self, *, flush_every_s: float = METRICS_FLUSH_S) -> MetricsFile:
         """Return the metrics file of the run, which an attempt that no longer owns the run must not write."""
@@ -117,6 +117,6 @@ class TrainContext:
             self.run.metrics,
             monotonic=self.monotonic,
             before_write=lambda: raise_if_fenced(self.run, self.attempt),
-            warn=self.tell,
+            warn=self.print_on_rank_0,
             flush_every_s=flush_every_s,
         )

@@ -1,4 +1,4 @@
-"""Open and close the default process group."""
+"""The process group of a training, from its opening to its end, and what the ranks of a group share."""
 
 from __future__ import annotations
 
@@ -158,9 +158,14 @@ class NoGroupError(UserError):
     kind: ClassVar[str] = "no_group"
 
 
-def rank() -> int:
-    """Return this process's rank; 0 where no process group is open."""
-    return dist.get_rank() if dist.is_initialized() else 0
+def world_size(group: dist.ProcessGroup | None = None) -> int:
+    """Return the number of ranks of a group, None = the default one; 1 where no process group is open."""
+    return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def rank(group: dist.ProcessGroup | None = None) -> int:
+    """Return this process's rank in a group, None = the default one; 0 where no process group is open."""
+    return dist.get_rank(group) if dist.is_initialized() else 0
 
 
 def broadcast_numbers(numbers: Sequence[int]) -> list[int]:
@@ -172,9 +177,9 @@ def broadcast_numbers(numbers: Sequence[int]) -> list[int]:
     return [int(number) for number in tensor.tolist()]
 
 
-def collective_device() -> torch.device:
-    """Return the device of tensors for collectives of the default process group."""
-    if dist.get_backend() == "nccl":
+def collective_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Return the device of tensors for a group's collectives: the current GPU if it uses NCCL, else the CPU."""
+    if dist.is_initialized() and dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
@@ -191,6 +196,6 @@ def refuse_without_group(environment: Mapping[str, str]) -> None:
         count = environment.get(name, "")
         if count.isdecimal() and int(count) > 1:
             raise NoGroupError(
-                f"{name} is {count}, so that {count} processes have been started, but no process group is open and "
-                "each would take itself for the only one; call torch.distributed.init_process_group first"
+                f"{name} is {count}, so that {count} processes have been started, but no process group is open, and "
+                "each would run as the only rank; call torch.distributed.init_process_group first"
             )

@@ -190,6 +190,6 @@ def _as_json(returned: object, context: TrainContext) -> object:
     try:
         document: object = json.loads(json.dumps(returned, allow_nan=False))
     except (TypeError, ValueError) as error:
-        context.tell(f"warning: what the entrypoint returned is not kept in result.json: {error}")
+        context.print_on_rank_0(f"warning: what the entrypoint returned is not kept in result.json: {error}")
         return None
     return document

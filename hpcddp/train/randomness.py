@@ -199,7 +199,7 @@ class SampleSeeding:
         try:
             yield before
         finally:
-            # numpy caches every second normal number: that of a sample is forgotten.
+            # numpy caches every second normal number: that of a sample is dropped.
             np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002
             random.setstate(before.python)
             set_bit_generator(arrays)

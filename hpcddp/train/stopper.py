@@ -232,7 +232,7 @@ class RunStopper(Stopper):
         self._context, self.checkpointer, self._metrics, self._tracking = context, checkpointer, metrics, tracking
         self._deadline, self._now, self._monotonic = context.deadline, context.now, context.monotonic
         known = KnownEnd(end_time=context.deadline.end_time, time=context.deadline.start_time)
-        self._end = EndTime(known, context.ask_end, on_move=lambda end: context.tell(moved_sentence(end)))
+        self._end = EndTime(known, context.ask_end, on_move=lambda end: context.print_on_rank_0(moved_sentence(end)))
         self._first_step_seen = self._warned = False
 
     @property
@@ -304,13 +304,15 @@ class RunStopper(Stopper):
             write_decision(attempt, decision)
         if save_s is not None:
             how = f"saved in {save_s:.1f} s" if saved else "not saved"
-            context.tell(f"all ranks stopped after step {step} ({reason.word}, cause {cause or 'unknown'}), {how}")
+            context.print_on_rank_0(
+                f"all ranks stopped after step {step} ({reason.word}, cause {cause or 'unknown'}), {how}"
+            )
 
     def _listen(self) -> None:
         """Do nothing: the task has installed the listener, and the context passes on what it receives."""
 
     def _signal_reason(self) -> StopReason:
-        return self._context.should_stop()
+        return self._context.stop_reason()
 
     def _p95_of_saves(self) -> float | None:
         saves = Durations()
@@ -327,7 +329,7 @@ class RunStopper(Stopper):
         sentence = short_lead_sentence(None if lead is None else lead.total_seconds(), step_s, save_s)
         if sentence is not None:
             self._warned = True
-            context.tell(f"warning: {sentence}")
+            context.print_on_rank_0(f"warning: {sentence}")
             with self._disk_errors_as_warnings(context.run.events):
                 append_event(
                     context.run.events, kind="warning", time=context.now(), attempt=context.attempt, reason=sentence
@@ -339,7 +341,7 @@ class RunStopper(Stopper):
         try:
             yield
         except OSError as error:
-            self._context.tell(f"warning: {path} cannot be written ({error})")
+            self._context.print_on_rank_0(f"warning: {path} cannot be written ({error})")
 
 
 def _deadline_in(environment: Mapping[str, str]) -> Deadline:

@@ -30,7 +30,7 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
         UserCodeError: the module cannot be imported, or has no such function.
     """
     module_name, _, function_name = name.partition(":")
-    with blame(f"{key} is {name}, and importing {module_name} failed"):
+    with as_user_error(f"{key} is {name}, and importing {module_name} failed"):
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -51,12 +51,12 @@ def call_function(key: str, name: str, arguments: Mapping[str, Any]) -> object:
     """
     function = load_function(key, name)
     given = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
-    with blame(f"{key} is {name}, and {name.partition(':')[2]}({given}) failed"):
+    with as_user_error(f"{key} is {name}, and {name.partition(':')[2]}({given}) failed"):
         return function(**arguments)
 
 
 @contextmanager
-def blame(sentence: str) -> Iterator[None]:
+def as_user_error(sentence: str) -> Iterator[None]:
     """Turn any failure of the block into a ``UserCodeError`` that begins with ``sentence`` and keeps the traceback."""
     try:
         yield

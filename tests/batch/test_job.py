@@ -140,7 +140,7 @@ def test_a_loss_over_the_global_batch_is_planned_without_micro_steps() -> None:
     with pytest.raises(PlanError) as caught:
         plan_job(job(batch={"max_per_device_batch_size": 32}, train=loss), samples=1000)
     assert caught.value.message == (
-        "train.loss_reduction is global, and grad_accum_steps is 2: the samples of a global batch then never meet in "
-        "one loss; use more ranks, allow more samples per device, or make the two passes in a loop of your own "
+        "train.loss_reduction is global, and grad_accum_steps is 2: no call of the loss then gets all samples of a "
+        "global batch; use more ranks, allow more samples per device, or make the two passes in a loop of your own "
         "(hpcddp.accumulate_additive, hpcddp.accumulate_gathered)"
     )

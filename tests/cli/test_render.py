@@ -12,6 +12,8 @@ import pytest
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
+from hpcddp.jobfile.read import load_job
+from hpcddp.submission.request import first_plan
 
 JOB = """\
 name: example
@@ -157,6 +159,16 @@ def test_the_document_tells_script_directives_plan_and_where_values_came_from(
     assert fields["resources.sbatch.switches"] == {"value": "1", "origin": "job file"}
     assert fields["learning_rate.base"] == {"value": 0.5, "origin": "job file"}
     assert fields["batch.tail"] == {"value": "keep", "origin": "default"}
+
+
+def test_the_plan_of_the_document_is_the_one_that_a_submission_writes(
+    job: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output, _ = render(capsysbinary, job, "--json")
+    plan = first_plan(load_job(job).spec)
+    assert plan is not None
+    assert plan.total_steps is not None
+    assert json.loads(output)["plan"] == plan.as_json()
 
 
 def test_the_fields_show_no_value_of_an_environment_variable(

@@ -66,7 +66,7 @@ def test_a_node_with_a_file_system_of_its_own_in_place_of_the_run_root_is_named(
     runs.mkdir()
     cover = f"""exec unshare --mount sh -c 'mount -t tmpfs tmpfs {runs} && exec "$@"' sh "$@\""""
     findings = examine(sandbox, tmp_path, *on_n2(tmp_path, cover), code=1)
-    assert of("run root", findings) == [("error", f"n2 does not see in {runs} what this machine wrote there")]
+    assert of("run root", findings) == [("error", f"n2 cannot see the file that this machine wrote into {runs}")]
     (remedy,) = (finding["remedy"] for finding in findings if finding["name"] == "run root")
     assert remedy == "set run_root in hpcddp.toml or the profile to a directory that all nodes and the login node share"
     assert list(runs.iterdir()) == []

@@ -73,7 +73,7 @@ def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
     faults.arm(job.get("faults"), rank=rank, attempt=job.get("attempt", 0))
     calls = 0
 
-    def should_stop() -> StopReason:
+    def stop_reason() -> StopReason:
         nonlocal calls
         calls += 1
         if kill_at is not None and calls > kill_at:
@@ -95,5 +95,5 @@ def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
         run=run,
         attempt=job.get("attempt", 0),
         threads=1,
-        should_stop=should_stop,
+        stop_reason=stop_reason,
     )

@@ -75,7 +75,7 @@ def test_every_rank_says_that_there_is_no_valid_checkpoint(killed: Path) -> None
         path.write_bytes(path.read_bytes()[:-1])
     outcome = run_ranks(killed / "rotten", 2, [{"run": run, "spec": spec("fp64"), "attempt": 1}])
     assert outcome.codes == [65, 65]
-    assert "is passed over" in outcome.outputs[0]
+    assert "is skipped" in outcome.outputs[0]
     assert "optimizer.pt has" in outcome.outputs[0]
 
 

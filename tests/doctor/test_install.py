@@ -192,10 +192,10 @@ def test_sound_nodes_are_ok() -> None:
     [
         ({"python": "3.12.1"}, "versions", f"Python 3.11.7, hpcddp {__version__} and Python 3.12.1, hpcddp "),
         ({"hpcddp": "9.0"}, "versions", f"Python 3.11.7, hpcddp {__version__} and Python 3.11.7, hpcddp 9.0, and "),
-        ({"login_file": False}, "run root", "n2 does not see in /runs what this machine wrote there"),
+        ({"login_file": False}, "run root", "n2 cannot see the file that this machine wrote into /runs"),
         ({"refused": "Permission denied"}, "run root", "n2 cannot write in /runs: Permission denied"),
-        ({"seen": [LOGIN_FILE, "node-1"]}, "run root", "n2 does not see in /runs what a node wrote there"),
-        ({"login": [LOGIN_FILE]}, "run root", "this machine does not see in /runs what a node wrote there"),
+        ({"seen": [LOGIN_FILE, "node-1"]}, "run root", "n2 cannot see the file that a node wrote into /runs"),
+        ({"login": [LOGIN_FILE]}, "run root", "this machine cannot see the file that a node wrote into /runs"),
         ({"reached": None}, "network", "n2 does not reach a free port of n1 (10.0.0.1)"),
         ({"clock": 160.0}, "clocks", "the clock of n2 is 60.0 s ahead of that of "),
         ({"torch": {"error": "import torch failed: x"}}, "torch", "n2: import torch failed: x"),

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpcddp.run.log_timestamps import times_of
+from hpcddp.run.directory import times_of
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import NOON, FakeRun, make, queued

@@ -40,15 +40,15 @@ def made(tmp_path: Path) -> FakeRun:
     return made
 
 
-def follow(made: FakeRun, *ranks: int, message: str = CLOSED, at: float = 29) -> None:
+def follow(made: FakeRun, *ranks: int, message: str = CLOSED, kind: str = "RuntimeError", at: float = 29) -> None:
     """Ranks fail because another one has; their clocks may be behind."""
     for rank in ranks:
-        made.failed(rank, secondary=True, message=message, kind="RuntimeError", exit_code=71, at=at, step=20)
+        made.failed(rank, secondary=True, message=message, kind=kind, exit_code=71, at=at, step=20)
 
 
 def test_the_first_rank_is_named_with_its_traceback_and_the_followers_in_one_line(made: FakeRun) -> None:
     follow(made, 0, 1, 2, 4, 6, 7)
-    follow(made, 5, message=TOLD)
+    follow(made, 5, message=TOLD, kind="peer_failed")
     made.failed(3, at=30, traceback=TRACEBACK, step=20)
     lines = list(first_error(made.attempt()).lines())
     assert lines[0] == "attempt 0: rank 3 on n1 failed first after step 20: ValueError: no"
@@ -64,12 +64,23 @@ def test_the_first_rank_is_named_with_its_traceback_and_the_followers_in_one_lin
     assert lines[-1] == "ranks 0-2, 4-7 failed as a consequence: connection closed by peer"
 
 
+@pytest.mark.parametrize(
+    ("kind", "short"),
+    [("peer_failed", "ended after the failure of another rank"), ("RuntimeError", TOLD)],
+)
+def test_the_kind_of_a_record_shows_that_a_rank_ended_after_another_one(made: FakeRun, kind: str, short: str) -> None:
+    follow(made, *(rank for rank in range(8) if rank != 3), message=TOLD, kind=kind)
+    made.failed(3, at=30)
+    assert first_error(made.attempt()).secondary == f"ranks 0-2, 4-7 failed as a consequence: {short}"
+
+
 def test_the_document_holds_the_whole_traceback(made: FakeRun) -> None:
     follow(made, 0)
     made.failed(3, traceback=TRACEBACK, step=20)
     document = first_error(made.attempt()).as_json()
     assert (document["ranks"], document["host"], document["step"]) == ([3], "n1", 20)
     assert document["traceback"] == TRACEBACK.splitlines()
+    assert document["secondary"].startswith("ranks 0-2, 4-7 failed as a consequence: ")
 
 
 def test_a_rank_that_went_without_a_word_is_named_with_the_end_of_its_log(made: FakeRun) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.manage.logs import LogFollower, NoLogError, chosen_attempt, line_text, merged, sources
+from hpcddp.run.directory import times_of
 from hpcddp.run.failure import beginning
-from hpcddp.run.log_timestamps import times_of
 from tests.manage.runs import NOON, FakeRun, make
 
 

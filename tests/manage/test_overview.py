@@ -14,7 +14,7 @@ from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.find import find_run
-from hpcddp.run.index import remember
+from hpcddp.run.index import add_to_index
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import NOON, make, queued
@@ -130,6 +130,6 @@ def test_runs_are_chosen_by_state_name_and_time(tmp_path: Path) -> None:
 def test_everything_shows_the_runs_of_other_roots_once(tmp_path: Path) -> None:
     here, there = make(tmp_path / "here", "a").submitted(), make(tmp_path / "there", "b").submitted()
     for made in (here, there):
-        remember(made.run)
+        add_to_index(made.run)
     assert ids(look(tmp_path / "here")) == ["a"]
     assert sorted(ids(look(tmp_path / "here", everything=True))) == ["a", "b"]

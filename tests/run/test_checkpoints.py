@@ -276,7 +276,7 @@ def test_damaged_checkpoint_is_passed_over_and_named(
     warnings: list[str] = []
     assert newest_valid(tmp_path, expected=True, warn=warnings.append) == older
     assert len(warnings) == 1
-    assert "checkpoint step-000020 is passed over: " in warnings[0]
+    assert "checkpoint step-000020 is skipped: " in warnings[0]
     assert sentence in warnings[0]
     with pytest.raises(InvalidCheckpointError):
         verify(tmp_path / "step-000020")

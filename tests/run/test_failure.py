@@ -55,7 +55,7 @@ def test_a_rank_that_was_killed_is_told_by_its_silence(tmp_path: Path) -> None:
         attempt.rank_log(rank).touch()
     write_failure(attempt, record(0, time=1.0, secondary=True, message="Connection reset by peer"))
     assert describe_failure(attempt, read_failures(attempt)).splitlines()[:2] == [
-        "rank 1 ended without an error message: killed, out of memory, a crash below Python, or os._exit",
+        "rank 1 ended without an error message: killed, out of memory, a crash in native code, or os._exit",
         "rank 0 failed as a consequence: Connection reset by peer",
     ]
 
@@ -98,7 +98,7 @@ def test_a_rank_that_stopped_answering_is_named_by_those_that_waited_with_its_ho
     write_json(attempt.ranks, [{"host": "n1", "gpu": None}, {"host": "n2", "gpu": None}])
     write_failure(attempt, hang(0, waiting=True))
     assert failure_sentence(attempt, read_failures(attempt)) == (
-        "rank 1 on n2 stopped answering after step 12: stopped, stuck below Python, or its host is gone; "
+        "rank 1 on n2 stopped answering after step 12: stopped, stuck in native code, or its host is lost; "
         "rank 0 on n0 (cuda:0) waited for other ranks"
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.find import NoRunError, all_runs, brief, chosen_run, find_run, run_of_job, token_of
-from hpcddp.run.index import index_directory, indexed_runs, remember, scan
+from hpcddp.run.index import add_to_index, index_directory, indexed_runs, scan
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 
 
@@ -156,7 +156,7 @@ def test_a_part_of_an_id_a_name_and_a_job_id_name_a_run(
     with pytest.raises(NoRunError):
         find_run(text, tmp_path / "elsewhere")
     for run in runs:
-        remember(run)
+        add_to_index(run)
     assert find_run(text, tmp_path / "elsewhere") == runs[place]
 
 
@@ -168,7 +168,7 @@ def test_a_job_id_that_a_rebuilt_cluster_gave_twice_means_the_newest_run(
 
 
 def test_runs_under_the_root_come_before_those_of_the_index(runs: list[RunDirectory], tmp_path: Path) -> None:
-    remember(runs[2])
+    add_to_index(runs[2])
     here = RunDirectory(tmp_path / "here" / "digits" / "20260101-000000-0123")
     here.attempts.mkdir(parents=True)
     assert find_run("last", tmp_path / "here") == here
@@ -181,7 +181,7 @@ def test_an_element_of_a_sweep_is_named_by_a_part_of_the_sweeps_id_and_by_its_jo
     (path / "attempts").mkdir(parents=True)
     chunks = (Chunk(job_id="50", first=0, count=2), Chunk(job_id="53", first=2, count=1))
     write_sweep(Sweep(sweep_id=path.name, path=path, elements=({}, {}, {}), chunks=chunks))
-    remember(RunDirectory(path))
+    add_to_index(RunDirectory(path))
     for text, element in (("3fa2_2", 2), ("50_1", 1), ("53_0", 2)):
         assert find_run(text, tmp_path).path == path.with_name(f"{path.name}_{element}")
     for text in ("3fa2", "50", "53", "digits"):
@@ -206,7 +206,7 @@ def test_an_element_is_named_by_its_jobs_name_in_the_newest_sweep_of_that_name(r
 
 def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) -> None:
     for run in runs:
-        remember(run)
+        add_to_index(run)
     directory = index_directory()
     assert directory is not None
     assert directory.stat().st_mode & 0o777 == 0o700
@@ -228,7 +228,7 @@ def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) 
 def test_a_scan_finds_runs_and_forgets_those_that_are_gone(runs: list[RunDirectory], tmp_path: Path) -> None:
     gone = RunDirectory(tmp_path / "gone" / "run")
     gone.attempts.mkdir(parents=True)
-    remember(gone)
+    add_to_index(gone)
     gone.attempts.rmdir()
     gone.path.rmdir()
     assert {run.path for run in scan(tmp_path)} == {run.path for run in runs}
@@ -243,7 +243,7 @@ def test_an_index_that_cannot_be_written_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    remember(runs[0])
+    add_to_index(runs[0])
     assert indexed_runs() == []
 
 

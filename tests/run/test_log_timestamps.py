@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.run.log_timestamps import TimestampWriter, read_times, times_of
+from hpcddp.run.directory import times_of
+from hpcddp.run.log_timestamps import TimestampWriter, read_times
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run import log_timestamps
-from hpcddp.run.log_timestamps import times_of
+from hpcddp.run.directory import times_of
 from tests.waiting import wait_for_text
 
 

@@ -159,7 +159,7 @@ def test_accounts_are_asked_for_where_somebody_keeps_them(tmp_path: Path) -> Non
     program(tmp_path, "sinfo", "true")
     program(tmp_path, "sacctmgr", f'echo "$*" >> {tmp_path}/asked; [[ $5 == assoc ]] && echo "lab|normal" || echo lab')
     answers = ask_site({"PATH": f"{tmp_path}:/usr/bin:/bin"}, user="ada")
-    assert (answers.associations, answers.default_account, answers.silence) == ("lab|normal\n", "lab\n", None)
+    assert (answers.associations, answers.default_account, answers.accounting_error) == ("lab|normal\n", "lab\n", None)
     assert (tmp_path / "asked").read_text().splitlines() == [
         "--noheader --parsable2 --readonly show assoc where user=ada cluster=c format=Account,QOS",
         "--noheader --parsable2 --readonly show user where name=ada format=DefaultAccount",
@@ -172,11 +172,11 @@ def test_an_accounting_that_does_not_answer_is_only_silent(tmp_path: Path) -> No
     program(tmp_path, "sacctmgr", 'echo "sacctmgr: error: Sending PersistInit msg: Connection refused" >&2; exit 1')
     answers = ask_site({"PATH": f"{tmp_path}:/usr/bin:/bin"}, user="ada")
     assert answers.associations is None
-    assert answers.silence is not None
-    assert answers.silence.endswith("Sending PersistInit msg: Connection refused")
+    assert answers.accounting_error is not None
+    assert answers.accounting_error.endswith("Sending PersistInit msg: Connection refused")
     (tmp_path / "sacctmgr").unlink()
     answers = ask_site({"PATH": str(tmp_path)}, user="ada")
-    assert answers.silence == "sacctmgr was not found; Slurm's commands must be on PATH here"
+    assert answers.accounting_error == "sacctmgr was not found; Slurm's commands must be on PATH here"
 
 
 def test_a_controller_that_is_away_is_told_from_one_that_refuses(tmp_path: Path) -> None:

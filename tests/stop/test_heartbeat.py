@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hpcddp.stop.heartbeat import Heartbeat, Silence
+from hpcddp.stop.heartbeat import Heartbeat, HeartbeatGap
 
 
 class Clock:
@@ -64,7 +64,7 @@ def test_silence_counts_from_the_last_heartbeat(clock: Clock) -> None:
     heartbeat = Heartbeat(300.0, monotonic=clock)
     heartbeat.at_step(7)
     clock.now += 12.0
-    assert heartbeat.silence() == Silence(seconds=12.0, step=7)
+    assert heartbeat.gap() == HeartbeatGap(seconds=12.0, step=7)
 
 
 def test_time_in_which_the_process_stood_still_counts_toward_no_timeout(clock: Clock) -> None:
@@ -74,7 +74,7 @@ def test_time_in_which_the_process_stood_still_counts_toward_no_timeout(clock: C
     heartbeat.look()
     clock.now += 3600.0
     heartbeat.look()
-    assert heartbeat.silence().seconds == 0.0
+    assert heartbeat.gap().seconds == 0.0
     assert heartbeat.stood_still_s() == 3600.0
 
 
@@ -105,17 +105,17 @@ def test_a_standstill_for_which_no_watchdog_gives_a_rank_up_is_none(clock: Clock
 
 def test_the_watchdog_calls_once_when_the_heartbeat_stops() -> None:
     hung = threading.Event()
-    silences: list[Silence] = []
+    gaps: list[HeartbeatGap] = []
 
-    def on_hang(silence: Silence) -> None:
-        silences.append(silence)
+    def on_hang(gap: HeartbeatGap) -> None:
+        gaps.append(gap)
         hung.set()
 
     heartbeat = Heartbeat(0.2, on_hang)
     heartbeat.start()
     heartbeat.at_step(3)
     assert hung.wait(30)
-    assert [silence.step for silence in silences] == [3]
+    assert [gap.step for gap in gaps] == [3]
 
 
 def test_a_stopped_watchdog_calls_nothing() -> None:

@@ -214,7 +214,7 @@ def test_a_sweep_that_was_submitted_by_hand_says_how_to_go_on(
 def test_a_sweep_is_not_followed(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
     swept(slurm, count=2)
     code, _, err = run(capsys, "--resume", "s1", "--follow")
-    assert (code, err.startswith("hpcddp: --follow stays with one run")) == (2, True)
+    assert (code, err.startswith("hpcddp: --follow shows one run")) == (2, True)
 
 
 def test_a_dry_run_says_what_would_continue_and_changes_nothing(

@@ -180,7 +180,7 @@ def test_a_disk_that_stays_full_ends_the_start_with_one_sentence(
     assert slurm.waited == pytest.approx(600, abs=10)
     said = capsys.readouterr()
     assert said.out == ""
-    why = f"{full}, and no space came in 10 minutes"
+    why = f"{full}, and no space became free in 10 minutes"
     assert said.err.splitlines()[1:] == [
         f"hpcddp: run r1 is not started: {why}; make room, and resume: {scenario.resume}"
     ]
@@ -244,8 +244,8 @@ def test_a_run_whose_directory_stays_away_does_not_begin_anew(
     assert main(["begin", f"--run-root={run.parents[1]}", "--name=demo", "--run-id=r1"], {**SLURM, **known}) == 71
     assert slurm.waited == pytest.approx(600, abs=10)
     assert capsys.readouterr().err.endswith(
-        f"hpcddp: {run} is not there after 10 minutes, and a new one would begin the training anew; bring its file "
-        "system back, then submit the job again\n"
+        f"hpcddp: {run} is not there after 10 minutes, and a new one would begin the training anew; mount its file "
+        "system again, then submit the job again\n"
     )
     assert not run.exists()
 

@@ -214,7 +214,7 @@ def test_a_cancelled_job_is_never_requeued(scenario: Scenario, slurm: FakeSlurm)
     assert (ending.exit_code, ending.expedite, slurm.calls) == (130, None, [])
     assert ending.text == (
         "attempt 0 of run r1 has ended: job 7 was cancelled; step 12 is saved in 0.4 s. The run is not "
-        f"restarted automatically. To resume: {scenario.resume}"
+        f"requeued. To resume: {scenario.resume}"
     )
     assert scenario.result == {
         "status": "cancelled",
@@ -330,9 +330,7 @@ def test_the_users_error_is_never_requeued_and_comes_with_its_traceback(scenario
 def test_tasks_that_end_with_no_word_at_all_are_never_a_success(scenario: Scenario) -> None:
     ending = scenario.end()
     assert ending.exit_code == 71
-    assert ending.text.endswith(
-        f"The run is not restarted automatically: requeue.max_failures is 0. To resume: {scenario.resume}"
-    )
+    assert ending.text.endswith(f"The run is not requeued: requeue.max_failures is 0. To resume: {scenario.resume}")
 
 
 def test_an_infrastructure_failure_within_its_budget_is_requeued(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -378,7 +376,7 @@ def test_two_attempts_that_save_nothing_new_end_the_run(scenario: Scenario, slur
         ending = scenario.end()
     assert (ending.exit_code, len(slurm.calls)) == (93, 2)
     why = "the last 2 attempts saved no new step, and requeue.max_attempts_without_progress is 2"
-    assert f"The run is not restarted automatically: {why}. To resume: {scenario.resume}" in ending.text
+    assert f"The run is not requeued: {why}. To resume: {scenario.resume}" in ending.text
     assert scenario.result is not None
     assert (scenario.result["exit_code"], scenario.result["reason"]) == (93, f"job 7 was preempted; {why}")
 
@@ -390,10 +388,7 @@ def test_a_cause_that_the_user_did_not_name_stops_the_run(tmp_path: Path, slurm:
     assert (ending.exit_code, slurm.calls) == (75, [])
     assert scenario.result is not None
     assert (scenario.result["status"], scenario.result["saved_step"]) == ("stopped", 12)
-    assert (
-        "The run is not restarted automatically: requeue.causes does not name time_limit. To resume: hpcddp"
-        in ending.text
-    )
+    assert "The run is not requeued: requeue.causes does not name time_limit. To resume: hpcddp" in ending.text
 
 
 def test_slurm_that_was_kept_off_is_let_in_for_a_cause_that_is_named(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -579,7 +574,7 @@ def test_the_time_limit_of_a_local_run_stops_it(tmp_path: Path) -> None:
     assert ending.exit_code == 75
     assert ending.text == (
         "attempt 0 of run r1 has ended: the time limit of this run is near; step 12 is saved in 0.4 s. The run is not "
-        f"restarted automatically: runs on this machine are not requeued. To resume: {scenario.resume}"
+        f"requeued: runs on this machine are not requeued. To resume: {scenario.resume}"
     )
 
 
@@ -604,7 +599,7 @@ def test_a_run_whose_allocation_ends_is_stopped_and_resumable(
     assert scenario.result["resume"] == scenario.resume
     assert ending.text == (
         "attempt 0 of run r1 has ended: the allocation of this run, job 7, has ended; step 12 is saved in 0.4 s. The "
-        f"run is not restarted automatically: runs in an allocation are not requeued. To resume: {scenario.resume}"
+        f"run is not requeued: runs in an allocation are not requeued. To resume: {scenario.resume}"
     )
 
 

@@ -169,7 +169,7 @@ def test_a_task_that_left_no_record_is_a_failure_whatever_its_peers_were_told(
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (71, [])
     assert ending.text.startswith("rank 1 ended without an error message")
-    assert "The run is not restarted automatically: requeue.max_failures is 0." in ending.text
+    assert "The run is not requeued: requeue.max_failures is 0." in ending.text
 
 
 def test_tasks_that_are_killed_each_time_are_run_again_as_often_as_max_failures_says(

@@ -96,10 +96,10 @@ def test_a_directory_and_a_file_are_copied(attempt: AttemptDirectory, tmp_path: 
 def test_what_another_attempt_has_left_half_done_is_removed(attempt: AttemptDirectory, tmp_path: Path) -> None:
     source = archive(tmp_path / "a.tar", {"f": "whole"}, "w")
     target = tmp_path / "node" / "images"
-    left = target.with_name(f".images.7-{os.uname().nodename}-{os.geteuid()}")
+    left = target.with_name(f".images.7-n4-{os.geteuid()}")
     left.mkdir(parents=True)
     (left / "f").write_text("half")
-    assert run(attempt, source, target, SLURM_JOB_ID="7")[0] == 0
+    assert run(attempt, source, target, SLURM_JOB_ID="7", SLURMD_NODENAME="n4")[0] == 0
     assert [path.name for path in target.parent.iterdir()] == ["images"]
     assert (target / "f").read_text() == "whole"
 
@@ -108,9 +108,9 @@ def test_what_cannot_be_used_is_a_failure_record_and_one_sentence(attempt: Attem
     source = archive(tmp_path / "a.tar", {"f": "text"}, "w")
     mine = tmp_path / "mine"
     mine.mkdir(mode=0o700)
-    assert run(attempt, source, mine, SLURM_PROCID="3")[0] == 70
+    assert run(attempt, source, mine, SLURM_PROCID="3", SLURMD_NODENAME="n4")[0] == 70
     assert failure_sentence(attempt, read_failures(attempt)) == (
-        f"environment.stage on {os.uname().nodename} failed first: {mine} is there already, and "
+        f"environment.stage on n4 failed first: {mine} is there already, and "
         "environment.stage has not made it; remove it on that node, or write another environment.stage.target"
     )
     assert failed(attempt).rank == 3

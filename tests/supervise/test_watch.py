@@ -72,12 +72,23 @@ def test_srun_that_waits_for_tasks_that_have_ended_is_ended(
 
 def test_one_rank_that_still_works_keeps_srun(scenario: Scenario) -> None:
     write_exit(scenario.attempt, exit_of(0))
-    assert not tasks_have_ended(scenario.attempt)
+    assert not tasks_have_ended(scenario.attempt, tasks=2)
 
 
 def test_a_run_directory_that_is_away_keeps_srun(scenario: Scenario, tmp_path: Path) -> None:
     scenario.attempt.run.path.rename(tmp_path / "away")
-    assert not tasks_have_ended(scenario.attempt)
+    assert not tasks_have_ended(scenario.attempt, tasks=2)
+
+
+def test_a_damaged_job_file_does_not_end_the_watch(
+    scenario: Scenario, srun: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario.attempt.run.job_file.write_text("name: [")
+    end_each_rank(scenario)
+    threading.Timer(0.5, scenario.decide).start()
+    watch(scenario.attempt, srun.pid, patience_s=0.2, poll_s=0.05)
+    assert srun.wait(timeout=10) == -signal.SIGTERM
+    assert f"{scenario.attempt.run.job_file} is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("warn", [True, False])

@@ -9,9 +9,10 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.failure import read_failures
+from hpcddp.slurm.rank_env import own_host, own_rank
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, peer_failure_record, save_failure
-from hpcddp.task.process_state import ProcessState, own_host, own_rank
+from hpcddp.task.process_state import ProcessState
 from hpcddp.task.rendezvous import PeerFailedError
 from hpcddp.train.errors import DataError, UserCodeError
 
@@ -65,7 +66,7 @@ def test_a_rank_that_stood_still_is_the_first_cause_although_it_fails_last(
     ):
         assert (record.kind, record.secondary, record.exit_code) == ("stood_still", False, 124)
         assert record.message == (
-            "the process stood still for 262 s, and the other ranks gave it up; it was stopped, or its host was"
+            "the process did not run for 262 s, and the other ranks ended meanwhile; it was stopped, or its host was"
         )
 
 
@@ -89,7 +90,7 @@ def test_the_record_of_a_rank_that_ends_because_of_another_names_the_other(proce
             PEER_LOSS,
             [
                 f"hpcddp: rank 3 on n2 (cuda:1) failed after step 120: RuntimeError: {PEER_LOSS}",
-                "hpcddp: this rank only followed; the end of the batch log names the one that failed first",
+                "hpcddp: this rank failed as a consequence; the end of the batch log names the one that failed first",
             ],
         ),
     ],

@@ -31,16 +31,16 @@ def port_of(listener: socket.socket) -> int:
     return int(listener.getsockname()[1])
 
 
-def rank_of(introduction: bytes) -> int:
-    return int(introduction.split()[1])
+def rank_of(hello: bytes) -> int:
+    return int(hello.split()[1])
 
 
 def serve(
-    listener: socket.socket, *, expected: int, timeout_s: float = 60, key: bytes = KEY, verdict: bytes = b"welcome all"
+    listener: socket.socket, *, expected: int, timeout_s: float = 60, key: bytes = KEY, reply: bytes = b"all are here"
 ) -> Mapping[int, bytes]:
     with ExchangeServer(listener, key, expected=expected, rank_of=rank_of) as server:
         found = server.gather(deadline=time.monotonic() + timeout_s, watch=lambda: None)
-        server.tell(verdict)
+        server.send_reply(reply)
         return found
 
 
@@ -53,14 +53,14 @@ def deadline() -> float:
     return time.monotonic() + 60
 
 
-def test_the_ranks_are_known_and_hear_the_verdict(listener: socket.socket, pool: ThreadPoolExecutor) -> None:
+def test_the_ranks_are_known_and_get_the_reply(listener: socket.socket, pool: ThreadPoolExecutor) -> None:
     found = pool.submit(serve, listener, expected=2)
     with enter(listener, 2) as second, enter(listener, 1) as first:
-        assert [client.verdict(deadline=deadline()) for client in (first, second)] == [b"welcome all"] * 2
+        assert [client.reply(deadline=deadline()) for client in (first, second)] == [b"all are here"] * 2
     assert found.result() == {1: b"rank 1", 2: b"rank 2"}
 
 
-def test_who_does_not_know_the_key_is_not_welcome(listener: socket.socket, pool: ThreadPoolExecutor) -> None:
+def test_who_does_not_know_the_key_is_not_accepted(listener: socket.socket, pool: ThreadPoolExecutor) -> None:
     found = pool.submit(serve, listener, expected=1)
     with pytest.raises(ExchangeError):
         enter(listener, 1, key=b"another key")
@@ -88,7 +88,7 @@ def answering(listener: socket.socket, answers: Callable[[bytes], bytes]) -> Non
     [lambda _: b"\xff" * 100, lambda _: bytes(100), lambda said: said[32:], lambda _: b""],
     ids=["too long", "zeros", "the rank's own message", "nothing"],
 )
-def test_what_a_stranger_answers_is_not_taken_for_rank_0s(
+def test_what_an_unauthenticated_process_answers_is_not_taken_for_rank_0s(
     listener: socket.socket, pool: ThreadPoolExecutor, answers: Callable[[bytes], bytes]
 ) -> None:
     answered = pool.submit(answering, listener, answers)
@@ -104,7 +104,7 @@ def test_who_says_nothing_is_given_up_at_the_deadline(listener: socket.socket, t
 
 
 def relayed(listener: socket.socket, server: int, changes: Callable[[bytes], bytes]) -> None:
-    """Pass on what a rank and rank 0 say, and change the verdict."""
+    """Pass on what a rank and rank 0 send, and change the reply."""
     connection, _ = listener.accept()
     with connection, socket.create_connection(("127.0.0.1", server)) as to_rank_0:
         connection.sendall(to_rank_0.recv(32))
@@ -114,19 +114,19 @@ def relayed(listener: socket.socket, server: int, changes: Callable[[bytes], byt
 
 
 @pytest.mark.parametrize(
-    "changes", [lambda verdict: verdict[:-1] + b"?", lambda verdict: verdict[:10]], ids=["changed", "cut off"]
+    "changes", [lambda reply: reply[:-1] + b"?", lambda reply: reply[:10]], ids=["changed", "cut off"]
 )
-def test_a_verdict_that_was_changed_on_its_way_is_refused(
+def test_a_reply_that_was_changed_on_its_way_is_refused(
     listener: socket.socket, changes: Callable[[bytes], bytes]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as between, ThreadPoolExecutor(2) as pool:
         pool.submit(serve, listener, expected=1)
         pool.submit(relayed, between, port_of(listener), changes)
         with enter(between, 1) as client, pytest.raises(ExchangeError):
-            client.verdict(deadline=deadline())
+            client.reply(deadline=deadline())
 
 
-def test_the_introduction_of_an_earlier_exchange_is_refused(listener: socket.socket, pool: ThreadPoolExecutor) -> None:
+def test_the_hello_of_an_earlier_exchange_is_refused(listener: socket.socket, pool: ThreadPoolExecutor) -> None:
     seen: list[bytes] = []
 
     def listen_in() -> None:
@@ -147,9 +147,7 @@ def test_the_introduction_of_an_earlier_exchange_is_refused(listener: socket.soc
     assert found.result() == {}
 
 
-def test_a_rank_that_has_gone_before_the_verdict_is_not_there(
-    listener: socket.socket, pool: ThreadPoolExecutor
-) -> None:
+def test_a_rank_that_has_gone_before_the_reply_is_not_there(listener: socket.socket, pool: ThreadPoolExecutor) -> None:
     found = pool.submit(serve, listener, expected=3, timeout_s=1)
     with enter(listener, 1):
         enter(listener, 2).__exit__()
@@ -159,22 +157,22 @@ def test_a_rank_that_has_gone_before_the_verdict_is_not_there(
 def test_a_rank_that_connects_again_counts_once(listener: socket.socket, pool: ThreadPoolExecutor) -> None:
     found = pool.submit(serve, listener, expected=2)
     with enter(listener, 1), enter(listener, 1) as again, enter(listener, 2):
-        assert again.verdict(deadline=deadline()) == b"welcome all"
+        assert again.reply(deadline=deadline()) == b"all are here"
     assert found.result().keys() == {1, 2}
 
 
 def test_a_rank_waits_no_longer_than_its_deadline(listener: socket.socket, pool: ThreadPoolExecutor) -> None:
     found = pool.submit(serve, listener, expected=2)
     with enter(listener, 1) as client, pytest.raises(TimeoutError):
-        client.verdict(deadline=time.monotonic() + 0.1)
+        client.reply(deadline=time.monotonic() + 0.1)
     with enter(listener, 1), enter(listener, 2):
         found.result()
 
 
-def test_of_many_that_prove_nothing_only_some_are_kept(
+def test_of_many_that_are_not_authenticated_only_some_are_kept(
     listener: socket.socket, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "_MOST_UNPROVEN", 5)
+    monkeypatch.setattr(exchange, "_MOST_UNAUTHENTICATED", 5)
     found = pool.submit(serve, listener, expected=1)
     connections = [socket.create_connection(("127.0.0.1", port_of(listener)), timeout=60) for _ in range(20)]
     try:
@@ -191,7 +189,7 @@ def test_of_many_that_prove_nothing_only_some_are_kept(
 def test_who_proves_nothing_for_some_seconds_is_closed(
     listener: socket.socket, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "_PROOF_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(exchange, "_AUTHENTICATION_TIMEOUT_S", 0.2)
     found = pool.submit(serve, listener, expected=1)
     with socket.create_connection(("127.0.0.1", port_of(listener)), timeout=60) as connection:
         connection.recv(32)

@@ -82,7 +82,7 @@ NEAR = "hpcddp: the time limit is near"
     ("signalled", "left_s", "line", "sent"),
     [
         ("no", "100", f"{NEAR}: SIGTERM", "SIGTERM"),
-        ("warned", "100", f"{NEAR}, and the program does not listen to SIGUSR2: SIGTERM", "SIGUSR2\nSIGTERM"),
+        ("warned", "100", f"{NEAR}, and the program does not handle SIGUSR2: SIGTERM", "SIGUSR2\nSIGTERM"),
         ("no", "-1", "hpcddp: the time limit is reached, and the program still runs: SIGKILL", "SIGKILL"),
     ],
 )

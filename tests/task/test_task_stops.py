@@ -83,7 +83,7 @@ def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(tmp_p
     assert "raise InjectedError" in said
     assert "failed as a consequence" in said
     assert "an error of the job's own code or data would occur again, so the job is not requeued" in run.log(1)
-    assert "this rank only followed; the end of the batch log names the one that failed first" in run.log(0)
+    assert "this rank failed as a consequence; the end of the batch log names the one that failed first" in run.log(0)
     wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import read_failures
-from hpcddp.stop.heartbeat import Silence
+from hpcddp.stop.heartbeat import HeartbeatGap
 from hpcddp.task.local_peers import end_tasks, tasks_of
 from hpcddp.task.process_state import ProcessState
 from hpcddp.task.watchdog import end_hung_rank, hang_record, start_watchdog, trace_variables, waits_for_others
@@ -56,13 +56,13 @@ def test_a_rank_in_a_collective_or_a_backward_waits_for_others(path: str, *, wai
 
 
 def test_the_record_of_a_stuck_rank_names_the_place() -> None:
-    record = hang_record(Silence(seconds=301.2, step=40), frame_in("/home/me/model.py"), ProcessState())
+    record = hang_record(HeartbeatGap(seconds=301.2, step=40), frame_in("/home/me/model.py"), ProcessState())
     assert record.message == ("nothing happened for 301 s after step 40; this rank is at /home/me/model.py:3 in stand")
     assert (record.kind, record.exit_code, record.waiting, record.secondary) == ("hang", 124, False, False)
 
 
 def test_the_record_of_a_waiting_rank_says_so() -> None:
-    record = hang_record(Silence(seconds=1801.0, step=None), frame_in("torch/distributed/c10d.py"), ProcessState())
+    record = hang_record(HeartbeatGap(seconds=1801.0, step=None), frame_in("torch/distributed/c10d.py"), ProcessState())
     assert record.message == "nothing happened for 1801 s before the first step; this rank waits for other ranks"
     assert record.waiting
 
@@ -73,7 +73,7 @@ def test_a_hung_rank_dumps_all_stacks_writes_a_record_and_exits_with_124(
     ended: list[tuple[int, AttemptDirectory]] = []
     end_hung_rank(
         attempt,
-        Silence(seconds=5.0, step=3),
+        HeartbeatGap(seconds=5.0, step=3),
         world_size=1,
         process_state=ProcessState(),
         end=lambda code, of: ended.append((code, of)),
@@ -89,7 +89,7 @@ def test_a_hung_rank_dumps_all_stacks_writes_a_record_and_exits_with_124(
 def test_a_hung_rank_keeps_its_collectives(attempt: AttemptDirectory) -> None:
     process_state = ProcessState(rank=1)
     process_state.collective_trace = lambda: json.dumps({"entries": []})
-    end_hung_rank(attempt, Silence(seconds=5.0, step=3), process_state=process_state, end=lambda *_: None)
+    end_hung_rank(attempt, HeartbeatGap(seconds=5.0, step=3), process_state=process_state, end=lambda *_: None)
     assert json.loads(attempt.rank_collectives(1).read_text()) == {"entries": []}
 
 
@@ -102,7 +102,10 @@ def test_a_hung_rank_ends_although_its_collectives_cannot_be_had(attempt: Attemp
     process_state.collective_trace = fail
     with pytest.raises(RuntimeError, match="CUDA error"):
         end_hung_rank(
-            attempt, Silence(seconds=5.0, step=3), process_state=process_state, end=lambda code, _: ended.append(code)
+            attempt,
+            HeartbeatGap(seconds=5.0, step=3),
+            process_state=process_state,
+            end=lambda code, _: ended.append(code),
         )
     assert ended == [124]
 
@@ -111,14 +114,15 @@ BLOCKED = """
 import sys, time
 from pathlib import Path
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.stop.heartbeat import Silence
+from hpcddp.stop.heartbeat import HeartbeatGap
 from hpcddp.task import watchdog
 from hpcddp.task.process_state import ProcessState
 
 watchdog._TRACE_TIMEOUT_S = 0.5
 process_state = ProcessState()
 process_state.collective_trace = lambda: time.sleep(600)
-watchdog.end_hung_rank(AttemptDirectory(Path(sys.argv[1])), Silence(seconds=5.0, step=3), process_state=process_state)
+attempt, gap = AttemptDirectory(Path(sys.argv[1])), HeartbeatGap(seconds=5.0, step=3)
+watchdog.end_hung_rank(attempt, gap, process_state=process_state)
 """
 
 

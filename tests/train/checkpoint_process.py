@@ -12,7 +12,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.fields import Best
 from hpcddp.run.checkpoints import Manifest
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.publish import sweep
+from hpcddp.run.publish import remove_unfinished
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.writer import CheckpointWriter
 
@@ -22,9 +22,9 @@ def main(run: RunDirectory, attempt: int, steps: list[int]) -> int:
     run.attempt(attempt).path.mkdir(parents=True, exist_ok=True)
     best = Best(metric=os.environ["BEST"]) if "BEST" in os.environ else None
     writer = CheckpointWriter(
-        run, attempt=attempt, keep=2, now=time.time, monotonic=time.monotonic, tell=print, best=best
+        run, attempt=attempt, keep=2, now=time.time, monotonic=time.monotonic, print_line=print, best=best
     )
-    sweep(run.checkpoints, attempt=attempt)
+    remove_unfinished(run.checkpoints, attempt=attempt)
     writer.keep_best()
     for step in steps:
 

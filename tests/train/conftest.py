@@ -54,7 +54,7 @@ class Training:
         self,
         *,
         attempt: int = 0,
-        should_stop: Callable[[], int] = never_stop,
+        stop_reason: Callable[[], int] = never_stop,
         monotonic: Callable[[], float] = time.monotonic,
         cause: Callable[[], str | None] = unknown_cause,
         deadline: Deadline = NO_DEADLINE,
@@ -69,11 +69,11 @@ class Training:
             attempt=attempt,
             threads=1,
             cpus=2,
-            should_stop=lambda: StopReason(should_stop()),
+            stop_reason=lambda: StopReason(stop_reason()),
             monotonic=monotonic,
             cause=cause,
             deadline=deadline,
-            say=self.said.append,
+            write_line=self.said.append,
         )
 
     def train(self, *, attempt: int = 0, **told: Any) -> None:
@@ -91,7 +91,7 @@ class Training:
             return 0
 
         with pytest.raises(CrashError):
-            self.train(attempt=attempt, should_stop=die, **changes)
+            self.train(attempt=attempt, stop_reason=die, **changes)
 
 
 @pytest.fixture

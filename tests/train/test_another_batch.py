@@ -98,7 +98,7 @@ def test_an_evaluation_that_was_due_before_the_change_is_made_after_it(training:
     # The stop comes with the last step of the second epoch, and does not wait for its evaluation.
     calls = iter(range(6))
     with pytest.raises(StoppedError, match="after step 8"):
-        training.train(**SAVES, should_stop=lambda: StopReason.NONE if next(calls, None) is not None else STOP)
+        training.train(**SAVES, stop_reason=lambda: StopReason.NONE if next(calls, None) is not None else STOP)
     assert [record["epoch"] for record in evaluations(training.run.path)] == [0]
     name_batch(training.run.path, 48)
     training.train(attempt=1, **LARGER)

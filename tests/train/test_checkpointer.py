@@ -102,7 +102,7 @@ def test_damaged_newest_is_passed_over_and_named(tmp_path: Path, capsys: pytest.
     model = tmp_path / "run" / "checkpoints" / "step-000002" / "model.pt"
     model.write_bytes(model.read_bytes()[:-1])
     assert Loop(tmp_path / "run").checkpointer.restore().step == 1
-    assert "hpcddp: checkpoint step-000002 is passed over: " in capsys.readouterr().err
+    assert "hpcddp: checkpoint step-000002 is skipped: " in capsys.readouterr().err
 
 
 def test_flipped_bit_in_the_newest_manifest_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ def train(run: Training, device: torch.device, **changes: Any) -> None:
             run=run.run,
             attempt=0,
             threads=1,
-            say=run.said.append,
+            write_line=run.said.append,
         )
     )
 

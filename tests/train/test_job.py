@@ -85,7 +85,7 @@ def test_saves_by_the_clock_are_decided_by_all_ranks_one_step_later(training: Tr
     clock = iter(range(10_000))
     training.train(train__epochs=1, checkpoint={"every": "3s"}, monotonic=lambda: float(next(clock)))
     reasons = [event.reason for event in read_events(training.run.events) if event.kind == "save"]
-    assert "every so often by the clock" in reasons
+    assert "the interval of checkpoint.every" in reasons
 
 
 def test_checkpoint_says_what_it_belongs_to(training: Training) -> None:
@@ -205,7 +205,7 @@ def test_failed_save_that_is_followed_by_a_good_one_is_forgiven(training: Traini
             training.run.checkpoints.unlink()
         return 0
 
-    training.train(train__epochs=3, should_stop=repair)
+    training.train(train__epochs=3, stop_reason=repair)
     assert result(training.run.path)["status"] == "finished"
     kept = [path.name for path in list_checkpoints(training.run.checkpoints)]
     assert kept[0] == "step-000012"
@@ -258,7 +258,7 @@ def test_model_with_idle_parameters_is_trained_and_noted(training: Training) -> 
 
 
 def test_loader_worker_that_dies_is_a_clear_error(training: Training) -> None:
-    with pytest.raises(TrainingError, match=r"loader worker 0 \(pid \d+\) left with exit code 3"):
+    with pytest.raises(TrainingError, match=r"loader worker 0 \(pid \d+\) ended with exit code 3"):
         training.train(train__dataset="tests.train.odd_code:fatal", train__num_workers=1)
 
 

@@ -180,7 +180,7 @@ def test_noise_scale_is_unknown_until_there_is_a_signal() -> None:
     assert NoiseScale().samples is None
     assert NoiseScale(trace=1.0, signal=-1.0, steps=3).samples is None
     assert NoiseScale(trace=1.0, signal=-1.0, steps=3).advice(8) == (
-        "gradient noise scale: not known after 3 steps, the gradient is too small to be told"
+        "gradient noise scale: not known after 3 steps, the gradient is too small to measure it"
     )
 
 

@@ -104,7 +104,7 @@ def test_stop_saves_and_loses_no_step(new_training: NewTraining) -> None:
     with pytest.raises(
         StoppedError, match=r"all ranks stopped after step 6 \(interrupted\), and the state is saved"
     ) as caught:
-        stopped.train(should_stop=lambda: next(calls, 0), **SAVES)
+        stopped.train(stop_reason=lambda: next(calls, 0), **SAVES)
     assert (caught.value.step, caught.value.reason, caught.value.exit_code) == (6, StopReason.INTERRUPTED, 75)
     stop = read_events(stopped.run.events)[-1]
     assert (stop.kind, stop.step, stop.reason, stop.saved) == ("stop", 6, "interrupted", True)
@@ -120,7 +120,7 @@ def test_evaluation_that_a_stop_left_out_is_made_up_for(new_training: NewTrainin
     whole.train(train__epochs=3)
     calls = iter([0, 0, 1])
     with pytest.raises(StoppedError):
-        stopped.train(should_stop=lambda: next(calls, 0), train__epochs=3)
+        stopped.train(stop_reason=lambda: next(calls, 0), train__epochs=3)
     assert steps(stopped.run.path)[-1]["step"] == 4
     assert evaluations(stopped.run.path) == []
     stopped.train(attempt=1, train__epochs=3)
@@ -128,7 +128,7 @@ def test_evaluation_that_a_stop_left_out_is_made_up_for(new_training: NewTrainin
 
 
 def test_stop_that_comes_with_the_last_step_lets_the_run_finish(training: Training) -> None:
-    training.train(train__epochs=1, should_stop=iter([0, 0, 0, 1]).__next__)
+    training.train(train__epochs=1, stop_reason=iter([0, 0, 0, 1]).__next__)
     assert result(training.run.path)["status"] == "finished"
 
 
@@ -142,8 +142,7 @@ def test_rotten_newest_checkpoint_is_passed_over_loudly(new_training: NewTrainin
     newest.write_bytes(content)
     broken.train(attempt=1, **SAVES)
     assert any(
-        "checkpoint step-000006 is passed over" in line and "model.pt has another sha256" in line
-        for line in broken.said
+        "checkpoint step-000006 is skipped" in line and "model.pt has another sha256" in line for line in broken.said
     )
     assert any("going on after step 4" in line for line in broken.said)
     assert result(broken.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
@@ -174,7 +173,7 @@ def test_flipped_bit_in_the_progress_of_the_newest_checkpoint_is_noticed(
     flip(newest / "manifest.json", part, bit)
     broken.train(attempt=1, **SAVES)
     why = "its content does not have its checksum" if with_checksum else sentence
-    assert any("checkpoint step-000006 is passed over" in line and why in line for line in broken.said)
+    assert any("checkpoint step-000006 is skipped" in line and why in line for line in broken.said)
     assert any("going on after step 4" in line for line in broken.said)
     assert result(broken.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
     assert without_times(broken) == without_times(whole)
@@ -199,7 +198,7 @@ def test_run_without_a_valid_checkpoint_never_starts_anew(training: Training) ->
         NoCheckpointError, match=r"checkpoints holds no valid checkpoint although the run has saved some"
     ):
         training.train(attempt=1, **SAVES)
-    assert any("step-000006 is passed over" in line and "manifest.json is missing" in line for line in training.said)
+    assert any("step-000006 is skipped" in line and "manifest.json is missing" in line for line in training.said)
 
 
 @pytest.mark.parametrize("left", ["nothing", "the start of this attempt"])
@@ -276,7 +275,7 @@ def test_attempt_that_is_overtaken_while_it_trains_publishes_nothing(training: T
         return 0
 
     with pytest.raises(FencedError):
-        training.train(should_stop=overtaken, **SAVES)
+        training.train(stop_reason=overtaken, **SAVES)
     assert [path.name for path in list_checkpoints(training.run.checkpoints)] == ["step-000004", "step-000003"]
     assert steps(training.run.path)[-1]["step"] == 4
 

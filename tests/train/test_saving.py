@@ -71,7 +71,7 @@ def one_slow_save(new_training: NewTraining, changes: Mapping[str, Any]) -> tupl
         return 0
 
     with pytest.raises(KeyboardInterrupt):
-        slow.train(should_stop=crash_at_the_end, **SAVES, **changes)
+        slow.train(stop_reason=crash_at_the_end, **SAVES, **changes)
     return whole, slow
 
 
@@ -98,7 +98,7 @@ def test_stop_waits_until_its_checkpoint_is_there(training: Training) -> None:
     faults.arm(SLOW.replace("begin", "rename"), rank=0, attempt=0)
     calls = iter([0, 0, 1])
     with pytest.raises(StoppedError) as caught:
-        training.train(should_stop=lambda: next(calls, 0), checkpoint={"every": {"epochs": 9}}, train__epochs=3)
+        training.train(stop_reason=lambda: next(calls, 0), checkpoint={"every": {"epochs": 9}}, train__epochs=3)
     newest = newest_valid(training.run.checkpoints, expected=True, warn=training.said.append)
     assert newest is not None
     assert newest.manifest.step == caught.value.step
@@ -110,7 +110,7 @@ def test_stop_whose_save_fails_says_so(training: Training) -> None:
     faults.arm("oserror=ENOSPC@save.file", rank=0, attempt=0)
     calls = iter([0, 0, 1])
     with pytest.raises(StoppedError, match="and the state is not saved") as caught:
-        training.train(should_stop=lambda: next(calls, 0), checkpoint={"every": {"epochs": 9}}, train__epochs=3)
+        training.train(stop_reason=lambda: next(calls, 0), checkpoint={"every": {"epochs": 9}}, train__epochs=3)
     assert not caught.value.outcome.saved
 
 
@@ -169,7 +169,7 @@ def test_error_in_the_writing_thread_is_heard_at_the_next_step_and_not_at_the_ne
 
     # Step 5 begins after the write; the save after step 8 would have heard of it, too.
     with pytest.raises(InjectedError):
-        training.train(should_stop=when_written, checkpoint={"every": {"epochs": 1}}, train__epochs=3)
+        training.train(stop_reason=when_written, checkpoint={"every": {"epochs": 1}}, train__epochs=3)
     assert len(asked) == 5
 
 
@@ -183,7 +183,7 @@ def test_attempt_that_is_overtaken_while_it_writes_publishes_nothing_and_ends(tr
         return 0
 
     with pytest.raises(FencedError):
-        training.train(should_stop=overtaken, **{**SAVES, "train__epochs": 30})
+        training.train(stop_reason=overtaken, **{**SAVES, "train__epochs": 30})
     assert [path.name for path in list_checkpoints(training.run.checkpoints)] == ["step-000004", "step-000003"]
     assert saves(training) == [3, 4]
 

@@ -84,7 +84,7 @@ def test_training_goes_on_and_saves_again_when_it_can(
     whole.train(**SAVES)
     # Broken while the saves after steps 6 and 8 are made.
     actions = {5: lambda: break_it(disk), 9: lambda: mend_it(disk)}
-    training.train(should_stop=at_steps(actions), **SAVES)
+    training.train(stop_reason=at_steps(actions), **SAVES)
     assert saves(training) == [2, 4, 10, 12]
     first, second = warnings(training)
     assert first.startswith(f"warning: saving after step 6 failed ({words}")
@@ -98,7 +98,7 @@ def test_failures_for_a_long_time_end_the_training_and_the_old_checkpoint_is_who
 ) -> None:
     monkeypatch.setattr(writer, "_OUTAGE_ALLOWED_S", 0.0)
     with pytest.raises(SaveError, match=r"saving after step 10 failed .*No space left.*, as all 3 saves of the last "):
-        training.train(should_stop=at_steps({5: lambda: fill_blocks(disk)}), **SAVES)
+        training.train(stop_reason=at_steps({5: lambda: fill_blocks(disk)}), **SAVES)
     assert newest_step(training) == 4
     make_room(disk)
     training.train(attempt=1, **SAVES)
@@ -106,7 +106,7 @@ def test_failures_for_a_long_time_end_the_training_and_the_old_checkpoint_is_who
 
 
 def test_many_failures_in_a_short_time_do_not_end_the_training(training: Training, disk: Path) -> None:
-    training.train(should_stop=at_steps({3: lambda: fill_blocks(disk), 11: lambda: make_room(disk)}), **SAVES)
+    training.train(stop_reason=at_steps({3: lambda: fill_blocks(disk), 11: lambda: make_room(disk)}), **SAVES)
     assert saves(training) == [2, 12]
     assert len(warnings(training)) == 4
 
@@ -114,7 +114,7 @@ def test_many_failures_in_a_short_time_do_not_end_the_training(training: Trainin
 def test_folder_of_checkpoints_that_is_gone_is_made_again(training: Training) -> None:
     folder = training.run.checkpoints
     actions = {5: lambda: folder.rename(training.run.path / "elsewhere")}
-    training.train(should_stop=at_steps(actions), **SAVES)
+    training.train(stop_reason=at_steps(actions), **SAVES)
     assert saves(training) == [2, 4, 6, 8, 10, 12]
     assert newest_step(training) == 12
     assert warnings(training) == []
@@ -131,6 +131,6 @@ def test_something_else_in_the_place_of_the_folder_costs_a_warning_each(
         folder.write_text("")
 
     with pytest.raises(SaveError, match="File exists"):
-        training.train(should_stop=at_steps({5: replace}), **SAVES)
+        training.train(stop_reason=at_steps({5: replace}), **SAVES)
     assert len(warnings(training)) == 2
     assert (training.run.path / "elsewhere" / "step-000004" / "manifest.json").exists()

@@ -60,7 +60,7 @@ def kinds(training: Training) -> list[str]:
 def test_a_stop_in_a_long_evaluation_is_heard_and_the_next_attempt_makes_it_up(new_training: NewTraining) -> None:
     whole, stopped = new_training("whole"), new_training("stopped")
     whole.train(**LONG)
-    decision = stop(stopped, should_stop=votes(0, 0, 0, 0, StopReason.TERMINATED), **LONG)
+    decision = stop(stopped, stop_reason=votes(0, 0, 0, 0, StopReason.TERMINATED), **LONG)
     assert (decision.step, decision.saved, decision.reason) == (4, True, StopReason.TERMINATED)
     assert not [record for record in records(stopped.run.path) if "val_loss" in record]
     stopped.train(attempt=1, **LONG)
@@ -69,8 +69,8 @@ def test_a_stop_in_a_long_evaluation_is_heard_and_the_next_attempt_makes_it_up(n
 
 
 def test_a_stop_while_a_missing_evaluation_is_made_up_needs_no_other_save(training: Training) -> None:
-    stop(training, should_stop=votes(0, 0, 0, 0, StopReason.TERMINATED), **LONG)
-    decision = stop(training, attempt=1, should_stop=votes(StopReason.WARNED), **LONG)
+    stop(training, stop_reason=votes(0, 0, 0, 0, StopReason.TERMINATED), **LONG)
+    decision = stop(training, attempt=1, stop_reason=votes(StopReason.WARNED), **LONG)
     assert (decision.step, decision.saved, decision.save_s) == (4, True, 0.0)
     assert kinds(training).count("save") == 1
     assert [path.name for path in list_checkpoints(training.run.checkpoints)] == ["step-000004"]
@@ -80,19 +80,19 @@ def test_a_stop_in_the_long_last_evaluation_is_finished_by_the_next_attempt(new_
     whole, stopped = new_training("whole"), new_training("stopped")
     once = {**LONG, "train__epochs": 1}
     whole.train(**once)
-    assert stop(stopped, should_stop=votes(0, 0, 0, 0, StopReason.TERMINATED), **once).step == 4
+    assert stop(stopped, stop_reason=votes(0, 0, 0, 0, StopReason.TERMINATED), **once).step == 4
     stopped.train(attempt=1, **once)
     assert without_times(stopped) == without_times(whole)
 
 
 def test_a_stop_that_comes_while_the_last_step_finishes_ends_as_finished(training: Training) -> None:
-    training.train(should_stop=votes(0, 0, 0, StopReason.TERMINATED), train__epochs=1)
+    training.train(stop_reason=votes(0, 0, 0, StopReason.TERMINATED), train__epochs=1)
     assert result(training.run.path)["status"] == "finished"
     assert read_decision(training.run.attempt(0)) is None
 
 
 def test_the_decision_and_the_event_say_why(training: Training) -> None:
-    decision = stop(training, should_stop=votes(StopReason.TERMINATED), cause=lambda: "preemption")
+    decision = stop(training, stop_reason=votes(StopReason.TERMINATED), cause=lambda: "preemption")
     assert (decision.step, decision.cause, decision.saved) == (2, "preemption", True)
     event = read_events(training.run.events)[-1]
     assert (event.kind, event.reason, event.cause, event.step) == ("stop", "terminated", "preemption", 2)
@@ -112,7 +112,7 @@ def test_a_clock_that_is_far_from_the_end_is_none(training: Training) -> None:
 def test_a_stop_whose_save_fails_says_so(training: Training) -> None:
     faults.arm("oserror=ENOSPC@save.file", rank=0, attempt=0)
     with pytest.raises(StoppedError, match=r"all ranks stopped after step 2 \(warned\), and the state is not saved"):
-        training.train(should_stop=votes(StopReason.WARNED))
+        training.train(stop_reason=votes(StopReason.WARNED))
     decision = read_decision(training.run.attempt(0))
     assert decision is not None
     assert not decision.saved
@@ -123,7 +123,7 @@ def test_a_decision_that_cannot_be_written_is_told_and_the_ranks_stop_all_the_sa
     in_the_way = training.run.attempt(0).decision
     in_the_way.mkdir(parents=True)
     with pytest.raises(StoppedError):
-        training.train(should_stop=votes(StopReason.WARNED))
+        training.train(stop_reason=votes(StopReason.WARNED))
     assert any(said.startswith(f"warning: {in_the_way} cannot be written (") for said in training.said)
 
 
@@ -164,7 +164,7 @@ def test_a_stop_asked_for_in_a_slow_step_comes_after_that_step(training: Trainin
         asked.append(1)
         return StopReason.WARNED if len(asked) == 5 else StopReason.NONE
 
-    decision = stop(training, should_stop=ask_in_step_five, monotonic=lambda: float(next(clock)), train__epochs=3)
+    decision = stop(training, stop_reason=ask_in_step_five, monotonic=lambda: float(next(clock)), train__epochs=3)
     assert decision.step == 5
 
 

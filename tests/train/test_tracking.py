@@ -40,7 +40,7 @@ def stop(training: Training, *, after: int, attempt: int = 0, **changes: Any) ->
     with pytest.raises(StoppedError):
         training.train(
             attempt=attempt,
-            should_stop=lambda: 0 if next(calls, None) is not None else StopReason.TERMINATED,
+            stop_reason=lambda: 0 if next(calls, None) is not None else StopReason.TERMINATED,
             **changes,
         )
 

@@ -106,12 +106,12 @@ def test_traceback_of_own_code_is_kept(training: Training) -> None:
         ),
         (
             {"train__dataset": f"{ODD}:label_beyond", "train__num_classes": 7},
-            "has label 7 at sample 0, and the model tells apart 7 classes, 0..6; write a larger train.num_classes",
+            "has label 7 at sample 0, and the model has 7 classes, 0..6; write a larger train.num_classes",
         ),
         (
             {"train__num_classes": 9},
             (
-                "the model tells apart 9 classes, 0..8, but split train of dataset "
+                "the model has 9 classes, 0..8, but split train of dataset "
                 "tests.distributed.own_code:few_digits has labels 0..9; write train.num_classes 10 or more, with labels"
             ),
         ),
@@ -121,12 +121,12 @@ def test_traceback_of_own_code_is_kept(training: Training) -> None:
         ),
         (
             {"train__dataset": f"{ODD}:late_label", "train__dataset_args": {"label": 7}, "train__num_classes": 7},
-            "has label 7, and the model tells apart 7 classes, 0..6; write a larger train.num_classes",
+            "has label 7, and the model has 7 classes, 0..6; write a larger train.num_classes",
         ),
         (
             # What cross entropy would leave out in silence.
             {"train__dataset": f"{ODD}:late_label", "train__dataset_args": {"label": -100}, "train__num_classes": 7},
-            "has label -100, and the model tells apart 7 classes, 0..6",
+            "has label -100, and the model has 7 classes, 0..6",
         ),
         (
             {"train__dataset": f"{ODD}:two_shapes", "train__num_classes": 2},

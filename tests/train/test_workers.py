@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hpcddp.stop.listener import signals_held
-from hpcddp.train.data.workers import LostWorkerError, lost_worker, remember, start_worker
+from hpcddp.train.data.workers import LostWorkerError, lost_worker, register_workers, start_worker
 from tests.waiting import wait_until
 
 HOLD_S = 60.0
@@ -51,7 +51,7 @@ def worker() -> Iterator[tuple[Any, int]]:
     loader = DataLoader(Slow(), num_workers=1, worker_init_fn=start_worker, multiprocessing_context="fork")
     with signals_held():
         iterator: Any = iter(loader)
-    remember(iterator)
+    register_workers(iterator)
     yield iterator, int(next(iterator))
     iterator._shutdown_workers()
 
@@ -75,7 +75,7 @@ def test_a_worker_ignores_what_asks_the_job_for_a_save(worker: tuple[Any, int], 
     ("signum", "sentence"),
     [
         (signal.SIGKILL, r"loader worker 0 \(pid \d+\) was ended by SIGKILL, most likely because the memory"),
-        (signal.SIGSEGV, r"loader worker 0 \(pid \d+\) was ended by SIGSEGV, which a crash in a library below Python"),
+        (signal.SIGSEGV, r"loader worker 0 \(pid \d+\) was ended by SIGSEGV, which a crash in native code"),
         (signal.SIGBUS, r"loader worker 0 \(pid \d+\) was ended by SIGBUS, most likely because /dev/shm is full"),
     ],
 )  # fmt: skip

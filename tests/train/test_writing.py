@@ -18,7 +18,7 @@ from hpcddp.run.checkpoints import Manifest, left_by, list_checkpoints, newest_v
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.ownership import FencedError
-from hpcddp.run.publish import sweep
+from hpcddp.run.publish import remove_unfinished
 from hpcddp.stop import faults
 from hpcddp.stop.faults import InjectedError
 from hpcddp.train.checkpoint.writer import CheckpointWriter
@@ -48,7 +48,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def writer(run: RunDirectory, said: list[str]) -> CheckpointWriter:
-    return CheckpointWriter(run, attempt=0, keep=2, now=lambda: 1.5, monotonic=time.monotonic, tell=said.append)
+    return CheckpointWriter(run, attempt=0, keep=2, now=lambda: 1.5, monotonic=time.monotonic, print_line=said.append)
 
 
 def write(stream: IO[bytes]) -> None:
@@ -117,7 +117,7 @@ def stopped_at(run: RunDirectory, point: str, *steps: int) -> subprocess.Popen[s
 def test_attempt_that_is_overtaken_in_the_middle_of_a_save_publishes_nothing(run: RunDirectory, point: str) -> None:
     old = stopped_at(run, point, 10, 20)
     run.attempt(1).path.mkdir()
-    sweep(run.checkpoints, attempt=1)
+    remove_unfinished(run.checkpoints, attempt=1)
     old.send_signal(signal.SIGCONT)
     assert ended(old) == (76, "attempt 1 owns the run run, so attempt 0 must not write; it ends here\n")
     assert steps_of(run) == [10]
@@ -139,7 +139,7 @@ def test_overtaken_attempt_that_wakes_up_while_it_removes_old_ones_leaves_the_ne
     run.attempt(1).path.mkdir()
     old.send_signal(signal.SIGCONT)
     assert ended(old) == (0, "")
-    # It had looked at the lease just before.
+    # It had checked the ownership just before.
     assert 30 in steps_of(run)
     assert 20 in steps_of(run)
 
@@ -214,7 +214,7 @@ def test_failures_end_the_training_after_three_of_them_and_five_minutes(
     run: RunDirectory, said: list[str], seconds: float, saves: int
 ) -> None:
     clock = [0.0]
-    writer = CheckpointWriter(run, attempt=0, keep=2, now=time.time, monotonic=lambda: clock[0], tell=said.append)
+    writer = CheckpointWriter(run, attempt=0, keep=2, now=time.time, monotonic=lambda: clock[0], print_line=said.append)
     faults.arm("oserror=EROFS@save.manifest", rank=0, attempt=0)
     for number in range(1, saves + 1):
         start(writer, number * 10)

@@ -30,7 +30,7 @@ from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_json
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.train.buffers import buffers_put_back
+from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.own import first_samples
 from hpcddp.train.loop.assembly import Setting, derive_setting
@@ -92,7 +92,7 @@ def _setting(folder: Path, rank: int, world_size: int) -> Setting:
         run=RunDirectory(folder),
         attempt=0,
         threads=1,
-        say=lambda _: None,
+        write_line=lambda _: None,
     )
     set_up_backends(Precision(context.train.precision, "cpu"), deterministic=False)
     return derive_setting(context)
@@ -147,7 +147,7 @@ def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[
 
     def outputs(step: int, *, dropout: bool, rows: torch.Tensor = inputs) -> torch.Tensor:
         seed_step(seed, step, rank, inputs.device)
-        with buffers_put_back(model):
+        with buffers_restored(model):
             return forward(model, rows, dropout=dropout)
 
     noisy = [outputs(step, dropout=True) for step in (1, 0, 0)]

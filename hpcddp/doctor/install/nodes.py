@@ -103,7 +103,7 @@ def examine_nodes(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-class _Conversation:
+class _SrunPipes:
     """The pipes of srun: questions to all tasks, and the answers of each.
 
     Args:
@@ -136,7 +136,7 @@ class _Conversation:
                 stdin.write(f"{json.dumps(question)}\n")
                 stdin.flush()
         except OSError:
-            raise NodesError(self._told("the job on the nodes has ended")) from None
+            raise NodesError(self._last_output("the job on the nodes has ended")) from None
 
     def answers(self, timeout_s: float) -> list[Mapping[str, Any]]:
         """Return an answer of each task, in their order.
@@ -151,21 +151,21 @@ class _Conversation:
                 line = self._lines.get(timeout=max(deadline - time.monotonic(), 0))
             except queue.Empty:
                 raise NodesError(
-                    self._told(f"{len(found)} of {self._nodes} nodes have answered within {timeout_s:.0f} s"),
+                    self._last_output(f"{len(found)} of {self._nodes} nodes have answered within {timeout_s:.0f} s"),
                     hint="if the nodes are busy, add --wait SECONDS; else try srun --nodes=2 hostname",
                 ) from None
             if line is None:
                 self._open -= 1
                 # Both streams have ended, so that all errors are read.
                 if not self._open:
-                    raise NodesError(self._told("the job on the nodes has ended before its answers"))
+                    raise NodesError(self._last_output("the job on the nodes has ended before its answers"))
             elif line.startswith(MARK):
                 answer = json.loads(line.removeprefix(MARK))
                 found[answer["task"]] = answer
         return [found[task] for task in sorted(found)]
 
-    def _told(self, what: str) -> str:
-        """Return a sentence with what srun has said last."""
+    def _last_output(self, what: str) -> str:
+        """Return a sentence with the last output of srun."""
         said = [line for line in self._errors if line][-3:]
         return f"{what}: {'; '.join(said)}" if said else what
 
@@ -184,7 +184,7 @@ def _ask(
     files = [LOGIN_FILE, *(node_file(task) for task in range(nodes))]
     srun = commands.start_srun(words, environment=environment)
     try:
-        conversation = _Conversation(srun, nodes)
+        conversation = _SrunPipes(srun, nodes)
         hello = conversation.answers(wait_s)
         sent = time.time()
         conversation.ask({"directory": str(directory), "token": token, "tasks": hello, "files": files})
@@ -240,9 +240,9 @@ def _versions(answers: Answers) -> Finding:
 def _shared(answers: Answers, hosts: Sequence[str], run_root: Path) -> Finding:
     where = run_root.absolute()
     remedy = "set run_root in hpcddp.toml or the profile to a directory that all nodes and the login node share"
-    blind = [host for host, node in zip(hosts, answers.first, strict=True) if not node["login_file"]]
-    if blind:
-        found = f"{', '.join(blind)} does not see in {where} what this machine wrote there"
+    without_file = [host for host, node in zip(hosts, answers.first, strict=True) if not node["login_file"]]
+    if without_file:
+        found = f"{', '.join(without_file)} cannot see the file that this machine wrote into {where}"
         return Finding(name="run root", verdict="error", found=found, remedy=remedy)
     refused = [(host, node["refused"]) for host, node in zip(hosts, answers.first, strict=True) if node["refused"]]
     if refused:
@@ -252,7 +252,7 @@ def _shared(answers: Answers, hosts: Sequence[str], run_root: Path) -> Finding:
     views = {"this machine": answers.seen, **{h: n["seen"] for h, n in zip(hosts, answers.last, strict=True)}}
     partial = [host for host, seen in views.items() if not set(wanted) <= set(seen)]
     if partial:
-        found = f"{', '.join(partial)} does not see in {where} what a node wrote there"
+        found = f"{', '.join(partial)} cannot see the file that a node wrote into {where}"
         return Finding(name="run root", verdict="error", found=found, remedy=remedy)
     return Finding(name="run root", verdict="ok", found=f"{', '.join(hosts)} and this machine share {where}")
 

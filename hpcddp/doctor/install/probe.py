@@ -1,7 +1,7 @@
 """The program of ``hpcddp doctor install --on-nodes`` on each node: ``python -P -m hpcddp.doctor.install.probe``.
 
-It speaks with the login node through srun's pipes, because the run root may not be shared. srun gives each line of the
-login node to all tasks. There are two questions, and an answer before, between and after them.
+It communicates with the login node through srun's pipes, because the run root may not be shared. srun gives each line
+of the login node to all tasks. There are two questions, and an answer before, between and after them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hpcddp import __version__
 from hpcddp.doctor.install.machine import ask_torch, measure
 from hpcddp.packages import is_installed
 from hpcddp.slurm.hostlist import expand
+from hpcddp.slurm.rank_env import own_host, own_rank
 from hpcddp.task.rendezvous import interface_of, reachable_addresses
 
 MARK: Final = "hpcddp-doctor: "
@@ -36,7 +37,7 @@ def node_file(task: int) -> str:
 
 def main() -> int:
     """Answer the login node's questions about this node."""
-    task, host = int(os.environ["SLURM_PROCID"]), os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    task, host = own_rank(os.environ), own_host(os.environ)
     server = socket.create_server(("", 0), backlog=64)
     threading.Thread(target=_serve, args=(server, host), daemon=True).start()
     others = [name for name in expand(os.environ["SLURM_STEP_NODELIST"]) if name != host]
@@ -75,7 +76,7 @@ def _answer(task: int, **facts: object) -> None:
 
 
 def _serve(server: socket.socket, host: str) -> None:
-    """Send this node's name to whoever connects."""
+    """Send this node's name to each process that connects."""
     while True:
         connection, _ = server.accept()
         with connection:

@@ -85,7 +85,7 @@ class Loss:
             with (
                 torch.random.fork_rng(devices=[]),
                 warnings.catch_warnings(),
-                blame(f"{self.name} failed", UnusableError),
+                as_doctor_error(f"{self.name} failed", UnusableError),
             ):
                 torch.manual_seed(seed)
                 warnings.simplefilter("ignore")
@@ -95,7 +95,7 @@ class Loss:
             torch.set_default_dtype(default)
 
     def _differentiate(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-        with blame(f"the backward of {self.name} failed", UnusableError):
+        with as_doctor_error(f"the backward of {self.name} failed", UnusableError):
             found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         return [as_real(gradient).double() for gradient in found]
 
@@ -162,7 +162,7 @@ def load_object(name: str, *, what: str) -> object:
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
         raise DoctorError(f"{name!r} does not name {what}; write module:function, for example losses:dice_loss")
-    with blame(f"importing {module_name} failed"):
+    with as_doctor_error(f"importing {module_name} failed"):
         try:
             found: object = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -193,7 +193,7 @@ def load_loss(name: str) -> Callable[..., Any]:
             "function without parameters that returns one"
         )
     if isinstance(found, type) or (callable(found) and parameters_needed(found) == 0 and inspect.isfunction(found)):
-        with blame(f"{name} is a {'class' if isinstance(found, type) else 'function'}, and {name}() failed"):
+        with as_doctor_error(f"{name} is a {'class' if isinstance(found, type) else 'function'}, and {name}() failed"):
             found = found()
     if not callable(found):
         raise DoctorError(f"{name} is a {type(found).__name__}, which cannot be called; write the name of a loss")
@@ -236,7 +236,7 @@ def found_first(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def blame(sentence: str, kind: type[DoctorError] = DoctorError) -> Iterator[None]:
+def as_doctor_error(sentence: str, kind: type[DoctorError] = DoctorError) -> Iterator[None]:
     """Turn any failure of the block into an error of ``kind`` that begins with ``sentence``."""
     try:
         yield

@@ -15,7 +15,7 @@ from hpcddp.doctor.errors import DoctorError, NoisyLossError, NoLossError, Unusa
 from hpcddp.doctor.loss.batches import Batch, Kind, even_split, kinds, kinds_with_other_classes, make_batch
 from hpcddp.doctor.loss.call import (
     Loss,
-    blame,
+    as_doctor_error,
     found_first,
     ignored_labels,
     load_loss,
@@ -122,7 +122,7 @@ def load_batches(data: str, *, directory: Path, arguments: int | None = None, di
     """
     path = directory / data
     if path.is_file():
-        with blame(f"reading {data} failed"):
+        with as_doctor_error(f"reading {data} failed"):
             found: Any = torch.load(path, map_location="cpu", weights_only=True)
     elif ":" not in data:
         raise DoctorError(f"--data is {data}, and there is no such file; write the name of a file, or module:function")
@@ -130,7 +130,7 @@ def load_batches(data: str, *, directory: Path, arguments: int | None = None, di
         function = load_object(data, what="a function that returns batches")
         if not callable(function):
             raise DoctorError(f"{data} is a {type(function).__name__}, which cannot be called; name a function")
-        with blame(f"{data}() failed"):
+        with as_doctor_error(f"{data}() failed"):
             found = function()
     pairs = found if isinstance(found, list) else [found]
     if not pairs:
@@ -307,9 +307,9 @@ class _Trial:
 
     def _refusal(self) -> UnusableError:
         """Return the error for a loss that accepts no kind."""
-        spoken = [error for _, error in self.refused if isinstance(error, NoLossError)]
-        if spoken:
-            return spoken[0]
+        without_loss = [error for _, error in self.refused if isinstance(error, NoLossError)]
+        if without_loss:
+            return without_loss[0]
         prefix = f"{self._loss.name} failed: "
         reasons = {error.message.removeprefix(prefix): kind.name for kind, error in reversed(self.refused)}
         if len(reasons) == 1:

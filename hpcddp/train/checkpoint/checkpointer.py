@@ -60,7 +60,7 @@ class CheckpointerError(UserError):
     kind = "checkpointer"
 
 
-def _tell(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stderr.write(f"hpcddp: {text}\n")
     sys.stderr.flush()
 
@@ -90,7 +90,7 @@ class SaveSettings:
             it before it builds the model, and allows another global batch that a resumption has named.
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
-        tell: writes a line to the log; called on rank 0.
+        print_line: writes a line to the log; called on rank 0.
         reads_environment: whether ``HPCDDP_METRICS_FILE`` names the metrics file; else it is that of the run.
     """
 
@@ -102,7 +102,7 @@ class SaveSettings:
     checks_contract: bool = True
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
-    tell: Callable[[str], None] = _tell
+    print_line: Callable[[str], None] = _print_line
     reads_environment: bool = True
 
 
@@ -206,7 +206,9 @@ class Checkpointer:
             ResumeError: the checkpoint has another contract or other objects.
         """
         (attempt,) = distributed.broadcast_numbers([self._claim() if distributed.rank() == 0 else 0])
-        return self.restore_from(agree_on_start(self._run, attempt, tell=self._settings.tell).checkpoint, attempt)
+        return self.restore_from(
+            agree_on_start(self._run, attempt, print_line=self._settings.print_line).checkpoint, attempt
+        )
 
     def restore_from(self, checkpoint: Checkpoint | None, attempt: int) -> Restored:
         """Load a checkpoint on which all ranks have agreed, in an attempt that owns the directory.
@@ -229,7 +231,7 @@ class Checkpointer:
                 metrics=self._metrics_file(),
                 now=settings.now,
                 monotonic=settings.monotonic,
-                tell=settings.tell,
+                print_line=settings.print_line,
             )
             # An attempt that was killed may have published a checkpoint and not yet looked at its metric.
             self._writer.keep_best()

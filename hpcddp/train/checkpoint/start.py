@@ -23,7 +23,7 @@ from hpcddp.run.files import TAIL_BYTES
 from hpcddp.run.job_records import read_start
 from hpcddp.run.metrics import read_metrics
 from hpcddp.run.ownership import raise_if_fenced
-from hpcddp.run.publish import sweep
+from hpcddp.run.publish import remove_unfinished
 from hpcddp.run.result import has_finished
 from hpcddp.train import distributed
 from hpcddp.train.errors import ResumeError
@@ -57,7 +57,7 @@ def agree_on_start(
     run: RunDirectory,
     attempt: int,
     *,
-    tell: Callable[[str], None],
+    print_line: Callable[[str], None],
     check: Callable[[Checkpoint], object] = _nothing,
 ) -> Found:
     """Let rank 0 choose the newest valid checkpoint, and every rank verify it.
@@ -65,7 +65,7 @@ def agree_on_start(
     Args:
         run: the run.
         attempt: the attempt that begins; it owns the run.
-        tell: writes, on rank 0, a warning for each checkpoint that is skipped.
+        print_line: writes, on rank 0, a warning for each checkpoint that is skipped.
         check: checks, on rank 0, a complete checkpoint; raises InvalidCheckpointError to skip it.
 
     Raises:
@@ -74,34 +74,34 @@ def agree_on_start(
         InvalidCheckpointError: this rank reads other content than rank 0.
     """
     error: NoCheckpointError | None = None
-    verdict, step = _FRESH, 0
+    outcome, step = _FRESH, 0
     checkpoint = None
     if distributed.rank() == 0:
         try:
-            verdict, checkpoint = _choose(run, attempt, tell, check)
+            outcome, checkpoint = _choose(run, attempt, print_line, check)
             step = checkpoint.manifest.step if checkpoint else 0
         except NoCheckpointError as caught:
-            verdict, error = _NOTHING_VALID, caught
-    verdict, step = distributed.broadcast_numbers([verdict, step])
-    if verdict == _NOTHING_VALID:
+            outcome, error = _NOTHING_VALID, caught
+    outcome, step = distributed.broadcast_numbers([outcome, step])
+    if outcome == _NOTHING_VALID:
         raise error or NoCheckpointError(f"rank 0 finds no valid checkpoint in {run.checkpoints}")
-    if verdict == _RESUME and checkpoint is None:
+    if outcome == _RESUME and checkpoint is None:
         checkpoint = checkpoints.verify(run.checkpoints / checkpoint_name(step))
-    return Found(verdict == _FINISHED, checkpoint)
+    return Found(outcome == _FINISHED, checkpoint)
 
 
 def _choose(
-    run: RunDirectory, attempt: int, tell: Callable[[str], None], check: Callable[[Checkpoint], object]
+    run: RunDirectory, attempt: int, print_line: Callable[[str], None], check: Callable[[Checkpoint], object]
 ) -> tuple[int, Checkpoint | None]:
     if has_finished(run):
         return _FINISHED, None
     raise_if_fenced(run, attempt)
-    sweep(run.checkpoints, attempt=attempt)
+    remove_unfinished(run.checkpoints, attempt=attempt)
     events = read_events(run.events)
     saved_before = any(event.kind == "save" for event in events)
     # Steps were made, and no event of an earlier attempt is left: a save may have been in the lost part of the log.
     lost = all(event.attempt >= attempt for event in events) and _has_steps_before(run, attempt)
-    checkpoint = checkpoints.newest_valid(run.checkpoints, expected=saved_before or lost, warn=tell, check=check)
+    checkpoint = checkpoints.newest_valid(run.checkpoints, expected=saved_before or lost, warn=print_line, check=check)
     if checkpoint is None:
         return _FRESH, None
     checkpoints.set_aside_newer(run.checkpoints, checkpoint.manifest.step)

@@ -80,7 +80,7 @@ class CheckpointWriter:
         metrics: the file with its values; None = that of the run.
         now: seconds since the epoch.
         monotonic: seconds on a monotonic clock.
-        tell: writes a line to the log; called in the calling thread.
+        print_line: writes a line to the log; called in the calling thread.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class CheckpointWriter:
         keep: int,
         now: Callable[[], float],
         monotonic: Callable[[], float],
-        tell: Callable[[str], None],
+        print_line: Callable[[str], None],
         best: Best | None = None,
         metrics: Path | None = None,
     ) -> None:
         self._run, self._attempt, self._keep, self._best = run, attempt, keep, best
         self._metrics = metrics or run.metrics
         self._warned_of_metric = False
-        self._now, self._monotonic, self._tell = now, monotonic, tell
+        self._now, self._monotonic, self._print_line = now, monotonic, print_line
         self._thread: threading.Thread | None = None
         self._outcome: SaveOutcome | None = None
         self._fatal: BaseException | None = None
@@ -203,7 +203,7 @@ class CheckpointWriter:
         self._failed_at.append(self._monotonic())
         self._last_failure = outcome
         if not self._must_end:
-            self._tell(
+            self._print_line(
                 f"warning: saving after step {outcome.step} failed ({outcome.error}); the training goes on, the "
                 "checkpoints before it are kept"
             )
@@ -211,7 +211,7 @@ class CheckpointWriter:
 
     def _tell_warnings(self) -> None:
         for warning in self._warnings:
-            self._tell(f"warning: {warning}")
+            self._print_line(f"warning: {warning}")
         self._warnings.clear()
 
     def raise_if_failing(self) -> None:

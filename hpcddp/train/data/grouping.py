@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hpcddp.batch.sampler import GroupTable
 from hpcddp.train.data.parts import Data
 from hpcddp.train.errors import DataError, UserCodeError
-from hpcddp.train.user_code import blame, load_function
+from hpcddp.train.user_code import as_user_error, load_function
 
 _DIGEST_BYTES = 32
 
@@ -42,7 +42,7 @@ def with_groups(data: Data, function: str, device: torch.device) -> Data:
 def _names(name: str, samples: int) -> Iterator[int | str]:
     function = load_function("batch.group", name)
     for index in range(samples):
-        with blame(f"batch.group is {name}, which failed at sample {index}"):
+        with as_user_error(f"batch.group is {name}, which failed at sample {index}"):
             group = function(index)
         if isinstance(group, bool) or not isinstance(group, Integral | str):
             raise UserCodeError(
@@ -55,7 +55,7 @@ def _names(name: str, samples: int) -> Iterator[int | str]:
 def _refuse_other_groups(function: str, groups: GroupTable, device: torch.device) -> None:
     mine = torch.frombuffer(bytearray.fromhex(groups.digest), dtype=torch.uint8).to(device)
     all_digests = torch.empty(dist.get_world_size(), _DIGEST_BYTES, dtype=torch.uint8, device=device)
-    dist.all_gather_into_tensor(all_digests.view(-1), mine)
+    dist.all_gather(list(all_digests), mine)
     other = [rank for rank, digest in enumerate(all_digests) if not torch.equal(digest, all_digests[0])]
     if other:
         raise DataError(

@@ -14,7 +14,7 @@ from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
 from hpcddp.stop.listener import signals_held
 from hpcddp.train.data.parts import IMAGE_DIMENSIONS, Data, Keyed, KeyedPart, MapStyle, MicroBatch
-from hpcddp.train.data.workers import lost_worker, remember, start_worker
+from hpcddp.train.data.workers import lost_worker, register_workers, start_worker
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.precision import kept_in
 from hpcddp.train.randomness import SampleKeys
@@ -112,7 +112,7 @@ class Batches:
             return
         self._loader = DataLoader(
             self._keyed,
-            # torch's types ask for lists of indices; it hands to the data set whatever comes.
+            # torch's types ask for lists of indices; it passes on to the data set what it gets.
             batch_sampler=cast("Iterable[list[int]]", keys),
             num_workers=workers,
             collate_fn=self._collate,
@@ -131,7 +131,7 @@ class Batches:
         else:
             with signals_held():
                 iterator = iter(self._loader)
-            remember(iterator)
+            register_workers(iterator)
             batches = self._load(iterator)
         device = self._placement.device
         return _place_ahead(batches, self._place, device) if device.type == "cuda" else map(self._place, batches)
@@ -162,7 +162,7 @@ class Batches:
         smallest, largest = (int(label) for label in labels.aminmax())
         if smallest < 0 or largest >= self._classes:
             raise DataError(
-                f"dataset {self._name} has label {smallest if smallest < 0 else largest}, and the model tells apart "
+                f"dataset {self._name} has label {smallest if smallest < 0 else largest}, and the model has "
                 f"{self._classes} classes, 0..{self._classes - 1}; write a larger train.num_classes, with labels from "
                 "0 on"
             )

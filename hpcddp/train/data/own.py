@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpcddp.train.data.parts import MapStyle, MicroBatch
 from hpcddp.train.errors import DataError, UserCodeError
-from hpcddp.train.user_code import blame, call_function
+from hpcddp.train.user_code import as_user_error, call_function
 
 _PAIR: Final = 2  # (tensor, label)
 
@@ -71,7 +71,7 @@ def count_classes(name: str, parts: Mapping[str, MapStyle], num_classes: int | N
         labels = known_labels(part)
         if labels is not None and (int(labels.min()) < 0 or int(labels.max()) >= classes):
             raise DataError(
-                f"the model tells apart {classes} classes, 0..{classes - 1}, but split {split} of dataset {name} has "
+                f"the model has {classes} classes, 0..{classes - 1}, but split {split} of dataset {name} has "
                 f"labels {int(labels.min())}..{int(labels.max())}; write train.num_classes {int(labels.max()) + 1} or "
                 "more, with labels from 0 on"
             )
@@ -107,7 +107,7 @@ def first_samples(name: str, train: MapStyle, classes: int) -> MicroBatch:
 
 
 def _sample(name: str, train: MapStyle, index: int, classes: int) -> tuple[Tensor, int]:
-    with blame(f"dataset {name} failed at sample {index}"):
+    with as_user_error(f"dataset {name} failed at sample {index}"):
         sample: Any = train[index]
     is_pair = isinstance(sample, tuple | list) and len(sample) == _PAIR
     if not is_pair or not isinstance(sample[0], Tensor) or not _is_label(sample[1]):
@@ -115,7 +115,7 @@ def _sample(name: str, train: MapStyle, index: int, classes: int) -> tuple[Tenso
         raise UserCodeError(f"dataset {name} gives {found} at sample {index}; give a pair (tensor, int label)")
     if not 0 <= int(sample[1]) < classes:
         raise DataError(
-            f"dataset {name} has label {int(sample[1])} at sample {index}, and the model tells apart {classes} "
+            f"dataset {name} has label {int(sample[1])} at sample {index}, and the model has {classes} "
             f"classes, 0..{classes - 1}; write a larger train.num_classes, with labels from 0 on"
         )
     return sample[0], int(sample[1])

@@ -41,8 +41,8 @@ class WorkerExitError(LostWorkerError):
 _workers: dict[int, tuple[int, BaseProcess]] = {}
 
 
-def remember(iterator: object) -> None:
-    """Remember the loader processes of a ``DataLoader``'s iterator, for the error if one of them ends."""
+def register_workers(iterator: object) -> None:
+    """Register the loader processes of a ``DataLoader``'s iterator, for the error if one of them ends."""
     # torch has no public name for them; without them the error names only the process id.
     processes = getattr(iterator, "_workers", [])
     for pid in [pid for pid, (_, process) in _workers.items() if not process.is_alive()]:
@@ -70,10 +70,10 @@ def _error_for(pid: int) -> LostWorkerError:
         return LostWorkerError(f"{who} ended before its work was done; look above for what it printed")
     if code >= 0:
         return WorkerExitError(
-            f"{who} left with exit code {code}, so that samples are missing; take exit calls out of the data set"
+            f"{who} ended with exit code {code}, so that samples are missing; take exit calls out of the data set"
         )
     signum = signal.Signals(-code)
-    likely = _LIKELY_CAUSES.get(signum, "which a crash in a library below Python does; look above for what it printed")
+    likely = _LIKELY_CAUSES.get(signum, "which a crash in native code causes; look above for what it printed")
     return LostWorkerError(f"{who} was ended by {signum.name}, {likely}")
 
 

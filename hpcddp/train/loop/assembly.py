@@ -137,7 +137,7 @@ def make_replica(setting: Setting) -> Replica:
     fit = Fit(model_name=train.model, model_args=train.model_args, dataset=train.dataset, classes=data.classes)
     unused = check_model_input(fit, model, inputs, Precision(train.precision, placement.device.type))
     if unused:
-        context.tell(f"note: no gradient reaches {len(unused)} parameters of the model, {unused[0]} for one")
+        context.print_on_rank_0(f"note: no gradient reaches {len(unused)} parameters of the model, {unused[0]} for one")
     first_rate = setting.schedule.position(setting.schedule.steps.start.step).learning_rate
     # torch.compile specialises the model for the shape of its first input.
     samples = _largest_micro_batch(setting) if train.compile else len(inputs)

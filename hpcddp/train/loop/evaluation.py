@@ -1,4 +1,4 @@
-"""Evaluate a model on every validation sample exactly once, on any number of ranks (batch contract, section 7).
+"""Evaluation of the built-in training: the outputs of the model on the validation part, for the metrics of ``scoring``.
 
 Every few batches the ranks agree on whether to stop the evaluation.
 """

@@ -71,9 +71,9 @@ def run_training(context: TrainContext) -> None:
         FencedError: another attempt owns the run.
         PlanError: the batch does not fit the data or the model.
     """
-    found = agree_on_start(context.run, context.attempt, tell=context.tell, check=progress_of)
+    found = agree_on_start(context.run, context.attempt, print_line=context.print_on_rank_0, check=progress_of)
     if found.finished:
-        context.tell(f"run {context.run.run_id} has finished already; nothing to do")
+        context.print_on_rank_0(f"run {context.run.run_id} has finished already; nothing to do")
         return
     try:
         _train(context, found.checkpoint)
@@ -171,7 +171,7 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
         "notes": notes_of(setting, replica),
     }
     for line in start_up_lines(context, setting.data, setting.schedule, progress, facts):
-        context.tell(line)
+        context.print_on_rank_0(line)
     return context.metrics_file()
 
 
@@ -179,8 +179,10 @@ def _finish(context: TrainContext, replica: Replica, progress: TrainingProgress)
     raise_if_fenced(context.run, context.attempt)
     result = write_training_result(context, replica.models, progress)
     if progress.noise is not None:
-        context.tell(progress.noise.advice(context.spec.global_batch_size))
-    context.tell(f"finished: {progress.step} steps in {progress.wall_s:.1f} s, val_accuracy {result['val_accuracy']}")
+        context.print_on_rank_0(progress.noise.advice(context.spec.global_batch_size))
+    context.print_on_rank_0(
+        f"finished: {progress.step} steps in {progress.wall_s:.1f} s, val_accuracy {result['val_accuracy']}"
+    )
 
 
 def _information(setting: Setting) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class Loop:
                 # The best evaluation needs a checkpoint of its step.
                 save_reason = save_reason or "evaluation"
         if save_reason or self._save_requested:
-            self._save(save_reason or "every so often by the clock")
+            self._save(save_reason or "the interval of checkpoint.every")
         self._save_requested = False
         self._resumed_at = self._context.monotonic()
 
@@ -266,7 +266,7 @@ class Loop:
                 {"step": self._progress.step, "epoch": epoch, **evaluation.as_record(), "eval_s": seconds}
             )
         loss = self._progress.last_loss
-        self._context.tell(
+        self._context.print_on_rank_0(
             f"epoch {epoch + 1}/{self._schedule.epochs}, step {self._progress.step}/{self._schedule.total_steps}: "
             f"loss {math.nan if loss is None else loss:.4f}, val_loss {evaluation.val_loss:.4f}, "
             f"val_accuracy {evaluation.val_accuracy:.4f} ({evaluation.val_samples} samples)"
@@ -287,7 +287,7 @@ class Loop:
             return
         own = torch.tensor(timer.means(), dtype=torch.float64, device=collective_device())
         means = own.new_empty(self._context.world_size, len(own))
-        dist.all_gather_into_tensor(means.view(-1), own)
+        dist.all_gather(list(means), own)
         if self._context.is_main:
             step_s, data_wait_s, forward_s = (tuple(column) for column in means.T.tolist())
             times = RankStepTimes(
@@ -296,7 +296,7 @@ class Loop:
                 data_wait_s=data_wait_s,
                 forward_s=forward_s if any(forward_s) else None,
             )
-            # A report can do without; a disk that is full or gone holds nothing up.
+            # A report can do without; a disk that is full or missing does not delay the training.
             with suppress(OSError):
                 write_step_times(self._context.run.attempt(self._context.attempt), times)
 

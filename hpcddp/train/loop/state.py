@@ -177,7 +177,7 @@ def make_checkpointer(
         checks_contract=False,
         now=context.now,
         monotonic=context.monotonic,
-        tell=context.tell,
+        print_line=context.print_on_rank_0,
         reads_environment=False,
     )
     saved = context.spec.checkpoint

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.train.buffers import buffers_put_back
+from hpcddp.train import distributed
+from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.errors import LossError
 from hpcddp.train.losses.additive import additive_loss, sum_statistics
-from hpcddp.train.losses.ranks import agree_on_sizes, gather_shares, gather_with_grad, rank_in, world_size
+from hpcddp.train.losses.ranks import agree_on_sizes, gather_shares, gather_with_grad
 
 MicroBatch = TypeVar("MicroBatch")
 
@@ -127,7 +128,7 @@ def accumulate_gathered(
     gathered, begin = _gather_rows(rows, group)
     loss, gradients = _loss_and_gradients(function, gathered)
     for a, row in enumerate(passes.second(embed)):
-        surrogate = _surrogate(row, gradients, begin, world_size(group))
+        surrogate = _surrogate(row, gradients, begin, distributed.world_size(group))
         if a == len(micro_batches) - 1:
             surrogate = surrogate + function(*gathered)
         torch.autograd.backward(scale(surrogate))
@@ -147,7 +148,7 @@ class _Passes(Generic[MicroBatch]):
     def first(self, run: Callable[[MicroBatch], Sequence[Tensor]]) -> list[Sequence[Tensor]]:
         """Return the results of ``run`` for all micro-batches, without gradient; running statistics are restored."""
         rows: list[Sequence[Tensor]] = []
-        with buffers_put_back(self._model):
+        with buffers_restored(self._model):
             for batch in self._micro_batches:
                 self._states.append(_RngState())
                 rows.append([tensor.detach() for tensor in run(batch)])
@@ -199,7 +200,7 @@ def _gather_rows(rows: Sequence[Sequence[Tensor]], group: dist.ProcessGroup | No
     # A scalar cannot be concatenated; what is wrong with it is said by all ranks at once.
     own = [torch.cat(z) if all(part.dim() for part in z) else z[0] for z in zip(*rows, strict=True)]
     sizes = agree_on_sizes(own, group=group)
-    return [gather_shares(column, sizes, group) for column in own], sum(sizes[: rank_in(group)])
+    return [gather_shares(column, sizes, group) for column in own], sum(sizes[: distributed.rank(group)])
 
 
 def _loss_and_gradients(

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpcddp.train import distributed
 from hpcddp.train.errors import LossError, describe
 from hpcddp.train.losses.ranks import (
     INLINE,
@@ -22,7 +23,6 @@ from hpcddp.train.losses.ranks import (
     first_other,
     on_rank,
     scale_gradient,
-    world_size,
 )
 
 
@@ -72,7 +72,7 @@ def weighted_mean(
         return _loss_of_sums(torch.div, (total, count), _sum([(total, count)], group, scalars=True), group)
     if global_count is not None and count is None:
         _refuse_here([total], scalars=True)
-        return total.double() * world_size(group) / global_count
+        return total.double() * distributed.world_size(group) / global_count
     raise LossError(
         f"weighted_mean got {'neither count nor' if count is None else 'both count and'} global_count; give count "
         "where a rank makes one backward per step, global_count where it makes several"
@@ -141,7 +141,7 @@ def _loss_of_sums(
         raise LossError(
             f"the function of additive_loss returns {describe(loss)}, and a loss is a scalar; return its mean or sum"
         )
-    return scale_gradient(loss, world_size(group))
+    return scale_gradient(loss, distributed.world_size(group))
 
 
 def sum_statistics(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from hpcddp.train import distributed
 from hpcddp.train.errors import LossError
 
 # Numbers of the first collective of a sum, whatever there is to be summed; larger statistics take a second one.
@@ -21,26 +22,10 @@ INLINE: Final = 512
 _MOST_REMEMBERED: Final = 1024
 
 
-def world_size(group: dist.ProcessGroup | None) -> int:
-    """Return W, the number of processes; 1 where no process group is open."""
-    return dist.get_world_size(group) if dist.is_initialized() else 1
-
-
-def rank_in(group: dist.ProcessGroup | None) -> int:
-    """Return this process's rank in the group; 0 where no process group is open."""
-    return dist.get_rank(group) if dist.is_initialized() else 0
-
-
-def device_of(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device whose tensors the group's collectives take: the current GPU if it uses NCCL, else the CPU."""
-    if dist.is_initialized() and dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
 def device_of_tensors(values: Iterable[object], group: dist.ProcessGroup | None) -> torch.device:
     """Return the device of the first tensor among the values; without one, that of the group's collectives."""
-    return next((value.device for value in values if isinstance(value, Tensor)), None) or device_of(group)
+    device = next((value.device for value in values if isinstance(value, Tensor)), None)
+    return device or distributed.collective_device(group)
 
 
 def add_over_ranks(values: Tensor, group: dist.ProcessGroup | None) -> None:
@@ -119,7 +104,7 @@ def agree(
     Raises:
         LossError: the layouts do not fit together.
     """
-    ranks, rank = world_size(group), rank_in(group)
+    ranks, rank = distributed.world_size(group), distributed.rank(group)
     rows = ranks * _ROW
     block = torch.zeros(rows + (0 if values is None else INLINE), dtype=torch.float64, device=device)
     block[rank * _ROW : (rank + 1) * _ROW] = _row_on(device, layout.row)
@@ -171,7 +156,7 @@ def agree_on_sizes(
     Raises:
         LossError: the shares, or the sizes, do not fit together; on every rank.
     """
-    layout = _layout_to_gather(shares, sizes, world_size(group), rank_in(group))
+    layout = _layout_to_gather(shares, sizes, distributed.world_size(group), distributed.rank(group))
     layouts, _ = agree(
         layout, _why_not_gathered, device=device_of_tensors(shares, group), group=group, read=sizes is None
     )
@@ -307,7 +292,7 @@ class _Gather(Function):
     def backward(ctx: _GatherContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
         summed = gradients[0].clone(memory_format=torch.contiguous_format)
         add_over_ranks(summed, ctx.group)
-        rank = rank_in(ctx.group)
+        rank = distributed.rank(ctx.group)
         return summed.narrow(0, sum(ctx.sizes[:rank]), ctx.sizes[rank]), None, None
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcddp.packages import require
-from hpcddp.train.buffers import buffers_put_back
+from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.data.parts import IMAGE_DIMENSIONS
 from hpcddp.train.errors import ModelError, UserCodeError
 from hpcddp.train.model.objective import check_outputs, zero_loss
@@ -116,7 +116,7 @@ def check_model_input(fit: Fit, model: nn.Module, inputs: Tensor, precision: Pre
         UserCodeError: the user's model raised.
     """
     try:
-        with buffers_put_back(model):
+        with buffers_restored(model):
             _try(fit, model, inputs, precision)
     except torch.OutOfMemoryError:
         raise

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.batch.noise_scale import verdict
+from hpcddp.batch.noise_scale import larger_batch_text
 from hpcddp.train.buffers import as_real
 
 # About 500 steps: steadier estimates need more steps than the noise scale stays the same for.
@@ -70,10 +70,11 @@ class NoiseScale:
         """Return a sentence that says whether a larger global batch would be worth it."""
         noise = self.samples
         if noise is None:
-            return f"gradient noise scale: not known after {self.steps} steps, the gradient is too small to be told"
+            return f"gradient noise scale: not known after {self.steps} steps, the gradient is too small to measure it"
         early = f" (of {self.steps} steps, few for an estimate)" if self.steps < _FEW_STEPS else ""
-        return f"gradient noise scale {noise:.4g} samples{early}, global batch {global_batch_size}: " + verdict(
-            noise, global_batch_size
+        return (
+            f"gradient noise scale {noise:.4g} samples{early}, global batch {global_batch_size}: "
+            + larger_batch_text(noise, global_batch_size)
         )
 
 

@@ -17,8 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from hpcddp.jobfile.sections import BatchNorm
+from hpcddp.train.distributed import world_size
 from hpcddp.train.errors import ModelError
-from hpcddp.train.losses.ranks import add_over_ranks, world_size
+from hpcddp.train.losses.ranks import add_over_ranks
 
 # [n, C], before any dimensions of space.
 _LEAST_DIMENSIONS: Final = 2

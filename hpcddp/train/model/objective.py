@@ -13,7 +13,7 @@ from torch.nn import functional
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.errors import ModelError, UserCodeError
 from hpcddp.train.losses import DeclaredLoss, Reduction
-from hpcddp.train.user_code import blame, load_function
+from hpcddp.train.user_code import as_user_error, load_function
 
 ModelOutputs: TypeAlias = Tensor | Sequence[Tensor | None]
 """Logits ``[n, K]``, or a named tuple of the main and the auxiliary ones, None where the model has left one out."""
@@ -33,7 +33,7 @@ def choose_loss(train: Train, device: torch.device) -> DeclaredLoss:
         return DeclaredLoss(function=partial(mean_loss, label_smoothing=train.label_smoothing))
     function = load_function("train.loss", train.loss)
     if isinstance(function, type):
-        with blame(f"train.loss is {train.loss}, and making one failed"):
+        with as_user_error(f"train.loss is {train.loss}, and making one failed"):
             function = function()
     if isinstance(function, nn.Module) and any(parameter.requires_grad for parameter in function.parameters()):
         raise UserCodeError(
@@ -50,7 +50,7 @@ def choose_loss(train: Train, device: torch.device) -> DeclaredLoss:
 
 
 def _blamed(name: str, function: Callable[[Any, Tensor], Tensor], outputs: object, labels: Tensor) -> Tensor:
-    with blame(f"train.loss is {name}, which failed on a micro-batch of {len(labels)} samples"):
+    with as_user_error(f"train.loss is {name}, which failed on a micro-batch of {len(labels)} samples"):
         return function(outputs, labels)
 
 

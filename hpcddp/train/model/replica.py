@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.jobfile.sections import Optimizer, Train
-from hpcddp.train.buffers import buffers_put_back
+from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.errors import ModelError, UserCodeError
 from hpcddp.train.model.merging import OrderedStatistics, merged_buffers
 from hpcddp.train.model.noise import GradientNorms
@@ -224,7 +224,7 @@ class Replica:
         """
         shared = synchronised_batch_norms(self.model) if others_have_samples else ()
         counting: AbstractContextManager[None] = absent(self.model) if others_have_samples else nullcontext()
-        with buffers_put_back(self.model, but=shared), counting:
+        with buffers_restored(self.model, exclude=shared), counting:
             with self.precision.autocast():
                 loss = loss_of(self.parallel(self.placeholder))
             torch.autograd.backward(self.scaler.scale(loss))

@@ -1,4 +1,4 @@
-"""Evaluate metrics on every validation sample exactly once, on any number of ranks (batch contract, section 7)."""
+"""Sum or gather the metrics of each validation sample once, over all ranks (batch contract, section 7)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.batch.split import offset, part
+from hpcddp.train import distributed
 from hpcddp.train.errors import describe
-from hpcddp.train.losses.ranks import add_over_ranks, device_of, rank_in, world_size
+from hpcddp.train.losses.ranks import add_over_ranks
 from hpcddp.train.scoring.protocols import AdditiveMetric, Metric, MetricError
 
 
@@ -154,8 +155,8 @@ class ValidationShare:
         rank: int | None = None,
         ranks: int | None = None,
     ) -> None:
-        rank = rank_in(group) if rank is None else rank
-        ranks = world_size(group) if ranks is None else ranks
+        rank = distributed.rank(group) if rank is None else rank
+        ranks = distributed.world_size(group) if ranks is None else ranks
         if samples < 1 or batch_size < 1:
             raise ValueError(f"a share has samples >= 1 and batch_size >= 1, not {samples} and {batch_size}")
         self.samples = samples
@@ -200,10 +201,10 @@ def evaluate(
     Raises:
         MetricError: there are too few or too many batches, or a metric does not return one row per sample.
     """
-    tally = Tally(metrics, share.samples, device or device_of(group))
+    tally = Tally(metrics, share.samples, device or distributed.collective_device(group))
     with torch.no_grad():
         _take_all(tally, share, results)
-    widths = _agree_on_widths(tally, list(metrics), device or device_of(group), group)
+    widths = _agree_on_widths(tally, list(metrics), device or distributed.collective_device(group), group)
     vector = tally.vector(widths)
     add_over_ranks(vector, group)
     return tally.values(vector.cpu(), widths)

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 
-from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject
+from hpcddp.train.tracking.protocol import AttemptEnding, Point, TrackerInputs
 
 # Limits of one request (mlflow/utils/validation.py).
 _MOST_METRICS: Final = 1000
@@ -53,27 +53,27 @@ class Mlflow:
             self._client.set_terminated(self._run_id, status=_STATUS[ending])
 
 
-def connect(subject: Subject, _first_step: int | None) -> Mlflow:
+def connect(inputs: TrackerInputs, _first_step: int | None) -> Mlflow:
     """Create the MLflow run, or continue the one of an earlier attempt."""
-    uri = subject.settings.tracking_uri
+    uri = inputs.settings.tracking_uri
     if (uri or os.environ.get("MLFLOW_TRACKING_URI", "")).startswith("file:"):
         # MLflow accepts a local folder only with this variable; clusters without network access need it.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient(tracking_uri=uri)
-    run_id = subject.memory.run_id
+    run_id = inputs.state.run_id
     if run_id is None:
-        run_id = _create_run(client, subject)
-        subject.memory.name(run_id)
+        run_id = _create_run(client, inputs)
+        inputs.state.set_run_id(run_id)
     else:
         client.update_run(run_id, status="RUNNING")
     return Mlflow(client, run_id)
 
 
-def _create_run(client: MlflowClient, subject: Subject) -> str:
-    tags = {"hpcddp.run_id": subject.run.run_id, "hpcddp.run_directory": str(subject.run.path)}
-    experiment = _experiment(client, subject.settings.project or subject.job)
-    run_id: str = client.create_run(experiment, run_name=subject.run.run_id, tags=tags).info.run_id
-    params = iter([Param(key, str(value)[:_LONGEST_VALUE]) for key, value in _flat(subject.config, "")])
+def _create_run(client: MlflowClient, inputs: TrackerInputs) -> str:
+    tags = {"hpcddp.run_id": inputs.run.run_id, "hpcddp.run_directory": str(inputs.run.path)}
+    experiment = _experiment(client, inputs.settings.project or inputs.job)
+    run_id: str = client.create_run(experiment, run_name=inputs.run.run_id, tags=tags).info.run_id
+    params = iter([Param(key, str(value)[:_LONGEST_VALUE]) for key, value in _flat(inputs.config, "")])
     while block := list(islice(params, _MOST_PARAMS)):
         client.log_batch(run_id, params=block)
     return run_id

@@ -21,7 +21,7 @@ from hpcddp.run.record import RecordError
 from hpcddp.stop.listener import signals_held
 from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.train.errors import StoppedError
-from hpcddp.train.tracking.protocol import AttemptEnding, TrackerOrder
+from hpcddp.train.tracking.protocol import AttemptEnding, StartMessage
 
 # How long an attempt waits for its trackers at the end, in seconds. After a stop, the state and the decision are saved,
 # so Slurm may end the job meanwhile. The wait then includes the start of another W&B process, if the signal ended the
@@ -58,7 +58,7 @@ class TrackedRun(Protocol):
     def is_main(self) -> bool:
         """Whether this rank writes the run's files."""
 
-    def tell(self, text: str) -> None:
+    def print_on_rank_0(self, text: str) -> None:
         """Print one line, on rank 0 only."""
 
 
@@ -92,10 +92,12 @@ class Tracking:
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            self._context.tell("warning: the trackers have not taken everything in time")
+            self._context.print_on_rank_0("warning: the trackers have not taken everything in time")
         else:
             if process.returncode:
-                self._context.tell(f"warning: the process of the trackers ended with exit code {process.returncode}")
+                self._context.print_on_rank_0(
+                    f"warning: the process of the trackers ended with exit code {process.returncode}"
+                )
 
 
 @contextlib.contextmanager
@@ -126,8 +128,8 @@ def start_trackers(context: TrackedRun, *, first_step: int | None) -> Tracking:
 def _start(context: TrackedRun, first_step: int | None) -> subprocess.Popen[bytes] | None:
     spec = context.spec
     names = chosen(spec.trackers) if context.is_main else ()
-    order = TrackerOrder(
-        names=tuple(name for name in names if _usable(name, context.tell)),
+    message = StartMessage(
+        names=tuple(name for name in names if _usable(name, context.print_on_rank_0)),
         run=str(context.run.path),
         attempt=context.attempt,
         first_step=first_step,
@@ -135,17 +137,17 @@ def _start(context: TrackedRun, first_step: int | None) -> subprocess.Popen[byte
         config=config_of(spec),
         settings=spec.trackers.model_dump(mode="json"),
     )
-    if not order.names:
+    if not message.names:
         return None
     try:
         # The process inherits the mask, so that signals to the job do not end it.
         with signals_held():
             process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, bufsize=0)
     except OSError as error:
-        context.tell(f"warning: the trackers cannot be started ({error}); the training goes on without")
+        context.print_on_rank_0(f"warning: the trackers cannot be started ({error}); the training goes on without")
         return None
     with contextlib.suppress(BrokenPipeError):
-        _send(process, order)
+        _send(process, message)
     return process
 
 
@@ -156,16 +158,18 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _send(process: subprocess.Popen[bytes], order: TrackerOrder) -> None:
-    line = memoryview(f"{order.as_json()}\n".encode())
+def _send(process: subprocess.Popen[bytes], message: StartMessage) -> None:
+    line = memoryview(f"{message.as_json()}\n".encode())
     while process.stdin is not None and line:
         line = line[process.stdin.write(line) :]
 
 
-def _usable(name: str, tell: Callable[[str], None]) -> bool:
+def _usable(name: str, print_line: Callable[[str], None]) -> bool:
     if is_installed(name):
         return True
-    tell(f"warning: {name} is not installed here, and the training goes on without; run: pip install {PACKAGES[name]}")
+    print_line(
+        f"warning: {name} is not installed here, and the training goes on without; run: pip install {PACKAGES[name]}"
+    )
     return False
 
 

@@ -15,37 +15,37 @@ from hpcddp.run.metrics import TrackerPosition, read_position, write_position
 from hpcddp.run.record import RecordError
 
 
-class Memory:
-    """The tracker's own id of the run, and how far it has been told.
+class TrackerState:
+    """The tracker's own id of the run, and the last records that were sent to it.
 
     Args:
         path: the file; need not exist.
 
     Attributes:
         run_id: what the tracker calls the run; None before it has said so.
-        step: the last step that it was told; -1 before the first.
-        evaluated_step: the step of the last evaluation that it was told; -1 before the first.
+        step: the last step that was sent; -1 before the first.
+        evaluated_step: the step of the last evaluation that was sent; -1 before the first.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.recall()
+        self.load()
 
-    def recall(self) -> None:
-        """Go back to what was saved last."""
+    def load(self) -> None:
+        """Take the state that was saved last."""
         saved = _saved(self._path)
         self.run_id: str | None = saved.run_id
         self.step: int = saved.step
         self.evaluated_step: int = saved.evaluated_step
         self._last: tuple[int, bool] | None = None
 
-    def name(self, run_id: str) -> None:
-        """Keep what the tracker calls the run."""
+    def set_run_id(self, run_id: str) -> None:
+        """Save what the tracker calls the run."""
         self.run_id = run_id
         self.save()
 
-    def takes(self, step: int, *, evaluated: bool) -> bool:
-        """Return whether a record of a step, or of its evaluation, is new, and remember it as told until ``recall``.
+    def mark_if_new(self, step: int, *, evaluated: bool) -> bool:
+        """Return whether a record of a step, or of its evaluation, is new, and mark it as sent until ``load``.
 
         Records of one step may follow each other. A step that comes back later was computed twice.
         """
@@ -53,26 +53,23 @@ class Memory:
             return True
         if step <= (self.evaluated_step if evaluated else self.step):
             return False
-        if evaluated:
-            self.evaluated_step = step
-        else:
-            self.step = step
+        self.mark_sent(step, evaluated=evaluated)
         self._last = (step, evaluated)
         return True
 
-    def told(self, step: int, *, evaluated: bool) -> None:
-        """Remember a record as told that ``takes`` was not asked about."""
+    def mark_sent(self, step: int, *, evaluated: bool) -> None:
+        """Mark a record as sent."""
         if evaluated:
             self.evaluated_step = max(step, self.evaluated_step)
         else:
             self.step = max(step, self.step)
 
-    def forget_after(self, step: int) -> None:
-        """Forget what came after ``step``: the tracker does not have it, or drops it."""
+    def rewind(self, step: int) -> None:
+        """Mark what came after ``step`` as not sent: the tracker does not have it, or drops it."""
         self.step, self.evaluated_step = min(self.step, step), min(self.evaluated_step, step)
 
     def save(self) -> None:
-        """Write it down."""
+        """Write the state to the file."""
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         position = TrackerPosition(run_id=self.run_id, step=self.step, evaluated_step=self.evaluated_step)
         write_position(self._path, position)
@@ -117,16 +114,16 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """The run that a tracker shows.
+class TrackerInputs:
+    """What a tracker gets when it starts.
 
     Args:
         attempt: the current attempt.
         job: name of the job.
         settings: ``trackers`` of the job.
         config: the resolved job without possible secrets.
-        memory: state of the tracker from earlier attempts.
-        appended_from: as ``TrackerOrder`` has it.
+        state: what earlier attempts have sent.
+        appended_from: as ``StartMessage`` has it.
     """
 
     run: RunDirectory
@@ -134,12 +131,12 @@ class Subject:
     job: str
     settings: Trackers
     config: Mapping[str, Any]
-    memory: Memory
+    state: TrackerState
     appended_from: int | None
 
 
 class Tracker(Protocol):
-    """A service that shows curves. Its methods may raise any exception without effect on the training."""
+    """A service that shows curves. What its methods raise does not affect the training."""
 
     def write(self, points: Sequence[Point]) -> None:
         """Show points, in the order of their steps; return when they are sent."""
@@ -149,8 +146,8 @@ class Tracker(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrackerOrder:
-    """The trackers to run, and the run that they show.
+class StartMessage:
+    """The message that starts the process of the trackers: which of them, and the run that they show.
 
     Args:
         names: names of the trackers.
@@ -172,23 +169,23 @@ class TrackerOrder:
     settings: Mapping[str, Any]
 
     def as_json(self) -> str:
-        """Return the order as one line of JSON."""
+        """Return the message as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """Return the order that ``as_json`` wrote."""
+        """Return the message that ``as_json`` wrote."""
         return cls(**json.loads(line))
 
-    def subject(self, name: str) -> Subject:
-        """Return the subject of the tracker ``name``."""
+    def inputs(self, name: str) -> TrackerInputs:
+        """Return the inputs of the tracker ``name``."""
         run = RunDirectory(Path(self.run))
-        return Subject(
+        return TrackerInputs(
             run=run,
             attempt=self.attempt,
             job=self.config["name"],
             settings=Trackers.model_validate(self.settings),
             config=self.config,
-            memory=Memory(run.tracker(name)),
+            state=TrackerState(run.tracker(name)),
             appended_from=self.appended_from,
         )

@@ -14,7 +14,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hpcddp.run.files import open_to_append
-from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject
+from hpcddp.train.tracking.protocol import AttemptEnding, Point, TrackerInputs
 
 # TensorBoard honours purges from this version on (tensorboard/backend/event_processing/event_accumulator.py).
 _VERSION: Final = "brain.Event:2"
@@ -24,15 +24,15 @@ class TensorBoard:
     """The event file of one attempt; TensorBoard reads all files of the folder in the order of their names.
 
     Args:
-        subject: the run that it shows.
+        inputs: the run.
         kept: the last valid step of earlier files; TensorBoard drops their later steps.
     """
 
-    def __init__(self, subject: Subject, kept: int) -> None:
-        folder = subject.run.tensorboard
+    def __init__(self, inputs: TrackerInputs, kept: int) -> None:
+        folder = inputs.run.tensorboard
         folder.mkdir(mode=0o700, exist_ok=True)
         is_first = not any(folder.iterdir())
-        self._file = _new_file(folder, subject.attempt)
+        self._file = _new_file(folder, inputs.attempt)
         self._file.touch(mode=0o600)
         head = [Event(file_version=_VERSION)]
         if not is_first:
@@ -67,11 +67,11 @@ class TensorBoard:
             stream.write(block.getvalue())
 
 
-def connect(subject: Subject, first_step: int | None) -> TensorBoard:
+def connect(inputs: TrackerInputs, first_step: int | None) -> TensorBoard:
     """Open a new event file, which replaces the steps after ``first_step`` in earlier files."""
     if first_step is not None:
-        subject.memory.forget_after(first_step)
-    return TensorBoard(subject, subject.memory.step)
+        inputs.state.rewind(first_step)
+    return TensorBoard(inputs, inputs.state.step)
 
 
 def _new_file(folder: Path, attempt: int) -> Path:

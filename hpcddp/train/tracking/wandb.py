@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import wandb
 
 from hpcddp.run.metrics import EVALUATION_PREFIXES
-from hpcddp.train.tracking.protocol import AttemptEnding, Point, Subject
+from hpcddp.train.tracking.protocol import AttemptEnding, Point, TrackerInputs
 
 
 class WeightsAndBiases:
@@ -43,29 +43,29 @@ class WeightsAndBiases:
         self._run.finish(exit_code=ending.value)
 
 
-def connect(subject: Subject, _first_step: int | None) -> WeightsAndBiases:
+def connect(inputs: TrackerInputs, _first_step: int | None) -> WeightsAndBiases:
     """Open the W&B run, the same one for all attempts."""
-    memory, settings = subject.memory, subject.settings
+    state, settings = inputs.state, inputs.settings
     if wandb.run is not None:
         # SIGTERM may have ended W&B's process; teardown then fails when it writes to it.
         with contextlib.suppress(OSError, SystemExit):
             wandb.teardown()
-    if memory.run_id is None:
+    if state.run_id is None:
         # Ids are unique within a project, where another cluster may have a run of the same id.
-        memory.name(f"{subject.run.run_id}-{secrets.token_hex(4)}")
+        state.set_run_id(f"{inputs.run.run_id}-{secrets.token_hex(4)}")
     # W&B would create it with the submitter's umask.
-    (subject.run.path / "wandb").mkdir(mode=0o700, exist_ok=True)
+    inputs.run.wandb.mkdir(mode=0o700, exist_ok=True)
     run = wandb.init(
-        id=memory.run_id,
+        id=state.run_id,
         resume="allow",
-        project=settings.project or subject.job,
+        project=settings.project or inputs.job,
         entity=settings.entity,
-        name=subject.run.run_id,
-        config=dict(subject.config),
-        dir=str(subject.run.path),
+        name=inputs.run.run_id,
+        config=dict(inputs.config),
+        dir=str(inputs.run.path),
         # The logs of the ranks are in the run directory already.
         settings=wandb.Settings(console="off", silent=True, save_code=False),
     )
     if run.resumed:
-        memory.forget_after(run.step - 1)
+        state.rewind(run.step - 1)
     return WeightsAndBiases(run)
