@@ -121,7 +121,7 @@ def _find_element(text: str, runs: Sequence[Path], run_root: Path) -> RunDirecto
 def _element_of_newest(text: str, runs: Sequence[Path]) -> RunDirectory | None:
     """Return the element that ``NAME_N`` means, N in the newest sweep of the job NAME, or None."""
     name, _, number = text.rpartition("_")
-    sweeps = [run for run in runs if run.parent.name == name and exists(run / MANIFEST)]
+    sweeps = [run for run in runs if run.parent.name == name and exists(RunDirectory(run).sweep_manifest)]
     return find_element(f"{_newest(sweeps).path}_{number}", Path()) if sweeps else None
 
 
