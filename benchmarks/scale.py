@@ -1,10 +1,15 @@
-"""Measure what grows with the number of ranks: the rendezvous at rank 0, alone and while strangers connect to its port.
+"""Measure what grows with the number of ranks.
 
     python -m benchmarks.scale [--ranks 8 2048 10240] [--clients 4] [--output FILE]
 
-Processes on this machine speak the exchange of the ranks (``hpcddp.task.exchange``), each for many of them, with the
-real listener of rank 0. Prints one JSON document: for each number of ranks and each kind of stranger the seconds until
-all ranks have been accepted and have the reply, rank 0's CPU time and memory, and the time of one rank.
+``submission`` is the time to plan, render and expand the host list of a job of the most ranks, and of the batch of one
+of its ranks in an epoch of 1e10 samples. ``file_operations`` counts the system calls that take a path, of a training
+with one rank, and of each rank more (needs strace): in the run directory, and for the imports of Python.
+
+``rendezvous`` is that at rank 0, alone and while strangers connect to its port. Processes on this machine speak the
+exchange of the ranks (``hpcddp.task.exchange``), each for many of them, with the real listener of rank 0: for each
+number of ranks and each kind of stranger the seconds until all ranks have been accepted and have the reply, rank 0's
+CPU time and memory, and the time of one rank.
 """
 
 from __future__ import annotations
@@ -16,17 +21,30 @@ import os
 import platform
 import resource
 import secrets
+import shutil
 import socket
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from hpcddp.api import request_to_submit
+from hpcddp.batch.job import plan_job
+from hpcddp.batch.plan import plan_batch
+from hpcddp.batch.sampler import GlobalBatches, share_of
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.slurm.hostlist import expand
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.submission.render import render_script
 from hpcddp.task.exchange import ExchangeClient, ExchangeServer
 from tests.task.strangers import STRANGERS
 
@@ -34,6 +52,7 @@ _TIMEOUT_S: Final = 300.0
 _FLOODING_PROCESSES: Final = 2
 # What a rank says of itself has about this size.
 _HELLO_BYTES: Final = 300
+T = TypeVar("T")
 _CONTEXT: Final = multiprocessing.get_context("fork")
 
 
@@ -105,6 +124,93 @@ def _process(target: Any, *arguments: Any) -> Iterator[BaseProcess]:  # noqa: AN
         process.join()
 
 
+def submission(ranks: int) -> dict[str, float]:
+    """Return the milliseconds that each part of a submission to nodes of 8 GPUs takes, and the batch of a rank."""
+    nodes = ranks // 8
+    document = {
+        "name": "large",
+        "resources": {"nodes": nodes, "gpus_per_node": 8},
+        "batch": {"global_batch_size": 4 * ranks + 1},
+        "train": {"model": "resnet50", "dataset": "imagefolder", "data_dir": "/data"},
+    }
+    hosts = f"n[{1:05}-{nodes:05}]"
+    variables = {
+        "SLURM_PROCID": str(ranks - 1), "SLURM_LOCALID": "7", "SLURM_NTASKS": str(ranks),
+        "SLURM_NODEID": str(nodes - 1),
+        "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_STEP_NUM_TASKS": str(ranks), "SLURM_STEP_NUM_NODES": str(nodes),
+        "SLURM_STEP_NODELIST": hosts, "SLURM_JOB_NODELIST": hosts, "SLURM_STEP_TASKS_PER_NODE": f"8(x{nodes})",
+        "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0",
+    }  # fmt: skip
+    times: dict[str, float] = {}
+
+    def timed(name: str, call: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        value = call()
+        times[f"{name}_ms"] = round((time.perf_counter() - began) * 1e3, 2)
+        return value
+
+    spec = timed("validate", lambda: JobSpec.model_validate(document))
+    timed("plan", lambda: plan_job(spec, samples=1_281_167))
+    job = ResolvedJob(spec=spec, origins={})
+    timed("script", lambda: render_script(request_to_submit(job, run_id="r1", environment={})))
+    timed("host_list", lambda: expand(hosts))
+    timed("rank_environment", lambda: RankEnv.from_env(variables))
+    plan = plan_batch(global_batch_size=4 * ranks + 1, world_size=ranks, samples=10**10)
+
+    def batch_of_last_rank() -> object:
+        batches = GlobalBatches(10**10, 4 * ranks + 1, "keep", "keyed", 0)
+        return share_of(plan, batches.indices(0, batches.steps_per_epoch // 2), ranks - 1)
+
+    timed("batch_of_1e10_samples", batch_of_last_rank)
+    return times
+
+
+_COUNTED_JOB: Final = """\
+name: count
+batch: {global_batch_size: 32}
+train:
+  model: benchmarks.step:build
+  model_args: {name: mlp}
+  num_classes: 10
+  dataset: benchmarks.step:samples
+  dataset_args: {model: mlp}
+trackers: {use: []}
+"""
+
+
+def file_operations() -> dict[str, dict[str, int]]:
+    """Return the counts of a training with one rank, and of each rank more."""
+    one, three = _count_operations(1), _count_operations(3)
+    return {"one_rank": one, "each_rank_more": {where: (three[where] - one[where]) // 2 for where in one}}
+
+
+def _count_operations(ranks: int) -> dict[str, int]:
+    """Count the system calls that take a path, over all processes of a training on this machine."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "job.yaml").write_text(_COUNTED_JOB)
+        words = [
+            "strace",
+            "-ff",
+            "-e",
+            "trace=%file",
+            "-o",
+            "calls",
+            sys.executable,
+            "-m",
+            "hpcddp",
+            "submit",
+            "job.yaml",
+        ]
+        words += ["--cluster", "local", "--quiet", "--set", f"resources.tasks_per_node={ranks}"]
+        environment = {**os.environ, "STEPS": "20", "PYTHONPATH": str(Path(__file__).parents[1])}
+        # strace ends with the last of the processes.
+        subprocess.run(words, cwd=directory, env=environment, check=True, stdout=subprocess.DEVNULL)
+        lines = [line for path in directory.glob("calls.*") for line in path.read_text(errors="replace").splitlines()]
+        in_run = sum(f"{name}/runs/" in line for line in lines)
+        return {"run_directory": in_run, "imports": sum(".py" in line or "site-packages" in line for line in lines)}
+
+
 def main() -> None:
     """Measure, and print the document."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -117,6 +223,8 @@ def main() -> None:
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
+        "submission": {"ranks": max(options.ranks), **submission(max(options.ranks))},
+        "file_operations": file_operations() if shutil.which("strace") else None,
         "rendezvous": [
             measure(ranks, min(options.clients, ranks - 1), stranger)
             for ranks in options.ranks

@@ -119,6 +119,8 @@ def _ipv6_addresses(table: Path) -> Iterator[tuple[str, str]]:
 PORTS = range(20000, 32768)
 """Below the kernel's ephemeral ports (from 32768), above what services use."""
 _POLL_S: Final = 0.05
+# How often all waiting ranks together look for the address of rank 0: each look is two operations of a file server.
+_LOOKS_PER_S: Final = 5000
 # How much longer the other ranks wait for rank 0's reply: it may have started later than they have.
 _REPLY_GRACE_S: Final = 30.0
 # How long a rank whose connection to rank 0 has ended waits for the record that says why.
@@ -386,12 +388,13 @@ def _meet_rank_0(
 ) -> Rendezvous:
     deadline = time.monotonic() + timeout.total_seconds()
     own_host = identity.host
-    published = _wait_for(lambda: read_address(attempt), attempt, deadline)
+    poll_s = max(_POLL_S, env.world_size / _LOOKS_PER_S)
+    published = _wait_for(lambda: read_address(attempt), attempt, deadline, poll_s=poll_s)
     if published is None:
         host = env.host_of(0) or (own_host if env.nodes == 1 else "the first host")
         raise RendezvousError(f"rank 0 on {host} did not appear within the rendezvous timeout (seen from {own_host})")
     hello = json.dumps({"rank": env.rank, "identity": asdict(identity)}).encode()
-    reached = _wait_for(lambda: _first_reachable(published, key, hello, deadline), attempt, deadline)
+    reached = _wait_for(lambda: _first_reachable(published, key, hello, deadline), attempt, deadline, poll_s=poll_s)
     if reached is None:
         raise RendezvousError(
             f"rank {env.rank} on {own_host} cannot reach rank 0 on {published.host} at "
@@ -417,7 +420,7 @@ def _meet_rank_0(
     return Rendezvous(address=address, port=reply["port"], interface=interface_of(client.own_address), listener=None)
 
 
-def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float) -> T:
+def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float, *, poll_s: float) -> T:
     """Return the first true value of ``look``, or the last other one at the deadline.
 
     Raises:
@@ -429,7 +432,7 @@ def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float)
             raise_if_a_rank_failed(attempt)
         return found
 
-    return wait_until(look_at_the_others_too, timeout_s=deadline - time.monotonic(), poll_s=_POLL_S)
+    return wait_until(look_at_the_others_too, timeout_s=deadline - time.monotonic(), poll_s=poll_s)
 
 
 def _first_reachable(

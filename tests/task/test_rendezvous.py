@@ -241,6 +241,17 @@ def test_a_missing_rank_0_is_named_with_its_host(attempt: AttemptDirectory) -> N
         meet(rank_env(1), attempt, Identity(host="n2"), timeout=timedelta(seconds=0.2))
 
 
+@pytest.mark.parametrize(("world_size", "most"), [(2, 22), (10_240, 2)])
+def test_many_waiting_ranks_look_rarely_for_rank_0(
+    attempt: AttemptDirectory, monkeypatch: pytest.MonkeyPatch, world_size: int, most: int
+) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr(rendezvous, "read_address", lambda _: looks.append(time.monotonic()))
+    with pytest.raises(RendezvousError, match="did not appear"):
+        meet(rank_env(1, world_size), attempt, Identity(host="n1"), timeout=timedelta(seconds=1))
+    assert 1 <= len(looks) <= most
+
+
 def test_a_rank_0_that_cannot_be_reached_is_named_with_its_addresses(attempt: AttemptDirectory) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
