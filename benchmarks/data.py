@@ -35,11 +35,11 @@ BATCH: Final = 32
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def write_images(directory: Path) -> None:
-    """Write the files."""
+def write_images(directory: Path, images: int = IMAGES) -> None:
+    """Write so many files of the training part, and two to validate."""
     photographs = load_sample_images().images
     generator = np.random.default_rng(0)
-    for split, count in (("train", IMAGES), ("val", 2)):
+    for split, count in (("train", images), ("val", 2)):
         for number in range(count):
             photograph = photographs[number % 2]
             left, top = int(generator.integers(140)), int(generator.integers(52))

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from benchmarks.turns import Case, in_turn, main
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.run.directory import RunDirectory
 
 BATCH: Final = 32
 STEPS: Final = {"mlp": 1500, "resnet18": 20}
@@ -163,18 +165,35 @@ def with_lightning(model_name: str, log: Path) -> None:
     lines.close()
 
 
-def with_hpcddp(model_name: str, log: Path) -> None:
-    """Train for one epoch with the built-in training."""
-    from hpcddp.jobfile.job import JobSpec
-    from hpcddp.run.directory import RunDirectory
+def train_here(document: dict[str, Any], run: RunDirectory, device: torch.device) -> None:
+    """Run the built-in training of a job file in this process, in the process group that is open."""
     from hpcddp.slurm.rank_env import RankEnv
     from hpcddp.train.context import TrainContext
     from hpcddp.train.loop.job import run_training
 
     rank, world = dist.get_rank(), dist.get_world_size()
+    run.attempt(0).path.mkdir(parents=True, exist_ok=True)
+    env = RankEnv(
+        rank=rank, local_rank=rank, world_size=world, local_world_size=world, node_rank=0, nodes=1, source="torchrun",
+    )  # fmt: skip
+    run_training(
+        TrainContext(
+            spec=JobSpec.model_validate(document),
+            rank_env=env,
+            device=device,
+            run=run,
+            attempt=0,
+            threads=torch.get_num_threads(),
+            write_line=lambda _: None,
+        )
+    )
+
+
+def with_hpcddp(model_name: str, log: Path) -> None:
+    """Train for one epoch with the built-in training."""
     document = {
         "name": "step",
-        "resources": {"nodes": 1, "tasks_per_node": world},
+        "resources": {"nodes": 1, "tasks_per_node": dist.get_world_size()},
         "batch": {"global_batch_size": BATCH},
         "learning_rate": {"base": 0.01},
         "trackers": {"use": []},
@@ -185,26 +204,8 @@ def with_hpcddp(model_name: str, log: Path) -> None:
         },
     }  # fmt: skip
     run = RunDirectory(log.parent)
-    run.attempt(0).path.mkdir(parents=True, exist_ok=True)
-    context = TrainContext(
-        spec=JobSpec.model_validate(document),
-        rank_env=RankEnv(
-            rank=rank,
-            local_rank=rank,
-            world_size=world,
-            local_world_size=world,
-            node_rank=0,
-            nodes=1,
-            source="torchrun",
-        ),
-        device=torch.device("cpu"),
-        run=run,
-        attempt=0,
-        threads=torch.get_num_threads(),
-        write_line=lambda _: None,
-    )
-    run_training(context)
-    if rank == 0:
+    train_here(document, run, torch.device("cpu"))
+    if dist.get_rank() == 0:
         run.metrics.rename(log)
 
 
