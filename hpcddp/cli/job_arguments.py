@@ -278,7 +278,7 @@ class JobCommand(CommandWords):
     def _place_of_program(self, args: Sequence[str]) -> int | None:
         """Return where a program stands in place of the job file; None if it is no program."""
         place = next(self._places_of_arguments(args), None)
-        return None if place is None or not _is_program(args[place]) else place
+        return None if place is None or not is_program(args[place]) else place
 
     def _with_dashes(self, args: Sequence[str], place: int) -> list[str]:
         """Return the words of the call with ``--`` before the program, and with hpcddp's own options before that."""
@@ -291,8 +291,7 @@ class JobCommand(CommandWords):
                 own += [word] if equals or not takes_value[name] else [word, *islice(words, 1)]
             else:
                 command.append(word)
-        interpreter = _INTERPRETERS.get(Path(command[0]).suffix)
-        return [*own, "--", *([interpreter] if interpreter else []), *command]
+        return [*own, "--", *called(*command)]
 
 
 def _refuse_no_command(path: str, args: Sequence[str]) -> None:
@@ -330,7 +329,13 @@ _INTERPRETERS = {".py": "python", ".sh": "bash"}
 _JOB_FILES = {".yaml", ".yml", ".json"}
 
 
-def _is_program(word: str) -> bool:
+def called(program: str, *arguments: str) -> list[str]:
+    """Return the words that call a program; those of a script begin with its interpreter."""
+    interpreter = _INTERPRETERS.get(Path(program).suffix)
+    return [*([interpreter] if interpreter else []), program, *arguments]
+
+
+def is_program(word: str) -> bool:
     """Return whether a word that is given in place of a job file is a program, or a whole command in quotes."""
     path, first = Path(word), word.split(maxsplit=1)[:1]
     if word.startswith("-") or not first or path.suffix in _JOB_FILES:

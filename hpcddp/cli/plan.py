@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hpcddp.api import plan_of, read_job
+from hpcddp.cli.job_arguments import called, is_program
 from hpcddp.cli.options import AsJson, Overrides
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
@@ -165,6 +167,11 @@ def _plan_job(
     noise: MeasuredNoise | None,
     given: Mapping[str, Any],
 ) -> _Answer:
+    if is_program(str(job_file)):
+        raise UserError(
+            f"{job_file} is a program, and no job file; write numbers, as in: hpcddp plan --global-batch 256 "
+            f"--world-size 4, or run it: {shlex.join(['hpcddp', 'submit', '--', *called(str(job_file))])}"
+        )
     if given:
         sets = [f"--set {_FIELD_OF[option]}={value}" for option, value in given.items() if option in _FIELD_OF]
         example = f", or change it with --set, for example {' '.join(sets)}" if sets else ""

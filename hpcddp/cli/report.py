@@ -39,6 +39,9 @@ def report(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the page to FILE. [default: RUN_ID-report.html]"),
     ] = None,
+    sort: Annotated[
+        str | None, typer.Option(metavar="METRIC", help="Sort the runs of a sweep by METRIC, as status does.")
+    ] = None,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
@@ -51,6 +54,7 @@ def report(
 
     Example: hpcddp report --json
     """
+    from hpcddp.manage.ranking import rank_only
     from hpcddp.manage.report import page_name, ranked, reports_of
 
     if as_json and output is not None:
@@ -61,8 +65,12 @@ def report(
     reports = reports_of(found.lines)
     if not reports:
         raise UserError("the sweep has no elements, so there is nothing to report; name another run")
-    if as_json:
+    if sort is None:
         metric, order = ranked(reports)
+    else:
+        ranking = rank_only(found.lines, sort, command="report")
+        metric, order = sort, [reports[element.index] for element in ranking.elements]
+    if as_json:
         document = {"ranked_by": metric if len(reports) > 1 else None, "runs": [one.as_json() for one in order]}
         echo(json.dumps(document, indent=2))
         return
@@ -77,7 +85,7 @@ def report(
     title = f"{name} and {more} more" if more else name
     path = output or Path(page_name(reports, None if only is None else only.path))
     _refuse_unwritable(path)
-    _write(path, page(reports, title=title, now=time.time(), is_sweep=only is not None))
+    _write(path, page(order, title=title, now=time.time(), is_sweep=only is not None, sorted_by=sort))
     echo(str(path))
 
 

@@ -104,6 +104,8 @@ def status(  # noqa: PLR0913  each is an option
 
     Example: hpcddp status --all --state running --since 7d
     """
+    from hpcddp.manage.ranking import rank_only
+
     now = time.time()
     wanted = _filter(state or (), name, since, now)
     if run is not None and (everything or scan is not None or not wanted.is_empty):
@@ -113,7 +115,7 @@ def status(  # noqa: PLR0913  each is an option
     look = _looker(run, run_root, everything=everything, wanted=wanted)
     while True:
         found = look()
-        ranking = None if sort is None else _ranking(found, run, sort)
+        ranking = None if sort is None else rank_only(found.lines if run else (), sort, command="status")
         if as_json:
             sweeps = {} if ranking is None else {"sweeps": [ranking.as_json()]}
             echo(json.dumps({**found.as_json(), **sweeps}, indent=2))
@@ -201,18 +203,6 @@ def _looker(run: str | None, run_root: Path, *, everything: bool, wanted: Filter
         return overview_of([entry], ask=lambda: queue(environment), now=time.time())
 
     return look
-
-
-def _ranking(found: Overview, run: str | None, metric: str) -> Ranking:
-    from hpcddp.manage.overview import SweepStatus
-    from hpcddp.manage.ranking import RankingError, rank
-
-    if run is None:
-        raise RankingError("--sort sorts the runs of one sweep; name it: hpcddp status SWEEP --sort METRIC")
-    (only,) = found.lines
-    if not isinstance(only, SweepStatus):
-        raise RankingError(f"--sort sorts the runs of one sweep, and {only.run.run_id} is one run; leave --sort out")
-    return rank(only, metric)
 
 
 def _show(

@@ -116,6 +116,20 @@ def is_smaller_better(metric: str) -> bool:
     return mode_of(metric) == "min"
 
 
+def rank_only(lines: Sequence[RunStatus | SweepStatus], metric: str, *, command: str) -> Ranking:
+    """Return the ranking of the only sweep that a command is about; the arguments are those of ``rank``.
+
+    Raises:
+        RankingError: there is another number of runs, or the only one is no sweep; or as ``rank``.
+    """
+    if len(lines) != 1:
+        raise RankingError(f"--sort sorts the runs of one sweep; name it: hpcddp {command} SWEEP --sort METRIC")
+    (only,) = lines
+    if isinstance(only, RunStatus):
+        raise RankingError(f"--sort sorts the runs of one sweep, and {only.run.run_id} is one run; leave --sort out")
+    return rank(only, metric)
+
+
 def rank(sweep: SweepStatus, metric: str) -> Ranking:
     """Return the elements of a sweep, sorted by the newest value of a metric.
 

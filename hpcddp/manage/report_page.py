@@ -91,7 +91,9 @@ class Chart:
     unit: str
 
 
-def page(reports: Sequence[RunReport], *, title: str, now: float, is_sweep: bool = False) -> str:
+def page(
+    reports: Sequence[RunReport], *, title: str, now: float, is_sweep: bool = False, sorted_by: str | None = None
+) -> str:
     """Return the page about runs.
 
     Args:
@@ -99,12 +101,16 @@ def page(reports: Sequence[RunReport], *, title: str, now: float, is_sweep: bool
         title: the title of the page.
         now: seconds since the epoch.
         is_sweep: whether the runs are the elements of a sweep.
+        sorted_by: the metric by whose last values the runs are sorted; None sorts them by their best values.
 
     Raises:
         NoMatplotlibError: matplotlib is not installed.
     """
     draw = _Pen()
-    metric, order = ranked(reports) if len(reports) > 1 else (None, list(reports))
+    metric, order = (sorted_by, list(reports)) if sorted_by or len(reports) == 1 else ranked(reports)
+    heading = None if metric is None else f"the best {metric} first"
+    if sorted_by is not None:
+        heading = f"by the last {metric}, the {'smallest' if smaller_is_better(sorted_by) else 'largest'} first"
     drawn = [report for report in order if len(report.columns.steps)][:_RUNS_DRAWN]
     detailed = order[:_RUNS_DETAILED]
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -128,7 +134,7 @@ def page(reports: Sequence[RunReport], *, title: str, now: float, is_sweep: bool
         left_out=len(order) - len(detailed),
         is_single=len(reports) == 1,
         is_sweep=is_sweep,
-        metric=metric,
+        heading=heading,
         ranking=[_row(place, report, metric) for place, report in enumerate(order, start=1)] if len(order) > 1 else [],
         legend=[{"color": f"--c{place}", "label": _label(report)} for place, report in enumerate(drawn)],
         left_undrawn=len([report for report in order if len(report.columns.steps)]) - len(drawn),

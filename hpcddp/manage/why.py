@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -316,7 +317,7 @@ def _history(status: RunStatus) -> tuple[str, ...]:
 
 
 def _history_lines(events: Sequence[Event]) -> Iterator[str]:
-    for event in events:
+    for event, following in zip_longest(events, events[1:]):
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
         step = "" if event.step is None else f" after step {event.step}"
         if event.kind == "start":
@@ -329,7 +330,9 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
             cause = "its user requested it" if event.by == "user" else _CAUSES.get(str(event.cause), event.cause)
             yield f"{moment}  attempt {event.attempt} stopped{step}, to be requeued: {cause}"
         elif event.kind == "stop" and event.saved is None:
-            # The event that the ranks write for the same stop holds no cause.
+            # The event that the ranks write for the same stop holds no cause, and that of a requeue follows it.
+            if following is not None and (following.kind, following.attempt) == ("requeue", event.attempt):
+                continue
             yield f"{moment}  attempt {event.attempt} stopped{step}: {event.reason}"
         elif event.kind in {"failure", "finish"}:
             ended = "failed" if event.kind == "failure" else "finished"

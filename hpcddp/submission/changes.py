@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from hpcddp.batch.plan import BatchStart, Steps, plan_batch
 from hpcddp.batch.scaling import ScaledRule, learning_rate_at, scaled_hyperparameters
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.run.checkpoints import InvalidCheckpointError, Manifest, list_checkpoints, read_manifest
+from hpcddp.run.checkpoints import InvalidCheckpointError, Manifest, list_checkpoints, verify
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import Change
 from hpcddp.submission.request import first_plan
 
 
 def newest_manifest(run: RunDirectory) -> Manifest | None:
-    """Return the manifest of the newest checkpoint of a run, whose other files are not read; None without one."""
+    """Return the manifest of the newest checkpoint of a run that looks valid by its sizes; None without one."""
     for path in list_checkpoints(run.checkpoints):
         with suppress(InvalidCheckpointError):
-            return read_manifest(path)
+            return verify(path, sizes_only=True).manifest
     return None
 
 

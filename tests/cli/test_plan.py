@@ -258,6 +258,18 @@ def test_without_a_job_file_batch_and_world_size_are_needed(
     )
 
 
+@pytest.mark.parametrize("words", [[], ["--global-batch", "64"]])
+def test_a_program_in_place_of_a_job_file_is_told(
+    job: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    (job.parent / "train.py").write_text("import torch\n")
+    assert boundary.run(app, ["plan", "train.py", *words]) == 2
+    assert capsys.readouterr().err == (
+        "hpcddp: train.py is a program, and no job file; write numbers, as in: hpcddp plan --global-batch 256 "
+        "--world-size 4, or run it: hpcddp submit -- python train.py\n"
+    )
+
+
 def test_numbers_beside_a_job_file_are_refused_by_name(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, job, "--world-size", 3, "--tail", "drop") == (
         f"hpcddp: --world-size, --tail cannot be given together with the job file {job}, which states the same; "

@@ -11,7 +11,9 @@ import pytest
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
+from hpcddp.slurm import commands
 from tests.cli.test_imports import UNINSTALL, python
+from tests.manage.example import example
 from tests.manage.three_attempts import three_attempts
 
 
@@ -105,3 +107,36 @@ def test_numbers_and_a_page_are_not_printed_at_once(capsys: pytest.CaptureFixtur
 @pytest.mark.usefixtures("root")
 def test_a_run_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no run under" in typed(capsys, "nothing", code=2)
+
+
+SWEEP = "20261121-084500-5e5e"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = example(tmp_path / "runs")
+    monkeypatch.setattr(commands, "queue", lambda _: jobs)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("sweep")
+def test_a_sweep_is_sorted_as_status_sorts_it(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(typed(capsys, SWEEP, "--sort", "loss", "--json"))
+    order = [run["run_id"] for run in document["runs"]]
+    assert (document["ranked_by"], len(order)) == ("loss", 16)
+    assert order[:4] == [f"{SWEEP}_{index}" for index in (0, 1, 3, 11)]
+    typed(capsys, SWEEP, "--sort", "loss", "-o", "page.html")
+    text = Path("page.html").read_text()
+    assert "<h2>Elements, by the last loss, the smallest first</h2>" in text
+    rows = [text.index(f'<a href="#{run_id}"') for run_id in order]
+    assert rows == sorted(rows)
+
+
+@pytest.mark.usefixtures("sweep")
+def test_what_cannot_be_sorted_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed(capsys, "20261121-0930", "--sort", "loss", code=2) == (
+        "hpcddp: --sort sorts the runs of one sweep, and 20261121-093012-a41f is one run; leave --sort out\n"
+    )
+    assert typed(capsys, "20261121-0930", SWEEP, "--sort", "loss", code=2) == (
+        "hpcddp: --sort sorts the runs of one sweep; name it: hpcddp report SWEEP --sort METRIC\n"
+    )

@@ -155,6 +155,18 @@ def test_the_attempts_of_a_run_are_its_history(made: FakeRun) -> None:
     ]
 
 
+def test_a_stop_that_is_a_requeue_is_one_line(made: FakeRun) -> None:
+    made.submitted().started().event("stop", at=50, reason="job 7 was preempted", cause="preemption")
+    made.event("requeue", at=50, reason="job 7 was preempted", cause="preemption")
+    # It is cancelled while it waits.
+    made.event("stop", at=90, reason="cancelled by its user").ended("cancelled", reason="cancelled by its user")
+    assert [line.split("  ", 1)[1] for line in why(made).history] == [
+        "attempt 0 began on n1",
+        "attempt 0 stopped, to be requeued: preempted",
+        "attempt 0 stopped: cancelled by its user",
+    ]
+
+
 def test_a_long_history_is_cut(made: FakeRun) -> None:
     made.submitted()
     for attempt in range(5):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from hpcddp.jobfile.read import ResolvedJob, change_job, load_job
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.manage.run_files import read_run_files
-from hpcddp.run.checkpoints import Manifest
+from hpcddp.run.checkpoints import FileRecord, Manifest, read_manifest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.files import write_json
@@ -282,6 +283,18 @@ def test_changes_are_stated_with_what_follows_from_them(slurm: FakeSlurm) -> Non
         "the training ends after step 460 instead of step 230",
         "the learning rate of step 116 is 0.170711 instead of 0.05; schedule cosine, 20 epochs",
     )
+
+
+def test_changes_follow_the_newest_checkpoint_whose_files_are_there(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN)
+    saved(run, 46)
+    saved(run, 115)
+    newest = run.checkpoints / "step-000115"
+    manifest = replace(read_manifest(newest), files={"model.pt": FileRecord(size=9, sha256="")})
+    (newest / "manifest.json").write_text(manifest.to_text())
+    (newest / "model.pt").write_text("cut")
+    resumption = prepare_resumption(run, changing(run, slurm, "train.epochs=20"))
+    assert resumption.consequences[0] == "train.epochs 10 -> 20, after step 46, the newest checkpoint"
 
 
 @pytest.mark.parametrize(
