@@ -231,8 +231,10 @@ _NOTICES: Final[Mapping[str, Cause]] = MappingProxyType(
     {"PREEMPTION": Cause.PREEMPTION, "TIME LIMIT": Cause.TIME_LIMIT, "NODE FAILURE": Cause.NODE_FAILURE}
 )
 # slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-22T05:17:38 DUE TO PREEMPTION ***   (slurmstepd 22.05.8)
+# A step that environment.setup starts may have a time limit of its own.
 _NOTICE: Final = re.compile(
-    rf"^slurmstepd\S*: error: \*{{3}} .+ CANCELLED AT \S+ DUE TO (?P<why>{'|'.join(_NOTICES)})", re.MULTILINE
+    rf"^slurmstepd\S*: error: \*{{3}} (?!STEP .+ TIME LIMIT).+ CANCELLED AT \S+ DUE TO (?P<why>{'|'.join(_NOTICES)})",
+    re.MULTILINE,
 )
 # slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-22T05:17:38 ***   (22.05.8; newer ones add DUE to SIGNAL
 # Terminated). The notice about a step has the same words after any SIGTERM. A slurmstepd writes its first notice only.

@@ -312,8 +312,10 @@ def resume_sweep(
     clean, dropped = submission_environment(environment)
     clean[PICKLE_DIGEST] = pickle_digest(sweep)
     jobs: dict[int, str] = {}
-    results = {index: _prepare_to_continue(sweep, index, request.job.spec) for index in together}
+    results: dict[int, bytes | None] = {}
     try:
+        # One after the other: those before an element that cannot continue get their results back.
+        results.update((index, _prepare_to_continue(sweep, index, request.job.spec)) for index in together)
         for chunk in sweep.chunks:
             indices = [index for index in together if 0 <= index - chunk.first < chunk.count]
             if indices:
@@ -477,12 +479,16 @@ def _submit_again(
 ) -> Submission:
     check_path(run.path, request.cluster)
     run, directory = update_script_path(run, request.directory)
-    # The result of a run that had ended: the run goes on.
-    run.result.unlink(missing_ok=True)
     run.submitit.mkdir(mode=0o700, exist_ok=True)
     owner, element = _script_of(run)
     request = replace(request, directory=directory)
-    return submit_script(run, request, read_script(owner), element=element, notes=notes, changes=changes)
+    with ExitStack() as undo:
+        # The result of a run that had ended: the run goes on, if it is submitted.
+        undo.callback(_restore, run.result, _content(run.result))
+        run.result.unlink(missing_ok=True)
+        submission = submit_script(run, request, read_script(owner), element=element, notes=notes, changes=changes)
+        undo.pop_all()
+    return submission
 
 
 def _script_of(run: RunDirectory) -> tuple[RunDirectory, ArrayPlace | None]:

@@ -334,8 +334,11 @@ class AttemptFacts:
         if finished or fenced:
             return EndFacts(cause=Cause.UNKNOWN, finished=finished, fenced=fenced)
         # Read anew: the progress of this attempt was recorded after the other facts were read.
-        requeue, spent = self.spec.requeue, spent_of(read_events(self.attempt.run.events))
-        limits = limits_of(self.spec)
+        events = read_events(self.attempt.run.events)
+        requeue, spent, limits = self.spec.requeue, spent_of(events), limits_of(self.spec)
+        # As the next attempt sees it: one that was preempted before it could train does not count.
+        by = "user" if self.by_user else None
+        request = Event(kind="requeue", time=0.0, attempt=self.attempt.number, cause=str(self.counted_cause), by=by)
         first = self.first_failure
         return EndFacts(
             cause=self.cause,
@@ -345,7 +348,7 @@ class AttemptFacts:
             requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",
             causes=frozenset(Cause(cause) for cause in requeue.causes),
             requested=self.requested,
-            stuck=stuck(spent, limits),
+            stuck=stuck(spent_of([*events, request]), limits),
             used_up=used_up(spent, limits, self.cause),
             allow_continuation=requeue.allow_continuation,
         )

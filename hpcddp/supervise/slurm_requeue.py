@@ -97,6 +97,10 @@ def requeue(
         except commands.SlurmCommandError as error:
             write_message(error.message)
             if not is_transient(error):
+                # An earlier request may have been carried out although its answer came too late.
+                seen = _SEEN.get(_cause(ask_slurm(job_id), attempt, restarts))
+                if seen is not None:
+                    return Requeued(outcome=seen)
                 missing = isinstance(error, commands.SlurmMissingError)
                 return Requeued(
                     outcome=RequeueOutcome.UNREACHABLE if missing else RequeueOutcome.REFUSED, why=error.message

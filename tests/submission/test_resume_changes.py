@@ -560,3 +560,19 @@ def test_a_damaged_plan_does_not_hold_up_a_resumption(slurm: FakeSlurm, damage: 
         resume_with_job(run, changing(run, slurm, "resources.time_limit=3h"))
     assert run.script.read_text() == script
     assert slurm.calls == []
+
+
+def test_a_resumption_that_slurm_refuses_leaves_the_result(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN)
+    request = changing(run, slurm, "train.epochs=20")
+    environment = slurm.environment(REFUSED_CALL="1", REFUSAL="Invalid qos specification")
+    refused = SubmitRequest(**{**_fields(request), "environment": environment})
+    for status, submit_again in (
+        ("finished", partial(resume_with_job, run, refused)),
+        ("failed", partial(resume, run, environment=environment)),
+    ):
+        (slurm.directory / "calls").unlink(missing_ok=True)
+        write_json(run.result, {"status": status, "reason": "x"})
+        with pytest.raises(SlurmCommandError, match="Invalid qos"):
+            submit_again()
+        assert json.loads(run.result.read_text())["status"] == status

@@ -311,3 +311,14 @@ def test_a_new_command_of_an_element_names_a_placeholder_that_there_is_not(
     write_json(begin_element(submit_sweep(request).sweep, 1).result, {"status": "failed", "reason": "x"})
     code, _, err = run(capsys, "--resume", "s1_1", "--", "true", "{lr}", "{seed}")
     assert (code, "command: holds {seed}, which has no values in the sweep" in err) == (2, True)
+
+
+def test_an_element_that_cannot_continue_leaves_the_results_of_the_others(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = swept(slurm, count=3, element_0="failed", element_1="failed")
+    sweep.run(1).path.chmod(0o770)
+    assert run(capsys, "--resume", "s1")[0] == 2
+    result = read_result(sweep.run(0))
+    assert result is not None
+    assert result.status == "failed"

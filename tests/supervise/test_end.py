@@ -12,10 +12,11 @@ from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event, read_events
-from hpcddp.run.failure import FailureRecord, beginning, write_failure
+from hpcddp.run.failure import FailureRecord, beginning, cause_in_log, write_failure
 from hpcddp.run.files import read_json, write_json
 from hpcddp.run.job_records import Decision, write_decision
-from hpcddp.stop.reasons import StopReason
+from hpcddp.slurm import commands
+from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.supervise import end as supervisor
 from hpcddp.supervise.begin import BudgetError, begin
 from hpcddp.supervise.end import Ending
@@ -635,3 +636,44 @@ def test_a_step_that_could_not_be_saved_says_what_there_is(scenario: Scenario, s
     append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=0, step=9)
     scenario.stop(saved=False)
     assert "; step 12 could not be saved, the newest checkpoint is of step 9. Slurm runs" in scenario.end().text
+
+
+@pytest.mark.parametrize("more", ["", "requeue: {allow_continuation: true}\n"])
+def test_a_requeue_whose_answer_came_too_late_is_seen(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    scenario = Scenario(tmp_path, SLURM, more)
+
+    def requeue(job_id: str) -> None:
+        slurm.calls.append(f"requeue {job_id}")
+        if len(slurm.calls) == 1:
+            slurm.become_requeued()
+            raise commands.SlurmUnavailableError("scontrol did not answer within 60 s; try again later")
+        raise commands.SlurmCommandError("scontrol requeue failed: Job is pending execution", returncode=1)
+
+    monkeypatch.setattr(commands, "requeue", requeue)
+    scenario.stop(reason=StopReason.WARNED, cause="time_limit")
+    assert (scenario.end(code=75).exit_code, scenario.result) == (75, None)
+
+
+def test_an_attempt_that_is_preempted_before_it_trains_does_not_count(tmp_path: Path, slurm: FakeSlurm) -> None:
+    scenario = Scenario(tmp_path, SLURM, "requeue: {max_attempts_without_progress: 1}\n")
+    slurm.become("RUNNING", **PREEMPTED)
+    scenario.stop(step=0, saved=False)
+    assert scenario.end(code=75).exit_code == 75
+
+
+def test_a_time_limit_of_another_step_is_not_that_of_the_job(scenario: Scenario) -> None:
+    step = "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T05:17:38 DUE TO TIME LIMIT ***\n"
+    scenario.attempt.run.batch_log.write_text(f"{beginning(scenario.attempt)}{step}")
+    assert cause_in_log(scenario.attempt) is None
+    with scenario.attempt.run.batch_log.open("a") as log:
+        log.write(step.replace("STEP 7.0", "JOB 7"))
+    assert cause_in_log(scenario.attempt) is Cause.TIME_LIMIT
+
+
+def test_a_new_container_may_give_the_number_of_an_earlier_process(tmp_path: Path, slurm: FakeSlurm) -> None:
+    del slurm
+    scenario = Scenario(tmp_path, LOCAL)
+    append_event(scenario.attempt.run.events, kind="resume", time=1.0, attempt=0)
+    assert scenario.begin(LOCAL).number == 1
