@@ -157,7 +157,7 @@ def argument_text(value: object) -> str:
     return value if isinstance(value, str) else as_text(value)
 
 
-def _field(key: str) -> str:
+def field_of(key: str) -> str:
     """Return the key path of the field that a key of a sweep changes."""
     return "command" if is_placeholder(key) else key
 
@@ -243,7 +243,7 @@ class _Elements:
     """
 
     def __init__(self, spec: JobSpec, keys: Iterable[str], rules: Iterable[Rule]) -> None:
-        swept = tuple(dict.fromkeys(map(_field, keys)))
+        swept = tuple(dict.fromkeys(map(field_of, keys)))
         unswept = {"sweep": None, "max_parallel": None}
         sections = {path_of(key)[0] for key in swept}
         self._job = {**dict(spec), **spec.model_dump(mode="json", include=sections, exclude_unset=True), **unswept}
@@ -339,7 +339,7 @@ def _explain(finding: Finding, indices: Sequence[int], table: SweepTable) -> Fin
 
 def _key_of(path: Path, keys: Iterable[str], otherwise: str = "") -> str:
     """Return the key of a sweep that sets a field or a part of it."""
-    fields = {key: path_of(_field(key)) for key in keys}
+    fields = {key: path_of(field_of(key)) for key in keys}
     return next((key for key, field in fields.items() if path[: len(field)] == field), otherwise)
 
 

@@ -16,7 +16,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, Goodput, Phase, RunRecords, attempt_times
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.format import duration_text
-from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.overview import SweepStatus, values_now
 from hpcddp.manage.run_files import T, readable, readable_lines
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.checkpoints import list_checkpoints, step_of
@@ -273,7 +273,7 @@ class RunReport:
             "run_dir": str(self.run.path),
             "state": str(self.status.state),
             "reason": self.reason,
-            **({"values": dict(self.values)} if self.values else {}),
+            **({"values": values_now(self.values, self.status.files.changes)} if self.values else {}),
             "step": self.status.step,
             "total_steps": self.status.files.total_steps,
             "metrics": {

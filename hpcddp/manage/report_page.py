@@ -23,6 +23,7 @@ from hpcddp.errors import UserError, printable
 from hpcddp.manage.attempt_times import ON_NODES, Phase
 from hpcddp.manage.first_error import shortened
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, size_text, step_text
+from hpcddp.manage.overview import value_texts
 from hpcddp.manage.report import RunReport, ranked, smaller_is_better
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ def page(reports: Sequence[RunReport], *, title: str, now: float, is_sweep: bool
 
 def _label(report: RunReport) -> str:
     if report.values:
-        values = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in report.values.items())
+        texts = value_texts(report.values, report.status.files.changes)
+        values = " ".join(f"{key.rpartition('.')[2]}={text}" for key, text in texts.items())
         return _clean(f"{report.run.run_id}: {values}")
     return _clean(f"{report.run.path.parent.name}/{report.run.run_id}")
 

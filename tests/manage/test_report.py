@@ -17,6 +17,7 @@ from hpcddp.manage.attempt_times import Phase
 from hpcddp.manage.overview import entry_of, overview_of
 from hpcddp.manage.report import RunReport, ranked, reports_of
 from hpcddp.manage.report_page import page
+from hpcddp.run.directory import RunDirectory
 from hpcddp.run.source import Source, add_source
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from tests.manage.runs import NOON, FakeRun, make, queued
@@ -377,6 +378,13 @@ def test_the_page_of_a_sweep_has_a_table_and_curves_of_all_elements(sweep: list[
     rows = re.findall(rf"{SWEEP_ID}_(\d): base=([0-9.]+)</a>", text)
     assert rows == [("1", "0.2"), ("0", "0.1"), ("2", "0.4")]
     assert {"var(--c0)", "var(--c1)"} <= set(re.findall(r"var\(--c\d\)", text))
+
+
+def test_the_page_of_a_sweep_shows_a_value_that_a_resumption_has_changed(sweep: list[RunReport]) -> None:
+    change = {"key": "learning_rate.base", "before": 0.1, "after": 0.05, "attempt": 1}
+    FakeRun(sweep[0].run).submitted("13_0", changes=[change])
+    found = reports(FakeRun(RunDirectory(sweep[0].run.path.with_name(SWEEP_ID))))
+    assert "base=0.1 -&gt; 0.05" in html(*found)
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
