@@ -18,6 +18,7 @@ from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.manage.overview import overview_of
 from hpcddp.manage.status import State
+from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import Sweep, read_sweep
 from hpcddp.submission import sweep as submission
 from hpcddp.submission.request import SubmissionError
@@ -42,6 +43,7 @@ while not (Path("go").exists() or Path(f"go-{sys.argv[1]}").exists()):
 write("end")
 """
 _TIMEOUT_S = 120.0
+NO_REPOSITORY = "the directory of submission is not in a git repository"
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,8 @@ def test_the_elements_run_one_after_another_each_as_a_run_of_its_own(local: Loca
         assert (document["cluster"], document["sweep"], document["index"]) == ("local", sweep.sweep_id, index)
         assert f'"{index}"' in sweep.run(index).job_file.read_text()
     assert all(path.stat().st_mode & 0o077 == 0 for path in sweep.path.parent.glob("*"))
+    (source,) = read_sources(sweep.run(1))
+    assert (source.directory, source.git_unknown) == (str(local.directory), NO_REPOSITORY)
 
 
 def test_as_many_run_at_once_as_max_parallel_says(local: LocalSweep) -> None:
