@@ -211,6 +211,10 @@ class RunReport:
         """Where its time went."""
         return Goodput(attempts=self.attempts, missing=self.missing)
 
+    def changes(self, attempt: int) -> list[str]:
+        """Return what a resumption has changed in the training from an attempt on."""
+        return [str(change) for change in self.status.files.changes if change.attempt == attempt]
+
     def share(self, phase: Phase) -> float:
         """Return the part of a phase in the time on the nodes: of all devices, or of the nodes if those are unknown."""
         parts = self.goodput.device_hours or self.goodput.seconds
@@ -279,7 +283,10 @@ class RunReport:
             "metrics": {
                 name: {"last": _json_of(self.last(name)), "best": _json_of(self.best(name))} for name in self.metrics
             },
-            "attempts": [attempt.as_json() for attempt in self.attempts],
+            "attempts": [
+                {**attempt.as_json(), **({"changes": changes} if (changes := self.changes(attempt.number)) else {})}
+                for attempt in self.attempts
+            ],
             "device": self.device,
             "device_hours": goodput.total_device_hours,
             "phases": {

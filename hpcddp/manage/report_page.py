@@ -245,6 +245,7 @@ def _run(report: RunReport, draw: _Pen, texts: _Texts) -> dict[str, Any]:
             for phase in parts
         ],
         "attempts": report.attempts,
+        "changes": {attempt.number: _clean(", ".join(report.changes(attempt.number))) for attempt in report.attempts},
         "Phase": Phase,
         "timeline": draw.timeline(report),
         "throughput": report.throughput,

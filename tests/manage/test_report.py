@@ -154,6 +154,27 @@ def test_the_page_shows_these_numbers(tmp_path: Path) -> None:
     assert text.count("<svg") == 2 * 4 + 1
 
 
+def resumed(made: FakeRun) -> FakeRun:
+    """Write a run that has finished, and was given more epochs; its second start took longer than its training."""
+    change = {"key": "train.epochs", "before": 1, "after": 2, "attempt": 1}
+    made.started(at=100).event("train", at=130, step=0).steps(1, 5, at=132, seconds=2)
+    made.event("finish", at=140, step=5).event("resume", at=150, reason="resumed by me").submitted(changes=[change])
+    made.started(at=300, attempt=1).event("train", at=330, attempt=1, step=5).steps(6, 10, at=332, seconds=2)
+    return made.event("finish", at=340, attempt=1, step=10).ended("finished", steps=10)
+
+
+def test_a_change_of_the_training_is_told_of_the_attempt_that_began_with_it(made: FakeRun) -> None:
+    found = report(resumed(made))
+    assert [attempt.get("changes") for attempt in found.as_json()["attempts"]] == [None, ["train.epochs 1 -> 2"]]
+    text = html(found)
+    assert '<th class="text">change</th>' in text
+    assert "train.epochs 1 -&gt; 2</td>" in text
+
+
+def test_without_a_change_the_table_has_no_column_for_it(tmp_path: Path) -> None:
+    assert '<th class="text">change</th>' not in html(report(three_attempts(tmp_path)))
+
+
 def test_steps_of_a_failed_run_after_its_last_checkpoint_are_lost(made: FakeRun) -> None:
     made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
     made.event("save", at=71, step=5, seconds=1.0, blocked_s=0.0)
