@@ -39,6 +39,7 @@ from hpcddp.run.job_records import (
 from hpcddp.run.metrics import MetricsColumns, mode_of, read_columns
 from hpcddp.run.record import Lines
 from hpcddp.run.source import Source, read_sources
+from hpcddp.stop.reasons import Cause
 
 # What is no metric of the training.
 _BOOKKEEPING: Final = frozenset(
@@ -198,6 +199,11 @@ class RunReport:
         """Why it is in its state."""
         result = self.status.files.result
         return None if result is None else result.reason
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it runs without a job of its own in Slurm."""
+        return self.submission is not None and self.submission.cluster != "slurm"
 
     @property
     def device(self) -> str:
@@ -513,6 +519,8 @@ def advice_for(report: RunReport) -> Advice:
     total = sum(attempt.on_nodes_s for attempt in report.attempts)
     queue = seconds.pop(Phase.QUEUE, 0.0)
     seconds.pop(Phase.TRAINING, None)
+    if seconds.get(Phase.LOST) and not _lossy(report):
+        del seconds[Phase.LOST]
     phase = max(seconds, key=report.share, default=None)
     waiting = report.data_wait.share * report.share(Phase.TRAINING) if report.data_wait else 0.0
     if waiting > max(1 - _GOOD, 0.0 if phase is None else report.share(phase)):
@@ -522,7 +530,7 @@ def advice_for(report: RunReport) -> Advice:
             sentence=f"Nothing to change: {goodput.value:.1%} of the time on the nodes was training that counts."
         )
     share = f"{duration_text(seconds[phase])}, {report.share(phase):.0%} of the time on the nodes"
-    if queue > total:
+    if queue > total and not report.is_local:
         share += (
             f". The queue took longer, {duration_text(queue)}: fewer nodes or a shorter time limit may start earlier"
         )
@@ -532,7 +540,7 @@ def advice_for(report: RunReport) -> Advice:
 def _what_to_do(report: RunReport, phase: Phase) -> str:
     count = len(report.attempts)
     if phase is Phase.LOST:
-        lossy = [attempt for attempt in report.attempts if attempt.seconds.get(Phase.LOST)]
+        lossy = _lossy(report)
         lost = f"{len(lossy)} of {count} attempts lost steps that were not saved."
         every = _best_interval_s(report, len(lossy))
         if every is None:
@@ -540,16 +548,30 @@ def _what_to_do(report: RunReport, phase: Phase) -> str:
         return (
             f"Save every {max(1, round(every / 60))} minutes (checkpoint.every: {max(1, round(every / 60))}min): {lost}"
         )
-    if phase is Phase.START_UP and count > 1:
+    ended = _ended_by(report, Cause.PREEMPTION, Cause.TIME_LIMIT)
+    if phase is Phase.START_UP and ended and not report.is_local:
         return (
-            f"Start less often: {count} attempts each had to start up. A longer time_limit, or a QOS that is not "
-            "preempted, makes fewer."
+            f"Start less often: {len(ended)} of {count} attempts ended at the time limit or by a preemption. A longer "
+            "time_limit, or a QOS that is not preempted, makes fewer."
         )
+    if phase is Phase.START_UP and not report.is_local:
+        return f"{_ADVICE[phase].removesuffix('.')}, or train longer in a job."
     return _ADVICE.get(phase, _BETWEEN_STEPS)
 
 
+def _ended_by(report: RunReport, *causes: Cause) -> set[int]:
+    """Return which attempts ended for one of these causes."""
+    return {event.attempt for event in report.events if event.cause in causes}
+
+
+def _lossy(report: RunReport) -> list[AttemptTimes]:
+    """Return the attempts that lost steps, without those that the user has cancelled."""
+    cancelled = _ended_by(report, Cause.CANCELLED)
+    return [one for one in report.attempts if one.seconds.get(Phase.LOST) and one.number not in cancelled]
+
+
 _ADVICE: Final[Mapping[Phase, str]] = {
-    Phase.START_UP: "Shorten the start-up: put environment and data on a faster disk, or train longer in a job.",
+    Phase.START_UP: "Shorten the start-up: put environment and data on a faster disk.",
     Phase.EVALUATION: "Evaluate less often (train.eval_every).",
     Phase.SAVE: "Save less often (checkpoint.every), or to a faster disk: the training waited for its saves.",
     Phase.STOP: "Shorten the end: what runs after the last step, the save at a stop, and hooks of the job.",

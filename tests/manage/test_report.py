@@ -175,6 +175,35 @@ def test_without_a_change_the_table_has_no_column_for_it(tmp_path: Path) -> None
     assert '<th class="text">change</th>' not in html(report(three_attempts(tmp_path)))
 
 
+def test_attempts_that_slurm_has_ended_are_what_a_longer_limit_makes_fewer(made: FakeRun) -> None:
+    made.started(at=100).event("train", at=130, step=0).steps(1, 5, at=132, seconds=2)
+    made.event("stop", at=140, step=5, saved=True, cause="preemption").event("requeue", at=141, cause="preemption")
+    made.started(at=300, attempt=1).event("train", at=330, attempt=1, step=5).steps(6, 10, at=332, seconds=2)
+    found = report(made.event("finish", at=340, attempt=1, step=10).ended("finished", steps=10)).advice.sentence
+    assert found.startswith("Start less often: 1 of 2 attempts ended at the time limit or by a preemption. A longer")
+    assert "The queue took longer, 4m" in found
+
+
+def test_attempts_that_the_user_has_ended_or_added_are_not_held_against_the_job(made: FakeRun) -> None:
+    found = report(resumed(made)).advice
+    assert found.sentence.startswith("Shorten the start-up: put environment and data on a faster disk, or train longer")
+
+
+def test_a_run_on_this_machine_gets_no_advice_about_slurm(made: FakeRun) -> None:
+    made.started(at=100).event("train", at=130, step=0).steps(1, 5, at=132, seconds=2).event("finish", at=140, step=5)
+    made.submitted(cluster="local").ended("finished", steps=5)
+    assert report(made).advice.sentence == (
+        "Shorten the start-up: put environment and data on a faster disk. That was 30s, 75% of the time on the nodes."
+    )
+
+
+def test_steps_that_a_cancelled_attempt_lost_are_no_reason_to_save_more_often(made: FakeRun) -> None:
+    made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
+    made.event("save", at=71, step=5, seconds=1.0, blocked_s=0.0)
+    made.event("stop", at=122, cause="cancelled").ended("cancelled", reason="cancelled by its user")
+    assert report(made).advice.phase == Phase.START_UP
+
+
 def test_steps_of_a_failed_run_after_its_last_checkpoint_are_lost(made: FakeRun) -> None:
     made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
     made.event("save", at=71, step=5, seconds=1.0, blocked_s=0.0)
