@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES
-from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, unexpanded_range, why_unexpanded
+from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, meant_range, unexpanded_range, why_unexpanded
 from hpcddp.jobfile.job import JobSpec, find_key
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of, unknown_key
 from hpcddp.jobfile.problems import JobFileError, Problem, nearest, shown
@@ -352,6 +352,8 @@ def _form_findings(sweep: Grid | Listed) -> Iterator[Finding]:
                 yield ("sweep", key), "lists no value; write for example [0, 1, 2], or leave the key out"
             elif text := unexpanded_range(values):
                 yield ("sweep", key), f"holds {text}, {why_unexpanded(text)}"
+            elif len(values) == 1 and (meant := meant_range(values[0])):
+                yield ("sweep", key), f"holds {values[0]}, which is one value; write {meant}"
             elif twice := _twice(values):
                 shown = "a value" if is_secret(path_of(key)) else as_text(twice[0])
                 yield ("sweep", key), f"holds {shown} twice, which would be the same runs again; remove one"
