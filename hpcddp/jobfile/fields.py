@@ -220,7 +220,7 @@ TimeLimitField = Annotated[
         {
             "type": ["string", "integer"],
             "unit": "minutes, if without a unit",
-            "examples": ["12:00:00", "2-00:00:00", "90min", "unlimited"],
+            "examples": ["12:00:00", "2-00:00:00", "90min", "1h30m", "unlimited"],
         }
     ),
 ]
@@ -239,8 +239,8 @@ def _duration(value: object) -> timedelta:
 
 DURATION_SCHEMA: dict[str, Any] = {
     "type": "string",
-    "unit": "s, min or h",
-    "pattern": r"^[0-9]{1,10}(\.[0-9]{1,6})? ?(s|min|h)$",
+    "unit": "s, min, h or d",
+    "pattern": r"^[0-9]{1,18}(\.[0-9]{1,6})? ?[A-Za-z]+( ?[0-9]{1,18}(\.[0-9]{1,6})? ?[A-Za-z]+){0,3}$",
     "examples": ["90s", "10min", "2h"],
 }
 Duration = Annotated[

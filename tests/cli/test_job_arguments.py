@@ -112,7 +112,7 @@ def test_a_dry_run_counts_the_runs_of_a_sweep(
         ),
         (
             ("--time=2", "days", "--", "sh", "train.sh"),
-            "hpcddp: days stands where the job file belongs; write the time in one word: --time 48h\n",
+            "hpcddp: days stands where the job file belongs; write the time in one word: --time 2d\n",
         ),
         (("--nodes", "2", "minutes"), "hpcddp: minutes: does not exist; check the path\n"),
         (("minutes", "-t", "2"), "hpcddp: minutes: does not exist; check the path\n"),
