@@ -177,6 +177,14 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
             ),
         ),
         (
+            TRAIN.replace("epochs: 10", "epochs: 10, optimizer: {momentum: 0.9}"),
+            "train.optimizer.name=adamw",
+            (
+                'train.optimizer.name is "sgd" there and "adamw" here, which would be another training; restore the '
+                "old value, or submit a new run"
+            ),
+        ),
+        (
             TRAIN,
             "batch.tail=drop",
             (
@@ -233,6 +241,11 @@ def test_a_change_that_is_refused_names_the_key_and_the_way_out(
     run = submitted(job)
     refused = refusal_of(changing(run, slurm, override), run)
     assert refused == f"the run RUN cannot go on with this job: {sentence}"
+
+
+def test_the_same_optimizer_keeps_its_constants(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN.replace("epochs: 10", "epochs: 10, optimizer: {momentum: 0.9}"))
+    assert prepare_resumption(run, changing(run, slurm, "train.optimizer.name=sgd")).changes == ()
 
 
 @pytest.mark.parametrize(
