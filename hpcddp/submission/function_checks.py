@@ -37,6 +37,19 @@ def function_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
             yield Obstacle(sentence=f"{key} is {name}, and {why}", certain=known)
 
 
+def meant_module(module: str, variables: Mapping[str, str]) -> str | None:
+    """Return the module of this directory that ``python -m`` was meant to run; None if there is the one that is named.
+
+    Args:
+        module: the module that is named.
+        variables: the environment of the command.
+    """
+    name, dot, rest = module.partition(".")
+    paths = [str(Path.cwd()), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)]
+    near = None if _find(name, paths, is_top=True) else nearest(name, _modules_in(paths[:1]))
+    return None if near is None else f"{near}{dot}{rest}"
+
+
 def _named_functions(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield the keys of the job that hold a function of the user, and the functions."""
     train = spec.train
