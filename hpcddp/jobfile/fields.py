@@ -138,8 +138,16 @@ def _function_reference(text: str) -> str:
     module, _, function = text.partition(":")
     words = [*module.split("."), *function.split(".")]
     if not all(word.isidentifier() and not keyword.iskeyword(word) for word in words):
-        raise refusal("it is not of the form pkg.module:function", "write for example my_package.models:build")
+        instead = _with_colon(text) or "write for example my_package.models:build"
+        raise refusal("it is not of the form pkg.module:function", instead)
     return text
+
+
+def _with_colon(text: str) -> str | None:
+    """Return the question for a function whose colon is a dot, ``pkg.module.function``; None for another text."""
+    module, dot, function = text.rpartition(".")
+    words = [*module.split("."), function]
+    return f"did you mean {module}:{function}?" if dot and all(word.isidentifier() for word in words) else None
 
 
 FunctionReference = Annotated[str, AfterValidator(_function_reference)]
@@ -162,6 +170,8 @@ def _dataset_name(text: str) -> str:
 
 
 def _known(text: str, names: Sequence[str]) -> str:
+    if (question := _with_colon(text)) is not None:
+        return question
     near = nearest(text, names)
     own = "write pkg.module:function for your own"
     if near is not None:

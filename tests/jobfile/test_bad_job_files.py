@@ -140,6 +140,20 @@ BAD = {
             "write pkg.module:function for your own"
         ),
     ),
+    "a function with a dot in place of the colon": (
+        f"{NAME}{BATCH}train: {{model: tiny.build, dataset: digits}}\n",
+        (
+            "job.yaml:3: train.model: is 'tiny.build', and torchvision has no classification model of that name; "
+            "did you mean tiny:build?"
+        ),
+    ),
+    "an entrypoint with a dot in place of the colon": (
+        f"{NAME}entrypoint: tiny.deep.main\n",
+        (
+            "job.yaml:2: entrypoint: is 'tiny.deep.main', and it is not of the form pkg.module:function; "
+            "did you mean tiny.deep:main?"
+        ),
+    ),
     "a function without a module": (
         f"{NAME}{BATCH}train: {{model: ':build', dataset: digits}}\n",
         (
