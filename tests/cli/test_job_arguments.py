@@ -280,4 +280,6 @@ def test_a_job_file_is_no_program_whatever_its_mode_and_name(capsys: pytest.Capt
     assert rendered(capsys, "python", "--name", "train.py")["fields"]["name"]["value"] == "train.py"
     for words in (("job.yaml", "--lr", "1"), ("--name", "train.py", "job.yaml", "--lr", "1"), ("--lr", "1")):
         assert boundary.run(app, ["render", *words]) == 2
-        assert capsys.readouterr().err.startswith("hpcddp: there is no option --lr\n")
+        assert capsys.readouterr().err.startswith(
+            "hpcddp: there is no option --lr; write --set learning_rate.base=1, which"
+        )
