@@ -105,7 +105,7 @@ def _unreadable(path: FilePath, error: OSError | ValueError) -> str:
 
 
 def neighbour(path: FilePath) -> FilePath | None:
-    """Return the file in the same directory, of the same suffix (.yml is .yaml), that was most likely meant, or None."""
+    """Return the file in the same directory, of the same suffix (.yml is .yaml), that was probably meant, or None."""
     try:
         suffixes = {".yaml", ".yml"} if path.suffix in {".yaml", ".yml"} else {path.suffix}
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix in suffixes]
