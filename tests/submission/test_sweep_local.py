@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.manage.overview import overview_of
@@ -222,6 +224,30 @@ def test_the_preview_is_the_script_of_the_first_element(local: LocalSweep) -> No
     assert '"7"' in script
     assert "SLURM_ARRAY_TASK_ID" not in script
     assert not (local.directory / "runs").exists()
+
+
+def test_a_dry_run_names_each_run_with_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text("")
+    words = [
+        "submit",
+        "--cluster",
+        "local",
+        "--name",
+        "mine",
+        "--sweep",
+        "lr=1e-3,x",
+        "--sweep",
+        "seed=0..14",
+        "--dry-run",
+    ]
+    assert boundary.run(app, [*words, "--", sys.executable, "program.py", "{lr}", "{seed}"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("dry run: would go to local, 30 runs, sweep directory ")
+    assert (lines[1], lines[16]) == ("run 0: lr=1e-3 seed=0", "run 15: lr=x seed=0")
+    assert lines[20:] == ["run 19: lr=x seed=4", "and 10 more"]
 
 
 def swept(count: int) -> Any:
