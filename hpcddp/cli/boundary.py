@@ -69,7 +69,9 @@ def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
         if debug:
             _print_traceback()
         on_stdout = as_json and not isinstance(error, OutputError)
-        _report(error.as_json(), f"hpcddp: {error.message}", error.hint, as_json=on_stdout)
+        between = f"\n{_PREFIX} " if error.kind == "job_file" else "\n"
+        sentence = f"{_PREFIX} {error.message.replace(chr(10), between)}"
+        _report(error.as_json(), sentence, error.hint, as_json=on_stdout)
         # The exit codes of jobs mean nothing here: what has one is a damaged file of a run, which the message names.
         return min(error.exit_code, _FIXABLE)
     except USAGE_ERROR as error:
@@ -204,7 +206,8 @@ def _report(document: Mapping[str, object], sentence: str, hint: str | None, *, 
             return
     with suppress(OutputError, BrokenPipeError):
         if sentence.startswith(f"{_PREFIX} "):
-            sentences(_PREFIX, "bad", sentence.removeprefix(f"{_PREFIX} "))
+            for one in sentence.removeprefix(f"{_PREFIX} ").split(f"\n{_PREFIX} "):
+                sentences(_PREFIX, "bad", one)
         else:
             # The help, whose lines fit.
             echo(sentence, err=True)

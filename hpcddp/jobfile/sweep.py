@@ -191,6 +191,11 @@ def _command_findings(command: Sequence[str], names: Sequence[str]) -> Iterator[
             doubled = _BRACES.sub(lambda match: match[0] if match[1] in names else _doubled(match[0]), word)
             yield _COMMAND, f"holds {shown(word)}, with a brace that begins or ends no placeholder; write {doubled!r}"
     unknown, unused = [name for name in found if name not in names], [name for name in names if name not in found]
+    if len(unused) == len(unknown) == 1 and nearest(unused[0], unknown) is None:
+        (meant,), (name,) = unused, unknown
+        instead = f"did you mean {{{meant}}}? Or write {{{{{name}}}}} for the text"
+        yield _COMMAND, f"holds {{{name}}}, which has no values in the sweep; {instead}"
+        return
     for name in unused:
         near = nearest(name, unknown)
         if near is None:

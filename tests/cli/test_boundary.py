@@ -31,6 +31,14 @@ def test_an_unknown_option_is_the_users_and_names_the_help(capsys: pytest.Captur
     assert err.endswith("See 'hpcddp submit --help'.\n")
 
 
+def test_each_problem_of_a_job_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, err = run(capsys, "render", "--set", "resources.nodes=-1", "--set", "train.modle=x", "--", "true")
+    assert err == (
+        "hpcddp: --set resources.nodes: is -1, and it must be at least 1; write 1 or more\n"
+        "hpcddp: --set train.modle: is not a field of train; did you mean train.model?\n"
+    )
+
+
 def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
     def hint(*words: str) -> str:
         return str(json.loads(run(capsys, *words, "--json")[1])["error"]["hint"])
