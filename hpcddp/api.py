@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
@@ -302,17 +302,38 @@ class Run:
         chosen_to_act_on(str(self.path), self.path.parent.parent)
         return requeue(self.status, commands_of_slurm(dict(os.environ)))
 
-    def resume(self) -> Run:
+    def resume(
+        self,
+        *,
+        command: Sequence[str | os.PathLike[str]] | None = None,
+        force: bool = False,
+        **overrides: object,
+    ) -> Run:
         """Submit the run again from its newest checkpoint, as ``hpcddp submit --resume`` does, and return it.
 
+        Args:
+            command: the words of a new command; None keeps the run's own.
+            force: whether to submit although something is missing on this machine that the nodes may have.
+            **overrides: fields of the job that change, as ``submit`` has them; the others stay as they were.
+
         Raises:
-            HpcddpError: it is alive, has finished, or was refused.
+            HpcddpError: it is alive, has finished and gets nothing more to do, would be another training, or was
+                refused.
         """
-        from hpcddp.submission.resume import resume
+        from hpcddp.jobfile.read import change_job
+        from hpcddp.submission.resume import own_request, resume, resume_with_job
         from hpcddp.submission.sweep_element import find_to_resume
 
-        run = find_to_resume(str(self.path), self.path.parent.parent)
-        return Run(resume(run, environment=dict(os.environ)).run.path)
+        run, environment = find_to_resume(str(self.path), self.path.parent.parent), dict(os.environ)
+        options = _options(command, overrides)
+        if not options:
+            return Run(resume(run, environment=environment, force=force).run.path)
+
+        def change(spec: JobSpec) -> ResolvedJob:
+            return change_job(spec, file=str(run.job_file), options=options, profiles=profiles_directory(environment))
+
+        request = replace(own_request(run, change, environment=environment), force=force)
+        return Run(resume_with_job(run, request).run.path)
 
     def _has_job(self) -> bool:
         from hpcddp.run.job_records import newest_start
@@ -330,14 +351,20 @@ class Run:
 
 
 def _load(job: Job, command: Sequence[str | os.PathLike[str]] | None, overrides: Mapping[str, Any]) -> ResolvedJob:
-    from hpcddp.jobfile.overrides import read_options
-
-    words = None if command is None else _words(command)
-    options: list[Override | Problem] = [*read_options({}, words), *_overrides(overrides)]
+    options = _options(command, overrides)
     source = _plain_mapping(job) if isinstance(job, Mapping) else None if job is None else Path(job)
     if source is None and command is None and not overrides:
         raise UserError("no job is given; write the path of a job file, a mapping, or command=[...]")
     return read_job(source, (), options=options)
+
+
+def _options(
+    command: Sequence[str | os.PathLike[str]] | None, overrides: Mapping[str, Any]
+) -> list[Override | Problem]:
+    """Return the fields that keyword arguments set."""
+    from hpcddp.jobfile.overrides import read_options
+
+    return [*read_options({}, None if command is None else _words(command)), *_overrides(overrides)]
 
 
 def _words(command: Sequence[str | os.PathLike[str]]) -> list[str]:

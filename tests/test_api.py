@@ -68,6 +68,19 @@ def test_a_run_is_cancelled_and_resumed(here: Path, monkeypatch: pytest.MonkeyPa
     assert run.wait(timeout=120) == "finished"
 
 
+def test_a_run_is_resumed_with_changes() -> None:
+    run = api.submit(command=[sys.executable, "program.py", "1"], cluster="local")
+    run.wait(timeout=120)
+    run.resume(command=[sys.executable, "program.py", "2"], resources={"time_limit": "5min"}).wait(timeout=120)
+    assert run.logs(attempt=1).splitlines()[-1] == "hello 2"
+    assert "#SBATCH --time=00:05:00" in (run.path / "job.sbatch").read_text()
+    with pytest.raises(UserError, match="entrypoint") as caught:
+        run.resume(entrypoint="a:b")
+    assert isinstance(caught.value.hint, str | None)
+    with pytest.raises(JobFileError, match=r"argument resources\.nods: is not a field of resources; did you mean"):
+        run.resume(resources={"nods": 2})
+
+
 def test_fields_of_the_job_are_changed_by_key_path_or_by_section(here: Path) -> None:
     more: dict[str, Any] = {"train.epochs": 5}
     script = api.render(Path("job.yaml"), resources={"nodes": 3, "time_limit": "2h"}, **more)

@@ -18,15 +18,19 @@ _SMALLEST_SHOWN = 1e-4
 
 _WHY = (
     (
-        "The world size does not matter: the gradient of a step is the mean over the samples of its global batch, each "
-        "with the same weight, however many ranks share them. Another number of ranks changes the split and the speed, "
-        "and neither the global batches, nor the steps, nor the learning rate."
+        "The world size does not matter{exception}: the gradient of a step is the mean over the samples of its global "
+        "batch, each with the same weight, however many ranks share them. Another number of ranks changes the "
+        "split and the speed, and neither the global batches, nor the steps, nor the learning rate."
     ),
     (
         "Another global batch does matter, through kappa, and no rule is universal: which one holds, and up to which "
         "batch, differs between models, data and optimizers (Shallue et al. 2019). Compare a few rates at the new "
         "batch."
     ),
+)
+_BATCH_NORM = (
+    ", except for BatchNorm, which the model has and which takes its statistics over the samples of one rank "
+    "(train.batch_norm sync takes those of all ranks, batch.per_device_batch_size fixes their number)"
 )
 
 
@@ -40,7 +44,8 @@ def explain(plan: JobPlan) -> str:
     lines = []
     for title, rows in sections:
         lines += [title, *(f"  {label:{_LABEL}}{text}" for label, text in rows), ""]
-    lines += [line for paragraph in _WHY for line in ("", *textwrap.wrap(paragraph, _WIDTH))][1:]
+    why = [paragraph.format(exception=_BATCH_NORM if plan.has_local_batch_norm else "") for paragraph in _WHY]
+    lines += [line for paragraph in why for line in ("", *textwrap.wrap(paragraph, _WIDTH))][1:]
     if plan.notes:
         lines += ["", "Notes"]
     for note in plan.notes:

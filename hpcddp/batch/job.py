@@ -30,6 +30,7 @@ class JobPlan:
         scaling: the scaled constants; None where no base is known.
         noise: a measured gradient noise scale; None = unknown, or the batch counts groups.
         notes: explanations and warnings, one sentence each.
+        has_local_batch_norm: whether the model is known to have BatchNorm, whose statistics are those of one rank.
     """
 
     batch: BatchPlan
@@ -39,6 +40,7 @@ class JobPlan:
     scaling: Scaling | None = None
     noise: MeasuredNoise | None = None
     notes: tuple[str, ...] = ()
+    has_local_batch_norm: bool = False
 
     @property
     def total_steps(self) -> int | None:
@@ -137,6 +139,10 @@ def plan_job(
         schedule=None if scaling is None else scaling.scaled.course(spec.learning_rate),
         scaling=scaling,
         noise=None if batch.unit == "group" else noise,
+        has_local_batch_norm=train is not None
+        and train.batch_norm == "local"
+        and batch.per_device_batch_size is None
+        and _has_batch_norm(train.model),
         notes=(
             *notes,
             *(() if samples is not None or notes else (unknown,)),
@@ -146,6 +152,12 @@ def plan_job(
             *(() if scaling is None else _scaling_notes(scaling, batch.global_batch_size)),
         ),
     )
+
+
+def _has_batch_norm(model: str) -> bool:
+    """Return whether a model of torchvision has BatchNorm; False for a model of the user's own, which is not known."""
+    without = ("alexnet", "convnext_", "squeezenet", "swin_", "vgg", "vit_")
+    return ":" not in model and (model.endswith("_bn") or not model.startswith(without))
 
 
 def plan_numbers(

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -68,12 +69,15 @@ def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
         if debug:
             _print_traceback()
         on_stdout = as_json and not isinstance(error, OutputError)
-        _report(error.as_json(), f"hpcddp: {error.message}", error.hint, as_json=on_stdout)
+        between = f"\n{_PREFIX} " if error.kind == "job_file" else "\n"
+        sentence = f"{_PREFIX} {error.message.replace(chr(10), between)}"
+        _report(error.as_json(), sentence, error.hint, as_json=on_stdout)
         # The exit codes of jobs mean nothing here: what has one is a damaged file of a run, which the message names.
         return min(error.exit_code, _FIXABLE)
     except USAGE_ERROR as error:
-        message, hint = _usage_message(error), _usage_hint(error)
-        document = {"error": {"kind": "usage", "message": message, "hint": hint}}
+        message, hint = _usage_message(error, arguments), _usage_hint(error)
+        meant = message.partition("; ")[2] if hasattr(error, "option_name") else ""
+        document = {"error": {"kind": "usage", "message": message, "hint": _as_sentence(meant) or hint}}
         if type(error).__name__ == _HELP:
             # The message is the help, which needs neither prefix nor hint.
             _report(document, message, None, as_json=as_json)
@@ -130,14 +134,26 @@ def _has_working_directory() -> bool:
     return True
 
 
-def _usage_message(error: ClickObject) -> str:
-    """Return the message of a wrong call, with the option or the value that was meant."""
+def _as_sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith("?") or not text else ".")
+
+
+def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
+    """Return the message of a wrong call, with the option, the field of the job or the value that was meant."""
+    from hpcddp.jobfile.messages import field_named
     from hpcddp.jobfile.problems import nearest
 
     if (option := getattr(error, "option_name", None)) is not None and error.ctx is not None:
         names = [name for parameter in error.ctx.command.params for name in parameter.opts if name.startswith("--")]
         meant = _OTHER_OPTIONS.get(option, option)
+        field = field_named(option.removeprefix("--")) if meant == option and "--set" in names else None
+        if field is not None:
+            own = f"--{field.rpartition('.')[2].replace('_', '-')}"
+            meant = _OTHER_OPTIONS.get(own, own)
         near = meant if meant in names else nearest(meant, names)
+        if field is not None and near != meant:
+            given = f"{field}{'.' if field == 'environment.env' else '='}{_value_of(option, arguments)}"
+            return f"there is no option {option}; write --set {given}, which is the field of the job file"
         return f"there is no option {option}" + (f"; did you mean {near}?" if near else "")
     if (sentence := _of_number(error)) is not None:
         return sentence
@@ -146,6 +162,15 @@ def _usage_message(error: ClickObject) -> str:
         return message
     near = nearest(choice["value"], re.findall("'([^']*)'", choice["known"]))
     return f"{message.removesuffix('.')}; did you mean {near}?" if near else message
+
+
+def _value_of(option: str, arguments: Sequence[str]) -> str:
+    """Return the value that the command line gives an option that there is not, for a shell."""
+    for word, following in zip(arguments, [*arguments[1:], "--"], strict=False):
+        name, equals, value = word.partition("=")
+        if name == option and (equals or not following.startswith("-")):
+            return shlex.quote(value if equals else following)
+    return "VALUE"
 
 
 def _of_number(error: ClickObject) -> str | None:
@@ -181,7 +206,8 @@ def _report(document: Mapping[str, object], sentence: str, hint: str | None, *, 
             return
     with suppress(OutputError, BrokenPipeError):
         if sentence.startswith(f"{_PREFIX} "):
-            sentences(_PREFIX, "bad", sentence.removeprefix(f"{_PREFIX} "))
+            for one in sentence.removeprefix(f"{_PREFIX} ").split(f"\n{_PREFIX} "):
+                sentences(_PREFIX, "bad", one)
         else:
             # The help, whose lines fit.
             echo(sentence, err=True)

@@ -261,18 +261,18 @@ class JobCommand(CommandWords):
 
     def _refuse_time_in_two_words(self, args: Sequence[str]) -> None:
         """Reject ``--time 10 minutes``, of which the second word would be the job file."""
+        from hpcddp.jobfile.units import UNITS
+
         place = next(self._places_of_arguments(args), 0)
         if not place or Path(args[place]).exists():
             return
         number = args[place - 1].removeprefix("--time=")
         option = args[place - 2] if number == args[place - 1] and place > 1 else "--time"
-        unit = _UNITS_OF_TIME.get(args[place].lower())
+        unit = UNITS.get(args[place].lower())
         if unit is None or option not in {"--time", "-t"} or not re.fullmatch("[0-9]{1,6}", number, re.ASCII):
             return
-        hours = f"{24 * int(number)}h" if unit == "d" else None
         raise UserError(
-            f"{args[place]} stands where the job file belongs; write the time in one word: "
-            f"{option} {hours or f'{number}{unit}'}"
+            f"{args[place]} stands where the job file belongs; write the time in one word: {option} {number}{unit}"
         )
 
     def _place_of_program(self, args: Sequence[str]) -> int | None:
@@ -315,16 +315,6 @@ def _refuse_no_command(path: str, args: Sequence[str]) -> None:
 
 # What has a meaning in a shell only; quotes and blanks end words in a call too.
 _SHELL_SIGNS = re.compile("[;&|<>()$`*?~#]")
-_UNITS_OF_TIME = {
-    word: unit
-    for unit, words in {
-        "s": ("s", "sec", "secs", "second", "seconds"),
-        "min": ("m", "min", "mins", "minute", "minutes"),
-        "h": ("h", "hr", "hrs", "hour", "hours"),
-        "d": ("d", "day", "days"),
-    }.items()
-    for word in words
-}
 _INTERPRETERS = {".py": "python", ".sh": "bash"}
 _JOB_FILES = {".yaml", ".yml", ".json"}
 

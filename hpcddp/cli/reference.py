@@ -161,7 +161,8 @@ def _names(option: ClickObject, context: ClickObject) -> str:
     record = option.get_help_record(context)
     if record is None:
         # A hidden option.
-        return f"`{option.opts[0]}{'' if option.is_flag else ' VALUE'}`"
+        value = "" if option.is_flag else f" {option.metavar or 'VALUE'}"
+        return _cell(f"`{', '.join(option.opts)}{value}`")
     return _cell(f"`{record[0].strip()}`")
 
 

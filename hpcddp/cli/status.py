@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -127,9 +126,6 @@ def status(  # noqa: PLR0913  each is an option
         time.sleep(interval)
 
 
-_DAYS = re.compile("([0-9]{1,5}) ?d", re.ASCII)
-
-
 def _filter(states: Sequence[str], name: str | None, since: str | None, now: float) -> Filter:
     from hpcddp.manage.overview import Filter
 
@@ -156,8 +152,6 @@ def _moment(text: str, now: float) -> float:
     """Return the moment of ``--since`` in seconds since the epoch."""
     from hpcddp.jobfile.units import UnitError, parse_duration
 
-    if days := _DAYS.fullmatch(text.strip()):
-        return now - 86400.0 * int(days[1])
     with suppress(UnitError):
         return now - parse_duration(text).total_seconds()
     try:

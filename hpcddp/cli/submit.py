@@ -304,6 +304,8 @@ def _find(text: str, run_root: Path, *, named: bool, dry_run: bool) -> RunDirect
 
 def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json: bool) -> None:
     """Print what would be submitted: a new run, or a resumption of ``run``."""
+    from hpcddp.jobfile.sweep import argument_text
+    from hpcddp.manage.format import one_line
     from hpcddp.submission.resume import prepare_resumption
     from hpcddp.submission.submit import prepare
 
@@ -320,7 +322,17 @@ def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json:
     runs = f"{counted(len(preview['elements']), 'run')}, sweep" if "elements" in preview else "run"
     place = "this allocation" if preview["cluster"] == "here" else preview["cluster"]
     echo(f"dry run: would go to {place}, {runs} directory {preview['run_dir']}", err=True)
+    elements = preview.get("elements", ())
+    for index, values in enumerate(elements[:_PREVIEWED]):
+        texts = " ".join(f"{key}={argument_text(value)}" for key, value in values.items())
+        echo(f"run {index}: {one_line(texts)}", err=True)
+    if (more := len(elements) - _PREVIEWED) > 0:
+        echo(f"and {more} more", err=True)
     write(preview["script"], nl=False)
+
+
+_PREVIEWED = 20
+"""How many runs of a sweep a dry run names."""
 
 
 _PLACES: dict[Cluster, str] = {

@@ -105,9 +105,10 @@ def _unreadable(path: FilePath, error: OSError | ValueError) -> str:
 
 
 def neighbour(path: FilePath) -> FilePath | None:
-    """Return the file in the same directory and with the same suffix that was most likely meant, or None."""
+    """Return the file in the same directory, of the same suffix (.yml is .yaml), that was probably meant, or None."""
     try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.suffix == path.suffix]
+        suffixes = {".yaml", ".yml"} if path.suffix in {".yaml", ".yml"} else {path.suffix}
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in suffixes]
     except (OSError, ValueError):
         return None
     near = nearest(path.name, names)

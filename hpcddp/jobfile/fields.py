@@ -138,8 +138,16 @@ def _function_reference(text: str) -> str:
     module, _, function = text.partition(":")
     words = [*module.split("."), *function.split(".")]
     if not all(word.isidentifier() and not keyword.iskeyword(word) for word in words):
-        raise refusal("it is not of the form pkg.module:function", "write for example my_package.models:build")
+        instead = _with_colon(text) or "write for example my_package.models:build"
+        raise refusal("it is not of the form pkg.module:function", instead)
     return text
+
+
+def _with_colon(text: str) -> str | None:
+    """Return the question for a function whose colon is a dot, ``pkg.module.function``; None for another text."""
+    module, dot, function = text.rpartition(".")
+    words = [*module.split("."), function]
+    return f"did you mean {module}:{function}?" if dot and all(word.isidentifier() for word in words) else None
 
 
 FunctionReference = Annotated[str, AfterValidator(_function_reference)]
@@ -162,6 +170,8 @@ def _dataset_name(text: str) -> str:
 
 
 def _known(text: str, names: Sequence[str]) -> str:
+    if (question := _with_colon(text)) is not None:
+        return question
     near = nearest(text, names)
     own = "write pkg.module:function for your own"
     if near is not None:
@@ -220,7 +230,7 @@ TimeLimitField = Annotated[
         {
             "type": ["string", "integer"],
             "unit": "minutes, if without a unit",
-            "examples": ["12:00:00", "2-00:00:00", "90min", "unlimited"],
+            "examples": ["12:00:00", "2-00:00:00", "90min", "1h30m", "unlimited"],
         }
     ),
 ]
@@ -239,8 +249,8 @@ def _duration(value: object) -> timedelta:
 
 DURATION_SCHEMA: dict[str, Any] = {
     "type": "string",
-    "unit": "s, min or h",
-    "pattern": r"^[0-9]{1,10}(\.[0-9]{1,6})? ?(s|min|h)$",
+    "unit": "s, min, h or d",
+    "pattern": r"^[0-9]{1,18}(\.[0-9]{1,6})? ?[A-Za-z]+( ?[0-9]{1,18}(\.[0-9]{1,6})? ?[A-Za-z]+){0,3}$",
     "examples": ["90s", "10min", "2h"],
 }
 Duration = Annotated[
@@ -408,6 +418,12 @@ def _is_range_of_numbers(text: str) -> bool:
         return match is not None and all(math.isfinite(float(end)) for end in match.groups())
     except ValueError:
         return False
+
+
+def meant_range(value: object) -> str | None:
+    """Return the range that a text such as ``0-4`` means as the only value of a sweep, or None."""
+    match = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", value, re.ASCII) if isinstance(value, str) else None
+    return f"{match[1]}..{match[2]}" if match and int(match[1]) < int(match[2]) else None
 
 
 def why_unexpanded(text: str) -> str:

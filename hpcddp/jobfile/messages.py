@@ -270,12 +270,19 @@ def _instead(parent: Path, key: str, siblings: tuple[str, ...]) -> str:
     sibling = nearest(key, siblings)
     if sibling is not None:
         return f"did you mean {dotted((*parent, sibling))}?"
-    elsewhere = OTHER_WORDS.get(key.lower().replace("-", "_")) or _elsewhere(key)
+    elsewhere = field_named(key) or _elsewhere(key)
     if elsewhere is not None:
         return f"did you mean {elsewhere}?"
     if parent == ("resources",):
         return f"any other sbatch flag goes under resources.sbatch, as in {{{key.replace('_', '-')}: ...}}"
     return f"the fields are {', '.join(siblings)}"
+
+
+def field_named(word: str) -> str | None:
+    """Return the field that a word means which is its last name, or another name for it; None if there is none."""
+    name = word.lower().replace("-", "_")
+    known = {path[-1]: dotted(path) for path, _ in reversed(list(field_paths()))}
+    return OTHER_WORDS.get(name) or known.get(name)
 
 
 def _elsewhere(key: str) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path as FilePath
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
 from hpcddp.jobfile.cluster import ClusterFacts
 from hpcddp.jobfile.document import MOST_VALUES, Document, DocumentError, Path, dotted, read_document, read_text
@@ -107,6 +107,9 @@ def load_job(
     return _resolve(merged, source, sets, problems, wrong, profile)
 
 
+_OPTIMIZER: Final = ("train", "optimizer", "name")
+
+
 def change_job(
     spec: JobSpec,
     *,
@@ -130,6 +133,10 @@ def change_job(
     sets, problems = _read_command_line(overrides, options)
     source, merged = Source(origin=JOB_FILE, file=file), MergedValues()
     merged.merge(spec.model_dump(mode="json"), source)
+    optimizer = None if spec.train is None else spec.train.optimizer.name
+    if optimizer and any(override.path == _OPTIMIZER and override.value != optimizer for override in sets):
+        # The constants of one optimizer are no fields of another.
+        merged.assign(_OPTIMIZER[:-1], {}, source)
     wrong = [tuple(problem.key.split(".")) for problem in problems if problem.key]
     profile: Profile | None = None
     # The job has all its values: without the profile only the checks against the cluster's facts are left out.

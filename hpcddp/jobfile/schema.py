@@ -68,7 +68,8 @@ A profile is a TOML file, `~/.config/hpcddp/profiles/NAME.toml` (below `$XDG_CON
 used where the job file names none.
 
 Times (`resources.time_limit`) follow Slurm: a bare number is minutes, `10:00` is minutes and seconds; `1:30:00`,
-`2-00:00:00`, `90min`, `2h` and `unlimited` work too. Durations are a number with its unit: `90s`, `10min` or `2h`.
+`2-00:00:00`, `90min`, `2h` and `unlimited` work too. Durations are numbers with their
+units: `90s`, `10min`, `2h`, `1d` or `1h30m`. A time may have these forms too.
 """
 _TABLE = "| key | type | unit | default | meaning |\n|---|---|---|---|---|\n"
 _LONGEST_ENUM = 10

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES
-from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, unexpanded_range, why_unexpanded
+from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, meant_range, unexpanded_range, why_unexpanded
 from hpcddp.jobfile.job import JobSpec, find_key
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of, unknown_key
 from hpcddp.jobfile.problems import JobFileError, Problem, nearest, shown
@@ -157,7 +157,7 @@ def argument_text(value: object) -> str:
     return value if isinstance(value, str) else as_text(value)
 
 
-def _field(key: str) -> str:
+def field_of(key: str) -> str:
     """Return the key path of the field that a key of a sweep changes."""
     return "command" if is_placeholder(key) else key
 
@@ -191,6 +191,11 @@ def _command_findings(command: Sequence[str], names: Sequence[str]) -> Iterator[
             doubled = _BRACES.sub(lambda match: match[0] if match[1] in names else _doubled(match[0]), word)
             yield _COMMAND, f"holds {shown(word)}, with a brace that begins or ends no placeholder; write {doubled!r}"
     unknown, unused = [name for name in found if name not in names], [name for name in names if name not in found]
+    if len(unused) == len(unknown) == 1 and nearest(unused[0], unknown) is None:
+        (meant,), (name,) = unused, unknown
+        instead = f"did you mean {{{meant}}}? Or write {{{{{name}}}}} for the text"
+        yield _COMMAND, f"holds {{{name}}}, which has no values in the sweep; {instead}"
+        return
     for name in unused:
         near = nearest(name, unknown)
         if near is None:
@@ -243,7 +248,7 @@ class _Elements:
     """
 
     def __init__(self, spec: JobSpec, keys: Iterable[str], rules: Iterable[Rule]) -> None:
-        swept = tuple(dict.fromkeys(map(_field, keys)))
+        swept = tuple(dict.fromkeys(map(field_of, keys)))
         unswept = {"sweep": None, "max_parallel": None}
         sections = {path_of(key)[0] for key in swept}
         self._job = {**dict(spec), **spec.model_dump(mode="json", include=sections, exclude_unset=True), **unswept}
@@ -339,7 +344,7 @@ def _explain(finding: Finding, indices: Sequence[int], table: SweepTable) -> Fin
 
 def _key_of(path: Path, keys: Iterable[str], otherwise: str = "") -> str:
     """Return the key of a sweep that sets a field or a part of it."""
-    fields = {key: path_of(_field(key)) for key in keys}
+    fields = {key: path_of(field_of(key)) for key in keys}
     return next((key for key, field in fields.items() if path[: len(field)] == field), otherwise)
 
 
@@ -352,6 +357,8 @@ def _form_findings(sweep: Grid | Listed) -> Iterator[Finding]:
                 yield ("sweep", key), "lists no value; write for example [0, 1, 2], or leave the key out"
             elif text := unexpanded_range(values):
                 yield ("sweep", key), f"holds {text}, {why_unexpanded(text)}"
+            elif len(values) == 1 and (meant := meant_range(values[0])):
+                yield ("sweep", key), f"holds {values[0]}, which is one value; write {meant}"
             elif twice := _twice(values):
                 shown = "a value" if is_secret(path_of(key)) else as_text(twice[0])
                 yield ("sweep", key), f"holds {shown} twice, which would be the same runs again; remove one"

@@ -17,7 +17,20 @@ UNIT_SECONDS = {"h": HOUR, "min": MINUTE, "s": 1}
 LONGEST_SECONDS = 2**31 - 1
 
 _CLOCK = re.compile(r"(?:(?P<days>[0-9]{1,18})-)?(?P<parts>[0-9]{1,18}(?::[0-9]{1,18}){0,2})", re.ASCII)
-_WITH_UNIT = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,6})?) ?(?P<unit>s|min|h)", re.ASCII)
+_PART = r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,7})"
+_NUMBER_AND_UNIT = re.compile(_PART, re.ASCII)
+_WITH_UNITS = re.compile(rf"{_PART}(?: ?{_PART}){{0,3}}", re.ASCII)
+UNITS = {
+    word: unit
+    for unit, words in {
+        "s": ("s", "sec", "secs", "second", "seconds"),
+        "min": ("m", "min", "mins", "minute", "minutes"),
+        "h": ("h", "hr", "hrs", "hour", "hours"),
+        "d": ("d", "day", "days"),
+    }.items()
+    for word in words
+}
+"""The words for each unit."""
 
 TIME_FORMS = "minutes (90), 90min, 2h, minutes:seconds (10:00), 1:30:00, 2-00:00:00 or unlimited"
 DURATION_FORMS = "a number with its unit: 90s, 10min or 2h"
@@ -42,7 +55,7 @@ class TimeLimit:
         """Read a time in the grammar of ``sbatch --time``, or a number with a unit.
 
         Args:
-            text: minutes, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M``, ``D-H:M:S``, ``90min``, ``2h`` or ``unlimited``.
+            text: minutes, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M``, ``D-H:M:S``, ``90min``, ``1h30m`` or ``unlimited``.
 
         Returns:
             The limit.
@@ -53,7 +66,8 @@ class TimeLimit:
         word = text.strip()
         if word.lower() == "unlimited":
             return cls(None)
-        seconds = _seconds_of_unit(word) if _WITH_UNIT.fullmatch(word) else _seconds_of_clock(word)
+        with_units = _seconds_of_units(word)
+        seconds = _seconds_of_clock(word) if with_units is None else with_units
         if seconds == 0:
             raise UnitError("Slurm reads 0 as unlimited")
         if seconds > LONGEST_SECONDS:
@@ -69,10 +83,10 @@ class TimeLimit:
 
 
 def parse_duration(text: str) -> timedelta:
-    """Read a duration such as ``90s``, ``10min`` or ``2h``.
+    """Read a duration such as ``90s``, ``10min`` or ``1h30m``.
 
     Args:
-        text: a number with its unit; it may have decimals, if it is a whole number of seconds.
+        text: numbers with their units, the largest first; with decimals, if it is a whole number of seconds.
 
     Returns:
         The duration, at least one second.
@@ -81,11 +95,11 @@ def parse_duration(text: str) -> timedelta:
         UnitError: the text is not a duration, is zero, or is not a whole number of seconds.
     """
     word = text.strip()
-    if not _WITH_UNIT.fullmatch(word):
+    seconds = _seconds_of_units(word)
+    if seconds is None:
         if re.fullmatch(r"[0-9.]+", word, re.ASCII):
             raise UnitError("it has no unit")
         raise UnitError("it is not a duration")
-    seconds = _seconds_of_unit(word)
     if seconds == 0:
         raise UnitError("it must be longer than zero")
     if seconds > LONGEST_SECONDS:
@@ -100,11 +114,15 @@ def format_duration(duration: timedelta) -> str:
     return f"{seconds // size}{unit}"
 
 
-def _seconds_of_unit(word: str) -> int:
-    match = _WITH_UNIT.fullmatch(word)
-    if match is None:
-        raise UnitError("it has no unit")
-    seconds = Decimal(match["number"]) * UNIT_SECONDS[match["unit"]]
+def _seconds_of_units(word: str) -> int | None:
+    """Return the seconds of numbers with their units, ``1h30m``; None for another text."""
+    if not _WITH_UNITS.fullmatch(word):
+        return None
+    parts = [(Decimal(number), UNITS.get(unit.lower())) for number, unit in _NUMBER_AND_UNIT.findall(word)]
+    sizes = [0 if unit is None else UNIT_SECONDS.get(unit, DAY) for _, unit in parts]
+    if 0 in sizes or sizes != sorted(set(sizes), reverse=True):
+        return None
+    seconds = sum(number * size for (number, _), size in zip(parts, sizes, strict=True))
     if seconds != int(seconds):
         raise UnitError("it is not a whole number of seconds")
     return int(seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.sweep import argument_text, field_of
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, step_text, used_text
 from hpcddp.manage.run_files import Job, RunFiles, read_run_files, readable, readable_lines
 from hpcddp.manage.status import Ask, RunStatus, State, statuses
@@ -18,7 +18,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, read_event_log
 from hpcddp.run.files import TAIL_BYTES, exists
 from hpcddp.run.find import all_runs, submission_time, token_of
-from hpcddp.run.job_records import read_submission
+from hpcddp.run.job_records import Change, read_submission
 from hpcddp.run.sweep import ManifestError, Sweep, index_of, is_element, read_sweep, sweep_of
 
 Entry = RunDirectory | Sweep
@@ -88,6 +88,33 @@ def short_keys(sweep: Sweep) -> dict[str, str]:
     return {key: last if words[last := key.rpartition(".")[2]] == 1 else key for key in keys}
 
 
+def value_texts(values: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, str]:
+    """Return the values of an element as texts, with what resumptions have changed: ``0.1 -> 0.3``, or ``(changed)``.
+
+    A changed command no longer tells the values of its placeholders.
+    """
+    texts = {}
+    for key, value in values.items():
+        later = [argument_text(change.after) for change in changes if change.key == key]
+        changed = " (changed)" if _is_changed_in_part(key, changes) else ""
+        texts[key] = " -> ".join([argument_text(value), *later]) + changed
+    return texts
+
+
+def values_now(values: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, Any]:
+    """Return the values with which an element runs now; None where a resumption has changed them in another form."""
+    changed = {change.key: change.after for change in changes}
+    return {
+        key: None if _is_changed_in_part(key, changes) else changed.get(key, value) for key, value in values.items()
+    }
+
+
+def _is_changed_in_part(key: str, changes: Sequence[Change]) -> bool:
+    """Return whether changes are about the command with a placeholder, or about fields of a section."""
+    field = field_of(key)
+    return any(change.key.startswith(f"{key}.") or change.key == field != key for change in changes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
     """A sweep at one moment.
@@ -121,8 +148,8 @@ class SweepStatus:
         """What tells each element from the others, ``base=0.1 seed=0``: a key is its last word where that is enough."""
         short = short_keys(self.sweep)
         return [
-            " ".join(f"{short[key]}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
-            for values in self.sweep.elements
+            " ".join(f"{short[key]}={text}" for key, text in value_texts(values, element.files.changes).items())
+            for values, element in zip(self.sweep.elements, self.elements, strict=True)
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -133,7 +160,7 @@ class SweepStatus:
             "run_dir": str(self.sweep.path),
             "counts": {str(state): count for state, count in self.counts.items()},
             "elements": [
-                {**element.as_json(), "values": dict(values)}
+                {**element.as_json(), "values": values_now(values, element.files.changes)}
                 for element, values in zip(self.elements, self.sweep.elements, strict=True)
             ],
         }

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.problems import nearest
-from hpcddp.jobfile.sweep import argument_text
 from hpcddp.manage.format import NOTHING, number_text, one_line, step_text
-from hpcddp.manage.overview import Paint, SweepStatus, remarks_on, short_keys
+from hpcddp.manage.overview import Paint, SweepStatus, remarks_on, short_keys, value_texts, values_now
 from hpcddp.manage.run_files import readable, readable_lines
 from hpcddp.manage.status import RunStatus
 from hpcddp.run.directory import RunDirectory
@@ -75,7 +74,12 @@ class Ranking:
             "sorted_by": self.metric,
             "smaller_is_better": is_smaller_better(self.metric),
             "elements": [
-                {**one.status.as_json(), "values": dict(one.values), "index": one.index, "metric": one.metric}
+                {
+                    **one.status.as_json(),
+                    "values": values_now(one.values, one.status.files.changes),
+                    "index": one.index,
+                    "metric": one.metric,
+                }
                 for one in self.elements
             ],
         }
@@ -88,10 +92,8 @@ class Ranking:
             paint: gives a state its colour.
         """
         keys = {key: one_line(name) for key, name in short_keys(self.sweep.sweep).items()}
-        values = {
-            key: [one_line(argument_text(one.values[key])) if key in one.values else NOTHING for one in self.elements]
-            for key in keys
-        }
+        texts = [value_texts(one.values, one.status.files.changes) for one in self.elements]
+        values = {key: [one_line(text.get(key, NOTHING)) for text in texts] for key in keys}
         columns = [
             _Column("element", [str(one.index) for one in self.elements], is_number=True),
             _Column(one_line(self.metric), [number_text(one.metric, ".5g") for one in self.elements], is_number=True),

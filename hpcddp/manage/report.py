@@ -16,7 +16,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, Goodput, Phase, RunRecords, attempt_times
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.format import duration_text
-from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.overview import SweepStatus, values_now
 from hpcddp.manage.run_files import T, readable, readable_lines
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.checkpoints import list_checkpoints, step_of
@@ -39,6 +39,7 @@ from hpcddp.run.job_records import (
 from hpcddp.run.metrics import MetricsColumns, mode_of, read_columns
 from hpcddp.run.record import Lines
 from hpcddp.run.source import Source, read_sources
+from hpcddp.stop.reasons import Cause
 
 # What is no metric of the training.
 _BOOKKEEPING: Final = frozenset(
@@ -200,6 +201,11 @@ class RunReport:
         return None if result is None else result.reason
 
     @property
+    def is_local(self) -> bool:
+        """Whether it runs without a job of its own in Slurm."""
+        return self.submission is not None and self.submission.cluster != "slurm"
+
+    @property
     def device(self) -> str:
         """What its hours are counted in."""
         if self.has_gpus:
@@ -210,6 +216,10 @@ class RunReport:
     def goodput(self) -> Goodput:
         """Where its time went."""
         return Goodput(attempts=self.attempts, missing=self.missing)
+
+    def changes(self, attempt: int) -> list[str]:
+        """Return what a resumption has changed in the training from an attempt on."""
+        return [str(change) for change in self.status.files.changes if change.attempt == attempt]
 
     def share(self, phase: Phase) -> float:
         """Return the part of a phase in the time on the nodes: of all devices, or of the nodes if those are unknown."""
@@ -273,13 +283,16 @@ class RunReport:
             "run_dir": str(self.run.path),
             "state": str(self.status.state),
             "reason": self.reason,
-            **({"values": dict(self.values)} if self.values else {}),
+            **({"values": values_now(self.values, self.status.files.changes)} if self.values else {}),
             "step": self.status.step,
             "total_steps": self.status.files.total_steps,
             "metrics": {
                 name: {"last": _json_of(self.last(name)), "best": _json_of(self.best(name))} for name in self.metrics
             },
-            "attempts": [attempt.as_json() for attempt in self.attempts],
+            "attempts": [
+                {**attempt.as_json(), **({"changes": changes} if (changes := self.changes(attempt.number)) else {})}
+                for attempt in self.attempts
+            ],
             "device": self.device,
             "device_hours": goodput.total_device_hours,
             "phases": {
@@ -506,6 +519,8 @@ def advice_for(report: RunReport) -> Advice:
     total = sum(attempt.on_nodes_s for attempt in report.attempts)
     queue = seconds.pop(Phase.QUEUE, 0.0)
     seconds.pop(Phase.TRAINING, None)
+    if seconds.get(Phase.LOST) and not _lossy(report):
+        del seconds[Phase.LOST]
     phase = max(seconds, key=report.share, default=None)
     waiting = report.data_wait.share * report.share(Phase.TRAINING) if report.data_wait else 0.0
     if waiting > max(1 - _GOOD, 0.0 if phase is None else report.share(phase)):
@@ -515,7 +530,7 @@ def advice_for(report: RunReport) -> Advice:
             sentence=f"Nothing to change: {goodput.value:.1%} of the time on the nodes was training that counts."
         )
     share = f"{duration_text(seconds[phase])}, {report.share(phase):.0%} of the time on the nodes"
-    if queue > total:
+    if queue > total and not report.is_local:
         share += (
             f". The queue took longer, {duration_text(queue)}: fewer nodes or a shorter time limit may start earlier"
         )
@@ -525,7 +540,7 @@ def advice_for(report: RunReport) -> Advice:
 def _what_to_do(report: RunReport, phase: Phase) -> str:
     count = len(report.attempts)
     if phase is Phase.LOST:
-        lossy = [attempt for attempt in report.attempts if attempt.seconds.get(Phase.LOST)]
+        lossy = _lossy(report)
         lost = f"{len(lossy)} of {count} attempts lost steps that were not saved."
         every = _best_interval_s(report, len(lossy))
         if every is None:
@@ -533,16 +548,30 @@ def _what_to_do(report: RunReport, phase: Phase) -> str:
         return (
             f"Save every {max(1, round(every / 60))} minutes (checkpoint.every: {max(1, round(every / 60))}min): {lost}"
         )
-    if phase is Phase.START_UP and count > 1:
+    ended = _ended_by(report, Cause.PREEMPTION, Cause.TIME_LIMIT)
+    if phase is Phase.START_UP and ended and not report.is_local:
         return (
-            f"Start less often: {count} attempts each had to start up. A longer time_limit, or a QOS that is not "
-            "preempted, makes fewer."
+            f"Start less often: {len(ended)} of {count} attempts ended at the time limit or by a preemption. A longer "
+            "time_limit, or a QOS that is not preempted, makes fewer."
         )
+    if phase is Phase.START_UP and not report.is_local:
+        return f"{_ADVICE[phase].removesuffix('.')}, or train longer in a job."
     return _ADVICE.get(phase, _BETWEEN_STEPS)
 
 
+def _ended_by(report: RunReport, *causes: Cause) -> set[int]:
+    """Return which attempts ended for one of these causes."""
+    return {event.attempt for event in report.events if event.cause in causes}
+
+
+def _lossy(report: RunReport) -> list[AttemptTimes]:
+    """Return the attempts that lost steps, without those that the user has cancelled."""
+    cancelled = _ended_by(report, Cause.CANCELLED)
+    return [one for one in report.attempts if one.seconds.get(Phase.LOST) and one.number not in cancelled]
+
+
 _ADVICE: Final[Mapping[Phase, str]] = {
-    Phase.START_UP: "Shorten the start-up: put environment and data on a faster disk, or train longer in a job.",
+    Phase.START_UP: "Shorten the start-up: put environment and data on a faster disk.",
     Phase.EVALUATION: "Evaluate less often (train.eval_every).",
     Phase.SAVE: "Save less often (checkpoint.every), or to a faster disk: the training waited for its saves.",
     Phase.STOP: "Shorten the end: what runs after the last step, the save at a stop, and hooks of the job.",

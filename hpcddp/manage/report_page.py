@@ -23,6 +23,7 @@ from hpcddp.errors import UserError, printable
 from hpcddp.manage.attempt_times import ON_NODES, Phase
 from hpcddp.manage.first_error import shortened
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, size_text, step_text
+from hpcddp.manage.overview import value_texts
 from hpcddp.manage.report import RunReport, ranked, smaller_is_better
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ def page(
 
 def _label(report: RunReport) -> str:
     if report.values:
-        values = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in report.values.items())
+        texts = value_texts(report.values, report.status.files.changes)
+        values = " ".join(f"{key.rpartition('.')[2]}={text}" for key, text in texts.items())
         return _clean(f"{report.run.run_id}: {values}")
     return _clean(f"{report.run.path.parent.name}/{report.run.run_id}")
 
@@ -249,6 +251,7 @@ def _run(report: RunReport, draw: _Pen, texts: _Texts) -> dict[str, Any]:
             for phase in parts
         ],
         "attempts": report.attempts,
+        "changes": {attempt.number: _clean(", ".join(report.changes(attempt.number))) for attempt in report.attempts},
         "Phase": Phase,
         "timeline": draw.timeline(report),
         "throughput": report.throughput,

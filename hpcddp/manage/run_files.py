@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, EventKind, read_event_log
 from hpcddp.run.files import TAIL_BYTES, exists, open_regular, why_unreadable
-from hpcddp.run.job_records import Start, SubmissionRecord, newest_start, read_ranks, read_submission
+from hpcddp.run.job_records import Change, Start, SubmissionRecord, newest_start, read_ranks, read_submission
 from hpcddp.run.metrics import MetricsLine, read_metrics, read_plan
 from hpcddp.run.record import Lines, RecordError, RecordT
 from hpcddp.run.result import FINISHED, Result, read_result
@@ -73,7 +73,7 @@ class RunFiles:
     is_job_known: bool = True
     is_result_damaged: bool = False
     starts_over: str | None = None
-    changes: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
         is_job_known=not of_job,
         is_result_damaged=result_damage is not None,
         starts_over=None if attempt is None or (result and result.status == FINISHED) else starts_over(run, attempt),
-        changes=() if submission is None else tuple(map(str, submission.changes)),
+        changes=() if submission is None else submission.changes,
     )
 
 

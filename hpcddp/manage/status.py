@@ -242,7 +242,7 @@ class RunStatus:
             "used_s": self.used_s,
             "limit_s": self.limit_s,
             "result": None if files.result is None else files.result.as_json(),
-            **({"changes": list(files.changes)} if files.changes else {}),
+            **({"changes": list(map(str, files.changes))} if files.changes else {}),
             **({"damaged": list(files.damaged)} if files.damaged else {}),
             **({"starts_over": files.starts_over} if files.starts_over else {}),
         }

@@ -143,7 +143,9 @@ def read_sweep(directory: Path) -> Sweep | None:
         return None
     if manifest.sweep_id != Path(manifest.sweep_id).name or "\0" in manifest.sweep_id:
         raise ManifestError(f"{path} is damaged: its sweep_id is not a name; {SweepManifest.ADVICE}")
-    return Sweep(sweep_id=manifest.sweep_id, path=directory, elements=manifest.elements, chunks=manifest.chunks)
+    return Sweep(
+        sweep_id=manifest.sweep_id, path=directory.absolute(), elements=manifest.elements, chunks=manifest.chunks
+    )
 
 
 def sweep_of(run: RunDirectory) -> Sweep | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -27,11 +28,11 @@ from hpcddp.packages import is_installed
 from hpcddp.run.metrics import PACKAGES
 from hpcddp.submission.allocation_checks import allocation_obstacles
 from hpcddp.submission.environment_checks import container_obstacles, environment_obstacles, runs_in_this_python
-from hpcddp.submission.function_checks import function_obstacles
+from hpcddp.submission.function_checks import function_obstacles, meant_module
 from hpcddp.submission.request import Check, Obstacle, SubmissionError, SubmitRequest
 
-# python(1): with these options there is no script.
-_NO_SCRIPT = ("-c", "-m")
+# python(1): the options with -m, which has the module behind it or in the next word.
+_MODULE = re.compile("-[bBdEiIOPqsSuvx]*m(.*)", re.ASCII)
 
 
 def command_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -40,7 +41,7 @@ def command_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str])
         return
     yield from _program(spec, environment)
     yield from _launcher(spec, environment)
-    yield from _script(spec)
+    yield from _script(spec, environment)
 
 
 def _program(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -73,29 +74,41 @@ def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacl
         yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}; {launcher.advice}{line}", can_force=False)
 
 
-def _script(spec: JobSpec) -> Iterator[Obstacle]:
-    """Yield a Python script that does not exist; shell lines of the job may change to another directory."""
-    script = _script_in(spec.command or ())
-    if script is None or spec.environment.container or Path(script).is_file():
+def _script(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield a Python script or module that does not exist; shell lines of the job may change to another directory."""
+    words, variables = spec.command or (), {**environment, **spec.environment.env}
+    launcher = find_launcher(words, variables)
+    script, module = _python_of(launcher.program if launcher is not None and launcher.program else words)
+    if spec.environment.container:
         return
-    near = neighbour(Path(script))
-    yield Obstacle(
-        sentence=f"command is {shlex.join(spec.command or ())}, and there is no file {script!r} here; "
-        + (f"did you mean {near}?" if near else "check its path, which is relative to the directory of submission"),
-        certain=not spec.environment.setup,
-    )
+    why = None
+    if script is not None and not Path(script).is_file():
+        near = neighbour(Path(script))
+        instead = (
+            f"did you mean {near}?" if near else "check its path, which is relative to the directory of submission"
+        )
+        why = f"there is no file {script!r} here; {instead}"
+    # Another Python may have modules that are unknown here.
+    elif module is not None and (meant := meant_module(module, variables)) is not None:
+        why = f"there is no module {module} here; did you mean {meant}?"
+    if why is not None:
+        yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}", certain=not spec.environment.setup)
 
 
-def _script_in(words: Sequence[str]) -> str | None:
-    """Return the script that a Python command runs; None for ``-m``, ``-c`` or another program."""
+def _python_of(words: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the script and the module that a Python command runs; None for what it does not run."""
     if not words or PYTHON.fullmatch(Path(words[0]).name) is None:
-        return None
-    for previous, word in pairwise(words):
-        if word == "-" or word.startswith(_NO_SCRIPT):
-            return None
-        if not word.startswith("-") and previous not in PYTHON_OPTIONS_WITH_VALUE:
-            return word
-    return None
+        return None, None
+    for place, (previous, word) in enumerate(pairwise(words), 2):
+        if word.startswith("-c") or word == "-":
+            break
+        if previous in PYTHON_OPTIONS_WITH_VALUE:
+            continue
+        if match := _MODULE.fullmatch(word):
+            return None, match[1] or next(iter(words[place:]), None)
+        if not word.startswith("-"):
+            return word, None
+    return None, None
 
 
 def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:

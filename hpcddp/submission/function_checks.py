@@ -33,8 +33,21 @@ def function_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
     for key, name in _named_functions(spec):
         module, function = name.split(":", 1)
         search = _Search(directory=Path.cwd(), paths=paths, is_complete=known)
-        if (why := search.why_not(module, function)) is not None:
+        if (why := search.why_not(module, function, key)) is not None:
             yield Obstacle(sentence=f"{key} is {name}, and {why}", certain=known)
+
+
+def meant_module(module: str, variables: Mapping[str, str]) -> str | None:
+    """Return the module of this directory that ``python -m`` was meant to run; None if there is the one that is named.
+
+    Args:
+        module: the module that is named.
+        variables: the environment of the command.
+    """
+    name, dot, rest = module.partition(".")
+    paths = [str(Path.cwd()), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)]
+    near = None if _find(name, paths, is_top=True) else nearest(name, _modules_in(paths[:1]))
+    return None if near is None else f"{near}{dot}{rest}"
 
 
 def _named_functions(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -60,8 +73,8 @@ class _Search:
     paths: Sequence[str]
     is_complete: bool
 
-    def why_not(self, module: str, function: str) -> str | None:
-        """Return why a function cannot be imported; None if it can, or if this cannot be known without an import."""
+    def why_not(self, module: str, function: str, key: str) -> str | None:
+        """Return why a function cannot be what a key names; None if it can, or if only an import would show it."""
         paths: Sequence[str] = [*self.paths, str(self.directory)]
         name, _, rest = module.partition(".")
         found = _find(name, paths, is_top=self.is_complete)
@@ -77,7 +90,7 @@ class _Search:
             found = _find(last, paths, is_top=False)
             if found is None:
                 return self._no_module(name, paths)
-        return _no_function(found, module, function)
+        return _no_function(found, module, function, key)
 
     def _no_module(self, name: str, paths: Sequence[str]) -> str:
         parent, _, last = name.rpartition(".")
@@ -111,8 +124,8 @@ def _modules_in(paths: Sequence[str]) -> list[str]:
     return sorted(names)
 
 
-def _no_function(found: ModuleSpec, module: str, function: str) -> str | None:
-    """Return why a module has no such function."""
+def _no_function(found: ModuleSpec, module: str, function: str, key: str) -> str | None:
+    """Return why a module has no such function, or why the function cannot be what the key names."""
     try:
         # A compiled module has no source.
         source = found.loader.get_source(found.name) if isinstance(found.loader, InspectLoader) else None
@@ -125,10 +138,31 @@ def _no_function(found: ModuleSpec, module: str, function: str) -> str | None:
         return f"{found.origin} is not valid Python{line}: {reason}; correct the file"
     names = None if tree is None else _names(tree.body)
     if names is None or function in names:
-        return None
+        what = None if tree is None or key != "entrypoint" else _not_called_with_one(tree.body, function)
+        return what and (
+            f"in {found.origin} {function} {what}, but an entrypoint is called with one argument, the context; write "
+            f"def {function}(context)"
+        )
     near = nearest(function, names)
     instead = f"did you mean {module}:{near}?" if near else "write the name of a function in it"
     return f"{module} ({found.origin}) defines no {function}; {instead}"
+
+
+def _not_called_with_one(body: Sequence[ast.stmt], name: str) -> str | None:
+    """Return why a module's function cannot be called with one argument; None if it can, or if that is not known."""
+    found = [statement for statement in body if name in (_names([statement]) or {name})]
+    match found:
+        case [ast.ClassDef(decorator_list=[])]:
+            return "is a class"
+        case [ast.FunctionDef(args=args, decorator_list=[]) | ast.AsyncFunctionDef(args=args, decorator_list=[])]:
+            places = len(args.posonlyargs) + len(args.args)
+            if not places and args.vararg is None:
+                return "takes no argument"
+            if (needed := places - len(args.defaults)) > 1:
+                return f"needs {needed} arguments"
+            named = [arg.arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
+            return f"needs the argument {named[0]}" if named else None
+    return None
 
 
 _FREE = frozenset({"exec", "globals", "vars", "setattr"})

@@ -8,15 +8,18 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import groupby
+from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.document import path_of
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import element_spec, is_placeholder, placeholders_of
@@ -185,6 +188,7 @@ def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
         )
     spec = job.request.job.spec
     changes = refuse_another_training(run, spec, job.request.job.named)
+    changes += tuple(_changes_of_element(run, spec, job.request.job.named, {change.key for change in changes}))
     if not _MORE_WORK & {change.key for change in changes}:
         _refuse_finished(run)
     sentences = consequences(run, read_job_file(run), spec, changes) if changes else ()
@@ -521,10 +525,29 @@ def job_of_run(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
     placeholders = set() if is_own else placeholders_of(job.spec.command or ())
     kept = {
         key: value
-        for key, value in sweep.elements[index_of(run)].items()
+        for key, value in _values_of_element(run, sweep).items()
         if key not in job.named and (key in placeholders or not is_placeholder(key))
     }
     return replace(job, spec=element_spec(job.spec, kept))
+
+
+def _values_of_element(run: RunDirectory, sweep: Sweep) -> dict[str, Any]:
+    """Return the values of an element of a sweep, those that resumptions have changed as they are now."""
+    values, submission = dict(sweep.elements[index_of(run)]), read_submission(run)
+    changes = () if submission is None else submission.changes
+    return values | {change.key: change.after for change in changes if change.key in values}
+
+
+def _changes_of_element(
+    run: RunDirectory, spec: JobSpec, named: Collection[str], known: Collection[str]
+) -> Iterator[Change]:
+    """Yield which values of an element of a sweep the command line changes, besides the known changes."""
+    sweep = sweep_of(run)
+    for key, before in () if sweep is None else _values_of_element(run, sweep).items():
+        if key in named and key not in known:
+            after = reduce(getitem, path_of(key), spec.model_dump(mode="json"))
+            if after != before:
+                yield Change(key=key, before=before, after=after)
 
 
 def _own_submission(run: RunDirectory) -> SubmissionRecord:

@@ -125,6 +125,8 @@ def prepare(request: SubmitRequest) -> PreparedJob:
     """
     table = request.sweep_table
     notes = check_submittable(request) if table is None else check_sweep_submittable(request, table)
+    if table is not None and len(table) == 1:
+        notes += ("the sweep makes one run, because each key has one value; write several, as in 0.1,0.2 or 0..4",)
     check_site(request.job, request.cluster, request.environment)
     # On this machine each element has a script of its own; they differ in their values.
     local = table is not None and request.cluster == "local"

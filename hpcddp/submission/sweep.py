@@ -133,6 +133,7 @@ def _submit_here(request: SubmitRequest, table: SweepTable) -> SweepSubmission:
     with ExitStack() as stack:
         stack.enter_context(new_run_directory(directory, request.cluster))
         write_text(directory.job_file, request.job_text)
+        record_source(directory, request)
         write_sweep(sweep)
         # No element runs before all of them are here.
         stack.enter_context(turns_of(sweep).hold())

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.batch.explain import explain
-from hpcddp.batch.job import JobPlan, plan_numbers
+from hpcddp.batch.job import JobPlan, plan_job, plan_numbers
 from hpcddp.batch.plan import plan_batch
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import LearningRate
 
 WHOLE = """\
@@ -109,3 +110,26 @@ def test_the_course_of_the_learning_rate_is_told(schedule: LearningRate, course:
 def test_the_text_is_short_for_every_plan(batch: int, world: int, samples: int | None) -> None:
     found = text(global_batch_size=max(batch, world), world_size=world, samples=samples, max_per_device_batch_size=7)
     assert len(found.splitlines()) < 50
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "expected"),
+    [
+        ("resnet18", {}, True),
+        ("vgg16_bn", {}, True),
+        ("vgg16", {}, False),
+        ("vit_b_16", {}, False),
+        ("mine:build", {}, False),
+        ("resnet18", {"batch": {"global_batch_size": 64, "per_device_batch_size": 8}}, False),
+    ],
+)
+def test_local_batch_norm_is_the_exception_of_a_model_that_has_it(
+    model: str,
+    more: dict[str, Any],
+    expected: bool,  # noqa: FBT001
+) -> None:
+    train = {"model": model, "dataset": "digits"}
+    spec = JobSpec.model_validate({"name": "a", "batch": {"global_batch_size": 64}, "train": train, **more})
+    found = " ".join(explain(plan_job(spec, samples=1000)).split())
+    assert ("The world size does not matter, except for BatchNorm" in found) == expected
+    assert ("The world size does not matter: " in found) != expected

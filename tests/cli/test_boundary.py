@@ -31,12 +31,41 @@ def test_an_unknown_option_is_the_users_and_names_the_help(capsys: pytest.Captur
     assert err.endswith("See 'hpcddp submit --help'.\n")
 
 
+def test_each_problem_of_a_job_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, err = run(capsys, "render", "--set", "resources.nodes=-1", "--set", "train.modle=x", "--", "true")
+    assert err == (
+        "hpcddp: --set resources.nodes: is -1, and it must be at least 1; write 1 or more\n"
+        "hpcddp: --set train.modle: is not a field of train; did you mean train.model?\n"
+    )
+
+
+def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    def hint(*words: str) -> str:
+        return str(json.loads(run(capsys, *words, "--json")[1])["error"]["hint"])
+
+    assert hint("submit", "--folow", "x.yaml") == "Did you mean --follow?"
+    assert hint("submit", "--epochs=4") == "Write --set train.epochs=4, which is the field of the job file."
+    assert hint("submit", "--xyz") == "See 'hpcddp submit --help'."
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("submit", "--gpus", "2"), "there is no option --gpus; did you mean --gpus-per-node?"),
         (("submit", "--job-name=x"), "there is no option --job-name; did you mean --name?"),
         (("submit", "--xyz"), "there is no option --xyz"),
+        (
+            ("submit", "x.yaml", "--epochs", "4"),
+            "there is no option --epochs; write --set train.epochs=4, which is the field of the job file",
+        ),
+        (
+            ("render", "--batch-size=64", "x.yaml"),
+            "there is no option --batch-size; did you mean --global-batch-size?",
+        ),
+        (
+            ("submit", "--seed"),
+            "there is no option --seed; write --set train.seed=VALUE, which is the field of the job file",
+        ),
         (
             ("submit", "--cluster", "slrum"),
             (

@@ -112,7 +112,7 @@ def test_a_dry_run_counts_the_runs_of_a_sweep(
         ),
         (
             ("--time=2", "days", "--", "sh", "train.sh"),
-            "hpcddp: days stands where the job file belongs; write the time in one word: --time 48h\n",
+            "hpcddp: days stands where the job file belongs; write the time in one word: --time 2d\n",
         ),
         (("--nodes", "2", "minutes"), "hpcddp: minutes: does not exist; check the path\n"),
         (("minutes", "-t", "2"), "hpcddp: minutes: does not exist; check the path\n"),
@@ -280,4 +280,6 @@ def test_a_job_file_is_no_program_whatever_its_mode_and_name(capsys: pytest.Capt
     assert rendered(capsys, "python", "--name", "train.py")["fields"]["name"]["value"] == "train.py"
     for words in (("job.yaml", "--lr", "1"), ("--name", "train.py", "job.yaml", "--lr", "1"), ("--lr", "1")):
         assert boundary.run(app, ["render", *words]) == 2
-        assert capsys.readouterr().err.startswith("hpcddp: there is no option --lr\n")
+        assert capsys.readouterr().err.startswith(
+            "hpcddp: there is no option --lr; write --set learning_rate.base=1, which"
+        )

@@ -350,7 +350,7 @@ def test_status_chooses_runs_and_says_what_it_does_not_understand(capsys: pytest
     code, _, err = run(capsys, "status", "--since", "yesterday")
     assert code == 2
     assert err.startswith("hpcddp: --since is 'yesterday', and that is no time; write a duration such as 90min")
-    for since in ("7d", "12h", "2020-01-01", "2020-01-01T08:00"):
+    for since in ("7d", "12h", "5m", "2020-01-01", "2020-01-01T08:00"):
         assert run(capsys, "status", "--since", since, "--json")[0] == 0
     assert run(capsys, "status", "b", "--all")[0] == 2
     _, out, _ = run(capsys, "status", "--state", "held")

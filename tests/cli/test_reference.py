@@ -41,3 +41,15 @@ def test_every_link_of_the_pages_leads_somewhere() -> None:
         links = re.findall(r"\]\(([^)#:]+)[)#]", page.read_text(encoding="utf-8"))
         assert links
         assert [link for link in links if not (FOLDER / link).exists()] == []
+
+
+def test_a_hidden_option_has_all_its_names_and_says_what_it_takes() -> None:
+    page = command_pages(app)["submit.md"]
+    for names in (
+        "-J, --name NAME",
+        "-A, --account VALUE",
+        "--sweep-file FILE",
+        "--max-parallel N",
+        "-x, --exclude VALUE",
+    ):
+        assert f"| `{names}` |" in page

@@ -140,6 +140,20 @@ BAD = {
             "write pkg.module:function for your own"
         ),
     ),
+    "a function with a dot in place of the colon": (
+        f"{NAME}{BATCH}train: {{model: tiny.build, dataset: digits}}\n",
+        (
+            "job.yaml:3: train.model: is 'tiny.build', and torchvision has no classification model of that name; "
+            "did you mean tiny:build?"
+        ),
+    ),
+    "an entrypoint with a dot in place of the colon": (
+        f"{NAME}entrypoint: tiny.deep.main\n",
+        (
+            "job.yaml:2: entrypoint: is 'tiny.deep.main', and it is not of the form pkg.module:function; "
+            "did you mean tiny.deep:main?"
+        ),
+    ),
     "a function without a module": (
         f"{NAME}{BATCH}train: {{model: ':build', dataset: digits}}\n",
         (
@@ -316,9 +330,10 @@ def test_a_bad_job_file_gives_one_sentence_and_exit_code_2(
 
 def test_a_missing_file_is_named_with_its_neighbour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "quickstart.yaml").write_text(GOOD, encoding="utf-8")
-    assert boundary.run(app, ["plan", str(tmp_path / "quikstart.yaml")]) == 2
-    expected = f"hpcddp: {tmp_path}/quikstart.yaml: does not exist; did you mean {tmp_path}/quickstart.yaml?\n"
-    assert capsys.readouterr().err == expected
+    for name in ("quikstart.yaml", "quickstart.yml"):
+        assert boundary.run(app, ["plan", str(tmp_path / name)]) == 2
+        expected = f"hpcddp: {tmp_path}/{name}: does not exist; did you mean {tmp_path}/quickstart.yaml?\n"
+        assert capsys.readouterr().err == expected
 
 
 def test_a_directory_is_no_job_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

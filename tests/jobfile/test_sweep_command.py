@@ -98,6 +98,8 @@ def test_a_value_that_is_no_string_is_json(value: Any, text: str) -> None:
 WRONG = {
     ("[t, '{lr}', '{sed}']", "{lr: [1], seed: [1]}"): "4: sweep.seed: is not a placeholder of the command, which holds "
     "{sed}; did you mean sed?",
+    ("[t, '{rl}']", "{lr: [1]}"): "3: command: holds {rl}, which has no values in the sweep; did you mean {lr}? Or "
+    "write {{rl}} for the text",
     ("[t, '{lr}', '{lrr}']", "{lr: [1]}"): "3: command: holds {lrr}, which has no values in the sweep; did you mean "
     "{lr}? Or write {{lrr}} for the text",
     ("[t, '{lr}', '{momentum}']", "{lr: [1]}"): "3: command: holds {momentum}, which has no values in the sweep; give "

@@ -26,6 +26,16 @@ TIMES = {
     "1.5h": 5400,
     "90s": 90,
     " 5 ": 300,
+    "10m": 600,
+    "5 m": 300,
+    "1h30m": 5400,
+    "1h 30min": 5400,
+    "3h05m": 11_100,
+    "2d04h": 187_200,
+    "1d": 86_400,
+    "2H": 7200,
+    "2 hours": 7200,
+    "1 day 12 hours": 129_600,
 }
 NO_TIMES = {
     "0": "Slurm reads 0 as unlimited",
@@ -39,8 +49,11 @@ NO_TIMES = {
     "": "it is not a time that Slurm accepts",
     "-5": "it is not a time that Slurm accepts",
     "1:2:3:4": "it is not a time that Slurm accepts",
-    "1d": "it is not a time that Slurm accepts",
-    "5 m": "it is not a time that Slurm accepts",
+    "1x": "it is not a time that Slurm accepts",
+    "30m1h": "it is not a time that Slurm accepts",
+    "1h1h": "it is not a time that Slurm accepts",
+    "1h30": "it is not a time that Slurm accepts",
+    "1-2h": "it is not a time that Slurm accepts",
     "٣": "it is not a time that Slurm accepts",
     "1.0001s": "it is not a whole number of seconds",
     "99999999999": "it is longer than Slurm can count (24855 days)",
@@ -99,7 +112,8 @@ def test_any_text_is_a_time_of_at_least_a_second_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("10min", 600), ("2h", 7200), ("0.5h", 1800), ("10 min", 600)]
+    ("text", "seconds"),
+    [("90s", 90), ("10min", 600), ("2h", 7200), ("0.5h", 1800), ("10 min", 600), ("1m40s", 100), ("2d", 172_800)],
 )
 def test_a_duration_is_a_number_with_its_unit(text: str, seconds: int) -> None:
     assert parse_duration(text) == timedelta(seconds=seconds)
@@ -111,7 +125,7 @@ def test_a_duration_is_a_number_with_its_unit(text: str, seconds: int) -> None:
         ("120", "it has no unit"),
         ("1.5", "it has no unit"),
         ("soon", "it is not a duration"),
-        ("10m", "it is not a duration"),
+        ("10x", "it is not a duration"),
         ("10:00", "it is not a duration"),
         ("0s", "it must be longer than zero"),
         ("0.5s", "it is not a whole number of seconds"),

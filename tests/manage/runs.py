@@ -24,12 +24,14 @@ class FakeRun:
     run: RunDirectory
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def submitted(self, job_id: str = "7", *, at: float = 0, cluster: str = "slurm") -> FakeRun:
+    def submitted(self, job_id: str = "7", *, at: float = 0, cluster: str = "slurm", **facts: Any) -> FakeRun:
         """Write what a submission writes."""
         self.run.path.mkdir(parents=True, exist_ok=True)
         self.run.script.write_text("#!/bin/bash\n")
         self._write(self.run.plan, {"total_steps": TOTAL})
-        document = {"cluster": cluster, "job_id": job_id, "directory": "/", "python": "python", "time": NOON + at}
+        document = {
+            "cluster": cluster, "job_id": job_id, "directory": "/", "python": "python", "time": NOON + at, **facts,
+        }  # fmt: skip
         self._write(self.run.submission, document)
         return self
 

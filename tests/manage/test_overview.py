@@ -105,11 +105,15 @@ def test_an_element_that_has_not_begun_is_known_by_its_own_id(tmp_path: Path, sw
 
 
 def test_the_values_of_elements_are_told_by_the_last_words_of_their_keys(sweep: Sweep) -> None:
-    status = SweepStatus(sweep=sweep, elements=())
-    assert status.values[3] == "seed=3"
-    both = ({"train.optimizer.name": "sgd", "train.name": "x"},)
-    status = SweepStatus(sweep=Sweep(sweep_id="s", path=sweep.path, elements=both, chunks=()), elements=())
-    assert status.values == ['train.optimizer.name="sgd" train.name="x"']
+    def values(elements: tuple[dict[str, Any], ...]) -> list[str]:
+        found = Sweep(sweep_id="sweep", path=sweep.path, elements=elements, chunks=())
+        (line,) = overview_of([found], ask=list, now=NOON).lines
+        assert isinstance(line, SweepStatus)
+        return line.values
+
+    assert values(tuple({"train.seed": seed} for seed in range(5)))[3] == "seed=3"
+    both = {"train.optimizer.name": "sgd", "train.name": "x"}
+    assert values((both,)) == ["train.optimizer.name=sgd train.name=x"]
 
 
 def test_runs_are_chosen_by_state_name_and_time(tmp_path: Path) -> None:

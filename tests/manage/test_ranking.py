@@ -11,9 +11,10 @@ import pytest
 
 from hpcddp.manage.overview import SweepStatus, overview_of
 from hpcddp.manage.ranking import RankingError, is_smaller_better, rank
+from hpcddp.manage.report import reports_of
 from hpcddp.manage.status import State
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
-from tests.manage.runs import NOON, make
+from tests.manage.runs import NOON, FakeRun, make
 
 Lines = list[dict[str, Any]]
 
@@ -29,6 +30,14 @@ def sweep_of(root: Path, *elements: tuple[Mapping[str, Any], Lines | None]) -> S
             run = make(root, sweep.run_id(index)).submitted(f"50_{index}").started(f"50_{index}").run
             run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (line,) = overview_of([sweep], ask=list, now=NOON).lines
+    assert isinstance(line, SweepStatus)
+    return line
+
+
+def resumed(sweep: SweepStatus, *changes: dict[str, Any]) -> SweepStatus:
+    """Return the sweep after a resumption of its first element with changes."""
+    FakeRun(sweep.sweep.run(0)).submitted("51_0", changes=changes)
+    (line,) = overview_of([sweep.sweep], ask=list, now=NOON).lines
     assert isinstance(line, SweepStatus)
     return line
 
@@ -132,3 +141,32 @@ def test_the_document_has_the_elements_in_this_order(tmp_path: Path) -> None:
         False,
         "sweep",
     )
+
+
+def test_a_value_that_a_resumption_has_changed_is_the_one_with_which_the_element_runs(tmp_path: Path) -> None:
+    values: tuple[Mapping[str, Any], ...] = ({"learning_rate.base": 0.01}, {"learning_rate.base": 0.02})
+    sweep = sweep_of(tmp_path, *((value, [{"step": 1, "loss": 0.5, "time": NOON}]) for value in values))
+    sweep = resumed(sweep, {"key": "learning_rate.base", "before": 0.01, "after": 0.3, "attempt": 1})
+    assert sweep.values == ["base=0.01 -> 0.3", "base=0.02"]
+    assert [one["values"] for one in sweep.as_json()["elements"]] == [
+        {"learning_rate.base": 0.3}, {"learning_rate.base": 0.02},
+    ]  # fmt: skip
+    ranking = rank(sweep, "loss")
+    assert "0.01 -> 0.3" in ranking.table(width=None, paint=plain)[1]
+    assert ranking.as_json()["elements"][0]["values"] == {"learning_rate.base": 0.3}
+    first, second = reports_of([sweep])
+    assert (first.as_json()["values"], second.as_json()["values"]) == (
+        {"learning_rate.base": 0.3}, {"learning_rate.base": 0.02},
+    )  # fmt: skip
+
+
+def test_a_changed_command_no_longer_tells_the_values_of_its_placeholders(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, ({"lr": "1e-3", "train.seed": 0}, [{"step": 1, "loss": 0.5}]))
+    command = ["python", "train.py", "--lr"]
+    sweep = resumed(sweep, {"key": "command", "before": [*command, "1e-3"], "after": [*command, "0.7"], "attempt": 1})
+    assert sweep.values == ["lr=1e-3 (changed) seed=0"]
+    assert sweep.as_json()["elements"][0]["values"] == {"lr": None, "train.seed": 0}
+
+
+def test_a_text_has_no_quotes_among_the_values(tmp_path: Path) -> None:
+    assert sweep_of(tmp_path, ({"lr": "1e-3", "flag": True}, None)).values == ["lr=1e-3 flag=true"]

@@ -17,6 +17,7 @@ from hpcddp.manage.attempt_times import Phase
 from hpcddp.manage.overview import entry_of, overview_of
 from hpcddp.manage.report import RunReport, ranked, reports_of
 from hpcddp.manage.report_page import page
+from hpcddp.run.directory import RunDirectory
 from hpcddp.run.source import Source, add_source
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from tests.manage.runs import NOON, FakeRun, make, queued
@@ -151,6 +152,56 @@ def test_the_page_shows_these_numbers(tmp_path: Path) -> None:
         assert words in text
     # Two for each of four metrics, and the timeline.
     assert text.count("<svg") == 2 * 4 + 1
+
+
+def resumed(made: FakeRun) -> FakeRun:
+    """Write a run that has finished, and was given more epochs; its second start took longer than its training."""
+    change = {"key": "train.epochs", "before": 1, "after": 2, "attempt": 1}
+    made.started(at=100).event("train", at=130, step=0).steps(1, 5, at=132, seconds=2)
+    made.event("finish", at=140, step=5).event("resume", at=150, reason="resumed by me").submitted(changes=[change])
+    made.started(at=300, attempt=1).event("train", at=330, attempt=1, step=5).steps(6, 10, at=332, seconds=2)
+    return made.event("finish", at=340, attempt=1, step=10).ended("finished", steps=10)
+
+
+def test_a_change_of_the_training_is_told_of_the_attempt_that_began_with_it(made: FakeRun) -> None:
+    found = report(resumed(made))
+    assert [attempt.get("changes") for attempt in found.as_json()["attempts"]] == [None, ["train.epochs 1 -> 2"]]
+    text = html(found)
+    assert '<th class="text">change</th>' in text
+    assert "train.epochs 1 -&gt; 2</td>" in text
+
+
+def test_without_a_change_the_table_has_no_column_for_it(tmp_path: Path) -> None:
+    assert '<th class="text">change</th>' not in html(report(three_attempts(tmp_path)))
+
+
+def test_attempts_that_slurm_has_ended_are_what_a_longer_limit_makes_fewer(made: FakeRun) -> None:
+    made.started(at=100).event("train", at=130, step=0).steps(1, 5, at=132, seconds=2)
+    made.event("stop", at=140, step=5, saved=True, cause="preemption").event("requeue", at=141, cause="preemption")
+    made.started(at=300, attempt=1).event("train", at=330, attempt=1, step=5).steps(6, 10, at=332, seconds=2)
+    found = report(made.event("finish", at=340, attempt=1, step=10).ended("finished", steps=10)).advice.sentence
+    assert found.startswith("Start less often: 1 of 2 attempts ended at the time limit or by a preemption. A longer")
+    assert "The queue took longer, 4m" in found
+
+
+def test_attempts_that_the_user_has_ended_or_added_are_not_held_against_the_job(made: FakeRun) -> None:
+    found = report(resumed(made)).advice
+    assert found.sentence.startswith("Shorten the start-up: put environment and data on a faster disk, or train longer")
+
+
+def test_a_run_on_this_machine_gets_no_advice_about_slurm(made: FakeRun) -> None:
+    made.started(at=100).event("train", at=130, step=0).steps(1, 5, at=132, seconds=2).event("finish", at=140, step=5)
+    made.submitted(cluster="local").ended("finished", steps=5)
+    assert report(made).advice.sentence == (
+        "Shorten the start-up: put environment and data on a faster disk. That was 30s, 75% of the time on the nodes."
+    )
+
+
+def test_steps_that_a_cancelled_attempt_lost_are_no_reason_to_save_more_often(made: FakeRun) -> None:
+    made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
+    made.event("save", at=71, step=5, seconds=1.0, blocked_s=0.0)
+    made.event("stop", at=122, cause="cancelled").ended("cancelled", reason="cancelled by its user")
+    assert report(made).advice.phase == Phase.START_UP
 
 
 def test_steps_of_a_failed_run_after_its_last_checkpoint_are_lost(made: FakeRun) -> None:
@@ -377,6 +428,13 @@ def test_the_page_of_a_sweep_has_a_table_and_curves_of_all_elements(sweep: list[
     rows = re.findall(rf"{SWEEP_ID}_(\d): base=([0-9.]+)</a>", text)
     assert rows == [("1", "0.2"), ("0", "0.1"), ("2", "0.4")]
     assert {"var(--c0)", "var(--c1)"} <= set(re.findall(r"var\(--c\d\)", text))
+
+
+def test_the_page_of_a_sweep_shows_a_value_that_a_resumption_has_changed(sweep: list[RunReport]) -> None:
+    change = {"key": "learning_rate.base", "before": 0.1, "after": 0.05, "attempt": 1}
+    FakeRun(sweep[0].run).submitted("13_0", changes=[change])
+    found = reports(FakeRun(RunDirectory(sweep[0].run.path.with_name(SWEEP_ID))))
+    assert "base=0.1 -&gt; 0.05" in html(*found)
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")

@@ -66,6 +66,14 @@ def test_a_run_knows_its_sweep_and_its_place_in_it(sweep: Sweep) -> None:
         assert sweep_of(RunDirectory(sweep.path.parent / name)) is None
 
 
+def test_the_runs_of_a_sweep_have_absolute_paths(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sweep(sweep)
+    monkeypatch.chdir(sweep.path.parent)
+    found = read_sweep(Path(sweep.path.name))
+    assert found is not None
+    assert found.run(0) == sweep.run(0)
+
+
 def test_an_element_is_told_by_its_directory(sweep: Sweep) -> None:
     assert is_element(sweep.run(1).path, sweep.path)
     assert not is_element(sweep.path, sweep.path)

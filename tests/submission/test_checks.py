@@ -99,7 +99,11 @@ def test_the_elements_of_a_sweep_have_the_same_launcher_and_ranks(here: Path) ->
 @pytest.mark.parametrize(
     "words", [["/bin/torchrun", "--nproc-per-node", "2"], ["python", "-m", "torch.distributed.run"]]
 )
-def test_torchrun_that_knows_of_one_task_only_is_refused_in_several(words: list[str], tmp_path: Path) -> None:
+def test_torchrun_that_knows_of_one_task_only_is_refused_in_several(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").touch()
     (tmp_path / "bin").mkdir()
     for name in ("python", "torchrun"):
         program(tmp_path, name)

@@ -18,7 +18,7 @@ from tests.submission.requests import request_of
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()
-    for name in ("python", "python3.11"):
+    for name in ("python", "python3.11", "torchrun", "accelerate"):
         (tmp_path / name).touch(mode=0o700)
     monkeypatch.chdir(tmp_path)
 
@@ -38,6 +38,31 @@ def test_a_script_that_is_not_here_is_told_with_the_one_that_was_meant(before: t
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("python", "-m", "trian"), "there is no module trian here; did you mean train?"),
+        (("python", "-u", "-mtrian"), "there is no module trian here; did you mean train?"),
+        (
+            ("torchrun", "--nproc_per_node=2", "trian.py"),
+            "there is no file 'trian.py' here; did you mean train.py?",
+        ),
+        (
+            ("torchrun", "--nproc_per_node", "2", "-m", "trian"),
+            "there is no module trian here; did you mean train?",
+        ),
+        (
+            ("accelerate", "launch", "--num_processes", "2", "trian.py"),
+            "there is no file 'trian.py' here; did you mean train.py?",
+        ),
+    ],
+)
+def test_a_module_and_a_script_of_a_launcher_are_checked_as_well(words: tuple[str, ...], why: str) -> None:
+    with pytest.raises(SubmissionError) as caught:
+        notes(*words)
+    assert caught.value.message == f"command is {' '.join(words)}, and {why}"
+
+
 def test_a_script_like_no_other_is_told_with_what_its_path_means() -> None:
     with pytest.raises(SubmissionError, match="here; check its path, which is relative to the directory of submission"):
         notes("./python3.11", "sub/other.py")
@@ -52,8 +77,12 @@ def test_shell_lines_may_lead_to_the_script() -> None:
     "words",
     [
         ("python", "train.py", "no-such-file"),
-        ("python", "-m", "pkg.training"),
-        ("python", "-mpkg"),
+        ("python", "-m", "http.server"),
+        ("python", "-m", "train"),
+        ("python", "-m", "no_such_package"),
+        ("python", "-mtrain"),
+        ("torchrun", "--nproc_per_node=2", "-m", "train"),
+        ("torchrun", "--nproc-per-node", "2", "train.py"),
         ("python", "-c", "print(1)"),
         ("python", "-"),
         ("python",),

@@ -102,6 +102,41 @@ def test_entrypoint_and_group_are_checked_too() -> None:
     assert refusal(spec).startswith("batch.group is own_models:grup, and ")
 
 
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("def main(): ...", "main takes no argument"),
+        ("def main(context, rank): ...", "main needs 2 arguments"),
+        ("def main(context, *, rank): ...", "main needs the argument rank"),
+        ("class main: ...", "main is a class"),
+    ],
+)
+def test_an_entrypoint_that_cannot_be_called_with_the_context_is_refused(source: str, what: str, here: Path) -> None:
+    (here / "mine.py").write_text(source)
+    assert refusal(JobSpec.model_validate({"name": "a", "entrypoint": "mine:main"})) == (
+        f"entrypoint is mine:main, and in {here}/mine.py {what}, but an entrypoint is called with one argument, the "
+        "context; write def main(context)"
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def main(context): ...",
+        "def main(context=None, rank=0): ...",
+        "def main(*words, rank=0, **more): ...",
+        "@task\ndef main(): ...",
+        "async def main(context, /): ...",
+        "def main(): ...\nmain = wrapped(main)",
+        "from other import main",
+    ],
+)
+def test_an_entrypoint_that_may_be_called_with_the_context_is_accepted(source: str, here: Path) -> None:
+    (here / "mine.py").write_text(source)
+    spec = JobSpec.model_validate({"name": "a", "entrypoint": "mine:main"})
+    assert check_submittable(request_of(spec, cluster="slurm")) == ()
+
+
 def test_pythonpath_is_searched(tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "far.py").write_text("def build(): ...\n")

@@ -178,6 +178,14 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
             ),
         ),
         (
+            TRAIN.replace("epochs: 10", "epochs: 10, optimizer: {momentum: 0.9}"),
+            "train.optimizer.name=adamw",
+            (
+                'train.optimizer.name is "sgd" there and "adamw" here, which would be another training; restore the '
+                "old value, or submit a new run"
+            ),
+        ),
+        (
             TRAIN,
             "batch.tail=drop",
             (
@@ -234,6 +242,11 @@ def test_a_change_that_is_refused_names_the_key_and_the_way_out(
     run = submitted(job)
     refused = refusal_of(changing(run, slurm, override), run)
     assert refused == f"the run RUN cannot go on with this job: {sentence}"
+
+
+def test_the_same_optimizer_keeps_its_constants(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN.replace("epochs: 10", "epochs: 10, optimizer: {momentum: 0.9}"))
+    assert prepare_resumption(run, changing(run, slurm, "train.optimizer.name=sgd")).changes == ()
 
 
 @pytest.mark.parametrize(
@@ -367,7 +380,7 @@ def test_changes_are_recorded_and_shown(slurm: FakeSlurm) -> None:
     ]
     named = [event.facts.get("changes") for event in read_events(run.events) if event.kind == "resume"]
     assert named == [["train.epochs 10 -> 20"], ["learning_rate.base 0.1 -> 0.05"], None]
-    assert read_run_files(run).changes == ("train.epochs 10 -> 20", "learning_rate.base 0.1 -> 0.05")
+    assert list(map(str, read_run_files(run).changes)) == ["train.epochs 10 -> 20", "learning_rate.base 0.1 -> 0.05"]
 
 
 def test_a_submission_that_fails_leaves_the_job_as_it_was(slurm: FakeSlurm) -> None:
@@ -527,6 +540,21 @@ def test_an_element_of_a_sweep_takes_a_value_that_the_command_line_names(slurm: 
     assert (spec.learning_rate.base, spec.sweep) == (0.3, None)
     assert exported_values(run.script.read_text()) == {"TOKEN": "secret", "SIDE": "right"}
     assert "#SBATCH --array" not in run.script.read_text()
+
+
+def test_an_element_keeps_the_value_of_its_last_resumption(slurm: FakeSlurm) -> None:
+    text = COMMAND + "sweep: {learning_rate.base: [0.1, 0.2], environment.env.SIDE: [left, right]}\n"
+    Path("job.yaml").write_text(text)
+    sweep = submit_sweep(request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())).sweep
+    run = begin_element(sweep, 1)
+    resume_with_job(run, changing(run, slurm, "learning_rate.base=0.3", "environment.env.SIDE=up"))
+    assert list(map(str, read_run_files(run).changes)) == [
+        "learning_rate.base 0.1 -> 0.3", 'environment.env.SIDE "right" -> "up"',
+    ]  # fmt: skip
+    resume_with_job(run, changing(run, slurm, "resources.time_limit=20min"))
+    assert parse_resolved(run.job_file.read_text()).learning_rate.base == 0.3
+    assert exported_values(run.script.read_text()) == {"SIDE": "up"}
+    assert len(read_run_files(run).changes) == 2
 
 
 def test_a_command_goes_on_with_other_arguments(tmp_path: Path) -> None:

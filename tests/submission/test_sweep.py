@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,6 +143,14 @@ def test_json_lists_every_element_with_its_values_and_its_job(slurm: FakeSlurm) 
         "run_dir": str(Path("runs/demo/s1_1").absolute()),
         "values": {"train.seed": 1},
     }
+
+
+def test_a_sweep_of_one_run_says_so(slurm: FakeSlurm) -> None:
+    assert submitted(slurm, 1).warnings == [
+        "the sweep makes one run, because each key has one value; write several, as in 0.1,0.2 or 0..4"
+    ]
+    shutil.rmtree("runs")
+    assert submitted(slurm, 2).warnings == []
 
 
 def test_a_refused_run_leaves_nothing(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:

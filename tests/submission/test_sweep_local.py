@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
+from hpcddp.cli import boundary
+from hpcddp.cli.main import app
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.manage.overview import overview_of
 from hpcddp.manage.status import State
+from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import Sweep, read_sweep
 from hpcddp.submission import sweep as submission
 from hpcddp.submission.request import SubmissionError
@@ -42,6 +45,7 @@ while not (Path("go").exists() or Path(f"go-{sys.argv[1]}").exists()):
 write("end")
 """
 _TIMEOUT_S = 120.0
+NO_REPOSITORY = "the directory of submission is not in a git repository"
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,8 @@ def test_the_elements_run_one_after_another_each_as_a_run_of_its_own(local: Loca
         assert (document["cluster"], document["sweep"], document["index"]) == ("local", sweep.sweep_id, index)
         assert f'"{index}"' in sweep.run(index).job_file.read_text()
     assert all(path.stat().st_mode & 0o077 == 0 for path in sweep.path.parent.glob("*"))
+    (source,) = read_sources(sweep.run(1))
+    assert (source.directory, source.git_unknown) == (str(local.directory), NO_REPOSITORY)
 
 
 def test_as_many_run_at_once_as_max_parallel_says(local: LocalSweep) -> None:
@@ -218,6 +224,30 @@ def test_the_preview_is_the_script_of_the_first_element(local: LocalSweep) -> No
     assert '"7"' in script
     assert "SLURM_ARRAY_TASK_ID" not in script
     assert not (local.directory / "runs").exists()
+
+
+def test_a_dry_run_names_each_run_with_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text("")
+    words = [
+        "submit",
+        "--cluster",
+        "local",
+        "--name",
+        "mine",
+        "--sweep",
+        "lr=1e-3,x",
+        "--sweep",
+        "seed=0..14",
+        "--dry-run",
+    ]
+    assert boundary.run(app, [*words, "--", sys.executable, "program.py", "{lr}", "{seed}"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("dry run: would go to local, 30 runs, sweep directory ")
+    assert (lines[1], lines[16]) == ("run 0: lr=1e-3 seed=0", "run 15: lr=x seed=0")
+    assert lines[20:] == ["run 19: lr=x seed=4", "and 10 more"]
 
 
 def swept(count: int) -> Any:
