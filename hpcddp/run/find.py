@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +18,7 @@ from hpcddp.run.result import read_result
 from hpcddp.run.sweep import MANIFEST, ManifestError, find_element, is_element, read_sweep
 
 LAST: Final = "last"
-"""The RUN argument that means the run that was submitted last."""
+"""The RUN argument that means the run or the sweep that was submitted last; an element alone never is."""
 _NAMED_AT_MOST: Final = 5
 # Of an element of a job array too: 123_4.
 _JOB_ID: Final = re.compile(r"[0-9]+(_[0-9]+)?", re.ASCII)
@@ -166,25 +165,21 @@ def all_runs(run_root: Path, *, everywhere: bool = False) -> list[RunDirectory]:
     return _by_submission([RunDirectory(path) for path in paths])
 
 
-def last_run(run_root: Path) -> RunDirectory:
-    """Return the run under a root that was submitted last.
+def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
+    """Return the run that ``text`` means, as ``find_run`` does; without a text the one that is ``last`` under the root.
 
     Raises:
-        NoRunError: there is none.
+        NoRunError: there is no such run, or there are several.
     """
-    runs = all_runs(run_root)
-    if runs:
-        return runs[0]
-    elsewhere = next(islice(_by_submission(indexed_runs()), 1), None)
+    if text is not None:
+        return find_run(text, run_root)
+    if (found := _find_among(LAST, sorted(_runs(run_root)), run_root)) is not None:
+        return found
+    elsewhere = _find_among(LAST, _indexed(), run_root)
     other = "" if elsewhere is None else f", or write {LAST}, which is {elsewhere.path}"
     raise NoRunError(
         f"there is no run under {run_root.absolute()}; submit one, or say with --run-root where runs are{other}"
     )
-
-
-def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
-    """Return the run that ``text`` means, as ``find_run`` does; the last one under the root without a text."""
-    return last_run(run_root) if text is None else find_run(text, run_root)
 
 
 def token_of(run_id: str) -> str:

@@ -85,6 +85,26 @@ def test_the_run_that_was_submitted_last_is_the_default_also_when_it_was_resumed
     assert chosen_run("cluster-123", root).run_id == "cluster-123"
 
 
+def test_an_element_that_started_last_is_not_the_last_run(root: Path, sweep: Path) -> None:
+    submit(root, "resnet/other-7", 0)
+    submit(root, "digits/cluster-123", 0)
+    submit(root, "digits/sweep-1", 10)
+    submit(root, "digits/sweep-1_0", 30)
+    submit(root, "digits/cluster-12", 20)
+    assert chosen_run(None, root) == find_run("last", root) == RunDirectory(root / "digits" / "cluster-12")
+    submit(root, "digits/sweep-1", 40)
+    assert chosen_run(None, root) == find_run("last", root) == RunDirectory(sweep)
+
+
+def test_the_hint_from_another_directory_names_the_run_that_last_means(root: Path, sweep: Path) -> None:
+    for at, run in enumerate(("digits/cluster-12", "digits/sweep-1", "digits/sweep-1_0")):
+        submit(root, run, at)
+        remember(RunDirectory(root / run))
+    with pytest.raises(NoRunError, match=f"or write last, which is {sweep}$"):
+        chosen_run(None, root.parent / "elsewhere")
+    assert find_run("last", root.parent / "elsewhere") == RunDirectory(sweep)
+
+
 def test_a_script_that_was_submitted_by_hand_counts_from_its_first_attempt(root: Path) -> None:
     submit(root, "resnet/other-7", 100)
     submit(root, "digits/cluster-123", 50)
