@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from hpcddp.cli.main import app
 from hpcddp.errors import UserError
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
-from hpcddp.manage.live import LiveRun, NotLiveError, live_run, run_inside
+from hpcddp.manage.live import LiveRun, NotLiveError, live_run, run_inside, stacks
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.run.job_records import Rank, write_ranks
-from hpcddp.slurm.commands import QueuedJob, overlapping_step
+from hpcddp.slurm.commands import QueuedJob, SlurmCommandError, overlapping_step
 from tests.manage.runs import NOON, FakeRun, make, queued
+from tests.slurm.programs import program
 from tests.waiting import wait_until
 
 JOB = "name: digits\nresources: {nodes: 2, tasks_per_node: 2}\ncommand: [torchrun, t.py]\n"
@@ -111,3 +113,20 @@ def test_the_step_shares_the_nodes_with_the_tasks() -> None:
         "srun", "--jobid=7", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--nodelist=n3",
         "--mem=0", "--mpi=none", "--chdir=/x", "--pty", sys.executable,
     ]  # fmt: skip
+
+
+def test_srun_gets_the_number_of_an_element_of_a_job_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live = replace(running(tmp_path, OTHER), job_id="1_0")
+    program(tmp_path, "scontrol", 'echo "JobId=2 ArrayJobId=1 ArrayTaskId=0 JobName=$4"')
+    environment = program(tmp_path, "srun", 'echo "$1"')
+    monkeypatch.setenv("PATH", environment["PATH"])
+    assert run_inside(live, 0, ["true"], environment, terminal=False) == 0
+    assert capfd.readouterr().out == "--jobid=2\n"
+    program(tmp_path, "srun", 'echo "$1" >&2; exit 1')
+    with pytest.raises(SlurmCommandError, match=r"srun failed: --jobid=2$"):
+        stacks(live, environment)
+    program(tmp_path, "scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    with pytest.raises(NotLiveError, match="Slurm does not know job 1_0 of run run-1 any more; try again"):
+        stacks(live, environment)
