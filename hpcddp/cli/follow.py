@@ -71,12 +71,11 @@ def _follow(submission: Submission, display: Display) -> Outcome:
         )
     except KeyboardInterrupt:
         run = run_argument(submission.run.path)
-        echo(
-            f"\nno longer following; run {submission.run.run_id} goes on\n"
-            f"to follow it again   {shlex.join(['hpcddp', 'logs', run, '--follow'])}\n"
-            f"to end it           {shlex.join(['hpcddp', 'cancel', run])}",
-            err=True,
-        )
+        # The first Ctrl-C has told a local run to end.
+        echo(f"\nno longer following; run {submission.run.run_id} {'saves and ends' if local else 'goes on'}", err=True)
+        echo(f"to follow it again   {shlex.join(['hpcddp', 'logs', run, '--follow'])}", err=True)
+        if not local:
+            echo(f"to end it            {shlex.join(['hpcddp', 'cancel', run])}", err=True)
         raise typer.Exit(_INTERRUPTED) from None
     finally:
         if local:
@@ -108,7 +107,7 @@ def _stopper(submission: Submission) -> Callable[[], bool]:
         if stopped:
             return False
         stopped = True
-        echo("\nstopping: the run is told to save and to end; Ctrl-C again to leave it alone", err=True)
+        echo("\nstopping: the run is told to save and to end; Ctrl-C again to stop watching", err=True)
         try:
             os.kill(int(submission.job_id), signal.SIGTERM)
         except ProcessLookupError:

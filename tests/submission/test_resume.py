@@ -92,7 +92,7 @@ def test_a_followed_run_that_is_interrupted_saves_and_goes_on_when_it_is_resumed
     follower.send_signal(signal.SIGINT)
     out, error = follower.communicate(timeout=120)
     assert follower.returncode == 130, error
-    assert "stopping: the run is told to save and to end; Ctrl-C again to leave it alone" in error
+    assert "stopping: the run is told to save and to end; Ctrl-C again to stop watching" in error
     result = read_json(run.result)
     resume = f"hpcddp submit --resume {run.path}"
     assert (result["status"], result["exit_code"], result["resume"]) == ("cancelled", 130, resume)
