@@ -383,6 +383,8 @@ def _facts(result: Result) -> Iterator[str]:
 
 
 def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:
+    from hpcddp.manage.why import remedy
+
     result = outcome.result
     if as_json:
         document = {
@@ -404,7 +406,10 @@ def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -
         saved = f"; step {result.saved_step} is saved" if result.saved_step else ""
         echo(f"{outcome.status}: {result.reason}{saved}")
     if result is not None and result.resume:
-        echo(f"to go on: {result.resume}")
+        command, later = remedy(submission.run, result, short_argument(submission.run))
+        echo(f"to go on: {command}" if later is None else f"the error: {command}")
+        if later is not None:
+            echo(f"when its cause is removed, resume with: {later}")
     echo(f"the whole story: {submission.run.batch_log}")
 
 
