@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.problems import nearest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists
 from hpcddp.run.index import directories, indexed_runs, is_run, missing_runs
 from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import read_result
-from hpcddp.run.sweep import MANIFEST, ManifestError, find_element, is_element, read_sweep
+from hpcddp.run.sweep import MANIFEST, ManifestError, Sweep, find_element, is_element, read_sweep
 
 LAST: Final = "last"
 """The RUN argument that means the run or the sweep that was submitted last; an element alone never is."""
@@ -51,13 +52,22 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     if is_run(path):
         return RunDirectory(path.absolute())
     # The index is read only for what is not under the root.
-    found = _find_among(text, sorted(_runs(run_root)), run_root) or _find_among(text, _indexed(), run_root)
+    here = sorted(_runs(run_root))
+    elsewhere: list[Path] = []
+    found = _find_among(text, here, run_root) or _find_among(text, elsewhere := _indexed(), run_root)
     if found is None:
         gone = next((run for run in missing_runs() if _names(text, run)), None)
         if gone is not None:
             raise NoRunError(
                 f"the run {gone} does not exist any more; name another run (hpcddp status --all lists all)"
             )
+        if named := _named_sweep(text, here, run_root) or _named_sweep(text, elsewhere, run_root):
+            sweep, last = named[0], len(named[0].elements) - 1
+            raise NoRunError(
+                f"{text!r} is no run: the sweep {sweep.sweep_id} has elements 0 to {last}; write {sweep.run_id(last)}"
+            )
+        if (name := nearest(text, sorted({path.parent.name for path in (*here, *elsewhere)}))) is not None:
+            raise NoRunError(f"no run under {run_root} matches {text!r}; did you mean {name}?")
         raise NoRunError(
             f"no run under {run_root} matches {text!r}, and it is not a run directory; write a run's path, its id or a "
             "part of it, its job's name, or its Slurm job id (hpcddp status --all lists all runs)"
@@ -98,20 +108,28 @@ def _find_element(text: str, runs: Sequence[Path], run_root: Path) -> RunDirecto
     """Return the element of a sweep that ``SWEEP_N`` or ``JOB_N`` means, or None."""
     if (element := find_element(text, run_root)) is not None:
         return element
-    named, _, number = text.rpartition("_")
-    if not (named and number.isascii() and number.isdecimal()):
-        return None
-    for path in runs:
-        if exists(path / MANIFEST):
-            with contextlib.suppress(ManifestError):
-                sweep = read_sweep(path)
-                if sweep is None:
-                    continue
+    for path in runs if _JOB_ID.fullmatch(text) else ():
+        with contextlib.suppress(ManifestError):
+            if (sweep := read_sweep(path)) is not None:
                 for index in range(len(sweep.elements)):
                     if text == sweep.job_id(index):
                         return sweep.run(index)
-                if named in path.name and int(number) < len(sweep.elements):
-                    return sweep.run(int(number))
+    sweep, index = _named_sweep(text, runs, run_root) or (None, 0)
+    return sweep.run(index) if sweep is not None and index < len(sweep.elements) else None
+
+
+def _named_sweep(text: str, runs: Sequence[Path], run_root: Path) -> tuple[Sweep, int] | None:
+    """Return the sweep and the number in ``SWEEP_N``; the sweep need not have such an element. None if it is no sweep.
+
+    The id of a job array is none of a sweep: its elements are counted in their own way.
+    """
+    named, _, number = text.rpartition("_")
+    if named and number.isascii() and number.isdecimal():
+        with contextlib.suppress(NoRunError, ManifestError):
+            found = _find_among(named, [path for path in runs if exists(path / MANIFEST)], run_root)
+            sweep = None if found is None else read_sweep(found.path)
+            if sweep is not None and all(chunk.job_id != named for chunk in sweep.chunks):
+                return sweep, int(number)
     return None
 
 

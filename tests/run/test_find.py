@@ -208,6 +208,27 @@ def test_an_element_of_a_sweep_is_named_by_a_part_of_the_sweeps_id_and_by_its_jo
         assert find_run(text, tmp_path).path == path
 
 
+def test_an_element_of_the_last_sweep_and_of_a_job_is_named_like_the_sweep(root: Path, sweep: Path) -> None:
+    older = root / "digits" / "sweep-0"
+    (older / "attempts").mkdir(parents=True)
+    write_sweep(Sweep(sweep_id="sweep-0", path=older, elements=({}, {}, {}, {}), chunks=()))
+    submit(root, "digits/sweep-0", 10)
+    submit(root, "digits/sweep-1", 20)
+    for text in ("last_2", "digits_2"):
+        assert find_run(text, root).path == sweep.with_name("sweep-1_2")
+    for text in ("last_3", "weep-1_3", "sweep-1_3", "digits_7"):
+        with pytest.raises(
+            NoRunError, match=f"'{text}' is no run: the sweep sweep-1 has elements 0 to 2; write sweep-1_2"
+        ):
+            find_run(text, root)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("digit", "digits"), ("resent", "resnet"), ("Digits", "digits")])
+def test_a_name_that_is_nearly_that_of_a_job_gets_it_as_advice(root: Path, text: str, meant: str) -> None:
+    with pytest.raises(NoRunError, match=f"; did you mean {meant}?"):
+        find_run(text, root)
+
+
 def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) -> None:
     for run in runs:
         remember(run)
