@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 
+from hpcddp.cli.submit import print_outcome
+from hpcddp.manage.follow import Outcome
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from hpcddp.run.result import Result
+from hpcddp.submission.submit import Submission
 from tests.waiting import wait_for_text, wait_until
 
 
@@ -209,6 +213,16 @@ def test_the_last_lines_of_a_run_that_failed_lead_to_its_error(tmp_path: Path) -
     assert look == f"the error: hpcddp logs {run.name.rpartition('-')[2]} --first-error"
     assert resume == f"when its cause is removed, resume with: hpcddp submit --resume {run}"
     assert story == f"the whole story: {run / 'batch.log'}"
+
+
+def test_the_seconds_of_the_last_line_say_what_they_count(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    made = Submission(run=RunDirectory(tmp_path), cluster="local", job=None, dropped=(), epochs=1)  # type: ignore[arg-type]
+    for result, said in (
+        (Result(status="finished", steps=1, wall_s=0.71, world_size=2), "1 step, 0.7 s of training on 2 ranks"),
+        (Result(status="finished", wall_s=11.0), "11.0 s since its start on 1 rank"),
+    ):
+        print_outcome(made, Outcome(status="finished", result=result), as_json=False)
+        assert capsys.readouterr().out.startswith(f"finished: {said}\n")
 
 
 def test_whoever_follows_sees_what_rank_0_prints_and_only_of_this_job(tmp_path: Path) -> None:
