@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from hpcddp.jobfile.problems import counted
 from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, one_line, ranks_text
 from hpcddp.manage.overview import SweepStatus
@@ -184,7 +185,7 @@ def _ended(status: RunStatus, result: Result, called: str) -> Answer:
     if status.state is State.FINISHED:
         accuracy = result.val_accuracy
         scored = "" if accuracy is None else f", val_accuracy {accuracy:.2%}"
-        steps = "" if result.steps is None else f" after {result.steps} steps{scored}"
+        steps = "" if result.steps is None else f" after {counted(result.steps, 'step')}{scored}"
         facts = (*map(one_line, status.metric_sentences()), f"its result is {run.result}")
         return Answer(status=status, why=f"it has finished{steps}", facts=facts, history=_history(status))
     facts = (*_collectives(status), *_saved(run, result.saved_step))
