@@ -45,7 +45,7 @@ def cancel(
     found = overview_of([entry_of(chosen)], ask=lambda: commands.queue(environment), now=time.time())
     (line,) = found.lines
     if run is None and (yes or line.is_alive):
-        confirm("Cancel", line, yes=yes)
+        confirm("Cancel", "cancelled", line, yes=yes)
 
     def end(job_ids: Sequence[str]) -> None:
         commands.cancel(job_ids, environment)

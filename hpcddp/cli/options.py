@@ -13,6 +13,7 @@ import typer
 
 from hpcddp import api
 from hpcddp.api import default_run_root, profiles_directory
+from hpcddp.cli.output import echo
 from hpcddp.errors import HpcddpError, UserError
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ AfterAny = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
-def confirm(verb: str, line: Line, *, yes: bool) -> None:
+def confirm(verb: str, done: str, line: Line, *, yes: bool) -> None:
     """Ask whether a command that has no RUN acts on the last run.
 
     Raises:
@@ -196,7 +197,11 @@ def confirm(verb: str, line: Line, *, yes: bool) -> None:
     called = run_argument(run.path)
     if yes or not sys.stdin.isatty():
         raise UserError(f"no RUN is given, and nobody is asked; write RUN, or {LAST}, which is {called}")
-    typer.confirm(f"{verb} {run.path.parent.name}, {state} ({called})?", abort=True, err=True)
+    try:
+        typer.confirm(f"{verb} {run.path.parent.name}, {state} ({called})?", abort=True, err=True)
+    except typer.Abort:
+        echo(f"nothing was {done}", err=True)
+        raise
 
 
 def read_sweep(axes: list[str] | None, file: Path | None, max_parallel: int | None) -> Sequence[Override]:

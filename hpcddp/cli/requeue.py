@@ -42,7 +42,7 @@ def requeue(run: Run = None, *, yes: Yes = False, run_root: RunRoot = RUN_ROOT, 
         raise HpcddpError(f"nothing was requeued, because Slurm could not be asked: {found.unanswered}")
     (line,) = found.lines
     if run is None and (yes or line.is_alive):
-        confirm("Requeue", line, yes=yes)
+        confirm("Requeue", "requeued", line, yes=yes)
     slurm = commands_of_slurm(environment)
     if isinstance(line, RunStatus):
         done = {line.run.run_id: requeue_run(line, slurm)}

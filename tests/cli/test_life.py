@@ -180,6 +180,11 @@ def test_cancel_asks_before_it_ends_the_last_run(
         code, _, err = run(capsys, "cancel", *words)
         assert (code, ended) == (2, [])
         assert err == "hpcddp: no RUN is given, and nobody is asked; write RUN, or last, which is c-waits\n"
+    for answer in ("n\n", "\n", ""):
+        monkeypatch.setattr(sys, "stdin", Person(answer))
+        code, out, err = run(capsys, "cancel")
+        assert (code, ended) == (130, [])
+        assert err.endswith("nothing was cancelled\n")
     monkeypatch.setattr(sys, "stdin", Person("y\n"))
     code, out, err = run(capsys, "cancel")
     assert (code, ended) == (0, [["3"]])
@@ -196,7 +201,10 @@ def test_requeue_asks_before_it_requeues_the_last_run(
     code, _, err = run(capsys, "requeue")
     assert (code, err) == (2, "hpcddp: no RUN is given, and nobody is asked; write RUN, or last, which is a-runs\n")
     monkeypatch.setattr(sys, "stdin", Person("n\n"))
-    assert run(capsys, "requeue")[2].startswith("Requeue digits, running (a-runs)? [y/N]:")
+    code, _, err = run(capsys, "requeue")
+    assert code == 130
+    assert err.startswith("Requeue digits, running (a-runs)? [y/N]:")
+    assert err.endswith("nothing was requeued\n")
 
 
 @pytest.mark.usefixtures("root")
