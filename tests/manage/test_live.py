@@ -19,6 +19,7 @@ from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.run.job_records import Rank, write_ranks
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError, overlapping_step
+from hpcddp.task.stacks import ProcessStacks
 from tests.manage.runs import NOON, FakeRun, make, queued
 from tests.slurm.programs import program
 from tests.waiting import wait_until
@@ -59,6 +60,18 @@ def test_the_stacks_of_a_rank_that_does_not_exist_are_refused_with_those_that_do
     assert boundary.run(app, ["stacks", str(live.attempt.run.path), "--rank", "5"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("hpcddp: --rank is 5, and run run-1 has ranks 0 to 3; write one of them\n")
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize(("lines", "code"), [(("py-spy is needed",), 1), (("Thread 0x1", '  File "a.py"'), 0)])
+def test_stacks_that_nobody_could_read_are_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], code: int, form: tuple[str, ...]
+) -> None:
+    live = running(tmp_path, OTHER)
+    monkeypatch.setattr("hpcddp.slurm.commands.queue", lambda _: [queued(node_list="n[3,7]")])
+    found = ProcessStacks(rank=0, host="n3", pid=1, command="python t.py", lines=lines)
+    monkeypatch.setattr("hpcddp.manage.live.stacks", lambda *_: [found])
+    assert boundary.run(app, ["stacks", str(live.attempt.run.path), *form]) == code
 
 
 def test_a_run_without_nodes_is_refused_with_what_to_do(tmp_path: Path) -> None:
