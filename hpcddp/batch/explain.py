@@ -165,6 +165,11 @@ def _constants(scaled: ScaledRule) -> str:
     return ", ".join(parts)
 
 
+def _counted(count: float, noun: str) -> str:
+    """Return a number of things, which need not be whole."""
+    return f"{count:,.10g} {noun}" + ("" if count == 1 else "s")
+
+
 def _course(plan: JobPlan) -> str:
     """Return the warm-up and the schedule in words."""
     schedule = plan.schedule
@@ -173,8 +178,8 @@ def _course(plan: JobPlan) -> str:
     parts = []
     if schedule.warmup_epochs:
         steps = plan.batch.steps_per_epoch
-        in_steps = "" if steps is None else f" ({schedule.warmup_epochs * steps:,.10g} steps)"
-        parts.append(f"after a linear warm-up of {schedule.warmup_epochs:g} epochs{in_steps}")
+        in_steps = "" if steps is None else f" ({_counted(schedule.warmup_epochs * steps, 'step')})"
+        parts.append(f"after a linear warm-up of {_counted(schedule.warmup_epochs, 'epoch')}{in_steps}")
     if schedule.schedule == "cosine":
         parts.append(f"falling on a cosine to {schedule.min:g}")
     elif schedule.schedule == "step":

@@ -71,12 +71,11 @@ def _follow(submission: Submission, display: Display) -> Outcome:
         )
     except KeyboardInterrupt:
         run = run_argument(submission.run.path)
-        echo(
-            f"\nno longer following; run {submission.run.run_id} goes on\n"
-            f"to follow it again   {shlex.join(['hpcddp', 'logs', run, '--follow'])}\n"
-            f"to end it           {shlex.join(['hpcddp', 'cancel', run])}",
-            err=True,
-        )
+        # The first Ctrl-C has told a local run to end.
+        echo(f"\nno longer following; run {submission.run.run_id} {'saves and ends' if local else 'goes on'}", err=True)
+        echo(f"to follow it again   {shlex.join(['hpcddp', 'logs', run, '--follow'])}", err=True)
+        if not local:
+            echo(f"to end it            {shlex.join(['hpcddp', 'cancel', run])}", err=True)
         raise typer.Exit(_INTERRUPTED) from None
     finally:
         if local:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -57,6 +58,17 @@ _COMMANDS = tuple(
 )  # fmt: skip
 
 
+# Which commands people look for under another name.
+_OTHER_NAMES = MappingProxyType(
+    {
+        "resume": "submit --resume RUN",
+        "run": "submit",
+        "stop": "cancel",
+        "kill": "cancel",
+        "list": "status",
+        "ls": "status",
+    }
+)
 _COMPLETION = ("--install-completion", "--show-completion")
 
 
@@ -71,6 +83,12 @@ class _Commands(CommandsOnDemand):
                 f"{option} is for the shell that you call it from, and takes no word; leave out {words[0]!r}"
             )
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401  as above
+        """Answer the name that another tool has for a command with the name here."""
+        if args[0] in _OTHER_NAMES and not ctx.resilient_parsing:
+            raise UserError(f"there is no command {args[0]}; write hpcddp {_OTHER_NAMES[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  those of typer's groups
         super().__init__(**attributes)

@@ -56,8 +56,9 @@ def stacks(
 ) -> None:
     """Print where every rank of a running job is, as Python stacks.
 
-    The job continues. A training and an entrypoint answer by themselves, even in a collective that hangs. For the
-    program of a command, hpcddp calls py-spy; install it in the environment of the job: pip install py-spy.
+    The job continues. A training and an entrypoint answer by themselves, even in a collective that hangs. The program
+    of a command needs py-spy in the environment of the job: pip install py-spy. If no stack can be read, the exit code
+    is 1.
 
     Example: hpcddp stacks 20260314-1544
     """
@@ -77,11 +78,11 @@ def stacks(
     found = [each for each in stacks_of(live, environment) if not rank or each.rank in rank]
     if as_json:
         echo(json.dumps({"run_id": chosen.run_id, "processes": [asdict(each) for each in found]}, indent=2))
-        return
-    for each in found:
+    for each in () if as_json else found:
         who = "no rank" if each.rank is None else f"rank {each.rank}"
         echo(f"{who} on {each.host}, process {each.pid}: {each.command}")
         echo("".join(f"  {line}".rstrip() + "\n" for line in _without_own_threads(each.lines)))
-    if not found:
+    if not (found or as_json):
         echo(f"no process of run {chosen.run_id} was found on its nodes; it may just have started or ended", err=True)
+    if not any(each.is_known for each in found):
         raise typer.Exit(1)

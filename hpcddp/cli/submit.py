@@ -200,7 +200,7 @@ def _show(submission: Submission, output: _Output) -> None:
         return
     _print_submission_line(submission)
     outcome = follow_run(submission)
-    _print_outcome(submission, outcome, as_json=output.as_json)
+    print_outcome(submission, outcome, as_json=output.as_json)
     raise typer.Exit(_exit_code(outcome))
 
 
@@ -391,10 +391,15 @@ def _facts(result: Result) -> Iterator[str]:
     if result.val_accuracy is not None:
         yield f"val_accuracy {result.val_accuracy:.2%}"
     if result.wall_s is not None:
-        yield f"{result.wall_s:.1f} s on {counted(result.world_size or 1, 'rank')}"
+        # A training counts its own time over all attempts, a command all time since its first start.
+        what = "since its start" if result.steps is None else "of training"
+        yield f"{result.wall_s:.1f} s {what} on {counted(result.world_size or 1, 'rank')}"
 
 
-def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:
+def print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:
+    """Print how a followed run ended, and what to do next."""
+    from hpcddp.manage.why import remedy
+
     result = outcome.result
     if as_json:
         document = {
@@ -416,7 +421,10 @@ def _print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -
         saved = f"; step {result.saved_step} is saved" if result.saved_step else ""
         echo(f"{outcome.status}: {result.reason}{saved}")
     if result is not None and result.resume:
-        echo(f"to go on: {result.resume}")
+        command, later = remedy(submission.run, result, short_argument(submission.run))
+        echo(f"to go on: {command}" if later is None else f"the error: {command}")
+        if later is not None:
+            echo(f"when its cause is removed, resume with: {later}")
     echo(f"the whole story: {submission.run.batch_log}")
 
 

@@ -115,8 +115,21 @@ def run_inside(
     inherited |= {"HPCDDP_RUN_ID": live.attempt.run.run_id, "HPCDDP_RUN_DIR": str(live.attempt.run.path)}
     if node is None:
         return commands.run_attached(command, inherited)
-    step = commands.overlapping_step(live.job_id, command, nodes=[node], directory=Path.cwd(), terminal=terminal)
+    job = _number(live, inherited)
+    step = commands.overlapping_step(job, command, nodes=[node], directory=Path.cwd(), terminal=terminal)
     return commands.run_attached(step, inherited)
+
+
+def _number(live: LiveRun, environment: Mapping[str, str]) -> str:
+    """Return the job id that srun takes: the number of its own that an element of a job array has."""
+    if live.job_id.isdecimal():
+        return live.job_id
+    job = commands.show_job(live.job_id, environment=environment)
+    if job is None:
+        raise NotLiveError(
+            f"Slurm does not know job {live.job_id} of run {live.attempt.run.run_id} any more; try again"
+        )
+    return job["JobId"]
 
 
 def stacks(live: LiveRun, environment: Mapping[str, str]) -> list[ProcessStacks]:
@@ -137,5 +150,5 @@ def stacks(live: LiveRun, environment: Mapping[str, str]) -> list[ProcessStacks]
     python = live.spec.environment.interpreter or sys.executable
     command = [python, "-P", "-m", "hpcddp.task.stacks", str(live.attempt.path), *(["--programs"] if programs else [])]
     inherited, _ = submission_environment(environment)
-    step = commands.overlapping_step(live.job_id, command, nodes=live.nodes, directory=Path("/"))
+    step = commands.overlapping_step(_number(live, inherited), command, nodes=live.nodes, directory=Path("/"))
     return parse_lines(commands.step_output(step, inherited).splitlines())

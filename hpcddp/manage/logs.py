@@ -96,8 +96,8 @@ def chosen_attempt(run: RunDirectory, number: int | None) -> AttemptDirectory:
         )
     attempt = run.attempt(newest if number is None else number)
     if not attempt.path.is_dir():
-        known = "0" if newest == 0 else f"0 to {newest}"
-        raise NoLogError(f"--attempt is {number}, and the run {run.run_id} has attempts {known}; choose one of them")
+        known = f"attempts 0 to {newest}; write one of them" if newest else "attempt 0 alone; write that"
+        raise NoLogError(f"--attempt is {number}, and the run {run.run_id} has {known}")
     return attempt
 
 

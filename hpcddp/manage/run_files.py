@@ -241,7 +241,7 @@ class RunProgress:
     Args:
         step: optimizer steps done.
         loss: ``loss`` of the last step, or ``train_loss``, ``train/loss``; None where it was not finite, or not logged.
-        samples_per_s: over the last steps, evaluations and saves included; None with too few steps.
+        samples_per_s: over the last steps, evaluations and saves included; that of the last step if they are too few.
         steps_per_s: the same in steps.
         time: when the last step was made, in seconds since the epoch.
     """
@@ -314,13 +314,17 @@ def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0, written: 
     )
 
 
+# The steps of a block, 20 ms together, are recorded at the same moment.
+_SHORTEST_S: Final = 0.1
+
+
 def _speed(lines: Sequence[tuple[MetricsLine, float]]) -> tuple[float | None, float | None]:
     """Return samples and steps per second, evaluations and saves between them included."""
     if not lines:
         return None, None
     (first, began), (last, ended) = lines[0], lines[-1]
     seconds = ended - began
-    if seconds <= 0:
+    if seconds < _SHORTEST_S:
         return last.number("samples_per_s"), None
     steps_per_s = (last.step - first.step) / seconds if last.step > first.step else None
     before, after = first.number("samples_seen"), last.number("samples_seen")

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final
 
+from hpcddp.jobfile.problems import counted
 from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, one_line, ranks_text
 from hpcddp.manage.overview import SweepStatus
@@ -200,18 +201,29 @@ def _ended(status: RunStatus, result: Result, called: str) -> Answer:
     if status.state is State.FINISHED:
         accuracy = result.val_accuracy
         scored = "" if accuracy is None else f", val_accuracy {accuracy:.2%}"
-        steps = "" if result.steps is None else f" after {result.steps} steps{scored}"
+        steps = "" if result.steps is None else f" after {counted(result.steps, 'step')}{scored}"
         facts = (*map(one_line, status.metric_sentences()), f"its result is {run.result}")
         return Answer(status=status, why=f"it has finished{steps}", facts=facts, history=_history(status))
     facts = (*_collectives(status), *_saved(run, result.saved_step))
-    resume = result.resume or resume_command(run)
-    look = result.exit_code in _LOOK_FIRST
-    command = shlex.join(["hpcddp", "logs", called, "--first-error"]) if look else resume
-    advice = f"When its cause is removed, resume with: {resume}" if look else None
+    command, later = remedy(run, result, called)
+    advice = None if later is None else f"When its cause is removed, resume with: {later}"
     reason = str(result.reason)
     said = reason.startswith(str(State.CANCELLED))
     why = f"it was {reason}" if said else f"it {_ENDED.get(status.state, 'has ended')}: {reason}"
     return Answer(status=status, why=why, facts=facts, history=_history(status), advice=advice, command=command)
+
+
+def remedy(run: RunDirectory, result: Result, called: str) -> tuple[str, str | None]:
+    """Return the command that helps after a run has ended early, and the one that resumes it later, if that is another.
+
+    Args:
+        run: the run.
+        result: its result.
+        called: what commands call the run.
+    """
+    resume = result.resume or resume_command(run)
+    look = result.exit_code in _LOOK_FIRST
+    return (shlex.join(["hpcddp", "logs", called, "--first-error"]), resume) if look else (resume, None)
 
 
 def _saved(run: RunDirectory, step: int | None) -> Iterator[str]:

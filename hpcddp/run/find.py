@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.problems import nearest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists
 from hpcddp.run.index import directories, indexed_runs, is_run, missing_runs
 from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import read_result
-from hpcddp.run.sweep import ManifestError, find_element, is_element, read_sweep
+from hpcddp.run.sweep import ManifestError, Sweep, find_element, is_element, read_sweep
 
 LAST: Final = "last"
-"""The RUN argument that means the run that was submitted last."""
+"""The RUN argument that means the run or the sweep that was submitted last; an element alone never is."""
 _NAMED_AT_MOST: Final = 5
 # Of an element of a job array too: 123_4.
 _JOB_ID: Final = re.compile(r"[0-9]+(_[0-9]+)?", re.ASCII)
@@ -52,13 +52,22 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     if is_run(path):
         return RunDirectory(path.absolute())
     # The index is read only for what is not under the root.
-    found = _find_among(text, sorted(_runs(run_root)), run_root) or _find_among(text, _indexed(), run_root)
+    here = sorted(_runs(run_root))
+    elsewhere: list[Path] = []
+    found = _find_among(text, here, run_root) or _find_among(text, elsewhere := _indexed(), run_root)
     if found is None:
         gone = next((run for run in missing_runs() if _names(text, run)), None)
         if gone is not None:
             raise NoRunError(
                 f"the run {gone} does not exist any more; name another run (hpcddp status --all lists all)"
             )
+        if named := _named_sweep(text, here, run_root) or _named_sweep(text, elsewhere, run_root):
+            sweep, last = named[0], len(named[0].elements) - 1
+            raise NoRunError(
+                f"{text!r} is no run: the sweep {sweep.sweep_id} has elements 0 to {last}; write {sweep.run_id(last)}"
+            )
+        if (name := nearest(text, sorted({path.parent.name for path in (*here, *elsewhere)}))) is not None:
+            raise NoRunError(f"no run under {run_root} matches {text!r}; did you mean {name}?")
         raise NoRunError(
             f"no run under {run_root} matches {text!r}, and it is not a run directory; write a run's path, its id or a "
             "part of it, its job's name, or its Slurm job id (hpcddp status --all lists all runs)"
@@ -101,20 +110,28 @@ def _find_element(text: str, runs: Sequence[Path], run_root: Path) -> RunDirecto
     """Return the element of a sweep that ``SWEEP_N`` or ``JOB_N`` means, or None."""
     if (element := find_element(text, run_root)) is not None:
         return element
-    named, _, number = text.rpartition("_")
-    if not (named and number.isascii() and number.isdecimal()):
-        return None
-    for path in runs:
-        if exists(RunDirectory(path).sweep_manifest):
-            with contextlib.suppress(ManifestError):
-                sweep = read_sweep(path)
-                if sweep is None:
-                    continue
+    for path in runs if _JOB_ID.fullmatch(text) else ():
+        with contextlib.suppress(ManifestError):
+            if (sweep := read_sweep(path)) is not None:
                 for index in range(len(sweep.elements)):
                     if text == sweep.job_id(index):
                         return sweep.run(index)
-                if named in path.name and int(number) < len(sweep.elements):
-                    return sweep.run(int(number))
+    sweep, index = _named_sweep(text, runs, run_root) or (None, 0)
+    return sweep.run(index) if sweep is not None and index < len(sweep.elements) else None
+
+
+def _named_sweep(text: str, runs: Sequence[Path], run_root: Path) -> tuple[Sweep, int] | None:
+    """Return the sweep and the number in ``SWEEP_N``; the sweep need not have such an element. None if it is no sweep.
+
+    The id of a job array is none of a sweep: its elements are counted in their own way.
+    """
+    named, _, number = text.rpartition("_")
+    if named and number.isascii() and number.isdecimal():
+        with contextlib.suppress(NoRunError, ManifestError):
+            found = _find_among(named, [path for path in runs if exists(RunDirectory(path).sweep_manifest)], run_root)
+            sweep = None if found is None else read_sweep(found.path)
+            if sweep is not None and all(chunk.job_id != named for chunk in sweep.chunks):
+                return sweep, int(number)
     return None
 
 
@@ -192,25 +209,21 @@ def all_runs(run_root: Path, *, everywhere: bool = False) -> list[RunDirectory]:
     return _by_submission([RunDirectory(path) for path in paths])
 
 
-def last_run(run_root: Path) -> RunDirectory:
-    """Return the run under a root that was submitted last.
+def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
+    """Return the run that ``text`` means, as ``find_run`` does; without a text the one that is ``last`` under the root.
 
     Raises:
-        NoRunError: there is none.
+        NoRunError: there is no such run, or there are several.
     """
-    runs = all_runs(run_root)
-    if runs:
-        return runs[0]
-    elsewhere = next(islice(_by_submission(indexed_runs()), 1), None)
+    if text is not None:
+        return find_run(text, run_root)
+    if (found := _find_among(LAST, sorted(_runs(run_root)), run_root)) is not None:
+        return found
+    elsewhere = _find_among(LAST, _indexed(), run_root)
     other = "" if elsewhere is None else f", or write {LAST}, which is {elsewhere.path}"
     raise NoRunError(
         f"there is no run under {run_root.absolute()}; submit one, or say with --run-root where runs are{other}"
     )
-
-
-def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
-    """Return the run that ``text`` means, as ``find_run`` does; the last one under the root without a text."""
-    return last_run(run_root) if text is None else find_run(text, run_root)
 
 
 def token_of(run_id: str) -> str:

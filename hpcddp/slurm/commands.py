@@ -337,6 +337,9 @@ def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
         SlurmUnavailableError: squeue is not installed, or the controller does not answer.
         SlurmCommandError: the controller refused the request.
     """
+    if (named := environment.get("SLURM_CONF")) and not Path(named).exists():
+        # squeue would wait a minute for it.
+        raise SlurmUnavailableError(f"SLURM_CONF is {named!r}, and there is no such file; correct or unset it")
     plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
     words = ["squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
     plain["SLURM_TIME_FORMAT"] = "standard"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hpcddp.batch.plan import BatchStart, Steps, plan_batch
 from hpcddp.batch.scaling import ScaledRule, learning_rate_at, scaled_hyperparameters
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.problems import counted
 from hpcddp.run.checkpoints import InvalidCheckpointError, Manifest, list_checkpoints, verify
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import Change
@@ -112,7 +113,7 @@ def _of_training(before: JobSpec, now: JobSpec, manifest: Manifest | None, step:
         if (rate := new.rate(step)) != (rate_before := old.rate(step)):
             yield (
                 f"the learning rate of step {step + 1} is {rate:g} instead of {rate_before:g}; schedule "
-                f"{now.learning_rate.schedule}, {new.epochs} epochs"
+                f"{now.learning_rate.schedule}, {counted(new.epochs, 'epoch')}"
             )
         else:
             yield f"the learning rate of step {step + 1} stays {rate:g}; schedule {now.learning_rate.schedule}"

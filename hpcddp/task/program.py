@@ -204,7 +204,7 @@ def _exit_with_failure(
 ) -> NoReturn:
     """Write the failure record, print the failure, and end the task."""
     save_failure(attempt, failure)
-    sys.stderr.write(f"hpcddp: {failure.place} failed: {failure.message}\n")
+    sys.stderr.write(f"hpcddp: {failure.place} failed: {failure.label}{failure.message}\n")
     on_end("failed")
     exit_after_failure(failure.exit_code, attempt)
 
@@ -578,8 +578,11 @@ def _signal_of(code: int) -> signal.Signals | None:
     return signal.Signals(number) if number in list(signal.Signals) else None
 
 
+_LONGEST_NAME: Final = 60
+
+
 def _failure_message(command: Sequence[str], code: int, killed: signal.Signals | None, end: LogEnd) -> str:
-    program = shlex.join(command[:2])
+    program = _name_of(command)
     if killed is signal.SIGKILL:
         return f"{program} was killed by SIGKILL, most often because memory ran out"
     if killed is not None:
@@ -591,7 +594,16 @@ def _failure_message(command: Sequence[str], code: int, killed: signal.Signals |
         return f"{message}; write TorchDistributedEnvironment().export(overwrite=True)" if exported else message
     asked = code == ExitCode.STOPPED
     hint = ", which its launcher does not pass on; to be run again, create $HPCDDP_REQUEUE_FILE and end with 0"
-    return f"{program} ended with exit code {code}" + (hint if asked else "")
+    # The last line of a launcher is its own.
+    last = "" if end.rank is not None else end.tail.rstrip().rpartition("\n")[2].strip()
+    return f"{program} ended with exit code {code}" + (hint if asked else f"; its last line: {last}" if last else "")
+
+
+def _name_of(command: Sequence[str]) -> str:
+    """Return a program and its script, module or first argument: ``python -m train``; a long one is cut."""
+    words = next((count for count, word in enumerate(command[1:], 2) if not word.startswith("-")), len(command))
+    name = " ".join(shlex.join(command[:words]).split())
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]} ..."
 
 
 def _exception_type(end: LogEnd) -> str | None:

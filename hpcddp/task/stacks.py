@@ -47,6 +47,11 @@ class ProcessStacks:
     command: str
     lines: tuple[str, ...]
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there are stacks, and not a sentence why there are none, which is one line."""
+        return len(self.lines) > 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:

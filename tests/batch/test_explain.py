@@ -94,6 +94,14 @@ def test_each_case_says_what_it_is(numbers: dict[str, Any], line: str) -> None:
             "0.1, after a linear warm-up of 5 epochs (20 steps), then falling on a cosine to 0",
         ),
         (
+            LearningRate(warmup_epochs=0.25, schedule="cosine"),
+            "0.1, after a linear warm-up of 0.25 epochs (1 step), then falling on a cosine to 0",
+        ),
+        (
+            LearningRate(warmup_epochs=1, schedule="cosine"),
+            "0.1, after a linear warm-up of 1 epoch (4 steps), then falling on a cosine to 0",
+        ),
+        (
             LearningRate(warmup_epochs=0.5, schedule="step", milestones=(30, 60)),
             "0.1, after a linear warm-up of 0.5 epochs (2 steps), then times 0.1 at the beginning of epochs 30, 60",
         ),

@@ -239,3 +239,15 @@ def test_every_error_of_a_command_has_a_hint(
     code, out, _ = run(capsys, *words, "--json")
     assert code == 2
     assert json.loads(out)["error"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("resume", "submit --resume RUN"), ("run", "submit"), ("stop", "cancel"), ("kill", "cancel"), ("list", "status"),
+     ("ls", "status")],
+)  # fmt: skip
+def test_a_command_of_another_name_is_answered_with_the_one_that_does_it(
+    capsys: pytest.CaptureFixture[str], word: str, meant: str
+) -> None:
+    assert boundary.run(app, [word, "x"]) == 2
+    assert capsys.readouterr().err == f"hpcddp: there is no command {word}; write hpcddp {meant}\n"

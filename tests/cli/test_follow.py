@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm import commands
 from tests.manage.runs import make
+
+TRAINING = "name: digits\ntrain: {model: resnet18, dataset: digits}\nbatch: {global_batch_size: 8}\n"
 
 
 @dataclass
@@ -40,16 +43,35 @@ def test_ctrl_c_names_the_commands_that_follow_again_and_that_end_the_run(
         raise KeyboardInterrupt
 
     made = make(tmp_path).submitted()
-    made.run.job_file.write_text(
-        "name: digits\ntrain: {model: resnet18, dataset: digits}\nbatch: {global_batch_size: 8}\n"
-    )
+    made.run.job_file.write_text(TRAINING)
     monkeypatch.setattr(watch, "follow", interrupted)
     with pytest.raises(typer.Exit) as ended:
         follow_run(Submitted(made.run))  # type: ignore[arg-type]
     assert ended.value.exit_code == 130
     assert capsys.readouterr().err == (
         f"\nno longer following; run run-1 goes on\nto follow it again   hpcddp logs {made.run.path} --follow\n"
-        f"to end it           hpcddp cancel {made.run.path}\n"
+        f"to end it            hpcddp cancel {made.run.path}\n"
+    )
+
+
+def test_the_second_ctrl_c_leaves_a_run_on_this_machine_that_is_being_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make(tmp_path).submitted()
+    made.run.job_file.write_text(TRAINING)
+
+    def interrupted_twice(*_: object, interrupted: Callable[[], bool], **__: object) -> None:
+        assert interrupted()
+        assert not interrupted()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch, "follow", interrupted_twice)
+    with subprocess.Popen(["sleep", "60"]) as script, pytest.raises(typer.Exit):
+        follow_run(Submitted(made.run, cluster="local", job_id=str(script.pid)))  # type: ignore[arg-type]
+    assert capsys.readouterr().err == (
+        "\nstopping: the run is told to save and to end; Ctrl-C again to stop watching\n"
+        "\nno longer following; run run-1 saves and ends\n"
+        f"to follow it again   hpcddp logs {made.run.path} --follow\n"
     )
 
 

@@ -66,7 +66,7 @@ def test_the_commands_print_what_the_page_shows(shell: Callable[[str], str], dir
     commands = [text.removeprefix("$ ").partition("\n") for _, text in BLOCKS if text.startswith("$ ")]
     assert len(commands) > 10
     for command, _, shown in commands:
-        if command == "hpcddp requeue":
+        if command == "hpcddp requeue last":
             wait_until(lambda: "starts after step 0" in shell("hpcddp logs"), lambda: shell("hpcddp why"), 240)
         printed = shell(command)
         if "starts after step 0" in shown:

@@ -70,6 +70,21 @@ def test_a_running_job_is_entered_and_shows_its_stacks_and_goes_on(
         assert [event for event in run.events.read_text().splitlines() if '"signal"' in event] == []
 
 
+def test_an_element_of_a_sweep_is_entered(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\nfor _ in range(600): time.sleep(1)\n")
+    program = ("--", "python", "train.py", "{lr}")
+    words = ("submit", "--json", "--sweep", "lr=1,2", "--run-root", str(tmp_path / "runs"), *program)
+    sweep = Path(json.loads(sandbox.run(*HPCDDP, *words, cwd=tmp_path).stdout)["sweep_dir"])
+    for run in (sweep.with_name(f"{sweep.name}_{index}") for index in range(2)):
+
+        def shown(run: Path = run) -> str:
+            return sandbox.run(*HPCDDP, "stacks", str(run), cwd=tmp_path, check=False).stdout
+
+        wait_until(lambda shown=shown: "python train.py" in shown(), "the program", 120)  # type: ignore[misc]
+        done = sandbox.run(*HPCDDP, "shell", str(run), "--", "sh", "-c", "echo $HPCDDP_RUN_DIR", cwd=tmp_path)
+        assert done.stdout.split() == [str(run)]
+
+
 def test_a_program_of_the_users_own_is_read_with_py_spy(sandbox: Sandbox, tmp_path: Path) -> None:
     """A stand-in for py-spy shows with which process it is called; without one, a sentence says how to get it."""
     (tmp_path / "train.py").write_text("import time\nfor _ in range(600): time.sleep(1)\n")

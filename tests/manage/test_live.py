@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from hpcddp.cli.main import app
 from hpcddp.errors import UserError
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
-from hpcddp.manage.live import LiveRun, NotLiveError, live_run, run_inside
+from hpcddp.manage.live import LiveRun, NotLiveError, live_run, run_inside, stacks
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.run.job_records import Rank, write_ranks
-from hpcddp.slurm.commands import QueuedJob, overlapping_step
+from hpcddp.slurm.commands import QueuedJob, SlurmCommandError, overlapping_step
+from hpcddp.task.stacks import ProcessStacks
 from tests.manage.runs import NOON, FakeRun, make, queued
+from tests.slurm.programs import program
 from tests.waiting import wait_until
 
 JOB = "name: digits\nresources: {nodes: 2, tasks_per_node: 2}\ncommand: [torchrun, t.py]\n"
@@ -57,6 +60,18 @@ def test_the_stacks_of_a_rank_that_does_not_exist_are_refused_with_those_that_do
     assert boundary.run(app, ["stacks", str(live.attempt.run.path), "--rank", "5"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("hpcddp: --rank is 5, and run run-1 has ranks 0 to 3; write one of them\n")
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize(("lines", "code"), [(("py-spy is needed",), 1), (("Thread 0x1", '  File "a.py"'), 0)])
+def test_stacks_that_nobody_could_read_are_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], code: int, form: tuple[str, ...]
+) -> None:
+    live = running(tmp_path, OTHER)
+    monkeypatch.setattr("hpcddp.slurm.commands.queue", lambda _: [queued(node_list="n[3,7]")])
+    found = ProcessStacks(rank=0, host="n3", pid=1, command="python t.py", lines=lines)
+    monkeypatch.setattr("hpcddp.manage.live.stacks", lambda *_: [found])
+    assert boundary.run(app, ["stacks", str(live.attempt.run.path), *form]) == code
 
 
 def test_a_run_without_nodes_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -111,3 +126,20 @@ def test_the_step_shares_the_nodes_with_the_tasks() -> None:
         "srun", "--jobid=7", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--nodelist=n3",
         "--mem=0", "--mpi=none", "--chdir=/x", "--pty", sys.executable,
     ]  # fmt: skip
+
+
+def test_srun_gets_the_number_of_an_element_of_a_job_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live = replace(running(tmp_path, OTHER), job_id="1_0")
+    program(tmp_path, "scontrol", 'echo "JobId=2 ArrayJobId=1 ArrayTaskId=0 JobName=$4"')
+    environment = program(tmp_path, "srun", 'echo "$1"')
+    monkeypatch.setenv("PATH", environment["PATH"])
+    assert run_inside(live, 0, ["true"], environment, terminal=False) == 0
+    assert capfd.readouterr().out == "--jobid=2\n"
+    program(tmp_path, "srun", 'echo "$1" >&2; exit 1')
+    with pytest.raises(SlurmCommandError, match=r"srun failed: --jobid=2$"):
+        stacks(live, environment)
+    program(tmp_path, "scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    with pytest.raises(NotLiveError, match="Slurm does not know job 1_0 of run run-1 any more; try again"):
+        stacks(live, environment)

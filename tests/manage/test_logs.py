@@ -86,7 +86,7 @@ def test_the_batch_scripts_words_of_this_attempt_alone(made: FakeRun) -> None:
 
 def test_an_attempt_that_is_not_there_is_refused(made: FakeRun, tmp_path: Path) -> None:
     assert chosen_attempt(made.run, None).number == 0
-    with pytest.raises(NoLogError, match="--attempt is 3, and the run run-1 has attempts 0; choose one of them"):
+    with pytest.raises(NoLogError, match="--attempt is 3, and the run run-1 has attempt 0 alone; write that"):
         chosen_attempt(made.run, 3)
     with pytest.raises(NoLogError, match="the run waits has not started yet, so it has no logs; see why: hpcddp why"):
         chosen_attempt(make(tmp_path, "waits").submitted().run, None)

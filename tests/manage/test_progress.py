@@ -71,6 +71,17 @@ def test_one_step_has_its_own_speed_and_no_estimate(tmp_path: Path) -> None:
     assert (found.samples_per_s, found.eta_s(400, NOON)) == (64, None)
 
 
+def test_steps_that_were_recorded_at_once_have_their_own_speed(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    lines = [
+        {"step": n, "loss": 1.0, "samples_seen": 64 * n, "samples_per_s": 40.0, "time": NOON + n * 1e-4} for n in (1, 2)
+    ]
+    made.run.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = read_progress(made.run.metrics)
+    assert found is not None
+    assert (found.samples_per_s, found.steps_per_s) == (40, None)
+
+
 def test_the_time_that_is_left_runs_on_between_two_looks() -> None:
     progress = RunProgress(step=300, loss=1.0, samples_per_s=64, steps_per_s=2, time=NOON)
     assert progress.eta_s(400, NOON) == 50

@@ -139,6 +139,10 @@ def test_a_cancelled_run_is_said_to_be_cancelled_once(made: FakeRun) -> None:
     assert why(made).why == "it was cancelled by a signal to the job"
 
 
+def test_a_run_of_one_step_has_one_step(made: FakeRun) -> None:
+    assert why(made.submitted().started().ended("finished", steps=1)).why == "it has finished after 1 step"
+
+
 def test_the_attempts_of_a_run_are_its_history(made: FakeRun) -> None:
     made.submitted().started().event("requeue", at=50, step=30, cause="preemption")
     made.started(at=60, attempt=1).event("requeue", at=70, attempt=1, step=40, cause="requeued", by="user")

@@ -85,6 +85,26 @@ def test_the_run_that_was_submitted_last_is_the_default_also_when_it_was_resumed
     assert chosen_run("cluster-123", root).run_id == "cluster-123"
 
 
+def test_an_element_that_started_last_is_not_the_last_run(root: Path, sweep: Path) -> None:
+    submit(root, "resnet/other-7", 0)
+    submit(root, "digits/cluster-123", 0)
+    submit(root, "digits/sweep-1", 10)
+    submit(root, "digits/sweep-1_0", 30)
+    submit(root, "digits/cluster-12", 20)
+    assert chosen_run(None, root) == find_run("last", root) == RunDirectory(root / "digits" / "cluster-12")
+    submit(root, "digits/sweep-1", 40)
+    assert chosen_run(None, root) == find_run("last", root) == RunDirectory(sweep)
+
+
+def test_the_hint_from_another_directory_names_the_run_that_last_means(root: Path, sweep: Path) -> None:
+    for at, run in enumerate(("digits/cluster-12", "digits/sweep-1", "digits/sweep-1_0")):
+        submit(root, run, at)
+        add_to_index(RunDirectory(root / run))
+    with pytest.raises(NoRunError, match=f"or write last, which is {sweep}$"):
+        chosen_run(None, root.parent / "elsewhere")
+    assert find_run("last", root.parent / "elsewhere") == RunDirectory(sweep)
+
+
 def test_a_script_that_was_submitted_by_hand_counts_from_its_first_attempt(root: Path) -> None:
     submit(root, "resnet/other-7", 100)
     submit(root, "digits/cluster-123", 50)
@@ -202,6 +222,27 @@ def test_an_element_is_named_by_its_jobs_name_in_the_newest_sweep_of_that_name(r
     # A job's own name comes first.
     (root / "digits_1" / "other-8" / "attempts").mkdir(parents=True)
     assert find_run("digits_1", root).run_id == "other-8"
+
+
+def test_an_element_of_the_last_sweep_and_of_a_job_is_named_like_the_sweep(root: Path, sweep: Path) -> None:
+    older = root / "digits" / "sweep-0"
+    (older / "attempts").mkdir(parents=True)
+    write_sweep(Sweep(sweep_id="sweep-0", path=older, elements=({}, {}, {}, {}), chunks=()))
+    submit(root, "digits/sweep-0", 10)
+    submit(root, "digits/sweep-1", 20)
+    for text in ("last_2", "digits_2"):
+        assert find_run(text, root).path == sweep.with_name("sweep-1_2")
+    for text in ("last_3", "weep-1_3", "sweep-1_3", "digits_7"):
+        with pytest.raises(
+            NoRunError, match=f"'{text}' is no run: the sweep sweep-1 has elements 0 to 2; write sweep-1_2"
+        ):
+            find_run(text, root)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("digit", "digits"), ("resent", "resnet"), ("Digits", "digits")])
+def test_a_name_that_is_nearly_that_of_a_job_gets_it_as_advice(root: Path, text: str, meant: str) -> None:
+    with pytest.raises(NoRunError, match=f"; did you mean {meant}?"):
+        find_run(text, root)
 
 
 def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,12 @@ def test_a_cancel_that_is_refused_carries_scancels_reason(tmp_path: Path) -> Non
 def test_a_priority_is_returned_if_slurm_computes_one(tmp_path: Path, body: str, priority: str | None) -> None:
     assert commands.priority("7", program(tmp_path, "sprio", body)) == priority
     assert commands.priority("7", {"PATH": str(tmp_path / "nothing")}) is None
+
+
+def test_a_configuration_that_is_gone_is_said_at_once(tmp_path: Path) -> None:
+    """Slurm's commands wait a minute for the file."""
+    gone = str(tmp_path / "slurm.conf")
+    env = {**program(tmp_path, "squeue", "exec sleep 30"), "SLURM_CONF": gone}
+    said = f"SLURM_CONF is {gone!r}, and there is no such file; correct or unset it"
+    with pytest.raises(commands.SlurmUnavailableError, match=re.escape(said)):
+        commands.queue(env)

@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 
+from hpcddp.cli.submit import print_outcome
+from hpcddp.manage.follow import Outcome
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from hpcddp.run.result import Result
+from hpcddp.submission.submit import Submission
 from tests.waiting import wait_for_text, wait_until
 
 
@@ -142,6 +146,7 @@ def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path)
     assert "rank 1 on " in result(run)["reason"]
     assert result(run)["reason"].endswith("failed first: ValueError: my own mistake")
     assert "failed as a consequence" in run.batch_log.read_text()
+    assert " failed: ValueError: my own mistake" in run.attempt(0).rank_log(1).read_text()
 
 
 def test_a_program_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
@@ -193,6 +198,31 @@ def test_a_program_that_only_the_task_misses_is_named_without_a_traceback(tmp_pa
     assert result(run)["exit_code"] == 70
     assert "has no program 'no-such-program'" in result(run)["reason"]
     assert "Traceback" not in run.batch_log.read_text()
+
+
+def test_the_last_lines_of_a_run_that_failed_lead_to_its_error(tmp_path: Path) -> None:
+    words = ("submit", "--cluster", "local", "--follow", "--", sys.executable, "-m", "trian")
+    command = [sys.executable, "-m", "hpcddp", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    (run,) = (tmp_path / "runs" / "trian").iterdir()
+    assert done.returncode == 1
+    failed, look, resume, story = done.stdout.splitlines()
+    assert failed.endswith(
+        f"python -m trian ended with exit code 1; its last line: {sys.executable}: No module named trian"
+    )
+    assert look == f"the error: hpcddp logs {run.name.rpartition('-')[2]} --first-error"
+    assert resume == f"when its cause is removed, resume with: hpcddp submit --resume {run}"
+    assert story == f"the whole story: {run / 'batch.log'}"
+
+
+def test_the_seconds_of_the_last_line_say_what_they_count(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    made = Submission(run=RunDirectory(tmp_path), cluster="local", job=None, dropped=(), epochs=1)  # type: ignore[arg-type]
+    for result, said in (
+        (Result(status="finished", steps=1, wall_s=0.71, world_size=2), "1 step, 0.7 s of training on 2 ranks"),
+        (Result(status="finished", wall_s=11.0), "11.0 s since its start on 1 rank"),
+    ):
+        print_outcome(made, Outcome(status="finished", result=result), as_json=False)
+        assert capsys.readouterr().out.startswith(f"finished: {said}\n")
 
 
 def test_whoever_follows_sees_what_rank_0_prints_and_only_of_this_job(tmp_path: Path) -> None:

@@ -194,5 +194,5 @@ def test_an_element_that_never_began_is_found_by_its_id_or_path_to_be_resumed() 
 def test_what_is_no_element_is_no_run() -> None:
     submitted_sweep()
     for text in ("s1_3", "s2_0", "s1_x", "_0", "nothing"):
-        with pytest.raises(NoRunError, match=r"no run under .* matches"):
+        with pytest.raises(NoRunError, match=r"the sweep s1 has elements 0 to 2|no run under .* matches"):
             find_to_resume(text, Path("runs"))

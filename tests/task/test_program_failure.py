@@ -31,7 +31,8 @@ def log(directory: Path, text: str) -> Path:
     ("code", "text", "kind", "message", "exit_code"),
     [
         (1, BOOM, "ValueError", "boom", 70),
-        (3, "just this\n", "exit", "python train.py ended with exit code 3", 70),
+        (3, "just this\n\n", "exit", "python train.py ended with exit code 3; its last line: just this", 70),
+        (3, "", "exit", "python train.py ended with exit code 3", 70),
         (-6, BOOM, "ValueError", "boom", 70),
         (1, EXPORT, "RuntimeError", f"{EXPORTED}; write TorchDistributedEnvironment().export(overwrite=True)", 70),
         (-6, "", "killed", "python train.py was killed by SIGABRT", 70),
@@ -47,6 +48,23 @@ def test_a_program_that_fails_by_itself_is_a_failure_of_the_user(
     record = program_failure(COMMAND, code, log(tmp_path, text), stop_requested=False, another_rank_failed_first=False)
     assert record is not None
     assert (record.kind, record.message, record.exit_code, record.secondary) == (kind, message, exit_code, False)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "-m", "trian", "--lr", "1"], "python -m trian"),
+        (["python", "-u", "-X", "dev", "train.py"], "python -u -X dev"),
+        (["bash", "-c", "cd data\nexit 3"], "bash -c 'cd data exit 3'"),
+        (["bash", "-c", "true " * 30], f"bash -c '{'true ' * 10}t ..."),
+        (["./a.out", "3", "4"], "./a.out 3"),
+        (["true"], "true"),
+    ],
+)
+def test_the_program_that_failed_is_named(tmp_path: Path, command: list[str], name: str) -> None:
+    record = program_failure(command, 3, tmp_path / "none", stop_requested=False, another_rank_failed_first=False)
+    assert record is not None
+    assert record.message == f"{name} ended with exit code 3"
 
 
 @pytest.mark.parametrize(("code", "told"), [(0, False), (75, False), (0, True), (1, True), (-15, True), (143, True)])

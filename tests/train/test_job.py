@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ def test_start_up_lines_print_every_derived_number(training: Training) -> None:
         "finished: 8 steps in ",
     ):
         assert part in text
+    assert re.fullmatch(r"finished: 8 steps in [0-9.]+ s, val_accuracy [0-9]\.[0-9]{4}", training.said[-1])
 
 
 def test_few_samples_for_batch_norm_are_noted(training: Training) -> None:

@@ -180,9 +180,8 @@ def _finish(context: TrainContext, replica: Replica, progress: TrainingProgress)
     result = write_training_result(context, replica.models, progress)
     if progress.noise is not None:
         context.print_on_rank_0(progress.noise.advice(context.spec.global_batch_size))
-    context.print_on_rank_0(
-        f"finished: {progress.step} steps in {progress.wall_s:.1f} s, val_accuracy {result['val_accuracy']}"
-    )
+    scored = "" if result["val_accuracy"] is None else f", val_accuracy {result['val_accuracy']:.4f}"
+    context.print_on_rank_0(f"finished: {counted(progress.step, 'step')} in {progress.wall_s:.1f} s{scored}")
 
 
 def _information(setting: Setting) -> dict[str, Any]:
@@ -246,7 +245,7 @@ def start_up_lines(
     evaluated = "every epoch" if schedule.eval_every == 1 else f"every {schedule.eval_every} epochs"
     yield (
         f"  learning rate {rate.base:g}{_rule_text(context.spec.learning_rate)}, {rate.schedule}, warm-up "
-        f"{rate.warmup_epochs:g} epochs; evaluation {evaluated}; "
+        f"{rate.warmup_epochs:g} epoch{'' if rate.warmup_epochs == 1 else 's'}; evaluation {evaluated}; "
         f"checkpoint {_interval_text(schedule.every)}, "
         f"{context.spec.checkpoint.keep} kept"
     )
@@ -255,7 +254,7 @@ def start_up_lines(
         _, steps = schedule.steps.place(progress.step)
         since = " with this batch" if progress.epoch == schedule.steps.start.epoch and progress.batch_starts else ""
         yield (
-            f"  going on after step {progress.step} (epoch {progress.epoch}, {steps} steps into it{since}, "
+            f"  going on after step {progress.step} (epoch {progress.epoch}, {counted(steps, 'step')} into it{since}, "
             f"{progress.samples_seen:,} samples seen)"
         )
 
@@ -283,9 +282,9 @@ def _shares_text(shares: tuple[int, ...]) -> str:
 
 def _interval_text(every: Every) -> str:
     if every.steps is not None:
-        return f"every {every.steps} steps and epoch"
+        return f"every {counted(every.steps, 'step')} and epoch"
     if every.epochs is not None:
-        return f"every {every.epochs} epochs"
+        return f"every {counted(every.epochs, 'epoch')}"
     minutes = every.duration.total_seconds() / 60 if every.duration else 0
     return f"every {minutes:g} minutes and epoch"
 
