@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot, Yes, confirm
+from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs, run_argument
 from hpcddp.cli.output import echo
+from hpcddp.errors import UserError
+
+if TYPE_CHECKING:
+    from hpcddp.manage.overview import Line
 
 
 def register(app: typer.Typer) -> None:
@@ -19,17 +26,25 @@ def register(app: typer.Typer) -> None:
 
 
 def cancel(
-    run: Run = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Run id or a part of it, job name, Slurm job id, last, or run directory; without it, the command "
+            "asks about the newest run that waits or runs.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
     *,
-    yes: Yes = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Cancel a run, or all elements of a sweep.
 
     The run saves first, if Slurm leaves it enough time. A cancelled run is not requeued; hpcddp submit --resume RUN
-    continues it. Without RUN, the command asks before it cancels the last run. If the run has already ended, the
-    command says so and exits with 0.
+    continues it. Without RUN, the command asks before it cancels the newest run that waits or runs. If the run has
+    already ended, the command says so and exits with 0.
 
     Example: hpcddp cancel 20261121-1545
     """
@@ -41,11 +56,18 @@ def cancel(
     from hpcddp.submission.sweep_element import chosen_to_act_on
 
     environment = dict(os.environ)
+    if run is None:
+        newest = _newest_alive(run_root, environment)
+        if newest is None:
+            sentence = f"no run under {run_root.absolute()} waits or runs, so there is nothing to cancel"
+            echo(json.dumps({"run_id": None, "sentence": sentence}, indent=2) if as_json else sentence)
+            return
+        if not yes:
+            _confirm(newest)
+        run = str(newest.run.path if isinstance(newest, RunStatus) else newest.sweep.path)
     chosen = chosen_to_act_on(run, run_root)
     found = overview_of([entry_of(chosen)], ask=lambda: commands.queue(environment), now=time.time())
     (line,) = found.lines
-    if run is None and (yes or line.is_alive):
-        confirm("Cancel", "cancelled", line, yes=yes)
 
     def end(job_ids: Sequence[str]) -> None:
         commands.cancel(job_ids, environment)
@@ -55,3 +77,34 @@ def cancel(
     else:
         sentence, run_id = cancel_sweep(line, end=end, now=time.time()), line.sweep.sweep_id
     echo(json.dumps({"run_id": run_id, "sentence": sentence}, indent=2) if as_json else sentence)
+
+
+def _newest_alive(run_root: Path, environment: Mapping[str, str]) -> Line | None:
+    """Return the newest run or sweep that waits or runs, or None.
+
+    Raises:
+        UserError: Slurm could not be asked.
+    """
+    from hpcddp.manage.overview import overview
+    from hpcddp.slurm import commands
+
+    found = overview(run_root, ask=lambda: commands.queue(environment), now=time.time(), everything=False)
+    alive = next((line for line in found.lines if line.is_alive), None)
+    if alive is None and found.unanswered is not None:
+        raise UserError(f"no RUN is given, and Slurm could not be asked which runs are alive: {found.unanswered}")
+    return alive
+
+
+def _confirm(line: Line) -> None:
+    """Ask whether a run or sweep is to be cancelled."""
+    from hpcddp.manage.status import RunStatus
+
+    run, state = (line.run, line.state) if isinstance(line, RunStatus) else (line.sweep.directory, line.sentence)
+    called = run_argument(run.path)
+    if not sys.stdin.isatty():
+        raise UserError(f"no RUN is given; name the run, or add --yes to cancel the newest that is alive, {called}")
+    try:
+        typer.confirm(f"Cancel {run.path.parent.name}, {state} ({called})?", abort=True, err=True)
+    except typer.Abort:
+        echo("nothing was cancelled", err=True)
+        raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,13 +12,11 @@ import typer
 
 from hpcddp import api
 from hpcddp.api import default_run_root, profiles_directory
-from hpcddp.cli.output import echo
-from hpcddp.errors import HpcddpError, UserError
+from hpcddp.errors import HpcddpError
 
 if TYPE_CHECKING:
     from hpcddp.jobfile.cluster import ClusterFacts
     from hpcddp.jobfile.overrides import Override
-    from hpcddp.manage.overview import Line
     from hpcddp.run.directory import RunDirectory
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
@@ -150,7 +147,6 @@ Run = Annotated[
         autocompletion=complete_runs,
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; RUN must be given.")]
 SweepOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -181,27 +177,6 @@ AfterAny = Annotated[
     typer.Option("--after-any", metavar="RUN", help="Wait until this run has ended (Slurm); repeatable.", hidden=True),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
-
-def confirm(verb: str, done: str, line: Line, *, yes: bool) -> None:
-    """Ask whether a command that has no RUN acts on the last run.
-
-    Raises:
-        UserError: nobody can be asked.
-        Abort: the answer is no.
-    """
-    from hpcddp.manage.status import RunStatus
-    from hpcddp.run.find import LAST
-
-    run, state = (line.run, line.state) if isinstance(line, RunStatus) else (line.sweep.directory, line.sentence)
-    called = run_argument(run.path)
-    if yes or not sys.stdin.isatty():
-        raise UserError(f"no RUN is given, and nobody is asked; write RUN, or {LAST}, which is {called}")
-    try:
-        typer.confirm(f"{verb} {run.path.parent.name}, {state} ({called})?", abort=True, err=True)
-    except typer.Abort:
-        echo(f"nothing was {done}", err=True)
-        raise
 
 
 def read_sweep(axes: list[str] | None, file: Path | None, max_parallel: int | None) -> Sequence[Override]:

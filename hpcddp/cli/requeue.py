@@ -8,7 +8,7 @@ import time
 
 import typer
 
-from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot, Yes, confirm
+from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot
 from hpcddp.cli.output import echo
 from hpcddp.errors import HpcddpError
 
@@ -18,13 +18,12 @@ def register(app: typer.Typer) -> None:
     app.command()(requeue)
 
 
-def requeue(run: Run = None, *, yes: Yes = False, run_root: RunRoot = RUN_ROOT, as_json: AsJson = False) -> None:
+def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = False) -> None:
     """Save a run that runs on Slurm, and start it again.
 
     The run then uses new code and gets its whole time limit again. A training stops at the end of a step, saves a
     checkpoint, and continues under the same job id. A command gets SIGTERM and the seconds that Slurm leaves it. For
-    a sweep, every running element is requeued. hpcddp submit --resume RUN continues a run that has ended. Without RUN,
-    the command asks before it requeues the last run.
+    a sweep, every running element is requeued. hpcddp submit --resume RUN continues a run that has ended.
 
     Example: hpcddp requeue 20261121-1545
     """
@@ -41,8 +40,6 @@ def requeue(run: Run = None, *, yes: Yes = False, run_root: RunRoot = RUN_ROOT, 
     if found.unanswered is not None:
         raise HpcddpError(f"nothing was requeued, because Slurm could not be asked: {found.unanswered}")
     (line,) = found.lines
-    if run is None and (yes or line.is_alive):
-        confirm("Requeue", "requeued", line, yes=yes)
     slurm = commands_of_slurm(environment)
     if isinstance(line, RunStatus):
         done = {line.run.run_id: requeue_run(line, slurm)}

@@ -171,40 +171,25 @@ class Person(io.StringIO):
 
 
 @pytest.mark.usefixtures("root")
-def test_cancel_asks_before_it_ends_the_last_run(
+def test_cancel_asks_before_it_ends_the_newest_run_that_is_alive(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[object] = []
     monkeypatch.setattr(commands, "cancel", lambda job_ids, _: ended.append(job_ids))
-    for words in ((), ("-y",)):
-        code, _, err = run(capsys, "cancel", *words)
-        assert (code, ended) == (2, [])
-        assert err == "hpcddp: no RUN is given, and nobody is asked; write RUN, or last, which is c-waits\n"
+    code, _, err = run(capsys, "cancel")
+    assert (code, ended) == (2, [])
+    assert err == "hpcddp: no RUN is given; name the run, or add --yes to cancel the newest that is alive, c-waits\n"
     for answer in ("n\n", "\n", ""):
         monkeypatch.setattr(sys, "stdin", Person(answer))
-        code, out, err = run(capsys, "cancel")
+        code, _, err = run(capsys, "cancel")
         assert (code, ended) == (130, [])
+        assert err.startswith("Cancel digits, pending (c-waits)? [y/N]:")
         assert err.endswith("nothing was cancelled\n")
-    monkeypatch.setattr(sys, "stdin", Person("y\n"))
-    code, out, err = run(capsys, "cancel")
+    code, out, _ = run(capsys, "cancel", "--yes")
     assert (code, ended) == (0, [["3"]])
-    assert err.strip() == "Cancel digits, pending (c-waits)? [y/N]:"
-    assert out.strip().startswith("run c-waits is cancelled (job 3)")
+    assert out.startswith("run c-waits is cancelled (job 3)")
     again = json.loads(run(capsys, "cancel", "c-waits", "--json")[1])
     assert again["sentence"] == "run c-waits has ended already (cancelled); there is nothing to cancel"
-
-
-def test_requeue_asks_before_it_requeues_the_last_run(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.utime(root / "digits" / "a-runs" / "submission.json", (9, 9))
-    code, _, err = run(capsys, "requeue")
-    assert (code, err) == (2, "hpcddp: no RUN is given, and nobody is asked; write RUN, or last, which is a-runs\n")
-    monkeypatch.setattr(sys, "stdin", Person("n\n"))
-    code, _, err = run(capsys, "requeue")
-    assert code == 130
-    assert err.startswith("Requeue digits, running (a-runs)? [y/N]:")
-    assert err.endswith("nothing was requeued\n")
 
 
 @pytest.mark.usefixtures("root")
@@ -403,10 +388,10 @@ def test_a_scan_makes_runs_known_from_any_directory(
     assert run(capsys, "status", "--scan", "nothing")[0] == 2
 
 
-def test_cancel_without_a_run_takes_the_last_run_also_if_it_has_ended(
+def test_cancel_without_a_run_finds_none_among_runs_that_have_ended(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (root / "digits" / "c-waits" / "result.json").write_text('{"status": "finished"}')
+    for ended in root.glob("*/*"):
+        (ended / "result.json").write_text('{"status": "finished"}')
     code, out, _ = run(capsys, "cancel")
-    assert (code, out) == (0, "run c-waits has ended already (finished); there is nothing to cancel\n")
-    assert run(capsys, "cancel", "-y")[0] == 2
+    assert (code, out) == (0, f"no run under {root} waits or runs, so there is nothing to cancel\n")
