@@ -87,16 +87,15 @@ def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | N
         NoRunError: several are meant.
     """
     exact = [run for run in runs if run.name == text]
-    if not exact and (element := _find_element(text, runs, run_root)) is not None:
-        return element
     if not exact:
+        # The name of a job may end like that of an element.
         whole = [run for run in _without_elements(runs) if text in {LAST, run.parent.name}]
+        if not whole and (element := _find_element(text, runs, run_root)) is not None:
+            return element
         job = _with_job(text, runs) if _JOB_ID.fullmatch(text) else []
         if whole or job:
             # A rebuilt cluster uses job ids again.
             return _newest(whole or job)
-        if (element := _element_of_newest(text, runs)) is not None:
-            return element
     found = exact or _without_elements([run for run in runs if run.name.startswith(text)])
     found = found or _without_elements([run for run in runs if text in run.name])
     if len(found) > 1:
@@ -133,13 +132,6 @@ def _named_sweep(text: str, runs: Sequence[Path], run_root: Path) -> tuple[Sweep
             if sweep is not None and all(chunk.job_id != named for chunk in sweep.chunks):
                 return sweep, int(number)
     return None
-
-
-def _element_of_newest(text: str, runs: Sequence[Path]) -> RunDirectory | None:
-    """Return the element that ``NAME_N`` means, N in the newest sweep of the job NAME, or None."""
-    name, _, number = text.rpartition("_")
-    sweeps = [run for run in runs if run.parent.name == name and exists(RunDirectory(run).sweep_manifest)]
-    return find_element(f"{_newest(sweeps).path}_{number}", Path()) if sweeps else None
 
 
 def run_of_job(job_id: str, run_root: Path) -> RunDirectory | None:
