@@ -474,7 +474,7 @@ def read_evaluations(path: Path, best: Best | None = None) -> dict[str, dict[int
     """Return the values of each metric of the evaluations: by name, then by step in ascending order.
 
     Where the step of a metric goes back, a later attempt has resumed: its earlier values from that step on do not
-    count. Damaged lines are left out.
+    count, even if the new value is not finite. Damaged lines are left out.
 
     Args:
         path: as ``summaries`` has it. Of a file over 256 MiB the end is read.
@@ -491,9 +491,12 @@ def read_evaluations(path: Path, best: Best | None = None) -> dict[str, dict[int
             stream.seek(max(0, size - LARGEST_RECORD))
             for block in _blocks_of_lines(stream):
                 for line in parse_lines(b"\n".join(_lines_with(block, needles)), MetricsLine).records:
+                    for name in line.facts:
+                        if is_evaluation(name) or name == also:
+                            _forget(found.get(name, {}), line.step)
                     for name, value in line.numbers().items():
                         if is_evaluation(name) or name == also:
-                            _add(found.setdefault(name, {}), line.step, value)
+                            found.setdefault(name, {})[line.step] = value
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -501,10 +504,10 @@ def read_evaluations(path: Path, best: Best | None = None) -> dict[str, dict[int
     return found
 
 
-def _add(values: dict[int, float], step: int, value: float) -> None:
+def _forget(values: dict[int, float], step: int) -> None:
+    """Remove the values from a step on, also where the new value is not a finite number."""
     while values and next(reversed(values)) >= step:
         values.popitem()
-    values[step] = value
 
 
 _BLOCK_BYTES: Final = 1 << 20

@@ -102,6 +102,29 @@ def test_ranks_with_different_shares_leave_an_evaluation_together(tmp_path: Path
     assert result(stopped)["parameters_sha256"] == result(whole)["parameters_sha256"]
 
 
+def test_a_stop_in_an_evaluation_saves_the_statistics_of_each_rank(tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    document = job_document(
+        train__epochs=2,
+        train__model="tests.distributed.own_code:norm_model",
+        train__dataset_args={"val": 200},
+        batch__max_per_device_batch_size=8,
+        batch__tail="drop",
+        checkpoint={"every": {"epochs": 10}},
+    )
+    jobs = [
+        {"run": whole, "spec": document},
+        # Three steps, then the first question of the evaluation, in which the ranks have merged statistics.
+        {"run": stopped, "spec": document, "stop_after_calls": 3, "stop_rank": 1},
+        {"run": stopped, "spec": document, "attempt": 1},
+    ]
+    outcome = run_ranks(tmp_path / "ranks", 2, jobs)
+    assert outcome.codes == [0, 0], outcome.outputs
+    assert (stopped / "checkpoints" / "step-000003" / "ranks.pt").exists()
+    assert without_times(stopped) == without_times(whole)
+    assert result(stopped)["parameters_sha256"] == result(whole)["parameters_sha256"]
+
+
 def test_ranks_that_agree_once_per_block_stop_together_within_a_block(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     document = job_document(train__epochs=2, batch__global_batch_size=8)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.training import evaluations, job_document, result, run_ranks, steps
+from tests.distributed.training import evaluations, job_document, parameters, result, run_ranks, steps
 
 FEW = {"train": 10, "val": 3}
 
@@ -48,3 +48,19 @@ def test_global_batch_that_leaves_one_sample_for_batch_norm_is_refused_by_every_
     assert outcome.codes == [2, 2]
     assert outcome.errors[0] == outcome.errors[1]
     assert "BatchNorm" in outcome.errors[0]["message"]
+
+
+def test_a_sample_that_is_not_finite_skips_the_same_steps_on_any_number_of_ranks(tmp_path: Path) -> None:
+    """The last batch has one sample, so that a rank has none; the first sample is the one that is not a number."""
+    document = job_document(
+        train__epochs=1,
+        train__nonfinite_loss="skip",
+        train__dataset_args={"train": 97, "val": 20, "poison": 0},
+        checkpoint={"every": {"epochs": 10}},
+    )
+    for ranks in (1, 2):
+        outcome = run_ranks(tmp_path / f"ranks-{ranks}", ranks, [{"run": tmp_path / f"run-{ranks}", "spec": document}])
+        assert outcome.codes == [0] * ranks, outcome.outputs
+    one, two = (result(tmp_path / f"run-{ranks}") for ranks in (1, 2))
+    assert one["skipped_steps"] == two["skipped_steps"] == 1
+    assert (parameters(tmp_path / "run-1", 4) - parameters(tmp_path / "run-2", 4)).abs().max() <= 1e-12

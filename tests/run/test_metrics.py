@@ -271,3 +271,10 @@ def test_a_damaged_job_file_hides_no_metrics(tmp_path: Path, content: bytes | No
         run.job_file.write_bytes(content)
     run.metrics.write_text(lines({"step": 1, "val_loss": 1.0}))
     assert metrics_of(run)["val_loss"].best == 1.0
+
+
+def test_a_value_that_is_not_finite_replaces_that_of_an_earlier_attempt(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [(100, 0.5), (200, 0.9), (200, None), (300, 0.6)]
+    path.write_text("".join(json.dumps({"step": step, "val_f1": value}) + "\n" for step, value in lines))
+    assert read_evaluations(path) == {"val_f1": {100: 0.5, 300: 0.6}}

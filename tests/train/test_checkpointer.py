@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -284,3 +286,61 @@ def test_directory_belongs_to_its_owner_alone(tmp_path: Path) -> None:
     Loop(tmp_path / "run").checkpointer.restore()
     assert (tmp_path / "run").stat().st_mode & 0o077 == 0
     assert (tmp_path / "run" / "attempts" / "0" / "start.json").exists()
+
+
+@pytest.mark.parametrize("step", [3.0, "3", None, -1])
+def test_a_step_that_is_no_number_of_steps_is_refused(tmp_path: Path, step: Any) -> None:
+    checkpointer = Checkpointer(tmp_path / "run", {"model": nn.Linear(2, 2)})
+    checkpointer.restore()
+    with pytest.raises(CheckpointerError, match="give the optimizer steps done, an integer of 0 or more"):
+        checkpointer.save(step)
+
+
+def test_an_integer_of_a_library_is_a_step(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path / "run", {"model": nn.Linear(2, 2)})
+    checkpointer.restore()
+    steps: list[Any] = [np.int64(1), torch.tensor(2)]
+    for step in steps:
+        checkpointer.save(step)
+        assert checkpointer.wait()
+    names = [path.name for path in list_checkpoints(RunDirectory(tmp_path / "run").checkpoints)]
+    assert sorted(names) == ["step-000001", "step-000002"]
+
+
+def test_a_path_that_is_not_unicode_is_no_fact(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path / "run", {"model": nn.Linear(2, 2)})
+    checkpointer.restore()
+    with pytest.raises(CheckpointerError, match="the facts cannot be saved"):
+        checkpointer.save(1, {"path": os.fsdecode(b"/x/\xff")})
+
+
+class Hooked(nn.Linear):
+    """A module whose state cannot be written."""
+
+    def get_extra_state(self) -> Any:
+        return {"hook": lambda: None}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def test_a_write_that_raised_has_saved_nothing(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path / "run", {"model": Hooked(2, 2)})
+    checkpointer.restore()
+    checkpointer.save(1)
+    with pytest.raises(Exception, match="pickle"):
+        checkpointer.wait()
+    assert not checkpointer.wait()
+
+
+def test_an_error_without_a_text_is_a_resume_error(tmp_path: Path) -> None:
+    class Odd(nn.Linear):
+        def load_state_dict(self, *_: Any, **__: Any) -> Any:
+            raise TypeError
+
+    first = Checkpointer(tmp_path / "run", {"model": nn.Linear(2, 2)})
+    first.restore()
+    first.save(1)
+    first.wait()
+    with pytest.raises(ResumeError, match="TypeError"):
+        Checkpointer(tmp_path / "run", {"model": Odd(2, 2)}).restore()

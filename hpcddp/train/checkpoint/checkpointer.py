@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import socket
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Final, Protocol, runtime_checkable
+from typing import IO, Any, Final, Protocol, SupportsIndex, runtime_checkable
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -258,15 +259,17 @@ class Checkpointer:
             reason: why a save is made, in a few words, for the event log.
 
         Raises:
-            CheckpointerError: ``restore`` has not been called, or the facts cannot be written as JSON.
+            CheckpointerError: ``restore`` has not been called, the step is no integer of 0 or more, or the facts cannot
+                be written as JSON.
             SaveError: three writes in a row failed, over five minutes or longer, or the last one raised another error;
                 on every rank, or on rank 0 only without ``broadcast_save_errors``.
             FencedError: another process owns the directory; on rank 0.
         """
         self._refuse_unrestored()
         # Before any collective: facts that are not JSON raise on all ranks alike.
+        step = _checked_step(step)
         try:
-            document = json.loads(json.dumps(dict(facts)))
+            document = json.loads(json.dumps(dict(facts), ensure_ascii=False).encode())
         except (TypeError, ValueError) as error:
             raise CheckpointerError(
                 f"the facts cannot be saved ({error}); give numbers, texts and containers of them, such as loss.item()"
@@ -424,3 +427,18 @@ def _check(objects: Mapping[str, Stateful], keep: int) -> None:
 
 def _unwrapped(item: Stateful) -> Stateful:
     return item.module if isinstance(item, DistributedDataParallel) else item
+
+
+def _checked_step(step: SupportsIndex) -> int:
+    """Return the step as an int; numpy's and torch's integers are taken too.
+
+    Raises:
+        CheckpointerError: it is none, or negative.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise CheckpointerError(f"the step is {step!r}; give the optimizer steps done, an integer of 0 or more")
+    return number

@@ -157,10 +157,11 @@ def loading(checkpoint: Checkpoint, who: str) -> Iterator[None]:
             f"{checkpoint.path.name} holds objects that could run code, and only tensors, numbers, texts and their "
             "containers are loaded; let get_extra_state of the model return those, and submit a new run"
         ) from error
-    except (RuntimeError, ValueError, KeyError, FileNotFoundError) as error:
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, FileNotFoundError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
         raise ResumeError(
-            f"{checkpoint.path.name} is of another model or optimizer than {who} say "
-            f"({str(error).strip().splitlines()[-1].strip()}); restore the old ones, or submit a new run"
+            f"{checkpoint.path.name} is of another model or optimizer than {who} say ({why}); restore the old ones, or "
+            "submit a new run"
         ) from error
 
 

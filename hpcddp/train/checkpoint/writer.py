@@ -102,6 +102,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._outcome: SaveOutcome | None = None
         self._fatal: BaseException | None = None
+        self._has_raised = False
         self._warnings: list[str] = []
         self._failed_at: list[float] = []
         self._last_failure: SaveOutcome | None = None
@@ -111,7 +112,7 @@ class CheckpointWriter:
     @property
     def saved(self) -> bool:
         """Whether the last completed write has succeeded; True if there was none."""
-        return not self._failed_at
+        return not self._failed_at and not self._has_raised
 
     @property
     def busy(self) -> bool:
@@ -192,10 +193,12 @@ class CheckpointWriter:
         self._tell_warnings()
         fatal, self._fatal = self._fatal, None
         if fatal is not None:
+            self._has_raised = True
             raise fatal
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             return None
+        self._has_raised = False
         if outcome.error is None:
             self._failed_at.clear()
             self.seconds.append(outcome.seconds)

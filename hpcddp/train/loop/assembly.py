@@ -142,6 +142,8 @@ def make_replica(setting: Setting) -> Replica:
     # torch.compile specialises the model for the shape of its first input.
     samples = _largest_micro_batch(setting) if train.compile else len(inputs)
     placeholder = inputs[torch.arange(samples, device=inputs.device) % len(inputs)]
+    # A share without samples counts 0, and 0 times what is not finite would not.
+    placeholder = torch.where(torch.isfinite(placeholder), placeholder, 0)
     constants = {"optimizer": setting.scaled.optimizer(train.optimizer), "ema_decay": setting.scaled.ema_decay}
     return build_replica(
         train.model_copy(update=constants),

@@ -121,8 +121,11 @@ def merged_buffers(model: nn.Module, samples: int | None) -> Iterator[None]:
     broadcast_buffers(model)
     for buffer, value in merged:
         buffer.copy_(value)
-    yield
-    restore_buffers(model, own)
+    try:
+        yield
+    finally:
+        # A stop ends an evaluation with an exception, and saves each rank's own.
+        restore_buffers(model, own)
 
 
 def _merged_statistics(model: nn.Module, samples: int) -> list[tuple[Tensor, Tensor]]:
