@@ -344,3 +344,30 @@ def test_an_error_without_a_text_is_a_resume_error(tmp_path: Path) -> None:
     first.wait()
     with pytest.raises(ResumeError, match="TypeError"):
         Checkpointer(tmp_path / "run", {"model": Odd(2, 2)}).restore()
+
+
+class Numbers:
+    """An object with a state of its own."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = state
+
+
+def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
+    rate = np.logspace(-3, -1, 3)[1]
+    for restoring in (False, True):
+        model = nn.Linear(2, 2)
+        optimizer, numbers = optim.SGD(model.parameters(), lr=rate), Numbers(best=np.float32(0.5), steps=np.int64(3))
+        checkpointer = Checkpointer(tmp_path / "run", {"optimizer": optimizer, "numbers": numbers})
+        checkpointer.restore()
+        if not restoring:
+            checkpointer.save(1)
+            assert checkpointer.wait()
+    assert numbers.values == {"best": 0.5, "steps": 3}
+    assert optimizer.param_groups[0]["lr"] == rate

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,7 @@ class Staging:
 
         Args:
             files: the objects for ``torch.save``, by file name. Tensors are copied into the buffers. A tensor that
-                occurs twice in a file is copied once and shared.
+                occurs twice in a file is copied once and shared. Numbers of numpy become Python's.
         """
         copier = _Copier(self._buffers)
         copies = {name: copier.copy_file(name, content) for name, content in files.items()}
@@ -81,12 +82,17 @@ class _Copier:
             return [self._copy(item, (*path, i)) for i, item in enumerate(value)]
         if type(value) is tuple:
             return tuple(self._copy(item, (*path, i)) for i, item in enumerate(value))
+        if isinstance(value, np.generic):
+            # A learning rate from numpy; torch would not load it again.
+            return value.item()
         return copy.deepcopy(value)
 
     def _copy_tensor(self, value: Tensor, path: _TreePath) -> Tensor:
         if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided:
             return value.detach().cpu().clone()
-        key = (value.data_ptr(), value.dtype, value.shape, value.stride(), value.device)
+        key = (
+            value.data_ptr(), value.dtype, value.shape, value.stride(), value.device, value.is_conj(), value.is_neg(),
+        )  # fmt: skip
         if value.numel() and key in self._aliases:
             return self._aliases[key]
         buffer = self._last.get(path)
