@@ -17,6 +17,7 @@ if __name__ == "__main__":
 import faulthandler
 import hashlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -133,6 +134,8 @@ def _cpus_of_this_task(spec: JobSpec) -> int:
 
 def _exit_with_record(attempt: AttemptDirectory, error: BaseException, *, exit_code: int | None = None) -> NoReturn:
     """Write the failure record, print the error, and end the process."""
+    # torch's handler raises an error when a loader process ends; a second one would prevent the record.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     record = failure_record(error, exit_code=exit_code)
     save_failure(attempt, record)
     sys.stderr.write(failure_text(record))
