@@ -21,7 +21,7 @@ SAYS_OF_A_RUN = {
     "logs": "of run chosen-run",
     "why": "chosen-run (digits)",
     "report": "chosen-run-report.html",
-    "cancel": "run chosen-run has ended already",
+    "cancel": "/chosen waits or runs, so there is nothing to cancel",
     "shell": "run chosen-run is failed, so no process of it can be reached",
     "stacks": "run chosen-run is failed, so no process of it can be reached",
     "requeue": "the run chosen-run has ended",
@@ -102,7 +102,8 @@ def test_a_run_is_looked_for_there(
 ) -> None:
     failed_run(tmp_path / "chosen", "chosen-run")
     failed_run(here / "of-the-project", "other-run")
-    said = run(capsys, command, "--run-root", chosen, code=2 if command in {"requeue", "shell", "stacks"} else 0)
+    words = (command, "--run-root", chosen, *(("--yes",) if command == "cancel" else ()))
+    said = run(capsys, *words, code=2 if command in {"requeue", "shell", "stacks"} else 0)
     assert SAYS_OF_A_RUN[command] in said
     assert "other-run" not in said
 

@@ -257,7 +257,7 @@ def test_this_interpreter_is_asked_for_the_packages_of_the_job_and_only_for_thos
         return False
 
     monkeypatch.setattr(environment_checks, "is_installed", is_missing)
-    Path("m.py").write_text("def build(): ...\ndef run(): ...\n")
+    Path("m.py").write_text("def build(): ...\ndef run(context): ...\n")
     Path("d.py").write_text("def build(): ...\n")
     jobs: list[tuple[dict[str, Any], list[str]]] = [
         ({"train": {"model": "resnet18", "dataset": "digits"}}, ["torch", "numpy", "sklearn", "torchvision"]),

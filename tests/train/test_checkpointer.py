@@ -113,7 +113,7 @@ def test_flipped_bit_in_the_newest_manifest_is_noticed(tmp_path: Path, capsys: p
     for step in (1, 2):
         loop.checkpointer.save(step, {"seen": 188})
     loop.checkpointer.wait()
-    flip(tmp_path / "run" / "checkpoints" / "step-000002" / "manifest.json", b"188", 8 + 3)
+    flip(tmp_path / "run" / "checkpoints" / "step-000002" / "manifest.json", b": 188", 3 * 8 + 3)
     assert Loop(tmp_path / "run").checkpointer.restore().facts == {"seen": 188}
     assert "its content does not have its checksum" in capsys.readouterr().err
 
