@@ -7,6 +7,7 @@ import compileall
 import json
 import os
 import platform
+import resource
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,10 +73,10 @@ def in_turn(name: str, ways: Mapping[str, Callable[[], float]], *, base: str, un
 
 def cpu_of_children(call: Callable[[], object]) -> float:
     """Return the CPU seconds of the processes that a call starts and waits for."""
-    before = os.times()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     call()
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def report(cases: Callable[[], Iterable[Case]]) -> dict[str, Any]:
