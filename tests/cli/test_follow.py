@@ -69,7 +69,7 @@ def test_the_second_ctrl_c_leaves_a_run_on_this_machine_that_is_being_stopped(
     with subprocess.Popen(["sleep", "60"]) as script, pytest.raises(typer.Exit):
         follow_run(Submitted(made.run, cluster="local", job_id=str(script.pid)))  # type: ignore[arg-type]
     assert capsys.readouterr().err == (
-        "\nstopping: the run is told to save and to end; Ctrl-C again to stop watching\n"
+        "\nstopping: the run gets SIGTERM, saves and ends; Ctrl-C again to stop following it\n"
         "\nno longer following; run run-1 saves and ends\n"
         f"to follow it again   hpcddp logs {made.run.path} --follow\n"
     )
