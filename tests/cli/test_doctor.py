@@ -75,5 +75,6 @@ def test_the_help_says_which_verdicts_are_a_defect(capsys: pytest.CaptureFixture
     assert boundary.run(app, ["doctor", "loss", "--help"]) == 0
     help_text = " ".join(capsys.readouterr().out.split())
     assert (
-        "Exits with 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small)" in help_text
+        "The exit code is 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small)"
+        in help_text
     )

@@ -21,8 +21,11 @@ BLOCKS = re.findall(
 
 
 def comparable(text: str) -> list[str]:
-    """Return the lines without what differs between two runs: ids, numbers, hosts and the width of columns."""
-    lines = [line for line in text.splitlines() if line != "..."]
+    """Return the lines without what differs between two runs: ids, numbers, hosts and the width of columns.
+
+    PyTorch writes the name of the operation, `addmm`, before its message in some versions only.
+    """
+    lines = [line.replace("addmm: ", "") for line in text.splitlines() if line != "..."]
     varying = r"\d{8}-\d{6}-[0-9a-f]{4}|rank \d on n\d|\bn\d\b|\d+m\d+s|\d+ min\b|\d+ s\b|\d+s\b|\d[\d.]*"
     return [re.sub(r"-{2,}|\s+", " ", re.sub(varying, "0", line)).strip() for line in lines]
 
