@@ -339,8 +339,9 @@ class Run:
         from hpcddp.run.job_records import newest_start
         from hpcddp.run.ownership import is_alive
         from hpcddp.run.record import RecordError
+        from hpcddp.slurm.commands import SlurmUnavailableError
 
-        with suppress(RecordError):
+        with suppress(RecordError, SlurmUnavailableError):
             start = newest_start(self._directory)
             return start is not None and is_alive(start)
         return False

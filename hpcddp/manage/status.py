@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from hpcddp.manage.run_files import Job, RunFiles, read_run_files
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import known_hosts
 from hpcddp.run.metrics import Summary
+from hpcddp.run.ownership import command_line, runs_script
 from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
 from hpcddp.slurm.job import JOB_STATES, JobState, moment_of
@@ -279,7 +279,7 @@ def statuses(found: Iterable[RunFiles], *, ask: Ask, now: float) -> Statuses:
             unanswered = error.message
     local = [files for files in everything if needs_process(files)]
     alive = {files.run: is_process_alive(files) for files in local}
-    waiting = frozenset(files.run for files in local if alive[files.run] and waits_for_turn(_words(files)))
+    waiting = frozenset(files.run for files in local if alive[files.run] and _waits_for_turn(files))
     answers = Answers(jobs=jobs, processes=alive, waiting=waiting)
     return Statuses(runs=tuple(_status(files, answers, now) for files in everything), unanswered=unanswered)
 
@@ -447,13 +447,8 @@ def is_process_alive(files: RunFiles, *, proc: Path = Path("/proc"), host: str |
     known = files.job.host if start is None else start.host
     if known is not None and known != (host or socket.gethostname()):
         return None
-    # The kernel reuses process ids: the process must be the run's script.
-    return os.fsencode(files.run.script) in _words(files, proc=proc)
+    return runs_script(command_line(files.job.job_id, proc))
 
 
-def _words(files: RunFiles, *, proc: Path = Path("/proc")) -> list[bytes]:
-    """Return the command line of a local run's process; nothing if it has ended."""
-    try:
-        return (proc / (files.job.job_id if files.job else "") / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return []
+def _waits_for_turn(files: RunFiles) -> bool:
+    return files.job is not None and waits_for_turn(command_line(files.job.job_id))

@@ -17,8 +17,10 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import is_full, trusted_users
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Change, Start
-from hpcddp.slurm.job import ENDED_STATES, ask_slurm
+from hpcddp.slurm.job import ENDED_STATES, wait_for_answer
 from hpcddp.stop.reasons import ExitCode
+
+_SCRIPT: Final = os.fsencode(RunDirectory(Path()).script.name)
 
 
 class RunDirectoryError(UserError):
@@ -49,19 +51,43 @@ def conflict(previous: Start | None, start: Start, *, previous_alive: bool) -> s
     )
 
 
-def is_alive(start: Start) -> bool:
-    """Return whether the job of a start still runs, or waits to run again, with the information available."""
+def is_alive(start: Start, *, patience_s: float = 0.0) -> bool:
+    """Return whether the job of a start still runs, or waits to run again, with the information available.
+
+    Args:
+        start: the start.
+        patience_s: how long to retry while Slurm's controller does not answer, in seconds.
+
+    Raises:
+        SlurmUnavailableError: the controller did not answer in time.
+    """
     if start.job_id is None:
         return False
     if start.is_process:
-        return start.host == socket.gethostname() and Path(f"/proc/{start.job_id}").exists()
-    job = ask_slurm(start.job_id)
+        return start.host == socket.gethostname() and runs_script(command_line(start.job_id))
+    job = wait_for_answer(start.job_id, patience_s=patience_s)
     if job is None or job.get("JobState") in ENDED_STATES:
         return False
     if start.submit_time is None:
         return True
     # Slurm renews the submit time at a requeue; a job from before the cluster was rebuilt has neither.
     return job.get("SubmitTime") == start.submit_time or int(job.get("Restarts", "0")) > start.restart_count
+
+
+def command_line(pid: str, proc: Path = Path("/proc")) -> list[bytes]:
+    """Return the words of a process on this machine (proc(5)); none if it has ended."""
+    try:
+        return (proc / pid / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def runs_script(words: Collection[bytes]) -> bool:
+    """Return whether a command line is that of a batch script: the kernel gives the number of a process again.
+
+    The name of the script is compared, not its path, since a run directory can be moved while its job runs.
+    """
+    return any(word.rpartition(b"/")[2] == _SCRIPT for word in words)
 
 
 def refuse_another_training(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from hpcddp.errors import write_message
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import NO_LIMIT_S
 from hpcddp.slurm.rank_env import own_job_id
@@ -121,14 +121,33 @@ def ask_slurm(job_id: str, *, patience_s: float = 0.0) -> dict[str, str] | None:
         job_id: the job.
         patience_s: how long to retry while the controller does not answer, in seconds.
     """
+    try:
+        return wait_for_answer(job_id, patience_s=patience_s)
+    except commands.SlurmUnavailableError as error:
+        write_message(error.message)
+        return None
+
+
+def wait_for_answer(job_id: str, *, patience_s: float = 0.0) -> dict[str, str] | None:
+    """Return the record of a job; None if the controller does not know it, or if scontrol is not installed.
+
+    Args:
+        job_id: the job.
+        patience_s: how long to retry while the controller does not answer, in seconds.
+
+    Raises:
+        SlurmUnavailableError: the controller did not answer in time.
+    """
     deadline = time.monotonic() + patience_s
     while True:
         try:
             return commands.show_job(job_id)
         except commands.SlurmCommandError as error:
-            if not is_transient(error) or time.monotonic() >= deadline:
-                sys.stderr.write(f"hpcddp: {error.message}\n")
+            if not is_transient(error):
+                write_message(error.message)
                 return None
+            if time.monotonic() >= deadline:
+                raise
         time.sleep(_PAUSE_S)
 
 

@@ -37,15 +37,17 @@ from hpcddp.run.moved import (
 )
 from hpcddp.run.ownership import (
     check_run_directory,
+    command_line,
     group_writable_warnings,
     is_alive,
     refuse_another_training,
+    runs_script,
 )
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import Chunk, Sweep, index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
-from hpcddp.slurm.job import ENDED_STATES, ask_slurm, slurm_job_id
+from hpcddp.slurm.job import ENDED_STATES, slurm_job_id, wait_for_answer
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, ArrayPlace, submission_environment, submitters_umask
 from hpcddp.submission.changes import consequences, total_steps
 from hpcddp.submission.checks import check_submittable, check_sweep_submittable
@@ -640,11 +642,15 @@ def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None, *, origi
 
 
 def _has_not_ended(previous: SubmissionRecord) -> bool:
-    """Return whether the submitted job is pending or running."""
+    """Return whether the submitted job is pending or running.
+
+    Raises:
+        SlurmUnavailableError: Slurm's controller does not answer.
+    """
     if previous.cluster != "slurm":
         is_here = previous.host in {None, socket.gethostname()}
-        return is_here and Path(f"/proc/{previous.job_id}").exists()
-    job = ask_slurm(previous.job_id)
+        return is_here and runs_script(command_line(previous.job_id))
+    job = wait_for_answer(previous.job_id)
     return job is not None and job.get("JobState") not in ENDED_STATES
 
 

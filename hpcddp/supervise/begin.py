@@ -193,7 +193,7 @@ def _refuse_second_job(run: RunDirectory, start: Start) -> None:
         RunDirectoryError: names the other job.
     """
     previous = newest_start(run)
-    alive = previous is not None and previous.job_id != start.job_id and is_alive(previous)
+    alive = previous is not None and previous.job_id != start.job_id and _is_alive(run, previous)
     # A job that was refused once stays refused: after a requeue it would look like a requeue of the run's own job.
     why = read_refusal(run, start.job_id) or conflict(previous, start, previous_alive=alive)
     if why is None:
@@ -203,6 +203,21 @@ def _refuse_second_job(run: RunDirectory, start: Start) -> None:
         with suppress(OSError):
             write_refusal(run, start.job_id, why)
     raise RunDirectoryError(f"the run directory {run.path} is taken: {why}; use another run id or run_root")
+
+
+def _is_alive(run: RunDirectory, previous: Start) -> bool:
+    """Return whether the job that used a run directory is alive; wait for Slurm, since it may still train there.
+
+    Raises:
+        RunDirectoryError: Slurm does not answer.
+    """
+    try:
+        return is_alive(previous, patience_s=PATIENCE_S)
+    except commands.SlurmUnavailableError as error:
+        raise RunDirectoryError(
+            f"the run directory {run.path} was used by job {previous.job_id}, and Slurm did not say in "
+            f"{PATIENCE_S / 60:g} minutes whether that job has ended ({error.message}); submit this job again later"
+        ) from error
 
 
 def _observe(

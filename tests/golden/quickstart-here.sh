@@ -20,17 +20,22 @@
 export HPCDDP_LOCAL_JOB_ID=$$
 hpcddp_interrupted=
 hpcddp_cancelled=()
+# Kills the tasks and what they have started, as Slurm does at the end of a step.
+hpcddp_kill_tasks() {
+  local process
+
+  while IFS=/ read -r _ _ process _; do
+    [[ $process == "$hpcddp_tasks" ]] || kill -KILL "$process"
+  done < <(grep -lszxF "HPCDDP_ATTEMPT_DIR=$HPCDDP_ATTEMPT_DIR" /proc/[0-9]*/environ)
+} 2>/dev/null
 hpcddp_stop() {
-  local children
   hpcddp_interrupted=yes
   if [[ ! -v hpcddp_stopped ]]; then
     hpcddp_stopped=$SECONDS
     hpcddp_cancelled=(--cancelled)
     [[ -v hpcddp_tasks ]] && kill -TERM "$hpcddp_tasks"
   elif [[ -v hpcddp_tasks ]] && ((SECONDS - hpcddp_stopped >= 5)); then
-    # read returns 1 here, because the file does not end with a newline.
-    read -ra children <"/proc/$hpcddp_tasks/task/$hpcddp_tasks/children"
-    kill -KILL "${children[@]}"
+    hpcddp_kill_tasks
   fi
 } 2>/dev/null
 trap hpcddp_stop INT TERM
@@ -196,6 +201,7 @@ if [[ -z $hpcddp_interrupted ]]; then
     wait "$hpcddp_tasks"
     hpcddp_code=$?
   done
+  hpcddp_kill_tasks
 fi
 
 # --- The end ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from hpcddp.run.ownership import (
     is_alive,
     make_private_directory,
 )
+from tests.submission.local_run import script_process
 
 
 def start(job_id: str | None = "7", restart_count: int = 0, submit_time: str | None = "2026-01-01T10:00:00") -> Start:
@@ -40,14 +43,31 @@ def test_a_second_job_is_refused_while_the_first_lives_and_names_it() -> None:
     assert conflict(start("7"), start("8"), previous_alive=False) is None
 
 
+@pytest.fixture
+def script() -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process with the command line of a batch script."""
+    with script_process() as process:
+        yield process
+
+
+def local_start(pid: int, *, is_local: bool | None = True) -> Start:
+    return Start(job_id=str(pid), submit_time=None, host=socket.gethostname(), token="t", time=0.0, is_local=is_local)
+
+
 @pytest.mark.parametrize(("is_local", "alive"), [(False, False), (True, True), (None, True)])
 def test_the_id_of_a_slurm_job_is_never_taken_for_that_of_a_process(
-    *, is_local: bool | None, alive: bool, monkeypatch: pytest.MonkeyPatch
+    script: subprocess.Popen[bytes], *, is_local: bool | None, alive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    own_id, host = str(os.getpid()), socket.gethostname()
-    started = Start(job_id=own_id, restart_count=0, submit_time=None, host=host, token="t", time=0.0, is_local=is_local)
-    assert is_alive(started) is alive
+    assert is_alive(local_start(script.pid, is_local=is_local)) is alive
+
+
+def test_another_process_with_the_id_of_a_local_run_is_not_the_run(script: subprocess.Popen[bytes]) -> None:
+    assert is_alive(local_start(script.pid))
+    assert not is_alive(local_start(os.getpid()))
+    script.kill()
+    script.wait()
+    assert not is_alive(local_start(script.pid))
 
 
 def test_directories_are_made_private(tmp_path: Path) -> None:

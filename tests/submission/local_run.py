@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,15 @@ class LocalRun:
 
     def wait_for_end(self) -> None:
         wait_until_gone(self.job_id, _TIMEOUT_S)
+
+
+@contextmanager
+def script_process() -> Iterator[subprocess.Popen[bytes]]:
+    """Keep a process that has the command line of a batch script."""
+    words = [sys.executable, "-c", "import time; time.sleep(600)", "/moved/r1/job.sbatch"]
+    with subprocess.Popen(words) as process:
+        yield process
+        process.kill()
 
 
 def environment_of(entry: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,35 @@ def test_a_program_dies_with_its_task(tmp_path: Path) -> None:
     run = ended(document)
     assert result(run)["exit_code"] == 71
     wait_until(lambda: not own.exists() or "State:\tZ" in (own / "status").read_text(), f"the end of {own}", 20)
+
+
+@pytest.mark.parametrize("how", ["two cancels", "a killed task"])
+def test_the_processes_of_a_launcher_end_with_the_attempt(tmp_path: Path, how: str) -> None:
+    launcher = program(
+        tmp_path,
+        """
+        import os, signal, subprocess, sys
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        print(f"task={os.getppid()}; worker={worker.pid};", flush=True)
+        worker.wait()
+        """,
+    )
+    document = submit(tmp_path, *launcher)
+    log = RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0)
+    wait_for_text(log, "worker=")
+    worker = Path(f"/proc/{log.read_text().partition('worker=')[2].partition(';')[0]}")
+    assert worker.exists()
+    if how == "a killed task":
+        os.kill(task_in(log), signal.SIGKILL)
+    else:
+        os.kill(int(document["job_id"]), signal.SIGTERM)
+        time.sleep(6)
+        assert worker.exists()
+        os.kill(int(document["job_id"]), signal.SIGTERM)
+    run = ended(document)
+    assert result(run)["status"] == ("failed" if how == "a killed task" else "cancelled")
+    assert not worker.exists() or "State:\tZ" in (worker / "status").read_text()
 
 
 def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path) -> None:

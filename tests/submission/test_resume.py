@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import read_json, write_json
+from tests.submission.local_run import script_process
 from tests.waiting import wait_until
 
 MODEL = """
@@ -36,7 +38,6 @@ batch: {global_batch_size: 64}
 learning_rate: {base: 0.1}
 train: {model: "slow:build", dataset: digits, epochs: 6}
 """
-RUNNING = str(os.getpid())
 
 
 @pytest.fixture
@@ -144,10 +145,11 @@ def test_a_finished_run_is_not_resumed(directory: Path) -> None:
 
 
 def test_a_run_that_is_alive_is_not_resumed(directory: Path) -> None:
-    run = ended(directory, job_id=RUNNING)
-    end = f"hpcddp cancel {run.path}"
-    sentence = f"hpcddp: the run r1 is alive as process {RUNNING}; wait for its end, or end it: {end}\n"
-    assert submit(directory, "--resume", "r1") == (2, "", sentence)
+    with script_process() as process:
+        run = ended(directory, job_id=str(process.pid))
+        end = f"hpcddp cancel {run.path}"
+        sentence = f"hpcddp: the run r1 is alive as process {process.pid}; wait for its end, or end it: {end}\n"
+        assert submit(directory, "--resume", "r1") == (2, "", sentence)
     assert read_events(run.events) == []
 
 
@@ -178,10 +180,14 @@ def test_a_run_whose_event_log_is_a_link_is_not_resumed(directory: Path, target:
     assert (directory / "job.yaml").read_text() == JOB
 
 
-def test_a_process_of_another_host_with_the_id_of_a_local_run_is_not_the_run(directory: Path) -> None:
-    run = ended(directory, job_id=RUNNING, host="elsewhere")
-    run.script.unlink()
-    code, _, error = submit(directory, "--resume", "r1")
+@pytest.mark.parametrize("case", ["of another host", "that runs something else"])
+def test_a_process_with_the_id_of_a_local_run_is_not_the_run(directory: Path, case: str) -> None:
+    with script_process() as process:
+        is_elsewhere = case == "of another host"
+        pid = process.pid if is_elsewhere else os.getpid()
+        run = ended(directory, job_id=str(pid), host="elsewhere" if is_elsewhere else socket.gethostname())
+        run.script.unlink()
+        code, _, error = submit(directory, "--resume", "r1")
     assert code == 2
     assert f"the script of the run {run.path} does not exist" in error
 

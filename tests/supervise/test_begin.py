@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import read_json, write_json
-from hpcddp.run.job_records import ProgramExit, Start, write_exit
+from hpcddp.run.job_records import ProgramExit, Start, write_exit, write_start
 from hpcddp.run.ownership import RunDirectoryError, is_alive
 from hpcddp.slurm import commands
 from hpcddp.supervise.__main__ import main
-from hpcddp.supervise.begin import BudgetError, begin
+from hpcddp.supervise.begin import PATIENCE_S, BudgetError, begin
+from tests.submission.local_run import script_process
+from tests.supervise.fake_slurm import AWAY, FakeSlurm
 
 LOCAL = {"HPCDDP_LOCAL_JOB_ID": str(os.getpid())}
 JOB = """name: demo
@@ -60,9 +63,28 @@ def test_each_attempt_has_a_token_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_second_job_is_refused_while_the_first_lives(tmp_path: Path) -> None:
-    begun(tmp_path)
-    with pytest.raises(RunDirectoryError, match=rf"is taken: job {os.getpid()} is still using it; use another run id"):
+    with script_process() as process:
+        begin_in(tmp_path, environment={"HPCDDP_LOCAL_JOB_ID": str(process.pid)})
+        with pytest.raises(
+            RunDirectoryError, match=rf"is taken: job {process.pid} is still using it; use another run id"
+        ):
+            begin_in(tmp_path, environment=another_process())
+
+
+@pytest.mark.parametrize("is_away_s", [300, 3600])
+def test_a_second_job_waits_until_slurm_says_whether_the_first_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_away_s: float
+) -> None:
+    slurm, now = FakeSlurm(monkeypatch), time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + slurm.waited)
+    attempt = begun(tmp_path)
+    write_start(attempt, Start(job_id="7", submit_time="then", host="n1", token="t", time=0.0, is_local=False))
+    slurm.become("RUNNING", SubmitTime="then")
+    slurm.errors = [AWAY] * int(is_away_s / 2)
+    why = "job 7 is still using it" if is_away_s < PATIENCE_S else "was used by job 7, and Slurm did not say"
+    with pytest.raises(RunDirectoryError, match=why):
         begin_in(tmp_path, environment=another_process())
+    assert len(list(attempt.run.attempts.iterdir())) == 1
 
 
 def job_text(**changes: Any) -> str:
