@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,10 @@ from hpcddp.supervise.slurm_requeue import PATIENCE_S
 _WARNINGS = frozenset({StopReason.WARNED, StopReason.DEADLINE})
 # What Slurm shows of these is final; for the others the ranks may know more.
 _CERTAIN = frozenset({Cause.PREEMPTION, Cause.CANCELLED, Cause.REQUEUED, Cause.NODE_FAILURE})
+# errno(3): what a file system over a network returns.
+_FILE_SERVER_AWAY = frozenset(
+    {errno.ESTALE, errno.EIO, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EHOSTDOWN}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +53,15 @@ class AttemptFacts:
     cancelled: bool = False
 
     def read_records(self) -> bool:
-        """Read and keep what the ranks have written; return whether the directory of the attempt was there."""
-        for name in ("restarts", "decision", "failures", "program"):
-            # What is wrong with a record is raised where it is needed.
-            with suppress(OSError, HpcddpError):
-                getattr(self, name)
+        """Read and keep what the ranks have written; return whether the file system of the attempt has answered."""
+        for name in ("restarts", "decision", "failures", "events", "program", "damage"):
+            try:
+                found = getattr(self, name)
+            except (OSError, HpcddpError) as error:
+                found = error
+            # What else is wrong with a record is raised where it is needed.
+            if _is_away(found):
+                return False
         return _is_there(self.attempt.path)
 
     @cached_property
@@ -361,6 +369,12 @@ def _is_there(path: Path) -> bool:
         # Missing, or on a file system that does not answer.
         return False
     return True
+
+
+def _is_away(found: object) -> bool:
+    """Return whether what was found is an error of a file server that does not answer, or has restarted."""
+    cause = found.__cause__ if isinstance(found, RecordError) else found
+    return isinstance(cause, OSError) and cause.errno in _FILE_SERVER_AWAY
 
 
 def limits_of(spec: JobSpec) -> Limits:

@@ -106,7 +106,7 @@ def begin(
         run, job_text = of_sweep.run, of_sweep.job_text
     submitted = run.path if of_sweep is None else of_sweep.sweep.path
     refuse_other_script((job or {}).get("Command"), submitted)
-    if _restart_count(environment) or environment.get(PICKLE_DIGEST):
+    if _restart_count(job, environment) or environment.get(PICKLE_DIGEST):
         _wait_for_directory(submitted)
 
     def claim() -> str:
@@ -227,7 +227,7 @@ def _observe(
     now, allocation = time.time(), allocation_of(environment)
     return Start(
         job_id=job_id or environment.get("HPCDDP_LOCAL_JOB_ID"),
-        restart_count=_restart_count(environment) if job_id else 0,
+        restart_count=_restart_count(job, environment) if job_id else 0,
         submit_time=job.get("SubmitTime") if job else None,
         host=own_host(environment),
         token=secrets.token_hex(16),
@@ -239,8 +239,14 @@ def _observe(
     )
 
 
-def _restart_count(environment: Mapping[str, str]) -> int:
-    return int(environment.get("SLURM_RESTART_COUNT") or 0)
+def _restart_count(job: Mapping[str, str] | None, environment: Mapping[str, str]) -> int:
+    """Return how often Slurm has requeued the job before this start.
+
+    A job that another job submits inherits the variable, and Slurm sets it for a requeued job only. The record of a
+    job that is requeued right now is ahead of it.
+    """
+    count = int(environment.get("SLURM_RESTART_COUNT") or 0)
+    return count if job is None else min(count, int(job.get("Restarts", count)))
 
 
 def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start: Start, spec: JobSpec) -> None:

@@ -80,15 +80,15 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str],
 
 
 def _wait_for_records(read_facts: Callable[[], AttemptFacts]) -> AttemptFacts | None:
-    """Return the facts with all records of the ranks; None if the run directory stays away."""
+    """Return the facts with all records of the ranks; None if their file system does not give them in ten minutes."""
     deadline = time.monotonic() + _DIRECTORY_PATIENCE_S
     is_first = True
     while not (attempt_facts := read_facts()).read_records():
         if time.monotonic() >= deadline:
             return None
         if is_first:
-            path = attempt_facts.attempt.path
-            write_message(f"{path} is missing; waiting up to {_DIRECTORY_PATIENCE_S / 60:g} minutes")
+            where = f"{attempt_facts.attempt.path} is missing, or its file server does not answer"
+            write_message(f"{where}; waiting up to {_DIRECTORY_PATIENCE_S / 60:g} minutes")
         is_first = False
         time.sleep(_POLL_S)
     return attempt_facts
@@ -97,8 +97,8 @@ def _wait_for_records(read_facts: Callable[[], AttemptFacts]) -> AttemptFacts | 
 def _directory_is_missing(attempt: AttemptDirectory) -> Ending:
     text = (
         f"attempt {attempt.number} of run {attempt.run.run_id} has ended, and it will not be requeued: {attempt.path} "
-        f"has been missing for {_DIRECTORY_PATIENCE_S / 60:g} minutes; when it is back, resume: "
-        f"{resume_command(attempt.run)}"
+        f"is missing, or its file server does not answer, for {_DIRECTORY_PATIENCE_S / 60:g} minutes; when it is back, "
+        f"resume: {resume_command(attempt.run)}"
     )
     return Ending(exit_code=ExitCode.INFRASTRUCTURE, text=text)
 

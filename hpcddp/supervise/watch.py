@@ -22,6 +22,7 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import read_start
 from hpcddp.run.record import RecordError
+from hpcddp.run.result import read_result
 from hpcddp.sandbox.processes import Process, find
 
 STEP_PATIENCE_S: Final = 60.0
@@ -106,11 +107,20 @@ def tasks_have_ended(attempt: AttemptDirectory, *, tasks: int | None) -> bool:
         attempt: the attempt.
         tasks: how many tasks it has; None if that is not known.
     """
-    if attempt.run.result.exists() or attempt.decision.exists():
+    if _is_concluded(attempt) or attempt.decision.exists():
         return True
     return tasks is not None and all(
         attempt.rank_exit(rank).exists() or attempt.rank_error(rank).exists() for rank in range(tasks)
     )
+
+
+def _is_concluded(attempt: AttemptDirectory) -> bool:
+    """Return whether this attempt, not an earlier one that ended late, has written the result of the run."""
+    try:
+        result = read_result(attempt.run)
+    except RecordError:
+        return False
+    return result is not None and result.attempts == attempt.number + 1
 
 
 def _end(srun: Process) -> None:

@@ -16,7 +16,7 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import read_json, write_json
-from hpcddp.run.job_records import ProgramExit, Start, write_exit, write_start
+from hpcddp.run.job_records import ProgramExit, Start, read_start, write_exit, write_start
 from hpcddp.run.ownership import RunDirectoryError, is_alive
 from hpcddp.slurm import commands
 from hpcddp.supervise.__main__ import main
@@ -85,6 +85,16 @@ def test_a_second_job_waits_until_slurm_says_whether_the_first_lives(
     with pytest.raises(RunDirectoryError, match=why):
         begin_in(tmp_path, environment=another_process())
     assert len(list(attempt.run.attempts.iterdir())) == 1
+
+
+def test_a_job_that_a_requeued_job_submits_is_a_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = FakeSlurm(monkeypatch, Restarts="0")
+    inherited = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, run_id=None, environment=inherited))
+    assert (attempt.number, slurm.waited) == (0, 0)
+    start = read_start(attempt)
+    assert start is not None
+    assert start.restart_count == 0
 
 
 def job_text(**changes: Any) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,6 +172,7 @@ def test_a_disk_that_stays_full_ends_the_start_with_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    slurm.become("RUNNING", Restarts="1")
     fill(disk)
     monkeypatch.setattr(sys, "stdin", StringIO(scenario.text))
     words = ["begin", f"--run-root={disk / 'runs'}", "--name=demo", "--run-id=r1"]
@@ -202,7 +205,30 @@ def test_a_directory_that_is_away_for_a_time_is_waited_for(
     after(20, slurm, lambda: away.rename(run), monkeypatch)
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (STOPPED, ["requeue 7"])
-    assert capsys.readouterr().err == f"hpcddp: {scenario.attempt.path} is missing; waiting up to 10 minutes\n"
+    assert (
+        capsys.readouterr().err
+        == f"hpcddp: {scenario.attempt.path} is missing, or its file server does not answer; waiting up to 10 minutes\n"
+    )
+
+
+@pytest.mark.parametrize("record", ["decision.json", "start.json", "events.jsonl"])
+def test_a_record_whose_file_server_does_not_answer_is_waited_for(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, record: str
+) -> None:
+    scenario = Scenario(tmp_path, SLURM)
+    slurm.become("RUNNING", **PREEMPTED)
+    scenario.stop()
+    open_file, away = open, {record}
+
+    def open_or_fail(path: Any, *args: Any, **options: Any) -> Any:
+        if Path(path).name in away:
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return open_file(path, *args, **options)
+
+    monkeypatch.setattr("builtins.open", open_or_fail)
+    after(20, slurm, away.clear, monkeypatch)
+    ending = scenario.end()
+    assert (ending.exit_code, slurm.calls) == (STOPPED, ["requeue 7"])
 
 
 def test_a_directory_that_stays_away_ends_the_attempt_with_one_sentence(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -213,8 +239,8 @@ def test_a_directory_that_stays_away_ends_the_attempt_with_one_sentence(tmp_path
     assert (ending.exit_code, slurm.calls) == (71, [])
     assert slurm.waited == pytest.approx(600, abs=2)
     assert ending.text.startswith(
-        f"attempt 0 of run r1 has ended, and it will not be requeued: {scenario.attempt.path} has been missing for 10 "
-        "minutes; when it is back, resume: hpcddp submit "
+        f"attempt 0 of run r1 has ended, and it will not be requeued: {scenario.attempt.path} is missing, or its "
+        "file server does not answer, for 10 minutes; when it is back, resume: hpcddp submit "
     )
 
 
@@ -222,6 +248,7 @@ def test_a_requeued_run_waits_for_its_directory(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scenario = Scenario(tmp_path, SLURM)
+    slurm.become("RUNNING", Restarts="1")
     run, away = scenario.attempt.run.path, tmp_path / "away"
     run.rename(away)
     after(20, slurm, lambda: away.rename(run), monkeypatch)
@@ -238,6 +265,7 @@ def test_a_run_whose_directory_stays_away_does_not_begin_anew(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     scenario = Scenario(tmp_path, SLURM)
+    slurm.become("RUNNING", Restarts="1")
     run = scenario.attempt.run.path
     run.rename(tmp_path / "away")
     monkeypatch.setattr(sys, "stdin", StringIO(scenario.text))
