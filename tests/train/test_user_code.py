@@ -67,6 +67,13 @@ ODD = "tests.train.odd_code"
             "gives (Tensor, float) at sample 0; give a pair (tensor, int label)",
         ),
         (
+            {"train__dataset": f"{ODD}:float_labels_of_val", "train__num_classes": 2},
+            (
+                "split val of dataset tests.train.odd_code:float_labels_of_val gives (Tensor, float) at sample 0; "
+                "give a pair (tensor, int label)"
+            ),
+        ),
+        (
             {"train__dataset": f"{ODD}:failing_sample", "train__num_classes": 10},
             "loading samples of dataset tests.train.odd_code:failing_sample failed: ValueError: sample is broken",
         ),

@@ -251,7 +251,7 @@ class Checkpointer:
         """Copy the state of all objects and start to write it. Called by all ranks after the same step.
 
         The loop waits only for the copy in memory, and before it for the last write. A failed write is a warning, and
-        earlier checkpoints are kept.
+        earlier checkpoints are kept. A valid checkpoint of the same step stays as it is, and nothing is written.
 
         Args:
             step: optimizer steps done, >= 1.

@@ -89,33 +89,34 @@ def _own_classes(train: MapStyle) -> int | None:
     return None if labels is None else int(labels.max()) + 1
 
 
-def first_samples(name: str, train: MapStyle, classes: int) -> MicroBatch:
-    """Return the first two samples as a batch (one sample twice when there is no other).
+def first_samples(name: str, part: MapStyle, classes: int, *, split: str = "train") -> MicroBatch:
+    """Return the first two samples of a split as a batch (one sample twice when there is no other).
 
     Raises:
         UserCodeError: the data set raises, or a sample is not a pair (tensor, int label).
         DataError: a label is not in 0..K-1.
     """
-    samples = [_sample(name, train, index, classes) for index in (0, min(1, len(train) - 1))]
+    source = f"split {split} of dataset {name}"
+    samples = [_sample(source, part, index, classes) for index in (0, min(1, len(part) - 1))]
     shapes = [tuple(image.shape) for image, _ in samples]
     if shapes[0] != shapes[1]:
         raise DataError(
-            f"dataset {name} gives tensors of different shapes ({shapes[0]}, {shapes[1]}), which make no batch; "
-            "give all samples the same shape"
+            f"{source} gives tensors of different shapes ({shapes[0]}, {shapes[1]}), which make no "
+            "batch; give all samples the same shape"
         )
     return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
 
 
-def _sample(name: str, train: MapStyle, index: int, classes: int) -> tuple[Tensor, int]:
-    with as_user_error(f"dataset {name} failed at sample {index}"):
-        sample: Any = train[index]
+def _sample(source: str, part: MapStyle, index: int, classes: int) -> tuple[Tensor, int]:
+    with as_user_error(f"{source} failed at sample {index}"):
+        sample: Any = part[index]
     is_pair = isinstance(sample, tuple | list) and len(sample) == _PAIR
     if not is_pair or not isinstance(sample[0], Tensor) or not _is_label(sample[1]):
-        found = f"({', '.join(type(part).__name__ for part in sample)})" if is_pair else type(sample).__name__
-        raise UserCodeError(f"dataset {name} gives {found} at sample {index}; give a pair (tensor, int label)")
+        found = f"({', '.join(type(item).__name__ for item in sample)})" if is_pair else type(sample).__name__
+        raise UserCodeError(f"{source} gives {found} at sample {index}; give a pair (tensor, int label)")
     if not 0 <= int(sample[1]) < classes:
         raise DataError(
-            f"dataset {name} has label {int(sample[1])} at sample {index}, and the model has {classes} "
+            f"{source} has label {int(sample[1])} at sample {index}, and the model has {classes} "
             f"classes, 0..{classes - 1}; write a larger train.num_classes, with labels from 0 on"
         )
     return sample[0], int(sample[1])

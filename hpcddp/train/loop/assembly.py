@@ -134,6 +134,8 @@ def make_replica(setting: Setting) -> Replica:
         _refuse_single(model, plan)
     place_model(model, placement.device, placement.dtype, channels_last=train.channels_last)
     inputs = placement.place_inputs(first_samples(data.name, data.train, data.classes)[0])
+    # Else its first batch would fail after an epoch.
+    first_samples(data.name, data.val, data.classes, split="val")
     fit = Fit(model_name=train.model, model_args=train.model_args, dataset=train.dataset, classes=data.classes)
     unused = check_model_input(fit, model, inputs, Precision(train.precision, placement.device.type))
     if unused:
