@@ -67,7 +67,7 @@ def status(  # noqa: PLR0913  each is an option
     state: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="STATE", help="Show only runs in this state; repeatable.", autocompletion=_complete_states
+            metavar="STATE[,STATE]", help="Show only runs in these states; repeatable.", autocompletion=_complete_states
         ),
     ] = None,
     name: Annotated[
@@ -130,7 +130,7 @@ def _filter(states: Sequence[str], name: str | None, since: str | None, now: flo
     from hpcddp.manage.overview import Filter
 
     return Filter(
-        states=frozenset(_state(text) for text in states),
+        states=frozenset(_state(word) for text in states for word in text.split(",")),
         name=name,
         since=None if since is None else _moment(since, now),
     )
