@@ -336,9 +336,10 @@ def per_device_batch_size(batch: BatchPlan) -> int:
     if rest:
         below = batch.global_batch_size - rest
         raise PlanError(
-            f"batch.global_batch_size is {batch.global_batch_size}, which {batch.world_size} ranks x "
-            f"{batch.grad_accum_steps} micro-steps do not divide, and a command is told one size for all of them; "
-            f"write {f'{below} or ' if below else ''}{below + together}, or use train, which weighs uneven shares",
+            f"batch.global_batch_size is {batch.global_batch_size}, which {batch.world_size} ranks"
+            f"{f' x {batch.grad_accum_steps} micro-steps' if batch.grad_accum_steps > 1 else ''} cannot share evenly; "
+            f"write {f'{below} or ' if below else ''}{below + together} (only the built-in training of train: takes "
+            "uneven shares)",
             below=below,
             above=below + together,
         )

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -243,6 +243,7 @@ class JobCommand(CommandWords):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  typer's own copy of click's Context
         """Say where ``--`` belongs, if the words of a command stand without it, and what else a command needs."""
         if not ctx.resilient_parsing:
+            self._refuse_option_as_value(args)
             self._refuse_time_in_two_words(args)
             _refuse_no_command(ctx.command_path, args)
         place = None if ctx.resilient_parsing or "--" in args else self._place_of_program(args)
@@ -258,6 +259,16 @@ class JobCommand(CommandWords):
             f"{args[place]} is a program, and no job file; write a command after --, as in: "
             f"{shlex.join([*ctx.command_path.split(), *self._with_dashes(args, place)])}"
         )
+
+    def _refuse_option_as_value(self, args: Sequence[str]) -> None:
+        """Reject ``-q --follow``, of which the second word would be the value of the first one."""
+        takes_value = self._options()
+        own = args[: args.index("--")] if "--" in args else args
+        for word, following in pairwise(own):
+            if takes_value.get(word) and following in takes_value:
+                raise UserError(
+                    f"{word} needs a value, and {following} is another option; write the value after {word}"
+                )
 
     def _refuse_time_in_two_words(self, args: Sequence[str]) -> None:
         """Reject ``--time 10 minutes``, of which the second word would be the job file."""

@@ -391,9 +391,10 @@ def _facts(result: Result) -> Iterator[str]:
     if result.val_accuracy is not None:
         yield f"val_accuracy {result.val_accuracy:.2%}"
     if result.wall_s is not None:
-        # A training counts its own time over all attempts, a command all time since its first start.
-        what = "since its start" if result.steps is None else "of training"
-        yield f"{result.wall_s:.1f} s {what} on {counted(result.world_size or 1, 'rank')}"
+        # A training counts its own time, a command the time of its attempts.
+        what = "" if result.steps is None else " of training"
+        attempts = f" in {result.attempts} attempts" if (result.attempts or 1) > 1 else ""
+        yield f"{result.wall_s:.1f} s{what}{attempts} on {counted(result.world_size or 1, 'rank')}"
 
 
 def print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:

@@ -180,14 +180,13 @@ class RunStatus:
     @property
     def limit_s(self) -> float | None:
         """Its job's time limit in seconds; None without one, or if it is not known."""
+        start, limit_s = self.files.start, None
         if self.job is not None:
-            return self.job.limit_s
-        start = self.files.start
-        if start is None or start.end_time is None:
-            return None
-        # Slurm counts limits in minutes, and the attempt began a moment after its job.
-        limit_s = round((start.end_time - start.time) / 60) * 60.0
-        return limit_s if limit_s < _UNLIMITED_S else None
+            limit_s = self.job.limit_s
+        elif start is not None and start.end_time is not None:
+            # Slurm counts limits in minutes, and the attempt began a moment after its job.
+            limit_s = round((start.end_time - start.time) / 60) * 60
+        return limit_s if limit_s is not None and limit_s < _UNLIMITED_S else None
 
     @property
     def metrics(self) -> dict[str, Summary]:

@@ -48,7 +48,7 @@ from hpcddp.task.attribution import log_says_peer_loss, save_failure
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE, ProcessState
 from hpcddp.task.watchdog import trace_variables
-from hpcddp.task.world_check import LauncherMonitor, SeparateWorldsError, children_of
+from hpcddp.task.world_check import SeparateWorldsError, WorldMonitor, children_of
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG: Final = 1
@@ -144,7 +144,7 @@ def run_program(
             append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
     with suppress(OSError):
         reserve_exit(attempt, env.rank)
-    monitor = LauncherMonitor(written, env, attempt, port=port)
+    monitor = WorldMonitor(written, env, attempt, port=port)
     try:
         end = _end_time(env, attempt, environment, deadline)
         program = Program(
@@ -160,6 +160,7 @@ def run_program(
         code = program.wait()
         if code == ExitCode.FINISHED:
             monitor.check()
+            monitor.note_separate_ranks()
     except (CommandError, SeparateWorldsError) as error:
         record = PROCESS_STATE.record(
             kind=error.kind, message=error.message, traceback="", exit_code=ExitCode.USER_CODE
@@ -547,13 +548,14 @@ def program_failure(
         return None
     end = read_log_end(log)
     code = code if end.code is None else end.code
-    killed = _signal_of(code)
-    if killed is signal.SIGABRT and end.message:
-        # An exception ended it, and an object that it left behind aborted, such as a process group with pending work.
-        killed = None
+    signalled = _signal_of(code)
+    # After an exception, an object that is left behind can abort, such as a process group with pending work; and a
+    # program that still exits is ended because another rank has failed.
+    ended_by_itself = signalled is signal.SIGABRT or (signalled is signal.SIGTERM and another_rank_failed_first)
+    killed = None if ended_by_itself and end.message else signalled
     secondary = (
         (sigterm_forwarded and another_rank_failed_first)
-        or (stop_requested and killed in _SENT_FROM_OUTSIDE)
+        or (stop_requested and signalled in _SENT_FROM_OUTSIDE)
         or log_says_peer_loss(end.traceback, end.tail)
     )
     port_taken = master_port is not None and _says_port_taken(end, master_port)
@@ -579,6 +581,9 @@ def _signal_of(code: int) -> signal.Signals | None:
 
 
 _LONGEST_NAME: Final = 60
+# os.environ raises KeyError.
+_MISSING_VARIABLE: Final = re.compile(r"KeyError: '(HPCDDP_\w+)'", re.ASCII)
+_OF_THE_BATCH: Final = re.compile("HPCDDP_(GLOBAL_BATCH_SIZE|PER_DEVICE_BATCH_SIZE|GRAD_ACCUM_STEPS|RANK_BATCH_SIZE)")
 
 
 def _failure_message(command: Sequence[str], code: int, killed: signal.Signals | None, end: LogEnd) -> str:
@@ -589,6 +594,10 @@ def _failure_message(command: Sequence[str], code: int, killed: signal.Signals |
         return f"{program} was killed by {killed.name}"
     if end.message:
         message = end.message.partition(": ")[2] or end.message
+        if (missing := _MISSING_VARIABLE.fullmatch(end.message)) is not None:
+            known = _OF_THE_BATCH.fullmatch(missing[1]) is not None
+            remedy = "submit a new run with --global-batch-size N" if known else "see docs/any-script.md"
+            return f"{message}; this job does not set the variable: {remedy}"
         # submitit/helpers.py: its variables are those of torchrun, which the task has set.
         exported = message.startswith("Cannot export environment variables as ")
         return f"{message}; write TorchDistributedEnvironment().export(overwrite=True)" if exported else message

@@ -4,6 +4,8 @@ A launcher such as torchrun can be hidden at submission, in a shell script or in
 processes that its program has started, and records that one of them is a launcher whose world has no other task in it.
 The run fails if rank 0 and another rank have recorded one. A launcher on one rank only is allowed, and so is any
 launcher if the ranks of the program have met at the address of the run.
+
+If a program uses PyTorch and its ranks do not meet there, rank 0 prints a note.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, write_message
 from hpcddp.jobfile.launchers import Launcher, launcher_of
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_records import SeparateWorld, report_separate_world
@@ -27,6 +29,8 @@ _PROC: Final = Path("/proc")
 # A look costs milliseconds: first there is one at each poll, later the pause is a tenth of the program's run time.
 _PAUSE_FRACTION: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
+# Some scripts prepare data before they open a process group.
+_NOTE_AFTER_S: Final = 120.0
 # proc(5), /proc/net/tcp: TCP_LISTEN (include/net/tcp_states.h).
 _TCP_LISTEN: Final = "0A"
 
@@ -37,8 +41,8 @@ class SeparateWorldsError(UserError):
     kind = "separate_worlds"
 
 
-class LauncherMonitor:
-    """Looks for a launcher among the processes of one rank's program.
+class WorldMonitor:
+    """Looks for a launcher among the processes of one rank's program, and for the process group of rank 0's.
 
     Args:
         command: the program and its arguments.
@@ -50,11 +54,11 @@ class LauncherMonitor:
     def __init__(self, command: Sequence[str], env: RankEnv, attempt: AttemptDirectory, *, port: int) -> None:
         self._command, self._env, self._attempt, self._port = command, env, attempt, port
         self._began = self._next = time.monotonic()
-        self._run_has_met = False
+        self._run_has_met = self._uses_torch = self._has_noted = False
         self._found: tuple[int, Launcher] | None = None
 
     def look(self, pid: int) -> None:
-        """Look for a launcher, and end it if the run fails because of it.
+        """Look at the processes, end a launcher that makes the run fail, and print the note when it is time.
 
         Args:
             pid: the program's process id; it has not been waited for.
@@ -65,12 +69,17 @@ class LauncherMonitor:
         if self._env.world_size == 1:
             return
         now = time.monotonic()
-        if self._found is None and now >= self._next:
+        if now >= self._next:
             self._next = now + min(_LONGEST_PAUSE_S, _PAUSE_FRACTION * (now - self._began))
-            self._found = self._find(pid)
+            if self._env.rank == 0 and not self._run_has_met:
+                self._run_has_met = _has_listener(self._port)
+                self._uses_torch = self._uses_torch or _uses_torch(pid)
+            self._found = self._found or self._find(pid)
             if self._found is not None:
                 world = SeparateWorld(rank=self._env.rank, launcher=self._found[1].name)
                 report_separate_world(self._attempt, world)
+        if now - self._began >= _NOTE_AFTER_S:
+            self.note_separate_ranks()
         if self._found is None:
             return
         try:
@@ -82,6 +91,17 @@ class LauncherMonitor:
                 if launcher_of(_words(launcher), {}) is not None:
                     os.kill(launcher, signal.SIGTERM)
             raise
+
+    def note_separate_ranks(self) -> None:
+        """Print once that the ranks of a program with PyTorch have not met; on rank 0."""
+        if self._run_has_met or self._has_noted or not self._uses_torch:
+            return
+        self._has_noted = True
+        write_message(
+            f"note: the {self._env.world_size} ranks of this program have opened no process group at "
+            "MASTER_ADDR:MASTER_PORT, so each of them does the whole work alone, unless they share it in another way; "
+            "a DDP script calls torch.distributed.init_process_group() (docs/any-script.md)"
+        )
 
     def check(self) -> None:
         """Compare the records of the ranks.
@@ -102,8 +122,6 @@ class LauncherMonitor:
         )
 
     def _find(self, program: int) -> tuple[int, Launcher] | None:
-        if self._env.rank == 0 and not self._run_has_met:
-            self._run_has_met = _has_listener(self._port)
         waiting = [program]
         while waiting:
             pid = waiting.pop()
@@ -117,6 +135,18 @@ class LauncherMonitor:
             if alone and (not self._run_has_met or any(str(self._port) in word for word in words)):
                 return pid, launcher
         return None
+
+
+def _uses_torch(program: int) -> bool:
+    """Return whether a program or a process that it has started has loaded PyTorch."""
+    waiting = [program]
+    while waiting:
+        pid = waiting.pop()
+        with contextlib.suppress(OSError):
+            if b"libtorch" in (_PROC / str(pid) / "maps").read_bytes():
+                return True
+        waiting += children_of(pid)
+    return False
 
 
 def _is_worker_of_one(environment: dict[str, str]) -> bool:

@@ -103,6 +103,10 @@ def test_a_dry_run_counts_the_runs_of_a_sweep(
             ),
         ),
         (
+            ("-q", "--name", "--", "sh", "train.sh"),
+            "hpcddp: -q needs a value, and --name is another option; write the value after -q\n",
+        ),
+        (
             ("-t", "10", "minutes", "--", "sh", "train.sh"),
             "hpcddp: minutes stands where the job file belongs; write the time in one word: -t 10min\n",
         ),

@@ -249,7 +249,8 @@ def test_the_seconds_of_the_last_line_say_what_they_count(capsys: pytest.Capture
     made = Submission(run=RunDirectory(tmp_path), cluster="local", job=None, dropped=(), epochs=1)  # type: ignore[arg-type]
     for result, said in (
         (Result(status="finished", steps=1, wall_s=0.71, world_size=2), "1 step, 0.7 s of training on 2 ranks"),
-        (Result(status="finished", wall_s=11.0), "11.0 s since its start on 1 rank"),
+        (Result(status="finished", wall_s=11.0, attempts=1), "11.0 s on 1 rank"),
+        (Result(status="finished", wall_s=57.0, attempts=3, world_size=2), "57.0 s in 3 attempts on 2 ranks"),
     ):
         print_outcome(made, Outcome(status="finished", result=result), as_json=False)
         assert capsys.readouterr().out.startswith(f"finished: {said}\n")

@@ -35,6 +35,14 @@ def log(directory: Path, text: str) -> Path:
         (3, "", "exit", "python train.py ended with exit code 3", 70),
         (-6, BOOM, "ValueError", "boom", 70),
         (1, EXPORT, "RuntimeError", f"{EXPORTED}; write TorchDistributedEnvironment().export(overwrite=True)", 70),
+        (
+            1,
+            BOOM.replace("ValueError: boom", "KeyError: 'HPCDDP_RANK_BATCH_SIZE'"),
+            "KeyError",
+            "'HPCDDP_RANK_BATCH_SIZE'; this job does not set the variable: submit a new run with --global-batch-size N",
+            70,
+        ),
+        (-15, BOOM, "killed", "python train.py was killed by SIGTERM", 70),
         (-6, "", "killed", "python train.py was killed by SIGABRT", 70),
         (-11, "", "killed", "python train.py was killed by SIGSEGV", 70),
         # As bash says it of what it ran.
@@ -197,3 +205,16 @@ def test_a_server_that_the_program_itself_could_not_reach_is_no_lost_peer(tmp_pa
     )
     assert failure is not None
     assert (failure.secondary, failure.exit_code) == (False, 70)
+
+
+def test_a_program_that_was_ended_while_it_exited_is_named_by_its_own_error(tmp_path: Path) -> None:
+    record = program_failure(
+        COMMAND,
+        -15,
+        log(tmp_path, BOOM),
+        stop_requested=True,
+        another_rank_failed_first=True,
+        sigterm_forwarded=True,
+    )
+    assert record is not None
+    assert (record.kind, record.message, record.secondary) == ("ValueError", "boom", True)

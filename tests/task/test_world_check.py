@@ -145,3 +145,16 @@ def test_ranks_that_have_met_may_start_worlds_of_their_own(directory: Path) -> N
 def test_one_task_may_be_the_whole_world(directory: Path) -> None:
     finished = run(directory, "torchrun --standalone --nproc-per-node=2 train.py", tasks=1)
     assert result(finished)["status"] == "finished"
+
+
+ALONE = "the 2 ranks of this program have opened no process group at MASTER_ADDR:MASTER_PORT"
+
+
+def test_a_program_without_a_process_group_is_noted_by_rank_0(directory: Path) -> None:
+    said = finishes(directory, "python -c 'import torch, time; time.sleep(2)'\n")
+    assert said.count(f"hpcddp: note: {ALONE}, so each of them does the whole work alone") == 1
+
+
+@pytest.mark.parametrize("script", ["python train.py 2\n", "sleep 2\n"])
+def test_ranks_that_meet_and_programs_without_torch_are_not_noted(directory: Path, script: str) -> None:
+    assert ALONE not in finishes(directory, script)
