@@ -140,7 +140,6 @@ def page(
         legend=[{"color": f"--c{place}", "label": _label(report)} for place, report in enumerate(drawn)],
         left_undrawn=len([report for report in order if len(report.columns.steps)]) - len(drawn),
         charts=list(_charts(drawn, draw)),
-        phases=[{"color": f"--p{place}", "label": PHASES[phase]} for place, phase in enumerate(Phase)],
     )
 
 
@@ -251,6 +250,11 @@ def _run(report: RunReport, draw: _Pen, texts: _Texts) -> dict[str, Any]:
             for phase in parts
         ],
         "attempts": report.attempts,
+        "phases": [
+            {"color": f"--p{place}", "label": PHASES[phase]}
+            for place, phase in enumerate(Phase)
+            if any(attempt.seconds.get(phase) for attempt in report.attempts)
+        ],
         "changes": {attempt.number: _clean(", ".join(report.changes(attempt.number))) for attempt in report.attempts},
         "Phase": Phase,
         "timeline": draw.timeline(report),
@@ -449,6 +453,7 @@ class _Pen:
             if min(values) > 0 and max(values) / min(values) > _LOGARITHMIC_FROM:
                 axes.set_yscale("log")
                 axes.yaxis.set_major_formatter("{x:g}")
+                axes.text(0.99, 0.97, "log scale", transform=axes.transAxes, ha="right", va="top", color=_INK)
             axes.grid(visible=True, color=_GRID, linewidth=0.7)
 
         return self._svg(draw, width=4.9, height=2.15)
