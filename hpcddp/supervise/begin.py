@@ -32,7 +32,7 @@ from hpcddp.run.ownership import (
 )
 from hpcddp.run.result import Result, has_finished, resume_command, write_result
 from hpcddp.slurm import commands
-from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, slurm_job_id
+from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, moment_of, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause, ExitCode
@@ -261,7 +261,7 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
             cause = _cause_of_requeue(run.attempt(number), events, tasks=spec.tasks)
             if spec.command is not None:
                 record_progress(run.attempt(number), now=start.time, interrupted=is_interruption(cause))
-            _append_requeue_event(run, start, number, cause)
+            _append_requeue_event(run, start, number, cause, after=max((event.time for event in events), default=0.0))
             events = read_events(run.events)
         if not spec.requeue.left_to_slurm:
             # Requeue=1 was set for this one requeue only.
@@ -291,12 +291,15 @@ def _cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event], *, tas
     return cause_in_log(attempt) or cause if cause is Cause.REQUEUED else cause
 
 
-def _append_requeue_event(run: RunDirectory, start: Start, number: int, cause: Cause) -> None:
+def _append_requeue_event(run: RunDirectory, start: Start, number: int, cause: Cause, *, after: float) -> None:
+    # Slurm renews the submit time when it requeues a job, and may start the job minutes later.
+    requeued = moment_of(start.submit_time)
+    time_ = start.time if requeued is None else min(start.time, max(after, requeued))
     asked = cause is Cause.REQUEUED and exists(run.attempt(number).requeue_request)
     append_event(
         run.events,
         kind="requeue",
-        time=start.time,
+        time=time_,
         attempt=number,
         reason="Slurm requeued the job on its own",
         cause=str(cause),

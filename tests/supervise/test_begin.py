@@ -222,6 +222,20 @@ def test_a_requeue_that_is_written_down_already_is_not_written_twice(tmp_path: P
     assert [event.kind for event in read_events(attempt.run.events)] == ["start", "requeue", "start"]
 
 
+def test_a_requeue_of_slurm_is_recorded_at_the_time_of_the_requeue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm, environment, now = FakeSlurm(monkeypatch), {"SLURM_JOB_ID": "7"}, time.time()
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
+    requeued = int(now) + 20
+    submitted = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(requeued))
+    slurm.become("RUNNING", Restarts="1", SubmitTime=submitted)
+    monkeypatch.setattr(time, "time", lambda: now + 145)
+    begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    events = {event.kind: event.time for event in read_events(attempt.run.events)}
+    assert events == {"start": now + 145, "requeue": requeued}
+
+
 def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_requeued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
