@@ -112,7 +112,7 @@ def refuse_another_training(
     changes = tuple(training_changes(before, spec))
     for change in changes:
         by_name = change.key == "command" or change.key in BY_NAME or change.key.startswith("learning_rate.")
-        why = _why_not(change, spec) if by_name else "which would be another training"
+        why = _why_not(change) if by_name else "which would be another training"
         if why is None and change.key in named:
             continue
         advice = "restore the old value, or submit a new run"
@@ -126,13 +126,10 @@ def refuse_another_training(
     return changes
 
 
-def _why_not(change: Change, spec: JobSpec) -> str | None:
-    """Return why a change that may be asked for cannot be made in this job; None if it can."""
+def _why_not(change: Change) -> str | None:
+    """Return why a change that may be asked for cannot be made; None if it can."""
     if change.key == _EPOCHS and change.after < change.before:
         return "and a run cannot go on with fewer epochs"
-    if change.key == BATCH and spec.train is None:
-        kind = "an entrypoint" if spec.command is None else "a command"
-        return f"and only the training of train can change its batch within an epoch; this run is {kind}"
     kinds_differ = change.key == "command" and None in (change.before, change.after)
     return "which would be another training" if kinds_differ else None
 

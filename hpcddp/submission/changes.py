@@ -41,7 +41,7 @@ def consequences(run: RunDirectory, before: JobSpec, now: JobSpec, changes: Sequ
     return (
         *(f"{change}, {where}" for change in changes),
         *(_of_command() if any(change.key == "command" for change in changes) else ()),
-        *(_of_training(before, now, manifest, step) if now.train is not None else _of_rate(before, now)),
+        *(_of_training(before, now, manifest, step) if now.train is not None else _of_program(before, now)),
     )
 
 
@@ -49,8 +49,11 @@ def _of_command() -> Iterator[str]:
     yield "the program restores its own state; hpcddp does not know what its arguments change"
 
 
-def _of_rate(before: JobSpec, now: JobSpec) -> Iterator[str]:
-    if now.batch.global_batch_size is None:
+def _of_program(before: JobSpec, now: JobSpec) -> Iterator[str]:
+    """Yield what changes for a command or an entrypoint, which has a loop of its own."""
+    if now.batch.global_batch_size != before.batch.global_batch_size:
+        yield "the program must find the next sample itself; hpcddp does not know its data"
+    if None in {now.batch.global_batch_size, before.batch.global_batch_size}:
         return
     old, new = scaled_hyperparameters(before), scaled_hyperparameters(now)
     if new.learning_rate != old.learning_rate:

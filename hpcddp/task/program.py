@@ -596,7 +596,7 @@ def _failure_message(command: Sequence[str], code: int, killed: signal.Signals |
         message = end.message.partition(": ")[2] or end.message
         if (missing := _MISSING_VARIABLE.fullmatch(end.message)) is not None:
             known = _OF_THE_BATCH.fullmatch(missing[1]) is not None
-            remedy = "submit a new run with --global-batch-size N" if known else "see docs/any-script.md"
+            remedy = "add --global-batch-size N" if known else "see docs/any-script.md"
             return f"{message}; this job does not set the variable: {remedy}"
         # submitit/helpers.py: its variables are those of torchrun, which the task has set.
         exported = message.startswith("Cannot export environment variables as ")

@@ -211,22 +211,6 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
             ),
         ),
         (
-            COMMAND,
-            "batch.global_batch_size=128",
-            (
-                "batch.global_batch_size is 64 there and 128 here, and only the training of train can change its "
-                "batch within an epoch; this run is a command; restore the old value, or submit a new run"
-            ),
-        ),
-        (
-            ENTRYPOINT,
-            "batch.global_batch_size=128",
-            (
-                "batch.global_batch_size is 64 there and 128 here, and only the training of train can change its "
-                "batch within an epoch; this run is an entrypoint; restore the old value, or submit a new run"
-            ),
-        ),
-        (
             ENTRYPOINT,
             "entrypoint=mine:other",
             (
@@ -351,6 +335,22 @@ def test_another_global_batch_is_stated_with_the_order_from_here_on(
         "too; to scale it by a rule: --set learning_rate.base_global_batch_size=64 --set learning_rate.rule=linear or "
         "sqrt"
     )
+
+
+@pytest.mark.parametrize("job", [COMMAND, ENTRYPOINT])
+def test_a_program_gets_another_global_batch_and_must_find_its_samples(slurm: FakeSlurm, job: str) -> None:
+    run = submitted(job)
+    found = prepare_resumption(run, changing(run, slurm, "batch.global_batch_size=128")).consequences
+    assert found == (
+        "batch.global_batch_size 64 -> 128, from the beginning: no step is saved",
+        "the program must find the next sample itself; hpcddp does not know its data",
+    )
+
+
+def test_a_program_without_a_global_batch_gets_one(slurm: FakeSlurm) -> None:
+    run = submitted(COMMAND.replace("batch: {global_batch_size: 64}\n", ""))
+    found = prepare_resumption(run, changing(run, slurm, "batch.global_batch_size=128")).consequences
+    assert found[0] == "batch.global_batch_size null -> 128, from the beginning: no step is saved"
 
 
 def test_kappa_and_the_rule_are_stated_where_the_job_scales_its_rate(slurm: FakeSlurm) -> None:

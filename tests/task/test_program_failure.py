@@ -39,7 +39,7 @@ def log(directory: Path, text: str) -> Path:
             1,
             BOOM.replace("ValueError: boom", "KeyError: 'HPCDDP_RANK_BATCH_SIZE'"),
             "KeyError",
-            "'HPCDDP_RANK_BATCH_SIZE'; this job does not set the variable: submit a new run with --global-batch-size N",
+            "'HPCDDP_RANK_BATCH_SIZE'; this job does not set the variable: add --global-batch-size N",
             70,
         ),
         (-15, BOOM, "killed", "python train.py was killed by SIGTERM", 70),
