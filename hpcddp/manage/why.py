@@ -340,7 +340,8 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
             yield f"{moment}  {event.reason}" + "".join(f", {change}" for change in named)
         elif event.kind == "requeue":
             cause = "its user requested it" if event.by == "user" else _CAUSES.get(str(event.cause), event.cause)
-            yield f"{moment}  attempt {event.attempt} stopped{step}, to be requeued: {cause}"
+            killed = "; Slurm killed its tasks, which had not ended" if event.facts.get("killed") is True else ""
+            yield f"{moment}  attempt {event.attempt} stopped{step}, to be requeued: {cause}{killed}"
         elif event.kind == "stop" and event.saved is None:
             # The event that the ranks write for the same stop holds no cause, and that of a requeue follows it.
             if following is not None and (following.kind, following.attempt) == ("requeue", event.attempt):

@@ -44,6 +44,8 @@ from hpcddp.supervise.decision import exceeded, is_interruption, record_progress
 PATIENCE_S: Final = 600.0
 """How long a start waits for space on a full disk, or for a run directory that is away, in seconds."""
 _POLL_S: Final = 5.0
+# Slurm signals the tasks, and kills those that have not ended some seconds later.
+_SIGNALLED: Final = frozenset({Cause.REQUEUED, Cause.PREEMPTION})
 
 
 class BudgetError(HpcddpError):
@@ -258,10 +260,13 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
     number = run.newest_attempt() or 0
     if previous.job_id == start.job_id and start.restart_count:
         if not any(event.kind == "requeue" and event.attempt == number for event in events):
-            cause = _cause_of_requeue(run.attempt(number), events, tasks=spec.tasks)
+            attempt = run.attempt(number)
+            cause = _cause_of_requeue(attempt, events, tasks=spec.tasks)
             if spec.command is not None:
-                record_progress(run.attempt(number), now=start.time, interrupted=is_interruption(cause))
-            _append_requeue_event(run, start, number, cause, after=max((event.time for event in events), default=0.0))
+                record_progress(attempt, now=start.time, interrupted=is_interruption(cause))
+            after = max((event.time for event in events), default=0.0)
+            killed = cause in _SIGNALLED and not _has_ended_by_itself(attempt, events, spec)
+            _append_requeue_event(attempt, start, cause, after=after, killed=killed)
             events = read_events(run.events)
         if not spec.requeue.left_to_slurm:
             # Requeue=1 was set for this one requeue only.
@@ -291,20 +296,28 @@ def _cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event], *, tas
     return cause_in_log(attempt) or cause if cause is Cause.REQUEUED else cause
 
 
-def _append_requeue_event(run: RunDirectory, start: Start, number: int, cause: Cause, *, after: float) -> None:
+def _has_ended_by_itself(attempt: AttemptDirectory, events: Sequence[Event], spec: JobSpec) -> bool:
+    """Return whether the tasks of an attempt have recorded their end, as far as that can be read."""
+    if spec.command is not None:
+        return read_program_end(attempt, tasks=spec.tasks).is_complete
+    return any(event.attempt == attempt.number and event.kind in {"stop", "failure"} for event in events)
+
+
+def _append_requeue_event(attempt: AttemptDirectory, start: Start, cause: Cause, *, after: float, killed: bool) -> None:
     # Slurm renews the submit time when it requeues a job, and may start the job minutes later.
     requeued = moment_of(start.submit_time)
     time_ = start.time if requeued is None else min(start.time, max(after, requeued))
-    asked = cause is Cause.REQUEUED and exists(run.attempt(number).requeue_request)
+    asked = cause is Cause.REQUEUED and exists(attempt.requeue_request)
     append_event(
-        run.events,
+        attempt.run.events,
         kind="requeue",
         time=time_,
-        attempt=number,
+        attempt=attempt.number,
         reason="Slurm requeued the job on its own",
         cause=str(cause),
         job_id=start.job_id,
         by="user" if asked else "slurm",
+        **({"killed": True} if killed else {}),
     )
 
 

@@ -143,9 +143,13 @@ def test_a_run_of_one_step_has_one_step(made: FakeRun) -> None:
     assert why(made.submitted().started().ended("finished", steps=1)).why == "it has finished after 1 step"
 
 
+KILLED = "; Slurm killed its tasks, which had not ended"
+
+
 def test_the_attempts_of_a_run_are_its_history(made: FakeRun) -> None:
     made.submitted().started().event("requeue", at=50, step=30, cause="preemption")
-    made.started(at=60, attempt=1).event("requeue", at=70, attempt=1, step=40, cause="requeued", by="user")
+    made.started(at=60, attempt=1)
+    made.event("requeue", at=70, attempt=1, step=40, cause="requeued", by="user", killed=True)
     made.started(at=80, attempt=2).event("finish", at=90, attempt=2, step=400).ended("finished", steps=400)
     answer = why(made)
     assert answer.why == "it has finished after 400 steps"
@@ -153,7 +157,7 @@ def test_the_attempts_of_a_run_are_its_history(made: FakeRun) -> None:
         "attempt 0 began on n1",
         "attempt 0 stopped after step 30, to be requeued: preempted",
         "attempt 1 began on n1",
-        "attempt 1 stopped after step 40, to be requeued: its user requested it",
+        f"attempt 1 stopped after step 40, to be requeued: its user requested it{KILLED}",
         "attempt 2 began on n1",
         "attempt 2 finished after step 400",
     ]

@@ -236,6 +236,21 @@ def test_a_requeue_of_slurm_is_recorded_at_the_time_of_the_requeue(
     assert events == {"start": now + 145, "requeue": requeued}
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_requeue_says_whether_slurm_killed_the_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, killed: bool
+) -> None:
+    slurm, environment = FakeSlurm(monkeypatch), {"SLURM_JOB_ID": "7"}
+    job = "name: demo\ncommand: [python, train.py]\n"
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, job=job, environment=environment))
+    if not killed:
+        write_exit(attempt, ProgramExit(rank=0, host="n1", time=0.0, code=-15, notice="terminated"))
+    slurm.become("RUNNING", Restarts="1")
+    begin_in(tmp_path, job=job, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    (event,) = (event for event in read_events(attempt.run.events) if event.kind == "requeue")
+    assert event.facts.get("killed", False) is killed
+
+
 def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_requeued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
