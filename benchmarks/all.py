@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -170,8 +171,10 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="measure nothing")
     options = parser.parse_args()
     sentences: list[str] = []
+    # A comparison is part of the load of the next one.
+    load = os.getloadavg()[0]
     for name in () if options.tables else options.only:
-        document = report(lambda name=name: COMPARISONS[name].cases(ROUNDS[name]))  # type: ignore[misc]
+        document = report(lambda name=name: COMPARISONS[name].cases(ROUNDS[name]), load=load)  # type: ignore[misc]
         path = RESULTS / f"{name}.json"
         if path.exists():
             sentences += worse(name, json.loads(path.read_text()), document)

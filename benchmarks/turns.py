@@ -79,11 +79,16 @@ def cpu_of_children(call: Callable[[], object]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def report(cases: Callable[[], Iterable[Case]]) -> dict[str, Any]:
-    """Measure, and return the document of a result file."""
+def report(cases: Callable[[], Iterable[Case]], *, load: float | None = None) -> dict[str, Any]:
+    """Measure, and return the document of a result file.
+
+    Args:
+        cases: the comparisons.
+        load: the load average before the first of several documents; None takes that of now.
+    """
     # As in an installed package. Otherwise each process compiles it anew where bytecode is not written.
     compileall.compile_dir(Path(__file__).parents[1] / "hpcddp", quiet=1)
-    load = os.getloadavg()[0]
+    load = os.getloadavg()[0] if load is None else load
     return {
         "load_at_start": round(load, 2),
         "valid": load <= QUIET,
