@@ -371,3 +371,38 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
             assert checkpointer.wait()
     assert numbers.values == {"best": 0.5, "steps": 3}
     assert optimizer.param_groups[0]["lr"] == rate
+
+
+class Arrays:
+    """An object whose state is no tensor."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scores": np.arange(3)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError(f"such a state is never loaded: {state}")
+
+
+def test_a_state_that_no_restore_loads_is_a_warning_of_the_first_save(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpointer = Checkpointer(tmp_path, {"arrays": Arrays(), "model": nn.Linear(2, 2)})
+    checkpointer.restore()
+    for step in (1, 2):
+        checkpointer.save(step)
+        assert checkpointer.wait()
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("no restore will load") == 1
+    assert "arrays.pt: it holds numpy" in said.out + said.err
+    with pytest.raises(ResumeError, match="holds objects that could run code"):
+        Checkpointer(tmp_path, {"arrays": Arrays(), "model": nn.Linear(2, 2)}).restore()
+
+
+def test_a_state_of_tensors_makes_no_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop(tmp_path)
+    loop.checkpointer.restore()
+    loop.step()
+    loop.checkpointer.save(1)
+    assert loop.checkpointer.wait()
+    said = capsys.readouterr()
+    assert "warning" not in said.out + said.err

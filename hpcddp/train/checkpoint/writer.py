@@ -8,11 +8,16 @@ lock that the writing thread holds.
 from __future__ import annotations
 
 import os
+import pickle
+import re
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import torch
 
 from hpcddp.jobfile.fields import Best
 from hpcddp.jobfile.problems import nearest
@@ -30,6 +35,8 @@ _FAILURES_ALLOWED: Final = 2
 _OUTAGE_ALLOWED_S: Final = 300.0
 _LOOK_EVERY_S: Final = 1.0
 _NAMES_SHOWN: Final = 8
+# How torch.load(weights_only=True) names what it does not load.
+_NOT_LOADED: Final = re.compile(r"GLOBAL (\S+)")
 # The training has the CPUs first.
 _NICENESS: Final = 10
 
@@ -97,7 +104,7 @@ class CheckpointWriter:
     ) -> None:
         self._run, self._attempt, self._keep, self._best = run, attempt, keep, best
         self._metrics = metrics or run.metrics
-        self._warned_of_metric = False
+        self._warned_of_metric = self._is_loadable_checked = False
         self._now, self._monotonic, self._print_line = now, monotonic, print_line
         self._thread: threading.Thread | None = None
         self._outcome: SaveOutcome | None = None
@@ -253,7 +260,26 @@ class CheckpointWriter:
             f"{directory / 'latest'} cannot be written",
         )
         self._keep_best()
+        self._warn_if_not_loadable(published)
         self._try(lambda: self._prune(published), f"old checkpoints in {directory} cannot be removed")
+
+    def _warn_if_not_loadable(self, published: Checkpoint) -> None:
+        """Warn once if the first checkpoint holds what no restore loads, such as arrays of numpy."""
+        if self._is_loadable_checked:
+            return
+        self._is_loadable_checked = True
+        for name in published.manifest.files:
+            try:
+                # Reads no tensor. Other errors are those of the disk, which a restore names.
+                with suppress(RuntimeError, OSError, ValueError):
+                    torch.load(published.path / name, map_location="cpu", weights_only=True, mmap=True)
+            except pickle.UnpicklingError as error:
+                found = _NOT_LOADED.search(str(error))
+                what = "objects" if found is None else found[1]
+                self._warnings.append(
+                    f"no restore will load {published.path / name}: it holds {what}, and only tensors, numbers, texts "
+                    "and their containers are loaded; let state_dict return those"
+                )
 
     def keep_best(self) -> None:
         """Let ``checkpoints/best`` name the checkpoint of the best evaluation so far, while no write is running.
