@@ -78,7 +78,12 @@ def cancel(status: RunStatus, *, end: End) -> str:
     end([job.job_id])
     if not status.state.has_nodes:
         saved = _conclude(run, status)
-        kept = f"step {saved} is saved. To resume later" if saved else "it had not saved a step. To start it again"
+        if saved:
+            kept = f"step {saved} is saved. To resume later"
+        elif _is_command(run):
+            kept = "what its program has saved is not known. To resume later"
+        else:
+            kept = "it had not saved a step. To start it again"
         return f"run {run.run_id} is cancelled (job {job.job_id}); {kept}: {resume_command(run)}"
     saves = (
         "its program receives SIGTERM, and saves if"

@@ -239,7 +239,7 @@ _NOTICE: Final = re.compile(
 # slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-22T05:17:38 ***   (22.05.8; newer ones add DUE to SIGNAL
 # Terminated). The notice about a step has the same words after any SIGTERM. A slurmstepd writes its first notice only.
 _CANCELLED: Final = re.compile(
-    r"^slurmstepd\S*: error: \*{3} JOB .+ CANCELLED AT \S+( DUE to SIGNAL \w+)? \*{3}$", re.MULTILINE
+    r"^slurmstepd\S*: error: \*{3} JOB .+ CANCELLED AT (?P<moment>\S+)( DUE to SIGNAL \w+)? \*{3}$", re.MULTILINE
 )
 _FATAL: Final = "Fatal Python error: "
 # What the shell in a container says (the sbatch template), and what apptainer says before it starts a container.
@@ -354,7 +354,13 @@ def cancelled_in_log(attempt: AttemptDirectory) -> bool:
     Args:
         attempt: the attempt.
     """
-    return _CANCELLED.search(_since_start(attempt)) is not None
+    return cancelled_at(attempt) is not None
+
+
+def cancelled_at(attempt: AttemptDirectory) -> str | None:
+    """Return when the job of an attempt was cancelled, as slurmstepd writes it; None if it does not say so."""
+    notice = _CANCELLED.search(_since_start(attempt))
+    return None if notice is None else notice["moment"]
 
 
 def _since_start(attempt: AttemptDirectory) -> str:

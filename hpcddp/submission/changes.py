@@ -37,7 +37,12 @@ def consequences(run: RunDirectory, before: JobSpec, now: JobSpec, changes: Sequ
         return ()
     manifest = newest_manifest(run)
     step = 0 if manifest is None else manifest.step
-    where = f"after step {step}, the newest checkpoint" if step else "from the beginning: no step is saved"
+    if step:
+        where = f"after step {step}, the newest checkpoint"
+    elif now.command is None:
+        where = "from the beginning: no step is saved"
+    else:
+        where = "from the next start of the program on"
     return (
         *(f"{change}, {where}" for change in changes),
         *(_of_command() if any(change.key == "command" for change in changes) else ()),

@@ -63,8 +63,17 @@ def _program(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle
 
 
 def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]:
-    """Yield torchrun or another launcher as the command of several tasks that would not form one world."""
+    """Yield srun, and torchrun or another launcher as the command of several tasks that would not form one world."""
     words = spec.command or ()
+    name = Path(words[0]).name if words else ""
+    # With --overlap, srun shares the CPUs of the task that runs it. Without it, it waits for them until the time limit.
+    if name in {"srun", "salloc"} and "--overlap" not in words:
+        yield Obstacle(
+            sentence=f"command is {shlex.join(words)}, and hpcddp starts the tasks with srun itself; leave {name} and "
+            "its options out, and write --nodes and --tasks-per-node before --",
+            can_force=False,
+        )
+        return
     launcher = find_launcher(words, {**environment, **spec.environment.env})
     if launcher is None or spec.tasks == 1 or spec.launcher_command is not None:
         return

@@ -17,7 +17,7 @@ from hpcddp.jobfile.write import parse_resolved
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory, ReservedRecord, RunDirectory
 from hpcddp.run.events import Event, append_event, newest_saved_step, read_events
-from hpcddp.run.failure import cause_in_log
+from hpcddp.run.failure import cancelled_at, cause_in_log
 from hpcddp.run.files import exists, full_disk_sentence, is_full, make_reserves, write_text
 from hpcddp.run.job_records import Start, newest_start, read_program_end, read_refusal, write_refusal, write_start
 from hpcddp.run.moved import refuse_other_script
@@ -30,7 +30,7 @@ from hpcddp.run.ownership import (
     make_private_directory,
     refuse_another_training,
 )
-from hpcddp.run.result import Result, has_finished, resume_command, write_result
+from hpcddp.run.result import BY_USER, Result, has_finished, resume_command, write_result
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, moment_of, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
@@ -44,6 +44,8 @@ from hpcddp.supervise.decision import exceeded, is_interruption, record_progress
 PATIENCE_S: Final = 600.0
 """How long a start waits for space on a full disk, or for a run directory that is away, in seconds."""
 _POLL_S: Final = 5.0
+# A cancelled job has ended after KillWait (slurm.conf(5)), which is 30 s by default. Later requeues are a person's.
+_OWN_REQUEUE_S: Final = 90.0
 # Slurm signals the tasks, and kills those that have not ended some seconds later.
 _SIGNALLED: Final = frozenset({Cause.REQUEUED, Cause.PREEMPTION})
 
@@ -53,6 +55,13 @@ class BudgetError(HpcddpError):
 
     kind = "budget"
     exit_code: ClassVar[int] = ExitCode.NO_PROGRESS
+
+
+class CancelledError(HpcddpError):
+    """The job was cancelled, and its program has requeued it nevertheless."""
+
+    kind = "cancelled"
+    exit_code: ClassVar[int] = ExitCode.INTERRUPTED
 
 
 class DirectoryAwayError(HpcddpError):
@@ -94,6 +103,7 @@ def begin(
     Raises:
         RunDirectoryError: the directory belongs to another job, or is not safe.
         BudgetError: the run was started often enough.
+        CancelledError: the job was cancelled, and its program has requeued it.
         DirectoryAwayError: the directory that the run had before is not there after ten minutes.
         DiskFullError: the disk is still full after ten minutes.
     """
@@ -259,6 +269,7 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
     events = read_events(run.events)
     number = run.newest_attempt() or 0
     if previous.job_id == start.job_id and start.restart_count:
+        _refuse_cancelled(run, start, number, events)
         if not any(event.kind == "requeue" and event.attempt == number for event in events):
             attempt = run.attempt(number)
             cause = _cause_of_requeue(attempt, events, tasks=spec.tasks)
@@ -284,6 +295,39 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
     write_result(run, result)
     append_event(run.events, kind="failure", time=start.time, attempt=number, reason=why, exit_code=93)
     raise BudgetError(f"run {run.run_id} is not started again: {why}. To resume: {resume_command(run)}")
+
+
+def _refuse_cancelled(run: RunDirectory, start: Start, number: int, events: Sequence[Event]) -> None:
+    """Refuse the start of a job that its program has requeued while it was being cancelled.
+
+    Lightning and many scripts requeue their job when they get a signal. Slurm accepts that until the job has ended.
+
+    Raises:
+        CancelledError: says how to resume.
+    """
+    attempt, requeued = run.attempt(number), moment_of(start.submit_time)
+    cancelled = max(
+        [event.time for event in events if event.kind == "cancel" and event.attempt == number],
+        default=moment_of(cancelled_at(attempt)),
+    )
+    if requeued is None or cancelled is None or abs(requeued - cancelled) > _OWN_REQUEUE_S:
+        return
+    if exists(attempt.requeue_request) and attempt.requeue_request.stat().st_mtime > cancelled:
+        return
+    result = Result(
+        status="cancelled",
+        reason=BY_USER,
+        exit_code=int(ExitCode.INTERRUPTED),
+        attempts=number + 1,
+        saved_step=newest_saved_step(events) or None,
+        resume=resume_command(run),
+    )
+    write_result(run, result)
+    append_event(run.events, kind="stop", time=start.time, attempt=number, reason=BY_USER, cause=str(Cause.CANCELLED))
+    raise CancelledError(
+        f"run {run.run_id} is not started again: its job {start.job_id} was cancelled, and then its program requeued "
+        f"it. To resume: {resume_command(run)}"
+    )
 
 
 def _cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event], *, tasks: int) -> Cause:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import os
 import re
 import shlex
@@ -67,6 +68,8 @@ _ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, _KILLED_IN_A_SHELL + signal.
 _SIGNAL_TIMEOUT_S: Final = 1.0
 _SIGNAL_TIMEOUT_AFTER_ERROR_S: Final = 0.25
 _SIGNAL_POLL_S: Final = 0.02
+# A program that ends so soon after its own signal to save has saved and left; SIGUSR1 may also only print something.
+_SAVE_TIMEOUT_S: Final = 60.0
 # A program without a handler for the warning gets SIGTERM half of the signal lead before the end of the job, within
 # these limits. The last seconds are for the requeue.
 _LONGEST_NOTICE_S: Final = 60.0
@@ -353,6 +356,7 @@ class Program:
     ) -> None:
         self.notice: StopNotice | None = None
         self.sigterm_forwarded = self._killed = self._ends_by_itself = False
+        self._asked_to_save_at = -math.inf
         self._end, self._notice_s = end, notice_s
         self._before_saving, self._on_poll = before_saving, on_poll
         self._save_signal = None if save_signal is None else signal.Signals[f"SIG{save_signal}"]
@@ -419,6 +423,8 @@ class Program:
             received = _received_since(ended - _SIGNAL_TIMEOUT_S, possible)
             return self.notice or next((_NOTICE_BY_SIGNAL[known.signum] for known in received), None)
 
+        if code == 0 and self.notice is None and ended - self._asked_to_save_at <= _SAVE_TIMEOUT_S:
+            self.notice = "warned"
         if possible and self.notice is None:
             self.notice = wait_until(received_notice, timeout_s=timeout_s, poll_s=_SIGNAL_POLL_S)
 
@@ -437,6 +443,8 @@ class Program:
             if saves_first:
                 threading.Thread(target=self._save_and_terminate, args=(self._warning,), daemon=True).start()
                 return
+        elif signum == self._warning and signum != signal.SIGUSR2 and signum in handled_now:
+            self._asked_to_save_at = time.monotonic()
         elif signum == signal.SIGUSR2 and self._warning in self._handled:
             self.notice = self.notice or "warned"
             # A program that saves after another signal may go on.

@@ -63,6 +63,14 @@ def test_a_module_and_a_script_of_a_launcher_are_checked_as_well(words: tuple[st
     assert caught.value.message == f"command is {' '.join(words)}, and {why}"
 
 
+@pytest.mark.parametrize("name", ["srun", "salloc"])
+def test_srun_in_a_task_is_refused_because_it_would_wait_for_its_own_task(name: str) -> None:
+    Path(name).touch(mode=0o700)
+    with pytest.raises(SubmissionError, match=f"starts the tasks with srun itself; leave {name} and its options"):
+        notes(name, "-n2", "torchrun")
+    assert notes(name, "--overlap", "torchrun") == ()
+
+
 def test_a_script_like_no_other_is_told_with_what_its_path_means() -> None:
     with pytest.raises(SubmissionError, match="here; check its path, which is relative to the directory of submission"):
         notes("./python3.11", "sub/other.py")

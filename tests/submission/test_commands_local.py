@@ -96,6 +96,26 @@ def test_every_signal_to_a_task_reaches_its_program(tmp_path: Path, signum: str,
     assert json.loads(run.attempt(0).rank_exit(0).read_text())["told"] == word
 
 
+def test_a_program_that_saves_and_leaves_after_its_own_signal_has_not_finished(tmp_path: Path) -> None:
+    saves = program(
+        tmp_path,
+        """
+        import os, signal, sys, time
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+        print(f"task={os.getppid()};", flush=True)
+        time.sleep(60)
+        """,
+    )
+    document = submit(tmp_path, *saves)
+    log = RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0)
+    wait_for_text(log, "task=")
+    time.sleep(1)
+    os.kill(task_in(log), signal.SIGUSR1)
+    run = ended(document)
+    assert result(run)["status"] == "stopped"
+    assert json.loads(run.attempt(0).rank_exit(0).read_text())["told"] == "warned"
+
+
 def test_a_program_that_does_not_listen_survives_the_warning(tmp_path: Path) -> None:
     deaf = program(
         tmp_path,

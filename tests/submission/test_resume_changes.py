@@ -160,7 +160,7 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     code, out, error = submit(tmp_path, *words)
     assert code == 0, error
     assert json.loads(out)["changes"] == [
-        "command python3 train.py --depth 3 -> python3 train.py --depth 4, from the beginning: no step is saved",
+        "command python3 train.py --depth 3 -> python3 train.py --depth 4, from the next start of the program on",
         "the program restores its own state; hpcddp does not know what its arguments change",
     ]
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
@@ -337,12 +337,15 @@ def test_another_global_batch_is_stated_with_the_order_from_here_on(
     )
 
 
-@pytest.mark.parametrize("job", [COMMAND, ENTRYPOINT])
-def test_a_program_gets_another_global_batch_and_must_find_its_samples(slurm: FakeSlurm, job: str) -> None:
+@pytest.mark.parametrize(
+    ("job", "where"),
+    [(COMMAND, "from the next start of the program on"), (ENTRYPOINT, "from the beginning: no step is saved")],
+)
+def test_a_program_gets_another_global_batch_and_must_find_its_samples(slurm: FakeSlurm, job: str, where: str) -> None:
     run = submitted(job)
     found = prepare_resumption(run, changing(run, slurm, "batch.global_batch_size=128")).consequences
     assert found == (
-        "batch.global_batch_size 64 -> 128, from the beginning: no step is saved",
+        f"batch.global_batch_size 64 -> 128, {where}",
         "the program must find the next sample itself; hpcddp does not know its data",
     )
 
@@ -350,7 +353,7 @@ def test_a_program_gets_another_global_batch_and_must_find_its_samples(slurm: Fa
 def test_a_program_without_a_global_batch_gets_one(slurm: FakeSlurm) -> None:
     run = submitted(COMMAND.replace("batch: {global_batch_size: 64}\n", ""))
     found = prepare_resumption(run, changing(run, slurm, "batch.global_batch_size=128")).consequences
-    assert found[0] == "batch.global_batch_size null -> 128, from the beginning: no step is saved"
+    assert found[0] == "batch.global_batch_size null -> 128, from the next start of the program on"
 
 
 def test_kappa_and_the_rule_are_stated_where_the_job_scales_its_rate(slurm: FakeSlurm) -> None:

@@ -20,7 +20,7 @@ from hpcddp.run.job_records import ProgramExit, Start, read_start, write_exit, w
 from hpcddp.run.ownership import RunDirectoryError, is_alive
 from hpcddp.slurm import commands
 from hpcddp.supervise.__main__ import main
-from hpcddp.supervise.begin import PATIENCE_S, BudgetError, begin
+from hpcddp.supervise.begin import PATIENCE_S, BudgetError, CancelledError, begin
 from tests.submission.local_run import script_process
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
 
@@ -228,8 +228,7 @@ def test_a_requeue_of_slurm_is_recorded_at_the_time_of_the_requeue(
     slurm, environment, now = FakeSlurm(monkeypatch), {"SLURM_JOB_ID": "7"}, time.time()
     attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
     requeued = int(now) + 20
-    submitted = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(requeued))
-    slurm.become("RUNNING", Restarts="1", SubmitTime=submitted)
+    slurm.become("RUNNING", Restarts="1", SubmitTime=slurm_time(requeued))
     monkeypatch.setattr(time, "time", lambda: now + 145)
     begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
     events = {event.kind: event.time for event in read_events(attempt.run.events)}
@@ -249,6 +248,34 @@ def test_a_requeue_says_whether_slurm_killed_the_tasks(
     begin_in(tmp_path, job=job, environment={**environment, "SLURM_RESTART_COUNT": "1"})
     (event,) = (event for event in read_events(attempt.run.events) if event.kind == "requeue")
     assert event.facts.get("killed", False) is killed
+
+
+@pytest.mark.parametrize("shown_by", ["hpcddp cancel", "scancel", "neither"])
+@pytest.mark.parametrize("later_s", [3, 3600])
+def test_a_cancelled_job_that_its_program_requeues_stays_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown_by: str, later_s: int
+) -> None:
+    slurm, environment, now = FakeSlurm(monkeypatch), {"SLURM_JOB_ID": "7"}, int(time.time())
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
+    if shown_by == "hpcddp cancel":
+        append_event(attempt.run.events, kind="cancel", time=now, attempt=0)
+    notice = f"slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT {slurm_time(now)} ***\n"
+    attempt.run.batch_log.write_text(beginning(attempt) + (notice if shown_by == "scancel" else ""))
+    slurm.become("RUNNING", Restarts="1", SubmitTime=slurm_time(now + later_s))
+    again = {**environment, "SLURM_RESTART_COUNT": "1"}
+    if shown_by == "neither" or later_s > 60:
+        assert AttemptDirectory.from_text(begin_in(tmp_path, environment=again)).number == 1
+        return
+    with pytest.raises(CancelledError, match="its job 7 was cancelled, and then its program requeued it") as caught:
+        begin_in(tmp_path, environment=again)
+    assert caught.value.exit_code == 130
+    assert attempt.run.newest_attempt() == 0
+    result = read_json(attempt.run.result)
+    assert (result["status"], result["exit_code"], result["reason"]) == ("cancelled", 130, "cancelled by its user")
+
+
+def slurm_time(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment))
 
 
 def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_requeued(
