@@ -361,6 +361,7 @@ def _append_requeue_event(attempt: AttemptDirectory, start: Start, cause: Cause,
         cause=str(cause),
         job_id=start.job_id,
         by="user" if asked else "slurm",
+        found_at_start=True,
         **({"killed": True} if killed else {}),
     )
 

@@ -198,10 +198,11 @@ def start_delay_s(run: RunDirectory) -> int:
     events: list[Event] = []
     with suppress(RecordError):
         events = [event for event in read_events(run.events) if event.kind in {"requeue", "resume", "start"}]
+    # Nothing was set for a requeue that is found only at the next start.
     delays_s = (
         after.time - before.time
         for before, after in pairwise(events)
-        if (before.kind, after.kind) == ("requeue", "start")
+        if (before.kind, after.kind) == ("requeue", "start") and not before.facts.get("found_at_start")
     )
     was_too_early = any(_SLURMS_DELAY_S[0] <= delay_s <= _SLURMS_DELAY_S[1] for delay_s in delays_s)
     return _SLOW_END_DELAY_S if was_too_early else _START_DELAY_S

@@ -120,6 +120,12 @@ def test_a_run_that_has_waited_for_slurms_own_delay_gets_more_time_to_end(
     assert start_delay_s(attempt.run) == delay_s
 
 
+def test_the_delay_of_a_requeue_that_is_found_at_the_next_start_is_slurms_own(attempt: AttemptDirectory) -> None:
+    append_event(attempt.run.events, kind="requeue", time=1.7e9, attempt=0, found_at_start=True)
+    append_event(attempt.run.events, kind="start", time=1.7e9 + 123, attempt=1)
+    assert start_delay_s(attempt.run) == 2
+
+
 def test_a_damaged_event_log_does_not_hold_up_the_end(attempt: AttemptDirectory) -> None:
     attempt.run.events.mkdir()
     assert start_delay_s(attempt.run) == 2
