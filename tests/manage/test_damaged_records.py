@@ -90,6 +90,12 @@ def request_requeue(scenario: Scenario) -> str:
     return requeue(status_of(scenario), commands, sleep=nothing)
 
 
+def begin_again(scenario: Scenario) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        FakeSlurm(patch, Restarts="1")
+        return str(scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"}).path)
+
+
 COMMANDS: Final[Mapping[str, Case]] = {
     "status": Case(
         lambda scenario: "\n".join(details(status_of(scenario), paint=lambda text, _: text)),
@@ -112,9 +118,7 @@ COMMANDS: Final[Mapping[str, Case]] = {
         lambda scenario: end(scenario.attempt, code=1, environment=SLURM).text,
         frozenset({"result", "decision", "failure"}),
     ),
-    "begin": Case(
-        lambda scenario: str(scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"}).path), frozenset({"start", "result"})
-    ),
+    "begin": Case(begin_again, frozenset({"start", "result"})),
 }
 
 

@@ -112,6 +112,8 @@ def script_process() -> Iterator[subprocess.Popen[bytes]]:
     """Keep a process that has the command line of a batch script."""
     words = [sys.executable, "-c", "import time; time.sleep(600)", "/moved/r1/job.sbatch"]
     with subprocess.Popen(words) as process:
+        # The kernel shows the command line a moment after the start.
+        wait_until(Path(f"/proc/{process.pid}/cmdline").read_bytes, "the command line", _TIMEOUT_S)
         yield process
         process.kill()
 
