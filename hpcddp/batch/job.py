@@ -338,8 +338,8 @@ def per_device_batch_size(batch: BatchPlan) -> int:
         raise PlanError(
             f"batch.global_batch_size is {batch.global_batch_size}, which {batch.world_size} ranks"
             f"{f' x {batch.grad_accum_steps} micro-steps' if batch.grad_accum_steps > 1 else ''} cannot share evenly; "
-            f"write {f'{below} or ' if below else ''}{below + together} (only the built-in training of train: takes "
-            "uneven shares)",
+            f"write {f'{below} or ' if below else ''}{below + together}; only the built-in training takes uneven "
+            "shares",
             below=below,
             above=below + together,
         )

@@ -230,7 +230,7 @@ def _saved(run: RunDirectory, step: int | None) -> Iterator[str]:
     """Yield which step is saved; the checkpoints of a user's own program are not known."""
     if step:
         yield f"step {step} is saved"
-    elif not any(run.attempts.glob("*/exit-rank-*.json")):
+    elif not any(run.attempts.glob("*/*exit-rank-*")):
         yield "no step is saved"
 
 

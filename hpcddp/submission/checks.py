@@ -40,6 +40,7 @@ def command_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str])
     if spec.command is None:
         return
     yield from _program(spec, environment)
+    yield from _srun(spec)
     yield from _launcher(spec, environment)
     yield from _script(spec, environment)
 
@@ -62,18 +63,22 @@ def _program(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle
         )
 
 
-def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]:
-    """Yield srun, and torchrun or another launcher as the command of several tasks that would not form one world."""
+def _srun(spec: JobSpec) -> Iterator[Obstacle]:
+    """Yield srun as the command of a task: it would wait for the CPUs of this task until the time limit."""
     words = spec.command or ()
     name = Path(words[0]).name if words else ""
-    # With --overlap, srun shares the CPUs of the task that runs it. Without it, it waits for them until the time limit.
+    # With this option, srun shares the CPUs of the task (srun(1)).
     if name in {"srun", "salloc"} and "--overlap" not in words:
         yield Obstacle(
             sentence=f"command is {shlex.join(words)}, and hpcddp starts the tasks with srun itself; leave {name} and "
             "its options out, and write --nodes and --tasks-per-node before --",
             can_force=False,
         )
-        return
+
+
+def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield torchrun or another launcher as the command of several tasks that would not form one world."""
+    words = spec.command or ()
     launcher = find_launcher(words, {**environment, **spec.environment.env})
     if launcher is None or spec.tasks == 1 or spec.launcher_command is not None:
         return

@@ -269,10 +269,11 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
     events = read_events(run.events)
     number = run.newest_attempt() or 0
     if previous.job_id == start.job_id and start.restart_count:
-        _refuse_cancelled(run, start, number, events)
-        if not any(event.kind == "requeue" and event.attempt == number for event in events):
-            attempt = run.attempt(number)
-            cause = _cause_of_requeue(attempt, events, tasks=spec.tasks)
+        attempt = run.attempt(number)
+        recorded = next((event for event in events if event.kind == "requeue" and event.attempt == number), None)
+        cause = _cause_of_requeue(attempt, events, tasks=spec.tasks) if recorded is None else recorded.known_cause
+        _refuse_cancelled(attempt, start, events, cause)
+        if recorded is None:
             if spec.command is not None:
                 record_progress(attempt, now=start.time, interrupted=is_interruption(cause))
             after = max((event.time for event in events), default=0.0)
@@ -297,19 +298,25 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
     raise BudgetError(f"run {run.run_id} is not started again: {why}. To resume: {resume_command(run)}")
 
 
-def _refuse_cancelled(run: RunDirectory, start: Start, number: int, events: Sequence[Event]) -> None:
+def _refuse_cancelled(attempt: AttemptDirectory, start: Start, events: Sequence[Event], cause: Cause) -> None:
     """Refuse the start of a job that its program has requeued while it was being cancelled.
 
     Lightning and many scripts requeue their job when they get a signal. Slurm accepts that until the job has ended.
 
+    Args:
+        attempt: the attempt before.
+        start: the start.
+        events: the events of the run.
+        cause: why the attempt before ended. With some versions of Slurm, the notice of a preemption is like that of
+            ``scancel``.
+
     Raises:
         CancelledError: says how to resume.
     """
-    attempt, requeued = run.attempt(number), moment_of(start.submit_time)
-    cancelled = max(
-        [event.time for event in events if event.kind == "cancel" and event.attempt == number],
-        default=moment_of(cancelled_at(attempt)),
-    )
+    run, number, requeued = attempt.run, attempt.number, moment_of(start.submit_time)
+    noticed = None if cause in {Cause.PREEMPTION, Cause.NODE_FAILURE} else moment_of(cancelled_at(attempt))
+    asked = [event.time for event in events if event.kind == "cancel" and event.attempt == number]
+    cancelled = max(asked, default=noticed)
     if requeued is None or cancelled is None or abs(requeued - cancelled) > _OWN_REQUEUE_S:
         return
     if exists(attempt.requeue_request) and attempt.requeue_request.stat().st_mtime > cancelled:

@@ -97,8 +97,8 @@ def _wait_for_records(read_facts: Callable[[], AttemptFacts]) -> AttemptFacts | 
 def _directory_is_missing(attempt: AttemptDirectory) -> Ending:
     text = (
         f"attempt {attempt.number} of run {attempt.run.run_id} has ended, and it will not be requeued: {attempt.path} "
-        f"is missing, or its file server does not answer, for {_DIRECTORY_PATIENCE_S / 60:g} minutes; when it is back, "
-        f"resume: {resume_command(attempt.run)}"
+        f"has been missing, or its file server has not answered, for {_DIRECTORY_PATIENCE_S / 60:g} minutes; when it "
+        f"is back, resume: {resume_command(attempt.run)}"
     )
     return Ending(exit_code=ExitCode.INFRASTRUCTURE, text=text)
 

@@ -68,8 +68,8 @@ _ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, _KILLED_IN_A_SHELL + signal.
 _SIGNAL_TIMEOUT_S: Final = 1.0
 _SIGNAL_TIMEOUT_AFTER_ERROR_S: Final = 0.25
 _SIGNAL_POLL_S: Final = 0.02
-# A program that ends so soon after its own signal to save has saved and left; SIGUSR1 may also only print something.
-_SAVE_TIMEOUT_S: Final = 60.0
+# A program that ends later than that after SIGUSR1 has done something else at the signal, such as print its state.
+_LONGEST_SAVE_S: Final = 60.0
 # A program without a handler for the warning gets SIGTERM half of the signal lead before the end of the job, within
 # these limits. The last seconds are for the requeue.
 _LONGEST_NOTICE_S: Final = 60.0
@@ -423,7 +423,7 @@ class Program:
             received = _received_since(ended - _SIGNAL_TIMEOUT_S, possible)
             return self.notice or next((_NOTICE_BY_SIGNAL[known.signum] for known in received), None)
 
-        if code == 0 and self.notice is None and ended - self._asked_to_save_at <= _SAVE_TIMEOUT_S:
+        if code == 0 and self.notice is None and ended - self._asked_to_save_at <= _LONGEST_SAVE_S:
             self.notice = "warned"
         if possible and self.notice is None:
             self.notice = wait_until(received_notice, timeout_s=timeout_s, poll_s=_SIGNAL_POLL_S)

@@ -74,9 +74,9 @@ class WorldMonitor:
             if self._env.rank == 0 and not self._run_has_met:
                 self._run_has_met = _has_listener(self._port)
                 self._uses_torch = self._uses_torch or _uses_torch(pid)
-            self._found = self._found or self._find(pid)
-            if self._found is not None:
-                world = SeparateWorld(rank=self._env.rank, launcher=self._found[1].name)
+            if self._found is None and (found := self._find(pid)) is not None:
+                self._found = found
+                world = SeparateWorld(rank=self._env.rank, launcher=found[1].name)
                 report_separate_world(self._attempt, world)
         if now - self._began >= _NOTE_AFTER_S:
             self.note_separate_ranks()

@@ -15,7 +15,7 @@
 # on purpose, dollar signs included, and a list may have one item.
 # shellcheck disable=SC2016,SC2043
 
-# Of the job in which sbatch was called, if it was called in one.
+# If sbatch was called in another job, these variables are those of that job.
 unset HPCDDP_LOCAL_JOB_ID HPCDDP_PICKLE_SHA256 HPCDDP_SWEEP_FIRST
 
 # Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this

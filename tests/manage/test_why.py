@@ -12,6 +12,7 @@ from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.manage.why import Answer, explain, explain_sweep, waiting
 from hpcddp.run.collectives import write_trace
+from hpcddp.run.job_records import reserve_exit
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import NOON, FakeRun, make, queued
@@ -126,6 +127,13 @@ def test_a_failed_run_names_its_error_and_leads_to_it(made: FakeRun) -> None:
     assert answer.facts == ("step 10 is saved",)
     assert answer.command == "hpcddp logs run-1 --first-error"
     assert answer.advice == "When its cause is removed, resume with: hpcddp submit X"
+
+
+def test_what_the_killed_program_of_a_command_has_saved_is_not_known(made: FakeRun) -> None:
+    made.submitted().started().ended("failed", reason="rank 0 was killed", exit_code=71)
+    assert why(made).facts == ("no step is saved",)
+    reserve_exit(made.attempt(0), 0)
+    assert why(made).facts == ()
 
 
 def test_a_run_that_somebody_else_ended_leads_to_its_continuation(made: FakeRun) -> None:

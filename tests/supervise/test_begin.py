@@ -274,6 +274,19 @@ def test_a_cancelled_job_that_its_program_requeues_stays_cancelled(
     assert (result["status"], result["exit_code"], result["reason"]) == ("cancelled", 130, "cancelled by its user")
 
 
+def test_a_preemption_that_is_noticed_like_a_cancel_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm, environment, now = FakeSlurm(monkeypatch), {"SLURM_JOB_ID": "7"}, int(time.time())
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
+    notice = f"slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT {slurm_time(now)} DUE to SIGNAL Terminated ***\n"
+    attempt.run.batch_log.write_text(beginning(attempt) + notice)
+    append_event(attempt.run.events, kind="requeue", time=now, attempt=0, cause="preemption", by="hpcddp")
+    slurm.become("RUNNING", Restarts="1", SubmitTime=slurm_time(now + 3))
+    again = begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    assert AttemptDirectory.from_text(again).number == 1
+
+
 def slurm_time(moment: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment))
 

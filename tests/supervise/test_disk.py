@@ -239,8 +239,8 @@ def test_a_directory_that_stays_away_ends_the_attempt_with_one_sentence(tmp_path
     assert (ending.exit_code, slurm.calls) == (71, [])
     assert slurm.waited == pytest.approx(600, abs=2)
     assert ending.text.startswith(
-        f"attempt 0 of run r1 has ended, and it will not be requeued: {scenario.attempt.path} is missing, or its "
-        "file server does not answer, for 10 minutes; when it is back, resume: hpcddp submit "
+        f"attempt 0 of run r1 has ended, and it will not be requeued: {scenario.attempt.path} has been missing, or "
+        "its file server has not answered, for 10 minutes; when it is back, resume: hpcddp submit "
     )
 
 
