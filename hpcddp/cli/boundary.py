@@ -35,10 +35,13 @@ _OTHER_OPTIONS = MappingProxyType(
     {
         "--gpu": "--gpus-per-node",
         "--gpus": "--gpus-per-node",
+        "--gpus-per-task": "--gpus-per-node",
         "--gres": "--gpus-per-node",
         "--job-name": "--name",
+        "-n": "--tasks-per-node",
         "--ntasks": "--tasks-per-node",
         "--ntasks-per-node": "--tasks-per-node",
+        "-d": "--after",
         "--dependency": "--after",
         "--time-limit": "--time",
         "--walltime": "--time",
@@ -142,6 +145,7 @@ def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
     """Return the message of a wrong call, with the option, the field of the job or the value that was meant."""
     from hpcddp.jobfile.messages import field_named
     from hpcddp.jobfile.problems import nearest
+    from hpcddp.jobfile.resources import FLAG_PATTERN, why_no_flag
 
     if (option := getattr(error, "option_name", None)) is not None and error.ctx is not None:
         names = [name for parameter in error.ctx.command.params for name in parameter.opts if name.startswith("--")]
@@ -151,9 +155,14 @@ def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
             own = f"--{field.rpartition('.')[2].replace('_', '-')}"
             meant = _OTHER_OPTIONS.get(own, own)
         near = meant if meant in names else nearest(meant, names)
+        if "--set" in names and near != meant and (why := why_no_flag(option)) is not None:
+            return f"there is no option {option}: {why}"
         if field is not None and near != meant:
             given = f"{field}{'.' if field == 'environment.env' else '='}{_value_of(option, arguments)}"
             return f"there is no option {option}; write --set {given}, which is the field of the job file"
+        if near is None and "--set" in names and re.fullmatch(f"--{FLAG_PATTERN}", option, re.ASCII):
+            given = f"resources.sbatch.{option.removeprefix('--')}={_value_of(option, arguments)}"
+            return f"there is no option {option}; if it is one of sbatch, write --set {given}"
         return f"there is no option {option}" + (f"; did you mean {near}?" if near else "")
     if (sentence := _of_number(error)) is not None:
         return sentence

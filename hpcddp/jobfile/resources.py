@@ -20,7 +20,7 @@ _TASKS = "it has its own field; write resources.nodes and resources.tasks_per_no
 REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "account": "it has its own field; write resources.account",
-        "array": "one job file is one job; remove it",
+        "array": "one job file is one job; write a sweep for several: hpcddp submit --sweep KEY=VALUES",
         "chdir": "relative paths mean the directory of submission; remove it and submit from there",
         "constraint": "it has its own field; write resources.constraint",
         "cpus-per-task": "it has its own field; write resources.cpus_per_task",
@@ -56,12 +56,12 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
         "reservation": "it has its own field; write resources.reservation",
         "signal": "it has its own field; write requeue.signal_lead",
         "tasks-per-node": "it has its own field; write resources.tasks_per_node",
-        "test-only": "sbatch would submit nothing; remove it",
+        "test-only": "sbatch would submit nothing; remove it and use hpcddp submit --dry-run",
         "time": "it has its own field; write resources.time_limit",
         "usage": "sbatch would submit nothing; remove it",
         "version": "sbatch would submit nothing; remove it",
         "wait": "submit returns at once; remove it and use hpcddp submit --follow",
-        "wrap": "the script is the rendered one; remove it",
+        "wrap": "hpcddp writes the script; write the command in the job file, or after --",
     }
 )
 _SHORT_FLAGS: Mapping[str, str] = MappingProxyType(
@@ -111,6 +111,16 @@ def refused_because(name: str) -> tuple[str, str] | None:
         likely = word if len(word) > 1 and re.fullmatch(FLAG_PATTERN, word, re.ASCII) else "mail-type"
         return ("a flag is the long name that man sbatch lists, without dashes in front", f"write for example {likely}")
     return None
+
+
+def why_no_flag(option: str) -> str | None:
+    """Return why a job does without an option of sbatch, and what to write instead; None for any other option.
+
+    Args:
+        option: with its dashes, short or long.
+    """
+    name = option.removeprefix("--")
+    return REFUSED_FLAGS.get(_SHORT_FLAGS.get(option[1:], name) if name == option else name)
 
 
 # Slurm stores these counts in 16 bits, and reserves the largest values (slurm.h, NO_VAL16).

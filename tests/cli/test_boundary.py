@@ -45,7 +45,8 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
 
     assert hint("submit", "--folow", "x.yaml") == "Did you mean --follow?"
     assert hint("submit", "--epochs=4") == "Write --set train.epochs=4, which is the field of the job file."
-    assert hint("submit", "--xyz") == "See 'hpcddp submit --help'."
+    assert hint("submit", "--wait") == "Remove it and use hpcddp submit --follow."
+    assert hint("status", "--xyz") == "See 'hpcddp status --help'."
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,37 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
     [
         (("submit", "--gpus", "2"), "there is no option --gpus; did you mean --gpus-per-node?"),
         (("submit", "--job-name=x"), "there is no option --job-name; did you mean --name?"),
-        (("submit", "--xyz"), "there is no option --xyz"),
+        (
+            ("submit", "--xyz", "x.yaml"),
+            "there is no option --xyz; if it is one of sbatch, write --set resources.sbatch.xyz=x.yaml",
+        ),
+        (
+            ("submit", "--nice=100", "x.yaml"),
+            "there is no option --nice; if it is one of sbatch, write --set resources.sbatch.nice=100",
+        ),
+        (("status", "--xyz"), "there is no option --xyz"),
+        (("submit", "-n", "4"), "there is no option -n; did you mean --tasks-per-node?"),
+        (("submit", "-d", "afterok:7"), "there is no option -d; did you mean --after?"),
+        (("submit", "--gpus-per-task=1"), "there is no option --gpus-per-task; did you mean --gpus-per-node?"),
+        (
+            ("submit", "-o", "out.log"),
+            "there is no option -o: hpcddp writes the job's output into the run directory; set run_root",
+        ),
+        (
+            ("submit", "-a", "0-3"),
+            (
+                "there is no option -a: one job file is one job; write a sweep for several: "
+                "hpcddp submit --sweep KEY=VALUES"
+            ),
+        ),
+        (
+            ("submit", "--wrap=true"),
+            "there is no option --wrap: hpcddp writes the script; write the command in the job file, or after --",
+        ),
+        (
+            ("submit", "--signal=USR1@120"),
+            "there is no option --signal: it has its own field; write requeue.signal_lead",
+        ),
         (
             ("submit", "x.yaml", "--epochs", "4"),
             "there is no option --epochs; write --set train.epochs=4, which is the field of the job file",
