@@ -143,27 +143,11 @@ def _as_sentence(text: str) -> str:
 
 def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
     """Return the message of a wrong call, with the option, the field of the job or the value that was meant."""
-    from hpcddp.jobfile.messages import field_named
     from hpcddp.jobfile.problems import nearest
-    from hpcddp.jobfile.resources import FLAG_PATTERN, why_no_flag
 
     if (option := getattr(error, "option_name", None)) is not None and error.ctx is not None:
         names = [name for parameter in error.ctx.command.params for name in parameter.opts if name.startswith("--")]
-        meant = _OTHER_OPTIONS.get(option, option)
-        field = field_named(option.removeprefix("--")) if meant == option and "--set" in names else None
-        if field is not None:
-            own = f"--{field.rpartition('.')[2].replace('_', '-')}"
-            meant = _OTHER_OPTIONS.get(own, own)
-        near = meant if meant in names else nearest(meant, names)
-        if "--set" in names and near != meant and (why := why_no_flag(option)) is not None:
-            return f"there is no option {option}: {why}"
-        if field is not None and near != meant:
-            given = f"{field}{'.' if field == 'environment.env' else '='}{_value_of(option, arguments)}"
-            return f"there is no option {option}; write --set {given}, which is the field of the job file"
-        if near is None and "--set" in names and re.fullmatch(f"--{FLAG_PATTERN}", option, re.ASCII):
-            given = f"resources.sbatch.{option.removeprefix('--')}={_value_of(option, arguments)}"
-            return f"there is no option {option}; if it is one of sbatch, write --set {given}"
-        return f"there is no option {option}" + (f"; did you mean {near}?" if near else "")
+        return f"there is no option {option}{_instead_of(option, names, arguments)}"
     if (sentence := _of_number(error)) is not None:
         return sentence
     message = str(error.format_message()).replace("Value error, ", "")
@@ -171,6 +155,38 @@ def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
         return message
     near = nearest(choice["value"], re.findall("'([^']*)'", choice["known"]))
     return f"{message.removesuffix('.')}; did you mean {near}?" if near else message
+
+
+def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> str:
+    """Return what to write in place of an option that there is not, as the end of a sentence.
+
+    Args:
+        option: as it was given, without a value.
+        names: the options of the command; one of a job has ``--set``.
+        arguments: the command line.
+    """
+    from hpcddp.jobfile.messages import field_named
+    from hpcddp.jobfile.problems import nearest
+    from hpcddp.jobfile.resources import FLAG_PATTERN, why_no_flag
+
+    of_job = "--set" in names
+    meant = _OTHER_OPTIONS.get(option, option)
+    field = field_named(option.removeprefix("--")) if meant == option and of_job else None
+    if field is not None:
+        own = f"--{field.rpartition('.')[2].replace('_', '-')}"
+        meant = _OTHER_OPTIONS.get(own, own)
+    near = meant if meant in names else nearest(meant, names)
+    if of_job and near != meant and (why := why_no_flag(option)) is not None:
+        return f": {why}"
+    if field is not None and near != meant:
+        given = f"{field}{'.' if field == 'environment.env' else '='}{_value_of(option, arguments)}"
+        return f"; write --set {given}, which is the field of the job file"
+    if near is not None:
+        return f"; did you mean {near}?"
+    if of_job and re.fullmatch(f"--{FLAG_PATTERN}", option, re.ASCII):
+        given = f"resources.sbatch.{option.removeprefix('--')}={_value_of(option, arguments)}"
+        return f"; if it is one of sbatch, write --set {given}"
+    return ""
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str:

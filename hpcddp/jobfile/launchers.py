@@ -202,7 +202,7 @@ class Launcher:
             return (
                 f"{self.option} is {stated}, but the job has {tasks} tasks, each of which would start one {self.name}"
             )
-        if nodes > 1 and _is_loopback(self.host or ""):
+        if nodes > 1 and _is_own_host(self.host or ""):
             return f"{self.host} means another host on each of the {nodes} nodes, so that they would not meet"
         return None
 
@@ -501,5 +501,6 @@ def _spellings(option: str) -> list[str]:
     return [*short, *dict.fromkeys((long, f"--{long[2:].replace('-', '_')}"))]
 
 
-def _is_loopback(endpoint: str) -> bool:
-    return endpoint.lstrip("[").startswith(("localhost", "127.", "::1"))
+def _is_own_host(endpoint: str) -> bool:
+    """Return whether every host takes an endpoint for itself; one without a host comes from an unset variable."""
+    return re.match(r"\[?(localhost|127\.|0\.0\.0\.0|::1|:[0-9]+$)", endpoint) is not None

@@ -124,7 +124,7 @@ def test_launchers_for_another_number_of_nodes_than_tasks_are_found() -> None:
     )
 
 
-@pytest.mark.parametrize("host", ["localhost:29500", "127.0.0.1", "[::1]:29500"])
+@pytest.mark.parametrize("host", ["localhost:29500", "127.0.0.1", "[::1]:29500", "0.0.0.0:29500", ":29500"])
 def test_launchers_on_several_hosts_do_not_meet_at_localhost(host: str) -> None:
     words = ["torchrun", "--nnodes=4", f"--rdzv-endpoint={host}", "a.py"]
     assert obstacle(words) == f"{host} means another host on each of the 2 nodes, so that they would not meet"

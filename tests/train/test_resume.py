@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
 
 from hpcddp.run.checkpoints import NoCheckpointError, list_checkpoints
 from hpcddp.run.events import append_event, read_events
@@ -14,6 +17,7 @@ from hpcddp.run.job_records import read_decision
 from hpcddp.run.ownership import FencedError
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import ResumeError, StoppedError
+from hpcddp.train.model import replica
 from tests.distributed.training import evaluations, records, result, steps
 from tests.run.test_checkpoints import as_before_checksums, flip
 from tests.train.conftest import Training
@@ -64,6 +68,26 @@ def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     assert result(broken.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
     assert without_times(broken) == without_times(whole)
     assert result(broken.run.path)["attempts"] == 2
+
+
+@pytest.mark.parametrize("variant", ["momentum", "adamw"])
+def test_the_kernels_of_the_optimizer_are_those_of_this_device(
+    training: Training, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    training.crash(steps=7, **SAVES, **VARIANTS[variant])
+    optimizers: list[Optimizer] = []
+
+    def build_fused(_: object, model: nn.Module, *, learning_rate: float, **__: object) -> Optimizer:
+        # As on a GPU.
+        build = partial(SGD, momentum=0.9) if variant == "momentum" else AdamW
+        optimizers.append(build(model.parameters(), learning_rate, fused=True))
+        return optimizers[0]
+
+    monkeypatch.setattr(replica, "build_optimizer", build_fused)
+    training.train(attempt=1, **SAVES, **VARIANTS[variant])
+    (optimizer,) = optimizers
+    assert optimizer.param_groups[0]["fused"] is True
+    assert result(training.run.path)["attempts"] == 2
 
 
 def test_every_attempt_adds_to_the_time_that_the_run_took(new_training: NewTraining) -> None:

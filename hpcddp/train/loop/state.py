@@ -24,8 +24,9 @@ from hpcddp.train.model.replica import Replica
 # Names of objects in a checkpoint; each has a file of its name.
 _EMA: Final = "ema"
 _RANKS: Final = "ranks"
-# What a learning-rate rule scales in the optimizer, besides the learning rate, which is set in every step.
-_CONSTANTS: Final = frozenset({"betas", "eps"})
+# What belongs to an attempt: constants that a learning-rate rule scales, besides the learning rate, which is set in
+# every step, and the kernels of the optimizer, which depend on the device.
+_OWN: Final = frozenset({"betas", "eps", "foreach", "fused"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +85,12 @@ class TrainingProgress:
 class _OptimizerState:
     """The optimizer and the gradient scaler of a replica, as one object of a checkpoint.
 
-    The constants that follow the global batch are those of this attempt, which a resumption may have changed.
+    The constants that follow the global batch, and the kernels, are those of this attempt: a resumption may have
+    changed the batch or the device.
     """
 
     def __init__(self, replica: Replica) -> None:
         self._optimizer, self._scaler = replica.optimizer, replica.scaler
-
-    @property
-    def _groups(self) -> list[dict[str, Any]]:
-        return self._optimizer.param_groups
 
     def state_dict(self) -> dict[str, Any]:
         """Return both states."""
@@ -100,10 +98,13 @@ class _OptimizerState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load both states; a checkpoint of another precision has no state for the scaler."""
-        constants = [{name: group[name] for name in _CONSTANTS & group.keys()} for group in self._groups]
-        self._optimizer.load_state_dict(state["optimizer"])
-        for group, own in zip(self._groups, constants, strict=True):
-            group.update(own)
+        saved = state["optimizer"]
+        # Before the load: where the step counts of Adam belong depends on the kernels.
+        groups = [
+            {**group, **{name: own[name] for name in _OWN & own.keys()}}
+            for group, own in zip(saved["param_groups"], self._optimizer.param_groups, strict=True)
+        ]
+        self._optimizer.load_state_dict({**saved, "param_groups": groups})
         if self._scaler.is_enabled() and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
 
