@@ -380,6 +380,16 @@ def test_a_page_about_a_hundred_thousand_steps_is_small(made: FakeRun) -> None:
     assert len(html(found)) < 1_500_000
 
 
+@pytest.mark.parametrize(("largest", "axes"), [(50.0, 0), (2000.0, 2)])
+def test_values_of_several_powers_of_ten_have_a_logarithmic_axis(made: FakeRun, largest: float, axes: int) -> None:
+    made.started().event("train", at=20, reason="demo:train")
+    values = [{"loss": largest, "reward": 1.0}, {"loss": 1.0, "reward": -largest}]
+    lines = [json.dumps({"step": step, "time": NOON + 30 + step, **value}) for step, value in enumerate(values, 1)]
+    made.run.metrics.write_text("\n".join([*lines, ""]))
+    # Over the steps and over the time; values that are not positive have none.
+    assert html(report(made)).count("log scale") == axes
+
+
 def test_long_texts_are_cut(tmp_path: Path) -> None:
     runs = [three_attempts(tmp_path, f"run-{number}") for number in range(12)]
     for number, made in enumerate(runs):
