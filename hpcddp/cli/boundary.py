@@ -175,7 +175,7 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     if field is not None:
         own = f"--{field.rpartition('.')[2].replace('_', '-')}"
         meant = _OTHER_OPTIONS.get(own, own)
-    near = meant if meant in names else nearest(meant, names)
+    near = meant if meant in names else nearest(option, names)
     if of_job and near != meant and (why := why_no_flag(option)) is not None:
         return f": {why}"
     if field is not None and near != meant:

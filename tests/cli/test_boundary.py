@@ -63,6 +63,7 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
             "there is no option --nice; if it is one of sbatch, write --set resources.sbatch.nice=100",
         ),
         (("status", "--xyz"), "there is no option --xyz"),
+        (("status", "--dependency", "x"), "there is no option --dependency"),
         (("submit", "-n", "4"), "there is no option -n; did you mean --tasks-per-node?"),
         (("submit", "-d", "afterok:7"), "there is no option -d; did you mean --after?"),
         (("submit", "--gpus-per-task=1"), "there is no option --gpus-per-task; did you mean --gpus-per-node?"),
