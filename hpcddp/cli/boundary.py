@@ -185,7 +185,7 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
         return f"; did you mean {near}?"
     if of_job and re.fullmatch(f"--{FLAG_PATTERN}", option, re.ASCII):
         given = f"resources.sbatch.{option.removeprefix('--')}={_value_of(option, arguments)}"
-        return f"; if it is one of sbatch, write --set {given}"
+        return f"; if it is an option of sbatch, write --set {given}"
     return ""
 
 

@@ -119,8 +119,8 @@ def why_no_flag(option: str) -> str | None:
     Args:
         option: with its dashes, short or long.
     """
-    name = option.removeprefix("--")
-    return REFUSED_FLAGS.get(_SHORT_FLAGS.get(option[1:], name) if name == option else name)
+    flag = option[2:] if option.startswith("--") else _SHORT_FLAGS.get(option[1:])
+    return None if flag is None else REFUSED_FLAGS.get(flag)
 
 
 # Slurm stores these counts in 16 bits, and reserves the largest values (slurm.h, NO_VAL16).

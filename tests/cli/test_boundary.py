@@ -56,11 +56,11 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
         (("submit", "--job-name=x"), "there is no option --job-name; did you mean --name?"),
         (
             ("submit", "--xyz", "x.yaml"),
-            "there is no option --xyz; if it is one of sbatch, write --set resources.sbatch.xyz=x.yaml",
+            "there is no option --xyz; if it is an option of sbatch, write --set resources.sbatch.xyz=x.yaml",
         ),
         (
             ("submit", "--nice=100", "x.yaml"),
-            "there is no option --nice; if it is one of sbatch, write --set resources.sbatch.nice=100",
+            "there is no option --nice; if it is an option of sbatch, write --set resources.sbatch.nice=100",
         ),
         (("status", "--xyz"), "there is no option --xyz"),
         (("status", "--dependency", "x"), "there is no option --dependency"),

@@ -24,9 +24,9 @@ from hpcddp.train.model.replica import Replica
 # Names of objects in a checkpoint; each has a file of its name.
 _EMA: Final = "ema"
 _RANKS: Final = "ranks"
-# What belongs to an attempt: constants that a learning-rate rule scales, besides the learning rate, which is set in
+# Not taken from a checkpoint: constants that a learning-rate rule scales, besides the learning rate, which is set in
 # every step, and the kernels of the optimizer, which depend on the device.
-_OWN: Final = frozenset({"betas", "eps", "foreach", "fused"})
+_ATTEMPT_SETTINGS: Final = frozenset({"betas", "eps", "foreach", "fused"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class _OptimizerState:
         saved = state["optimizer"]
         # Before the load: where the step counts of Adam belong depends on the kernels.
         groups = [
-            {**group, **{name: own[name] for name in _OWN & own.keys()}}
+            {**group, **{name: own[name] for name in _ATTEMPT_SETTINGS & own.keys()}}
             for group, own in zip(saved["param_groups"], self._optimizer.param_groups, strict=True)
         ]
         self._optimizer.load_state_dict({**saved, "param_groups": groups})
