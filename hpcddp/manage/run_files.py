@@ -314,8 +314,8 @@ def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0, written: 
     )
 
 
-# The steps of a block, 20 ms together, are recorded at the same moment.
-_SHORTEST_S: Final = 0.1
+# The steps of a block, 50 ms together, are recorded at the same moment.
+_SHORTEST_S: Final = 0.25
 
 
 def _speed(lines: Sequence[tuple[MetricsLine, float]]) -> tuple[float | None, float | None]:

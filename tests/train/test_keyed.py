@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -116,6 +117,59 @@ def test_samples_that_draw_later_are_keyed_all_the_same() -> None:
     batches = [[0, 1], [2, 3], [4, 5]]
     assert read(part, *batches) == read(alone, *batches)
     assert (part.together, part.alone) == (2, 6)
+
+
+def keys_of_epochs() -> list[SampleKeys]:
+    """Return the keys of 60 batches of one to three of six samples, in two epochs."""
+    epochs = [(epoch, number) for epoch in (0, 1) for number in range(30)]
+    return [
+        SampleKeys(seed=0, split="train", epoch=epoch, indices=[(number + i) % 6 for i in range(1 + number % 3)])
+        for epoch, number in epochs
+    ]
+
+
+def test_batches_that_are_read_together_are_those_that_are_read_alone() -> None:
+    part = noisy_digits("train")
+    together, alone = list(Keyed(part).read_ahead(keys_of_epochs())), [Keyed(part)[keys] for keys in keys_of_epochs()]
+    assert [[label for _, label in batch] for batch in together] == [[label for _, label in batch] for batch in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert all(torch.equal(left, right) for (left, _), (right, _) in zip(one, other, strict=True))
+
+
+def test_small_batches_are_read_together_and_slow_ones_are_not() -> None:
+    class Counted(FewDigits):
+        seconds = 0.0
+        samples = 0
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            self.samples += 1
+            time.sleep(self.seconds)
+            return super().__getitem__(index)
+
+    part = Counted("train", 6, first=0, poison=None)
+    keys = keys_of_epochs()
+    batches = Keyed(part).read_ahead(keys)
+    # How long a read takes is up to the machine, but some of the first hundred will be short.
+    ahead = [part.samples - sum(len(one.indices) for one in keys[: number + 1]) for number, _ in enumerate(batches)]
+    assert max(ahead) > 0
+    part.samples, part.seconds = 0, 0.002
+    batches = Keyed(part).read_ahead(keys[:6])
+    ahead = [part.samples - sum(len(one.indices) for one in keys[: number + 1]) for number, _ in enumerate(batches)]
+    assert ahead == [0] * 6
+
+
+def test_sample_that_raises_does_so_when_its_batch_is_next() -> None:
+    class Broken(FewDigits):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            if index == 50:
+                raise ValueError("sample 50 is broken")
+            return super().__getitem__(index)
+
+    part = Broken("train", 60, first=0, poison=None)
+    batches = Keyed(part).read_ahead(SampleKeys(seed=0, split="train", epoch=0, indices=[i]) for i in range(60))
+    assert [next(batches)[0][1] for _ in range(50)] == part.labels[:50].tolist()
+    with pytest.raises(ValueError, match="sample 50 is broken"):
+        next(batches)
 
 
 def test_generator_of_ones_own_can_be_seeded_from_the_sample() -> None:

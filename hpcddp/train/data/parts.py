@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import itertools
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 import torch
@@ -54,6 +56,11 @@ class KeyedPart(Dataset[Any], ABC):
         return images
 
 
+# Small batches of the user's own data set are read several at a time, for about as long as this.
+_READ_S: Final = 0.002
+_MOST_BATCHES: Final = 16
+
+
 class Keyed(Dataset[Any]):
     """A part of any data set, indexed by ``SampleKeys``.
 
@@ -84,6 +91,40 @@ class Keyed(Dataset[Any]):
         if not self._is_compared:
             self._read_many = None
         return one_by_one
+
+    def read_ahead(self, keys: Iterable[SampleKeys]) -> Iterator[Sequence[Any]]:
+        """Yield for each of ``keys`` what indexing returns.
+
+        Small batches of the user's own data set are read several at a time: to compute the seeds and to restore the
+        generators costs as much for one batch as for many.
+        """
+        if isinstance(self._part, KeyedPart) or self._read_many is not None:
+            yield from map(self.__getitem__, keys)
+            return
+        remaining, count = iter(keys), 1
+        while several := [*itertools.islice(remaining, count)]:
+            began = time.perf_counter()
+            batches = self._read_together(several)
+            seconds = time.perf_counter() - began
+            if batches is None:
+                # If a sample raises, then when its batch is next.
+                yield from map(self.__getitem__, several)
+            else:
+                count = min(_MOST_BATCHES, max(1, int(_READ_S / seconds * len(batches))))
+                yield from batches
+
+    def _read_together(self, several: Sequence[SampleKeys]) -> list[Sequence[Any]] | None:
+        """Return the samples of each of ``several``; None if they are of two epochs, or if one of several raises."""
+        if len(several) == 1:
+            return [self[several[0]]]
+        if several[0].epoch != several[-1].epoch:
+            return None
+        together = replace(several[0], indices=[index for keys in several for index in keys.indices])
+        try:
+            samples = iter(self._seeding.read(together, self._part.__getitem__))
+        except Exception:  # noqa: BLE001  the data set may raise anything
+            return None
+        return [[*itertools.islice(samples, len(keys.indices))] for keys in several]
 
 
 def _are_equal(one: Sequence[object], other: Sequence[object]) -> bool:

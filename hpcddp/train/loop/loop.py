@@ -31,7 +31,7 @@ from hpcddp.train.stopper import RunStopper
 # Some hundred times the duration of the all-reduce of an agreement.
 _SLOW_STEP_S: Final = 0.5
 # The ranks agree once in this time, if steps are shorter.
-_BLOCK_S: Final = 0.02
+_BLOCK_S: Final = 0.05
 _LONGEST_BLOCK: Final = 100
 
 
