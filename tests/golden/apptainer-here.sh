@@ -20,13 +20,14 @@
 export HPCDDP_LOCAL_JOB_ID=$$
 hpcddp_interrupted=
 hpcddp_cancelled=()
-# Kills the tasks and what they have started, as Slurm does at the end of a step.
+# hpcddp_kill_tasks DIRECTORY...: kills the tasks of these attempts and what they have started, as Slurm does at the end
+# of a step.
 hpcddp_kill_tasks() {
   local process
 
   while IFS=/ read -r _ _ process _; do
     [[ $process == "$hpcddp_tasks" ]] || kill -KILL "$process"
-  done < <(grep -lszxF "HPCDDP_ATTEMPT_DIR=$HPCDDP_ATTEMPT_DIR" /proc/[0-9]*/environ)
+  done < <(grep -lszxFf <(printf 'HPCDDP_ATTEMPT_DIR=%s\n' "$@") /proc/[0-9]*/environ)
 } 2>/dev/null
 hpcddp_stop() {
   hpcddp_interrupted=yes
@@ -35,7 +36,7 @@ hpcddp_stop() {
     hpcddp_cancelled=(--cancelled)
     [[ -v hpcddp_tasks ]] && kill -TERM "$hpcddp_tasks"
   elif [[ -v hpcddp_tasks ]] && ((SECONDS - hpcddp_stopped >= 5)); then
-    hpcddp_kill_tasks
+    hpcddp_kill_tasks "$HPCDDP_ATTEMPT_DIR"
   fi
 } 2>/dev/null
 trap hpcddp_stop INT TERM
@@ -236,6 +237,8 @@ HPCDDP_JOB
   exit "$hpcddp_code"
 }
 [[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
+# If the script of an earlier attempt was killed, its tasks still run.
+hpcddp_kill_tasks "${HPCDDP_ATTEMPT_DIR%/*}"/*
 export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
@@ -282,7 +285,7 @@ if [[ -z $hpcddp_interrupted ]]; then
     wait "$hpcddp_tasks"
     hpcddp_code=$?
   done
-  hpcddp_kill_tasks
+  hpcddp_kill_tasks "$HPCDDP_ATTEMPT_DIR"
 fi
 
 # --- The end ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.result import Result
 from hpcddp.submission.submit import Submission
-from tests.waiting import wait_for_text, wait_until
+from tests.waiting import wait_for_text, wait_until, wait_until_gone
 
 
 def submit(directory: Path, *words: str, code: int = 0) -> dict[str, Any]:
@@ -179,6 +179,27 @@ def test_the_processes_of_a_launcher_end_with_the_attempt(tmp_path: Path, how: s
     run = ended(document)
     assert result(run)["status"] == ("failed" if how == "a killed task" else "cancelled")
     assert not worker.exists() or "State:\tZ" in (worker / "status").read_text()
+
+
+def test_a_resumed_run_ends_what_the_killed_script_of_its_attempt_left(tmp_path: Path) -> None:
+    waits = program(
+        tmp_path,
+        """
+        import os, time
+        print(f"program={os.getpid()};", flush=True)
+        time.sleep(600 if os.environ["HPCDDP_ATTEMPT"] == "0" else 0)
+        """,
+    )
+    document = submit(tmp_path, *waits)
+    log = RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0)
+    wait_for_text(log, "program=")
+    process = Path(f"/proc/{log.read_text().partition('program=')[2].partition(';')[0]}")
+    os.kill(int(document["job_id"]), signal.SIGKILL)
+    wait_until_gone(int(document["job_id"]))
+    assert process.exists()
+    run = ended(submit(tmp_path, "--resume", document["run_id"]))
+    assert result(run)["status"] == "finished"
+    assert not process.exists() or "State:\tZ" in (process / "status").read_text()
 
 
 def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path) -> None:
