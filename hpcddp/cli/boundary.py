@@ -167,7 +167,7 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     """
     from hpcddp.jobfile.messages import field_named
     from hpcddp.jobfile.problems import nearest
-    from hpcddp.jobfile.resources import FLAG_PATTERN, why_no_flag
+    from hpcddp.jobfile.resources import FLAG_PATTERN, FLAGS_WITHOUT_VALUE, why_no_flag
 
     of_job = "--set" in names
     meant = _OTHER_OPTIONS.get(option, option)
@@ -184,7 +184,9 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     if near is not None:
         return f"; did you mean {near}?"
     if of_job and re.fullmatch(f"--{FLAG_PATTERN}", option, re.ASCII):
-        given = f"resources.sbatch.{option.removeprefix('--')}={_value_of(option, arguments)}"
+        flag = option.removeprefix("--")
+        value = "true" if flag in FLAGS_WITHOUT_VALUE else _value_of(option, arguments)
+        given = f"resources.sbatch.{flag}={value}"
         return f"; if it is an option of sbatch, write --set {given}"
     return ""
 
@@ -193,7 +195,7 @@ def _value_of(option: str, arguments: Sequence[str]) -> str:
     """Return the value that the command line gives an option that there is not, for a shell."""
     for word, following in zip(arguments, [*arguments[1:], "--"], strict=False):
         name, equals, value = word.partition("=")
-        if name == option and (equals or not following.startswith("-")):
+        if name == option and (equals or not following.startswith("-") and not following.endswith((".yaml", ".yml"))):
             return shlex.quote(value if equals else following)
     return "VALUE"
 

@@ -64,6 +64,10 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
         "wrap": "hpcddp writes the script; write the command in the job file, or after --",
     }
 )
+# sbatch(1).
+FLAGS_WITHOUT_VALUE = frozenset(
+    {"contiguous", "hold", "ignore-pbs", "no-kill", "overcommit", "oversubscribe", "reboot", "spread-job", "use-min-nodes"}
+)
 _SHORT_FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "A": "account",

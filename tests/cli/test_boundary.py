@@ -62,6 +62,14 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
             ("submit", "--nice=100", "x.yaml"),
             "there is no option --nice; if it is an option of sbatch, write --set resources.sbatch.nice=100",
         ),
+        (
+            ("submit", "--overcommit", "x.yaml"),
+            "there is no option --overcommit; if it is an option of sbatch, write --set resources.sbatch.overcommit=true",
+        ),
+        (
+            ("submit", "--nice", "x.yaml"),
+            "there is no option --nice; if it is an option of sbatch, write --set resources.sbatch.nice=VALUE",
+        ),
         (("status", "--xyz"), "there is no option --xyz"),
         (("status", "--dependency", "x"), "there is no option --dependency"),
         (("submit", "-n", "4"), "there is no option -n; did you mean --tasks-per-node?"),
