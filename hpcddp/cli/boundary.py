@@ -195,7 +195,7 @@ def _value_of(option: str, arguments: Sequence[str]) -> str:
     """Return the value that the command line gives an option that there is not, for a shell."""
     for word, following in zip(arguments, [*arguments[1:], "--"], strict=False):
         name, equals, value = word.partition("=")
-        if name == option and (equals or not following.startswith("-") and not following.endswith((".yaml", ".yml"))):
+        if name == option and (equals or (not following.startswith("-") and not following.endswith((".yaml", ".yml")))):
             return shlex.quote(value if equals else following)
     return "VALUE"
 

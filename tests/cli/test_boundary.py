@@ -56,7 +56,7 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
         (("submit", "--job-name=x"), "there is no option --job-name; did you mean --name?"),
         (
             ("submit", "--xyz", "x.yaml"),
-            "there is no option --xyz; if it is an option of sbatch, write --set resources.sbatch.xyz=x.yaml",
+            "there is no option --xyz; if it is an option of sbatch, write --set resources.sbatch.xyz=VALUE",
         ),
         (
             ("submit", "--nice=100", "x.yaml"),
@@ -64,7 +64,10 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
         ),
         (
             ("submit", "--overcommit", "x.yaml"),
-            "there is no option --overcommit; if it is an option of sbatch, write --set resources.sbatch.overcommit=true",
+            (
+                "there is no option --overcommit; if it is an option of sbatch, "
+                "write --set resources.sbatch.overcommit=true"
+            ),
         ),
         (
             ("submit", "--nice", "x.yaml"),
