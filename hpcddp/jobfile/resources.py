@@ -66,7 +66,7 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
 )
 # sbatch(1).
 FLAGS_WITHOUT_VALUE = frozenset(
-    "contiguous hold ignore-pbs no-kill overcommit oversubscribe reboot spread-job use-min-nodes".split()
+    {"contiguous", "hold", "no-kill", "overcommit", "oversubscribe", "reboot", "spread-job", "use-min-nodes"}
 )
 _SHORT_FLAGS: Mapping[str, str] = MappingProxyType(
     {

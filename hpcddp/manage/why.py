@@ -332,6 +332,7 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
     for event, following in zip_longest(events, events[1:]):
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
         step = "" if event.step is None else f" after step {event.step}"
+        error = f"; {error}" if isinstance(error := event.facts.get("error"), str) else ""
         if event.kind == "start":
             yield f"{moment}  attempt {event.attempt} began on {event.host}"
         elif event.kind == "resume":
@@ -341,12 +342,12 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
         elif event.kind == "requeue":
             cause = "its user requested it" if event.by == "user" else _CAUSES.get(str(event.cause), event.cause)
             killed = "; Slurm killed its tasks, which had not ended" if event.facts.get("killed") is True else ""
-            yield f"{moment}  attempt {event.attempt} stopped{step}, to be requeued: {cause}{killed}"
+            yield f"{moment}  attempt {event.attempt} stopped{step}, to be requeued: {cause}{killed}{error}"
         elif event.kind == "stop" and event.saved is None:
             # The event that the ranks write for the same stop holds no cause, and that of a requeue follows it.
             if following is not None and (following.kind, following.attempt) == ("requeue", event.attempt):
                 continue
-            yield f"{moment}  attempt {event.attempt} stopped{step}: {event.reason}"
+            yield f"{moment}  attempt {event.attempt} stopped{step}: {event.reason}{error}"
         elif event.kind in {"failure", "finish"}:
             ended = "failed" if event.kind == "failure" else "finished"
             yield f"{moment}  attempt {event.attempt} {ended}{step}"

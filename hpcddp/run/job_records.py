@@ -474,6 +474,7 @@ class ProgramExit(Record):
         code: its exit code; a negative one is the signal that killed it, as ``subprocess`` has it.
         notice: how it was told to stop before it ended, ``told`` in the file; None if it ended by itself.
         cause: the ``Cause``'s word, None if it was not asked or not known in time.
+        error: the exception that ended it after it was told to stop, as Python prints it; None if there was none.
     """
 
     ADVICE: ClassVar[str] = "how the program of that rank ended is not known; the logs of the ranks may tell"
@@ -484,6 +485,7 @@ class ProgramExit(Record):
     code: int
     notice: StopNotice | None = field(default=None, metadata={"key": "told"})
     cause: str | None = None
+    error: str | None = None
 
 
 def reserve_exit(attempt: AttemptDirectory, rank: int) -> None:
@@ -537,6 +539,17 @@ class ProgramEnd:
     def preempted(self) -> bool:
         """Whether Slurm showed a preemption while the programs ran."""
         return any(exit_.cause == Cause.PREEMPTION for exit_ in self.exits)
+
+    @property
+    def error_while_stopping(self) -> str | None:
+        """The first exception that ended a program after it was told to stop, as a sentence; None if there was none."""
+        failed = sorted((exit_ for exit_ in self.exits if exit_.error is not None), key=lambda exit_: exit_.time)
+        if not failed:
+            return None
+        first = failed[0]
+        place = f"rank {first.rank} on {first.host}"
+        who = place if len(failed) == 1 else f"{place} (the first of {len(failed)} ranks)"
+        return f"{who} failed after the request to stop: {first.error}"
 
     @property
     def is_complete(self) -> bool:

@@ -377,7 +377,13 @@ def _summary(attempt_facts: AttemptFacts, next_step: str, *, cause: Cause | None
     # A program of the user's own has checkpoints of its own.
     known = attempt_facts.program is None or newest
     saved = f"; {what_is_saved(attempt_facts.decision, newest)}" if known else ""
-    return f"attempt {attempt.number} of run {attempt.run.run_id} has ended: {why}{saved}. {next_step}"
+    error = _error_while_stopping(attempt_facts)
+    lost = "" if error is None else f"; {error}"
+    return f"attempt {attempt.number} of run {attempt.run.run_id} has ended: {why}{saved}{lost}. {next_step}"
+
+
+def _error_while_stopping(attempt_facts: AttemptFacts) -> str | None:
+    return None if attempt_facts.program is None else attempt_facts.program.error_while_stopping
 
 
 def _conclude(attempt_facts: AttemptFacts, status: str, reason: str, exit_code: int) -> None:
@@ -408,6 +414,8 @@ def _append(
 ) -> None:
     """Append an event."""
     attempt, decision = attempt_facts.attempt, attempt_facts.decision
+    if kind in {"stop", "requeue"} and (error := _error_while_stopping(attempt_facts)) is not None:
+        facts["error"] = error
     with _write_errors_printed(attempt.run.events):
         append_event(
             attempt.run.events,

@@ -176,6 +176,7 @@ def run_program(
         code=code,
         notice=program.notice,
         cause=PROCESS_STATE.cause() if env.rank == 0 and program.notice is not None else None,
+        error=None if program.notice is None else _error_while_stopping(code, attempt.rank_log(env.rank)),
     )
     # A rank that lost this one as its peer may have written its record first: only a first cause counts.
     other_first = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
@@ -576,6 +577,22 @@ def program_failure(
         secondary=secondary,
         who=None if end.rank is None else f"rank {end.rank}",
     )
+
+
+# Python raises the first two for a signal or an exit, and torchrun the third for a signal.
+_NO_ERRORS: Final = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException"})
+
+
+def _error_while_stopping(code: int, log: Path) -> str | None:
+    """Return the exception that ended a program after it was told to stop; None if something else ended it.
+
+    A program that fails in its save looks like one that has saved, but the work since the save before is lost.
+    """
+    if code in {ExitCode.FINISHED, ExitCode.STOPPED} or _signal_of(code) is not None:
+        return None
+    end = read_log_end(log)
+    is_error = _exception_type(end) not in {None, *_NO_ERRORS}
+    return end.message if is_error and not log_says_peer_loss(end.traceback, end.tail) else None
 
 
 def _says_port_taken(end: LogEnd, port: int) -> bool:

@@ -116,6 +116,43 @@ def test_a_program_that_saves_and_leaves_after_its_own_signal_has_not_finished(t
     assert json.loads(run.attempt(0).rank_exit(0).read_text())["told"] == "warned"
 
 
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        ("raise OSError('no space for the checkpoint')", "OSError: no space for the checkpoint"),
+        ("sys.exit(1)", None),
+        ("raise KeyboardInterrupt", None),
+    ],
+)
+def test_a_program_that_fails_while_it_saves_is_told(tmp_path: Path, ending: str, told: str | None) -> None:
+    saves = program(
+        tmp_path,
+        f"""
+        import os, signal, sys, time
+        def save(*_):
+            {ending}
+        signal.signal(signal.SIGTERM, save)
+        print(f"task={{os.getppid()}};", flush=True)
+        time.sleep(60)
+        """,
+    )
+    document = submit(tmp_path, *saves)
+    wait_for_text(RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0), "task=")
+    os.kill(int(document["job_id"]), signal.SIGTERM)
+    run = ended(document)
+    assert result(run)["status"] == "cancelled"
+    why = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "why", document["run_id"]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    sentence = f"failed after the request to stop: {told}"
+    assert [sentence in text for text in (why, run.batch_log.read_text())] == [told is not None] * 2
+    assert "failed" not in why or told is not None
+
+
 def test_a_program_that_does_not_listen_survives_the_warning(tmp_path: Path) -> None:
     deaf = program(
         tmp_path,
