@@ -127,7 +127,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[MicroBatch]:
         if self._loader is None:
-            batches = self._load(map(self._collate, self._keyed.read_ahead(self._keys)))
+            batches = self._load(self._collate(samples) for samples in self._keyed.read_ahead(self._keys))
         else:
             with signals_held():
                 iterator = iter(self._loader)

@@ -98,20 +98,19 @@ class Keyed(Dataset[Any]):
         Small batches of the user's own data set are read several at a time: to compute the seeds and to restore the
         generators costs as much for one batch as for many.
         """
-        if isinstance(self._part, KeyedPart) or self._read_many is not None:
-            yield from map(self.__getitem__, keys)
-            return
+        most = 1 if isinstance(self._part, KeyedPart) or self._read_many is not None else _MOST_BATCHES
         remaining, count = iter(keys), 1
         while several := [*itertools.islice(remaining, count)]:
             began = time.perf_counter()
             batches = self._read_together(several)
             seconds = time.perf_counter() - began
-            if batches is None:
-                # If a sample raises, then when its batch is next.
-                yield from map(self.__getitem__, several)
-            else:
-                count = min(_MOST_BATCHES, max(1, int(_READ_S / seconds * len(batches))))
+            if batches is not None:
                 yield from batches
+                count = min(most, max(1, int(_READ_S / seconds * len(batches))))
+                continue
+            for one in several:
+                # A sample that raises does so when its batch is next.
+                yield self[one]
 
     def _read_together(self, several: Sequence[SampleKeys]) -> list[Sequence[Any]] | None:
         """Return the samples of each of ``several``; None if they are of two epochs, or if one of several raises."""
