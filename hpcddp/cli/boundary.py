@@ -175,6 +175,8 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     if field is not None:
         own = f"--{field.rpartition('.')[2].replace('_', '-')}"
         meant = _OTHER_OPTIONS.get(own, own)
+    if of_job and option.removeprefix("--") in FLAGS_WITHOUT_VALUE and option in arguments:
+        return f"; it is an option of sbatch: write --set resources.sbatch.{option.removeprefix('--')}=true"
     near = meant if meant in names else nearest(option, names)
     if of_job and near != meant and (why := why_no_flag(option)) is not None:
         return f": {why}"
@@ -184,9 +186,7 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     if near is not None:
         return f"; did you mean {near}?"
     if of_job and re.fullmatch(f"--{FLAG_PATTERN}", option, re.ASCII):
-        flag = option.removeprefix("--")
-        value = "true" if flag in FLAGS_WITHOUT_VALUE else _value_of(option, arguments)
-        given = f"resources.sbatch.{flag}={value}"
+        given = f"resources.sbatch.{option.removeprefix('--')}={_value_of(option, arguments)}"
         return f"; if it is an option of sbatch, write --set {given}"
     return ""
 

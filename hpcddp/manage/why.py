@@ -350,7 +350,7 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
             yield f"{moment}  attempt {event.attempt} stopped{step}: {event.reason}{error}"
         elif event.kind in {"failure", "finish"}:
             ended = "failed" if event.kind == "failure" else "finished"
-            yield f"{moment}  attempt {event.attempt} {ended}{step}"
+            yield f"{moment}  attempt {event.attempt} {ended}{step}{error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -383,7 +383,10 @@ def _summary(attempt_facts: AttemptFacts, next_step: str, *, cause: Cause | None
 
 
 def _error_while_stopping(attempt_facts: AttemptFacts) -> str | None:
-    return None if attempt_facts.program is None else attempt_facts.program.error_while_stopping
+    # srun ends the other ranks after a failure, which is no request to stop.
+    if attempt_facts.program is None or attempt_facts.first_failure is not None:
+        return None
+    return attempt_facts.program.error_while_stopping
 
 
 def _conclude(attempt_facts: AttemptFacts, status: str, reason: str, exit_code: int) -> None:
@@ -414,7 +417,7 @@ def _append(
 ) -> None:
     """Append an event."""
     attempt, decision = attempt_facts.attempt, attempt_facts.decision
-    if kind in {"stop", "requeue"} and (error := _error_while_stopping(attempt_facts)) is not None:
+    if (error := _error_while_stopping(attempt_facts)) is not None:
         facts["error"] = error
     with _write_errors_printed(attempt.run.events):
         append_event(

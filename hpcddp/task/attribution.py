@@ -23,6 +23,7 @@ PEER_LOSS: Final = (
     "connection reset by peer",
     "connection refused",
     "connection was closed",
+    "connection was likely closed",
     "broken pipe",
     "remote process exit",
     "socket closed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import math
 import os
 import re
@@ -101,6 +102,10 @@ _ROOT_CAUSE: Final = re.compile(
 )
 # The line that the task writes for a signal can come between the lines of a traceback (stop/listener.py).
 _SIGNAL_LINE: Final = re.compile(r"^hpcddp: \d\d:\d\d:\d\d SIG", re.ASCII)
+_NOTICE_LINE: Final = re.compile(r"^hpcddp: (\d\d:\d\d:\d\d SIG|the time limit is near)", re.ASCII)
+# Python writes this before the traceback of an exception that does not end the program.
+_OF_NO_PROGRAM: Final = ("Exception ignored in", "Exception in thread")
+_LONGEST_MESSAGE: Final = 300
 
 
 ProgramEnding = Literal["finished", "failed", "stopped", "cancelled"]
@@ -169,6 +174,8 @@ def run_program(
             kind=error.kind, message=error.message, traceback="", exit_code=ExitCode.USER_CODE
         )
         _exit_with_failure(record, attempt, on_end)
+    # A rank that lost this one as its peer may have written its record first: only a first cause counts.
+    other_first = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
     exit_ = ProgramExit(
         rank=env.rank,
         host=PROCESS_STATE.host,
@@ -176,10 +183,8 @@ def run_program(
         code=code,
         notice=program.notice,
         cause=PROCESS_STATE.cause() if env.rank == 0 and program.notice is not None else None,
-        error=None if program.notice is None else _error_while_stopping(code, attempt.rank_log(env.rank)),
+        error=None if other_first or spec.launcher_command else _error_while_stopping(code, attempt.rank_log(env.rank)),
     )
-    # A rank that lost this one as its peer may have written its record first: only a first cause counts.
-    other_first = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
     failure = program_failure(
         written,
         code,
@@ -579,8 +584,8 @@ def program_failure(
     )
 
 
-# Python raises the first two for a signal or an exit, and torchrun the third for a signal.
-_NO_ERRORS: Final = frozenset({"KeyboardInterrupt", "SystemExit", "SignalException"})
+# What a process says of another one that has ended, and how torchrun ends after a signal.
+_OF_ANOTHER_PROCESS: Final = frozenset({"CalledProcessError", "ProcessExitedException", "SignalException"})
 
 
 def _error_while_stopping(code: int, log: Path) -> str | None:
@@ -590,9 +595,18 @@ def _error_while_stopping(code: int, log: Path) -> str | None:
     """
     if code in {ExitCode.FINISHED, ExitCode.STOPPED} or _signal_of(code) is not None:
         return None
-    end = read_log_end(log)
-    is_error = _exception_type(end) not in {None, *_NO_ERRORS}
-    return end.message if is_error and not log_says_peer_loss(end.traceback, end.tail) else None
+    lines = read_tail(log, _TAIL_BYTES).splitlines()
+    # The task writes a line when it tells the program to stop. An earlier exception did not end the program.
+    after = list(itertools.dropwhile(lambda line: not _NOTICE_LINE.match(line), lines))
+    end = _end_of([line for line in after if not _SIGNAL_LINE.match(line)])
+    name = _exception_type(end) or ""
+    of_program = name.endswith(("Error", "Exception")) and name not in _OF_ANOTHER_PROCESS
+    is_ignored = any(
+        line.startswith(_OF_NO_PROGRAM) and following == _TRACEBACK for line, following in itertools.pairwise(after)
+    )
+    if not of_program or is_ignored or log_says_peer_loss(end.traceback, end.tail):
+        return None
+    return end.message[:_LONGEST_MESSAGE]
 
 
 def _says_port_taken(end: LogEnd, port: int) -> bool:

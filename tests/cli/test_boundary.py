@@ -64,10 +64,18 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
         ),
         (
             ("submit", "--overcommit", "x.yaml"),
+            "there is no option --overcommit; it is an option of sbatch: write --set resources.sbatch.overcommit=true",
+        ),
+        (
+            ("render", "x.yaml", "--use-min-nodes"),
             (
-                "there is no option --overcommit; if it is an option of sbatch, "
-                "write --set resources.sbatch.overcommit=true"
+                "there is no option --use-min-nodes; it is an option of sbatch: "
+                "write --set resources.sbatch.use-min-nodes=true"
             ),
+        ),
+        (
+            ("submit", "--no-kill=off"),
+            "there is no option --no-kill; if it is an option of sbatch, write --set resources.sbatch.no-kill=off",
         ),
         (
             ("submit", "--nice", "x.yaml"),

@@ -26,7 +26,7 @@ hpcddp_kill_tasks() {
   local process
 
   while IFS=/ read -r _ _ process _; do
-    [[ $process == "$hpcddp_tasks" ]] || kill -KILL "$process"
+    [[ $process == "$hpcddp_tasks" || $process == "$$" ]] || kill -KILL "$process"
   done < <(grep -lszxFf <(printf 'HPCDDP_ATTEMPT_DIR=%s\n' "$@") /proc/[0-9]*/environ)
 } 2>/dev/null
 hpcddp_stop() {

@@ -120,17 +120,23 @@ def test_a_program_that_saves_and_leaves_after_its_own_signal_has_not_finished(t
     ("ending", "told"),
     [
         ("raise OSError('no space for the checkpoint')", "OSError: no space for the checkpoint"),
+        # A traceback from before the signal is in each log.
         ("sys.exit(1)", None),
         ("raise KeyboardInterrupt", None),
+        ("raise subprocess.CalledProcessError(1, 'copy')", None),
     ],
 )
 def test_a_program_that_fails_while_it_saves_is_told(tmp_path: Path, ending: str, told: str | None) -> None:
     saves = program(
         tmp_path,
         f"""
-        import os, signal, sys, time
+        import os, signal, subprocess, sys, time, traceback
         def save(*_):
             {ending}
+        try:
+            open("absent")
+        except OSError:
+            traceback.print_exc()
         signal.signal(signal.SIGTERM, save)
         print(f"task={{os.getppid()}};", flush=True)
         time.sleep(60)
@@ -141,16 +147,11 @@ def test_a_program_that_fails_while_it_saves_is_told(tmp_path: Path, ending: str
     os.kill(int(document["job_id"]), signal.SIGTERM)
     run = ended(document)
     assert result(run)["status"] == "cancelled"
-    why = subprocess.run(
-        [sys.executable, "-m", "hpcddp", "why", document["run_id"]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    sentence = f"failed after the request to stop: {told}"
-    assert [sentence in text for text in (why, run.batch_log.read_text())] == [told is not None] * 2
-    assert "failed" not in why or told is not None
+    words = [sys.executable, "-m", "hpcddp", "why", document["run_id"]]
+    why = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    for text in (why, run.batch_log.read_text()):
+        assert ("failed after the request to stop" in text) == (told is not None)
+        assert told is None or f"failed after the request to stop: {told}" in text
 
 
 def test_a_program_that_does_not_listen_survives_the_warning(tmp_path: Path) -> None:

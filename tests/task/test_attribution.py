@@ -141,6 +141,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (RuntimeError("Connection closed by peer [10.0.0.2]:4242"), True),
         (caused(RuntimeError("backward failed"), RuntimeError("Connection reset by peer")), True),
         (RuntimeError("NCCL error: remote error, a remote process exiting prematurely: remote process exited"), True),
+        (RuntimeError("failed to recv, got 0 bytes. Connection was likely closed."), True),
         # A socket of the user's own code.
         (ConnectionResetError(104, "Connection reset by peer"), False),
         (PeerFailedError("rank 3 on n2 failed before all ranks had met"), True),

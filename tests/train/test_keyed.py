@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcddp.train.data import parts
 from hpcddp.train.data.loader import Batches, Placement
 from hpcddp.train.data.parts import Data, Keyed
 from hpcddp.train.randomness import SampleKeys
@@ -120,15 +121,37 @@ def test_samples_that_draw_later_are_keyed_all_the_same() -> None:
 
 
 def keys_of_epochs() -> list[SampleKeys]:
-    """Return the keys of 60 batches of one to three of six samples, in two epochs."""
+    """Return the keys of 60 batches of two to four of six samples, in two epochs."""
     epochs = [(epoch, number) for epoch in (0, 1) for number in range(30)]
     return [
-        SampleKeys(seed=0, split="train", epoch=epoch, indices=[(number + i) % 6 for i in range(1 + number % 3)])
+        SampleKeys(seed=0, split="train", epoch=epoch, indices=[(number + i) % 6 for i in range(2 + number % 3)])
         for epoch, number in epochs
     ]
 
 
-def test_batches_that_are_read_together_are_those_that_are_read_alone() -> None:
+class _Counted(FewDigits):
+    """Digits that count how many samples were read."""
+
+    seconds = 0.0
+    read = 0
+
+    def __init__(self) -> None:
+        super().__init__("train", 60, first=0, poison=None)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.read += 1
+        time.sleep(self.seconds)
+        return super().__getitem__(index)
+
+    def ahead(self, keys: list[SampleKeys]) -> list[int]:
+        """Return how many samples more than those of each batch had been read when it came."""
+        self.read = 0
+        batches = Keyed(self).read_ahead(keys)
+        return [self.read - sum(len(one.indices) for one in keys[: number + 1]) for number, _ in enumerate(batches)]
+
+
+def test_batches_that_are_read_together_are_those_that_are_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_READ_S", 60.0)
     part = noisy_digits("train")
     together, alone = list(Keyed(part).read_ahead(keys_of_epochs())), [Keyed(part)[keys] for keys in keys_of_epochs()]
     assert [[label for _, label in batch] for batch in together] == [[label for _, label in batch] for batch in alone]
@@ -136,40 +159,50 @@ def test_batches_that_are_read_together_are_those_that_are_read_alone() -> None:
         assert all(torch.equal(left, right) for (left, _), (right, _) in zip(one, other, strict=True))
 
 
-def test_small_batches_are_read_together_and_slow_ones_are_not() -> None:
-    class Counted(FewDigits):
-        seconds = 0.0
-        samples = 0
+def test_small_batches_are_read_together_and_slow_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = _Counted()
+    part.seconds = 0.002
+    assert part.ahead(keys_of_epochs()[:6]) == [0] * 6
+    part.seconds = 0.0
+    monkeypatch.setattr(parts, "_READ_S", 60.0)
+    monkeypatch.setattr(parts, "_LONGEST_READ_S", 60.0)
+    assert max(part.ahead(keys_of_epochs())) > 30
+    # They have become slow.
+    monkeypatch.setattr(parts, "_LONGEST_READ_S", 0.0)
+    assert part.ahead(keys_of_epochs()[:30])[-1] == 0
+
+
+def test_memory_that_a_data_set_gives_for_each_sample_is_right_for_batches_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Reused(FewDigits):
+        memory = torch.zeros(())
 
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-            self.samples += 1
-            time.sleep(self.seconds)
-            return super().__getitem__(index)
+            return self.memory.fill_(index), index
 
-    part = Counted("train", 6, first=0, poison=None)
-    keys = keys_of_epochs()
-    batches = Keyed(part).read_ahead(keys)
-    # How long a read takes is up to the machine, but some of the first hundred will be short.
-    ahead = [part.samples - sum(len(one.indices) for one in keys[: number + 1]) for number, _ in enumerate(batches)]
-    assert max(ahead) > 0
-    part.samples, part.seconds = 0, 0.002
-    batches = Keyed(part).read_ahead(keys[:6])
-    ahead = [part.samples - sum(len(one.indices) for one in keys[: number + 1]) for number, _ in enumerate(batches)]
-    assert ahead == [0] * 6
+    monkeypatch.setattr(parts, "_READ_S", 60.0)
+    part = Reused("train", 60, first=0, poison=None)
+    keys = [SampleKeys(seed=0, split="train", epoch=0, indices=[index]) for index in range(60)]
+    assert [float(batch[0][0]) for batch in Keyed(part).read_ahead(keys)] == list(range(60))
 
 
 # Python turns the second into an error, so that it ends no iteration.
 @pytest.mark.parametrize(("raised", "found"), [(ValueError, ValueError), (StopIteration, RuntimeError)])
-def test_sample_that_raises_does_so_when_its_batch_is_next(raised: type[Exception], found: type[Exception]) -> None:
+def test_sample_that_raises_does_so_when_its_batch_is_next(
+    monkeypatch: pytest.MonkeyPatch, raised: type[Exception], found: type[Exception]
+) -> None:
     class Broken(FewDigits):
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             if index == 50:
                 raise raised
             return super().__getitem__(index)
 
+    monkeypatch.setattr(parts, "_READ_S", 60.0)
     part = Broken("train", 60, first=0, poison=None)
-    batches = Keyed(part).read_ahead(SampleKeys(seed=0, split="train", epoch=0, indices=[i]) for i in range(60))
-    assert [next(batches)[0][1] for _ in range(50)] == part.labels[:50].tolist()
+    keys = [SampleKeys(seed=0, split="train", epoch=0, indices=[index, index + 1]) for index in range(0, 60, 2)]
+    batches = Keyed(part).read_ahead(keys)
+    assert [next(batches)[0][1] for _ in range(25)] == part.labels[:50:2].tolist()
     with pytest.raises(found):
         next(batches)
 

@@ -58,6 +58,7 @@ class KeyedPart(Dataset[Any], ABC):
 
 # Small batches of the user's own data set are read several at a time, for about as long as this.
 _READ_S: Final = 0.002
+_LONGEST_READ_S: Final = 0.02
 _MOST_BATCHES: Final = 16
 
 
@@ -98,29 +99,41 @@ class Keyed(Dataset[Any]):
         Small batches of the user's own data set are read several at a time: to compute the seeds and to restore the
         generators costs as much for one batch as for many.
         """
-        most = 1 if isinstance(self._part, KeyedPart) or self._read_many is not None else _MOST_BATCHES
         remaining, count = iter(keys), 1
         while several := [*itertools.islice(remaining, count)]:
             began = time.perf_counter()
-            batches = self._read_together(several)
-            seconds = time.perf_counter() - began
-            if batches is not None:
+            batches = self._read_together(several) if len(several) > 1 else [self[several[0]]]
+            if batches is None:
+                for one in several:
+                    # A sample that raises does so when its batch is next.
+                    yield self[one]
+                count = 1
+            else:
+                fitting = int(_READ_S / (time.perf_counter() - began) * len(batches))
+                count = max(1, min(_MOST_BATCHES, fitting)) if self._can_join(several[0]) else 1
                 yield from batches
-                count = min(most, max(1, int(_READ_S / seconds * len(batches))))
-                continue
-            for one in several:
-                # A sample that raises does so when its batch is next.
-                yield self[one]
+
+    def _can_join(self, keys: SampleKeys) -> bool:
+        """Return whether batches such as this one may be read together.
+
+        A data set may give the same memory for each sample, which is right for batches of one sample.
+        """
+        return not isinstance(self._part, KeyedPart) and self._read_many is None and len(keys.indices) > 1
 
     def _read_together(self, several: Sequence[SampleKeys]) -> list[Sequence[Any]] | None:
-        """Return the samples of each of ``several``; None if they are of two epochs, or if one of several raises."""
-        if len(several) == 1:
-            return [self[several[0]]]
+        """Return the samples of each of ``several``; None if they are of two epochs, one raises, or it takes long."""
         if several[0].epoch != several[-1].epoch:
             return None
         together = replace(several[0], indices=[index for keys in several for index in keys.indices])
+        deadline = time.perf_counter() + _LONGEST_READ_S
+
+        def sample(index: int) -> object:
+            if time.perf_counter() > deadline:
+                raise TimeoutError
+            return self._part[index]
+
         try:
-            samples = iter(self._seeding.read(together, self._part.__getitem__))
+            samples = iter(self._seeding.read(together, sample))
         except Exception:  # noqa: BLE001  the data set may raise anything
             return None
         return [[*itertools.islice(samples, len(keys.indices))] for keys in several]
