@@ -59,7 +59,8 @@ class KeyedPart(Dataset[Any], ABC):
 # Small batches of the user's own data set are read several at a time, for about as long as this.
 _READ_S: Final = 0.002
 _LONGEST_READ_S: Final = 0.02
-_MOST_BATCHES: Final = 16
+# More objects at once would start Python's garbage collector, which takes longer than is saved.
+_MOST_SAMPLES: Final = 128
 
 
 class Keyed(Dataset[Any]):
@@ -110,7 +111,8 @@ class Keyed(Dataset[Any]):
                 count = 1
             else:
                 fitting = int(_READ_S / (time.perf_counter() - began) * len(batches))
-                count = max(1, min(_MOST_BATCHES, fitting)) if self._can_join(several[0]) else 1
+                most = _MOST_SAMPLES // len(several[0].indices) if self._can_join(several[0]) else 1
+                count = max(1, min(most, fitting))
                 yield from batches
 
     def _can_join(self, keys: SampleKeys) -> bool:
