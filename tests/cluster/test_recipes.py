@@ -39,6 +39,7 @@ class Recipe:
         section: the heading.
         resumes_at: finds the step or epoch at which an attempt begins in the log of rank 0.
         checkpoint: the program's first checkpoint, below the run directory; None if it saves when it must stop.
+        trains: without such a checkpoint, what rank 0 prints when the program can be preempted.
         checkout: the directory of the program below the checkouts; None if the page shows the program.
         replaced: pairs of texts: the first, in a file or in the command, becomes the second.
         arguments: what follows the command.
@@ -47,15 +48,22 @@ class Recipe:
     section: str
     resumes_at: str = r"begins at (\d+)"
     checkpoint: str | None = None
+    trains: str = "begins at 0"
     checkout: str | None = None
     replaced: tuple[tuple[str, str], ...] = ()
     arguments: str = ""
 
 
 ACCELERATE = Recipe(section="accelerate", replaced=(SLOW_STEP,))
+# A preemption before the first step is saved as step 0.
+SLOW_LIGHTNING_STEP = """        import time
+        time.sleep(0.1)
+        print("second step" if index else "first step", flush=True)
+        return self.layer"""
 LIGHTNING = Recipe(
     section="Lightning",
-    replaced=(("        return self.layer", "        import time; time.sleep(0.1); return self.layer"),),
+    trains="second step",
+    replaced=(("        return self.layer", SLOW_LIGHTNING_STEP),),
 )
 HYDRA = Recipe(section="Hydra", replaced=(SLOW_STEP, ("steps: 200", "steps: 60")))
 RAY = Recipe(
@@ -165,7 +173,7 @@ def check_that_it_resumes(
     tracked = submit(recipe, sandbox, directory, env=env)
     logs = [tracked.run.attempt(attempt).rank_log(0) for attempt in range(2)]
     if recipe.checkpoint is None:
-        wait_for_text(logs[0], "begins at 0", timeout_s=300)
+        wait_for_text(logs[0], recipe.trains, timeout_s=300)
     else:
         pattern = recipe.checkpoint
         tracked.wait_until(lambda: [*tracked.run.path.glob(pattern)], "the first checkpoint")
