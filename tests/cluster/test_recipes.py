@@ -196,6 +196,11 @@ def test_accelerate_resumes_after_a_preemption(sandbox: Sandbox, tmp_path: Path)
 
 
 @pytest.mark.long
+@pytest.mark.xfail(
+    reason="Lightning 2.6 calls collectives in its signal handlers, so ranks that get the signals in different steps can "
+    "wait for each other until Slurm kills them",
+    strict=False,
+)
 def test_lightning_resumes_on_two_hosts_after_a_preemption(sandbox: Sandbox, tmp_path: Path) -> None:
     write_files(LIGHTNING, tmp_path)
     check_that_it_resumes(LIGHTNING, sandbox, tmp_path)
