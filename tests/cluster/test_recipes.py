@@ -197,7 +197,7 @@ def test_accelerate_resumes_after_a_preemption(sandbox: Sandbox, tmp_path: Path)
 
 @pytest.mark.long
 @pytest.mark.xfail(
-    reason="Lightning 2.6 calls collectives in its signal handlers, so ranks that get the signals in different steps can "
+    reason="Lightning 2.6 calls collectives in its signal handlers: ranks that get the signals in different steps can "
     "wait for each other until Slurm kills them",
     strict=False,
 )
