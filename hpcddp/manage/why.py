@@ -332,7 +332,7 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
     for event, following in zip_longest(events, events[1:]):
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
         step = "" if event.step is None else f" after step {event.step}"
-        error = f"; {error}" if isinstance(error := event.facts.get("error"), str) else ""
+        error = f"; {event.facts['error']}" if "error" in event.facts else ""
         if event.kind == "start":
             yield f"{moment}  attempt {event.attempt} began on {event.host}"
         elif event.kind == "resume":

@@ -183,6 +183,7 @@ def cause_of(
     scancel                        COMPLETING  =         None         None       cancelled
     scancel in the grace time      COMPLETING  =         a time       None       see below
     scancel after a requeue        COMPLETING  +1        None         None       cancelled
+    the same, when it has ended    CANCELLED   +1        None         None       cancelled
     a rank crashed                 RUNNING     =         None         None       crash
     =============================  ==========  ========  ===========  =========  ============
 
@@ -200,10 +201,12 @@ def cause_of(
     known = job or {}
     state = JOB_STATES.get(known.get("JobState", ""))
     is_ending = known.get("JobState") == "COMPLETING"
-    if (state is not None and state.is_waiting) or int(known.get("Restarts", "0")) > restarts_at_start:
-        return Cause.CANCELLED if is_ending and "PreemptTime" in known else Cause.REQUEUED
+    requeued = (state is not None and state.is_waiting) or int(known.get("Restarts", "0")) > restarts_at_start
+    cancelled = "PreemptTime" in known if requeued else cancelled
     if state is JobState.CANCELLED or (is_ending and cancelled):
         return Cause.CANCELLED
+    if requeued:
+        return Cause.REQUEUED
     if preempted or known.get("PreemptTime", "None") != "None":
         return Cause.PREEMPTION
     shown = None if state is None else _ENDS.get(state)

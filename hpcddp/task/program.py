@@ -104,7 +104,7 @@ _ROOT_CAUSE: Final = re.compile(
 _SIGNAL_LINE: Final = re.compile(r"^hpcddp: \d\d:\d\d:\d\d SIG", re.ASCII)
 _NOTICE_LINE: Final = re.compile(r"^hpcddp: (\d\d:\d\d:\d\d SIG|the time limit is near)", re.ASCII)
 # Python writes this before the traceback of an exception that does not end the program.
-_OF_NO_PROGRAM: Final = ("Exception ignored in", "Exception in thread")
+_IGNORED_EXCEPTION: Final = ("Exception ignored in", "Exception in thread")
 _LONGEST_MESSAGE: Final = 300
 
 
@@ -584,8 +584,8 @@ def program_failure(
     )
 
 
-# What a process says of another one that has ended, and how torchrun ends after a signal.
-_OF_ANOTHER_PROCESS: Final = frozenset({"CalledProcessError", "ProcessExitedException", "SignalException"})
+# Raised because another process has ended, and by torchrun after a signal.
+_LAUNCHER_EXCEPTIONS: Final = frozenset({"CalledProcessError", "ProcessExitedException", "SignalException"})
 
 
 def _error_while_stopping(code: int, log: Path) -> str | None:
@@ -597,16 +597,13 @@ def _error_while_stopping(code: int, log: Path) -> str | None:
         return None
     lines = read_tail(log, _TAIL_BYTES).splitlines()
     # The task writes a line when it tells the program to stop. An earlier exception did not end the program.
-    after = list(itertools.dropwhile(lambda line: not _NOTICE_LINE.match(line), lines))
-    end = _end_of([line for line in after if not _SIGNAL_LINE.match(line)])
-    name = _exception_type(end) or ""
-    of_program = name.endswith(("Error", "Exception")) and name not in _OF_ANOTHER_PROCESS
-    is_ignored = any(
-        line.startswith(_OF_NO_PROGRAM) and following == _TRACEBACK for line, following in itertools.pairwise(after)
-    )
-    if not of_program or is_ignored or log_says_peer_loss(end.traceback, end.tail):
-        return None
-    return end.message[:_LONGEST_MESSAGE]
+    lines = list(itertools.dropwhile(lambda line: not _NOTICE_LINE.match(line), lines))
+    # Nor did one that Python reports at its exit, or in a thread.
+    lines = list(itertools.takewhile(lambda line: not line.startswith(_IGNORED_EXCEPTION), lines))
+    end = _end_of([line for line in lines if not _SIGNAL_LINE.match(line)])
+    kind = _exception_type(end) or ""
+    is_error = kind.endswith(("Error", "Exception")) and kind not in _LAUNCHER_EXCEPTIONS
+    return end.message[:_LONGEST_MESSAGE] if is_error and not log_says_peer_loss(end.traceback, end.tail) else None
 
 
 def _says_port_taken(end: LogEnd, port: int) -> bool:

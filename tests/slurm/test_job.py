@@ -59,6 +59,7 @@ ROWS: list[tuple[str, dict[str, str] | None, dict[str, Any], Cause]] = [
         Cause.PREEMPTION,
     ),
     ("scancel after a requeue", shown("COMPLETING", 3), {}, Cause.CANCELLED),
+    ("scancel after a requeue, all is over", shown("CANCELLED", 3), {}, Cause.CANCELLED),
     ("a node is lost for good", shown("NODE_FAIL"), {}, Cause.NODE_FAILURE),
     ("a rank crashed", shown("RUNNING"), {"error_seen": True}, Cause.CRASH),
     ("a rank crashed, all is over", shown("FAILED"), {"error_seen": True}, Cause.CRASH),

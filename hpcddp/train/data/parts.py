@@ -56,10 +56,11 @@ class KeyedPart(Dataset[Any], ABC):
         return images
 
 
-# Small batches of the user's own data set are read several at a time, for about as long as this.
+# Small batches of the user's own data set are read several at a time, for about this time. If it takes longer than the
+# second, the batches are read one by one.
 _READ_S: Final = 0.002
 _LONGEST_READ_S: Final = 0.02
-# More objects at once would start Python's garbage collector, which takes longer than is saved.
+# With many more objects at once, Python's garbage collector runs, which takes longer than is saved.
 _MOST_SAMPLES: Final = 128
 
 
@@ -118,7 +119,7 @@ class Keyed(Dataset[Any]):
     def _can_join(self, keys: SampleKeys) -> bool:
         """Return whether batches such as this one may be read together.
 
-        A data set may give the same memory for each sample, which is right for batches of one sample.
+        Batches of one sample are read alone: a data set may return the same tensor each time, with other values.
         """
         return not isinstance(self._part, KeyedPart) and self._read_many is None and len(keys.indices) > 1
 
