@@ -162,7 +162,7 @@ def run_program(
             notice_s=_notice_s(spec, deadline),
             save_signal=spec.requeue.command_signal,
             is_launcher=spec.launcher_command is not None,
-            before_saving=PROCESS_STATE.cause if env.rank == 0 else lambda: None,
+            before_saving=PROCESS_STATE.cause if env.rank == 0 and not spec.launcher_command else lambda: None,
             on_poll=monitor.look,
         )
         code = program.wait()
@@ -336,8 +336,8 @@ class Program:
         notice_s: how long before the end it gets SIGTERM, in seconds; SIGKILL comes after half of it, or later.
         save_signal: the signal after which it saves; None = SIGUSR2, or SIGUSR1 if it handles only that.
         is_launcher: whether it has started the ranks, which get the signals to save in its place.
-        before_saving: called before the program gets the signal after which it saves because of SIGTERM: a program that
-            then requeues its job, as Lightning does, makes Slurm clear PreemptTime.
+        before_saving: called while the program is stopped, before it gets the signal after which it saves because of
+            SIGTERM: a program that then requeues its job, as Lightning does, makes Slurm clear PreemptTime.
         on_poll: called with its process id about twice a second while it runs; an exception of it ends the wait.
 
     Attributes:
@@ -447,6 +447,8 @@ class Program:
             self.notice, self.sigterm_forwarded = self.notice or "terminated", True
             self._ends_by_itself = True
             if saves_first:
+                # Slurm has sent it SIGTERM too, and Lightning ends after the step in which that came.
+                process.send_signal(signal.SIGSTOP)
                 threading.Thread(target=self._save_and_terminate, args=(self._warning,), daemon=True).start()
                 return
         elif signum == self._warning and signum != signal.SIGUSR2 and signum in handled_now:
@@ -476,10 +478,13 @@ class Program:
         return (handled_signals(pid) & _FORWARDED) - self._for_ranks | of_ranks
 
     def _save_and_terminate(self, save_signal: signal.Signals) -> None:
-        self._before_saving()
-        _print(f"{save_signal.name} before SIGTERM, for the program to save")
-        for signum in (save_signal, signal.SIGTERM):
-            self._deliver(signum)
+        try:
+            self._before_saving()
+        finally:
+            _print(f"{save_signal.name} before SIGTERM, for the program to save")
+            for signum in (save_signal, signal.SIGTERM):
+                self._deliver(signum)
+            self._process.send_signal(signal.SIGCONT)
 
     @property
     def _warning(self) -> signal.Signals:

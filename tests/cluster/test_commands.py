@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import textwrap
@@ -424,7 +425,13 @@ def test_lightning_resumes_without_a_change(
     sandbox: Sandbox, tmp_path: Path, steps: int, limit: str, cause: str
 ) -> None:
     program = script(tmp_path, LIGHTNING.replace("STEPS", str(steps)))
-    words = ("--nodelist", "n1", "--partition", "low", "--time", limit, "--", sys.executable, program)
+    # The controller is busy: Slurm's answers come late. Lightning ends after the step in which it gets SIGTERM.
+    (tmp_path / "bin").mkdir()
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\n{shutil.which("scontrol")} "$@"\ncode=$?\nsleep 1\nexit $code\n')
+    scontrol.chmod(0o755)
+    slow = f"environment.setup=['export PATH={scontrol.parent}:$PATH']"
+    words = ("--nodelist", "n1", "--partition", "low", "--time", limit, "--set", slow, "--", sys.executable, program)
     tracked = start(sandbox, tmp_path, *words)
     logs = [tracked.run.attempts / str(attempt) / "rank-0.log" for attempt in range(2)]
     wait_for_text(logs[0], "step 20\n")
