@@ -21,7 +21,7 @@ from hpcddp.run.files import user_name
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import RequeueRequest, request_requeue
 from hpcddp.run.record import RecordError
-from hpcddp.run.result import Result, resume_command, write_result
+from hpcddp.run.result import resume_command, unfinished_result, write_result
 from hpcddp.run.sweep import index_of, sweep_of
 from hpcddp.slurm import commands as slurm
 from hpcddp.stop.reasons import Cause, ExitCode
@@ -110,22 +110,15 @@ def _append_cancel_event(status: RunStatus) -> None:
             append_event(status.run.events, kind="cancel", time=status.now, attempt=status.files.attempt)
 
 
-def _conclude(run: RunDirectory, status: RunStatus) -> int | None:
-    """Write the result of a run that has no live process to write its result; return the newest saved step."""
+def _conclude(run: RunDirectory, status: RunStatus) -> int:
+    """Write the result of a run that has no live process to write it; return the newest saved step, 0 without one."""
     attempt = status.files.attempt
     if (sweep := None if run.path.exists() else sweep_of(run)) is not None:
         begin_element(sweep, index_of(run))
-    saved = newest_saved_step(read_events(run.events)) or None
+    saved = newest_saved_step(read_events(run.events))
     reason = _NEVER_RAN if attempt is None else _REASON
-    result = Result(
-        status="cancelled",
-        reason=reason,
-        exit_code=int(ExitCode.INTERRUPTED),
-        attempts=0 if attempt is None else attempt + 1,
-        saved_step=saved,
-        resume=resume_command(run),
-    )
-    write_result(run, result)
+    code = ExitCode.INTERRUPTED
+    write_result(run, unfinished_result(run, "cancelled", reason, code, attempt=attempt, saved_step=saved))
     _append_stop_event(run, attempt or 0, reason, now=status.now)
     return saved
 

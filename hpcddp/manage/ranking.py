@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -173,24 +172,18 @@ def _newest(status: RunStatus, metric: str) -> tuple[float | None, list[str]]:
         names |= {name: None for line in lines for name in line.facts if line.number(name) is not None}
         having = [line for line in lines if metric in line.facts]
         if having:
-            return _finite(having[-1], metric), [*names, metric]
+            return having[-1].number(metric), [*names, metric]
     result, _ = readable(lambda: read_result(run))
     if result is not None:
-        line = MetricsLine(step=0, facts=result.as_json())
-        if line.number(metric) is not None:
-            return _finite(line, metric), [*names, metric]
+        value = MetricsLine(step=0, facts=result.as_json()).number(metric)
+        if value is not None:
+            return value, [*names, metric]
     return None, list(names)
 
 
 def _last_lines(run: RunDirectory, size: int) -> tuple[MetricsLine, ...]:
     lines, _ = readable_lines(run.metrics, lambda: read_metrics(run.metrics, size))
     return lines
-
-
-def _finite(line: MetricsLine, metric: str) -> float | None:
-    value = line.number(metric)
-    # An integer may have too many digits for a float.
-    return float(value) if value is not None and abs(value) <= sys.float_info.max else None
 
 
 @dataclass(frozen=True, slots=True)

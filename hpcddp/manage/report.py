@@ -17,6 +17,7 @@ from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, Goodput, P
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.format import duration_text
 from hpcddp.manage.overview import SweepStatus, values_now
+from hpcddp.manage.ranking import is_smaller_better
 from hpcddp.manage.run_files import T, readable, readable_lines
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.checkpoints import list_checkpoints, step_of
@@ -36,7 +37,7 @@ from hpcddp.run.job_records import (
     read_step_times,
     read_submission,
 )
-from hpcddp.run.metrics import MetricsColumns, mode_of, read_columns
+from hpcddp.run.metrics import MetricsColumns, read_columns
 from hpcddp.run.record import Lines
 from hpcddp.run.source import Source, read_sources
 from hpcddp.stop.reasons import Cause
@@ -48,7 +49,6 @@ _BOOKKEEPING: Final = frozenset(
 _RANKED_BY: Final = ("val_accuracy", "val_loss", "loss")
 _GOOD: Final = 0.95
 _SLOWER: Final = 1.2
-_HOUR: Final = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +57,6 @@ class Extreme:
 
     value: float
     step: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
-        return {"value": self.value, "step": self.step}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +73,6 @@ class CheckpointFiles:
     size: int
     time: float
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
-        return {"step": self.step, "size": self.size, "time": self.time}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataWait:
@@ -93,10 +85,6 @@ class DataWait:
 
     seconds: float
     share: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
-        return {"seconds": self.seconds, "share": self.share}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +116,6 @@ class SlowestRank:
     def is_slower(self) -> bool:
         """Whether it is a fifth slower than the median rank, or more."""
         return self.seconds >= _SLOWER * self.median_s
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,9 +227,10 @@ class RunReport:
         column = self.columns.values.get(name)
         if column is None:
             return None
-        choose = min if smaller_is_better(name) else max
-        value, index = choose((value, -index) for index, value in enumerate(column) if not math.isnan(value))
-        return Extreme(value=value, step=int(self.columns.steps[abs(index)]))
+        choose = min if is_smaller_better(name) else max
+        # Of equal values the first.
+        index = choose((index for index, value in enumerate(column) if not math.isnan(value)), key=column.__getitem__)
+        return Extreme(value=column[index], step=int(self.columns.steps[index]))
 
     @property
     def began(self) -> float | None:
@@ -303,9 +288,9 @@ class RunReport:
             "goodput_unknown": goodput.unknown,
             "advice": self.advice.as_json(),
             "samples_per_s": self.throughput,
-            "data_wait": None if self.data_wait is None else self.data_wait.as_json(),
-            "slowest_rank": None if self.slowest_rank is None else self.slowest_rank.as_json(),
-            "checkpoints": [checkpoint.as_json() for checkpoint in self.checkpoints],
+            "data_wait": None if self.data_wait is None else asdict(self.data_wait),
+            "slowest_rank": None if self.slowest_rank is None else asdict(self.slowest_rank),
+            "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
             "first_error": None if self.error is None else self.error.as_json(),
             "source": None if source is None else {"commit": source.commit, "branch": source.branch,
                                                    "dirty": source.dirty, "unknown": source.git_unknown,
@@ -315,12 +300,7 @@ class RunReport:
 
 
 def _json_of(extreme: Extreme | None) -> dict[str, Any] | None:
-    return None if extreme is None else extreme.as_json()
-
-
-def smaller_is_better(name: str) -> bool:
-    """Return whether the smaller one of two values of a metric is the better one, as far as its name tells."""
-    return mode_of(name) == "min"
+    return None if extreme is None else asdict(extreme)
 
 
 def ranked(reports: Sequence[RunReport]) -> tuple[str | None, list[RunReport]]:
@@ -329,7 +309,7 @@ def ranked(reports: Sequence[RunReport]) -> tuple[str | None, list[RunReport]]:
     metric = next((name for name in (*_RANKED_BY, *names) if name in names), None)
     if metric is None:
         return None, list(reports)
-    sign = 1 if smaller_is_better(metric) else -1
+    sign = 1 if is_smaller_better(metric) else -1
 
     def key(report: RunReport) -> float:
         best = report.best(metric)
@@ -545,9 +525,8 @@ def _what_to_do(report: RunReport, phase: Phase) -> str:
         every = _best_interval_s(report, len(lossy))
         if every is None:
             return f"Save more often (checkpoint.every): {lost}"
-        return (
-            f"Save every {max(1, round(every / 60))} minutes (checkpoint.every: {max(1, round(every / 60))}min): {lost}"
-        )
+        minutes = max(1, round(every / 60))
+        return f"Save every {minutes} minutes (checkpoint.every: {minutes}min): {lost}"
     ended = _ended_by(report, Cause.PREEMPTION, Cause.TIME_LIMIT)
     if phase is Phase.START_UP and ended and not report.is_local:
         return (
@@ -577,8 +556,8 @@ _ADVICE: Final[Mapping[Phase, str]] = {
     Phase.STOP: "Shorten the end: what runs after the last step, the save at a stop, and hooks of the job.",
 }
 _LOAD_FASTER: Final = (
-    "Load the data faster, on which the ranks waited: with more CPUs for each task (resources.cpus_per_task), which "
-    "train.num_workers follows, or from a faster disk (environment.stage)."
+    "Load the data faster: the ranks waited for it. Ask for more CPUs for each task (resources.cpus_per_task), which "
+    "train.num_workers follows, or read from a faster disk (environment.stage)."
 )
 _BETWEEN_STEPS: Final = (
     "Profile the loop between its steps: this time is neither in steps nor in recorded evaluations and saves."

@@ -24,7 +24,8 @@ from hpcddp.manage.attempt_times import ON_NODES, Phase
 from hpcddp.manage.first_error import shortened
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, size_text, step_text
 from hpcddp.manage.overview import value_texts
-from hpcddp.manage.report import RunReport, ranked, smaller_is_better
+from hpcddp.manage.ranking import is_smaller_better
+from hpcddp.manage.report import RunReport, ranked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,7 +112,7 @@ def page(
     metric, order = (sorted_by, list(reports)) if sorted_by or len(reports) == 1 else ranked(reports)
     heading = None if metric is None else f"the best {metric} first"
     if sorted_by is not None:
-        heading = f"by the last {metric}, the {'smallest' if smaller_is_better(sorted_by) else 'largest'} first"
+        heading = f"by the last {metric}, the {'smallest' if is_smaller_better(sorted_by) else 'largest'} first"
     drawn = [report for report in order if len(report.columns.steps)][:_RUNS_DRAWN]
     detailed = order[:_RUNS_DETAILED]
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -226,7 +227,7 @@ def _run(report: RunReport, draw: _Pen, texts: _Texts) -> dict[str, Any]:
                 "name": name,
                 "best": report.best(name),
                 "last": report.last(name),
-                "rule": "smallest" if smaller_is_better(name) else "largest",
+                "rule": "smallest" if is_smaller_better(name) else "largest",
             }
             for name in _ordered(report.metrics)
         ],

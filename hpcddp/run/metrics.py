@@ -123,11 +123,11 @@ class MetricsLine(Record):
 
     def number(self, name: str) -> float | None:
         """Return a measured number; None if it was not measured, or is not a finite number."""
-        return _finite(self.facts.get(name))
+        return finite(self.facts.get(name))
 
     def numbers(self) -> dict[str, float]:
         """Return all finite numbers whose names can be shown, by name."""
-        known = ((name, _finite(value)) for name, value in self.facts.items())
+        known = ((name, finite(value)) for name, value in self.facts.items())
         return {
             name: value
             for name, value in known
@@ -143,7 +143,8 @@ class MetricsLine(Record):
         return {"step": self.step, **({} if self.time is None else {"time": self.time}), **self.facts}
 
 
-def _finite(value: object) -> float | None:
+def finite(value: object) -> float | None:
+    """Return a number from outside; None for what is no number, or not finite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -434,8 +435,8 @@ class Summary:
         if not isinstance(document, dict) or document.keys() != {"last", "last_step", "best", "best_step", "mode"}:
             return None
         last, best, steps = (
-            _finite(document["last"]),
-            _finite(document["best"]),
+            finite(document["last"]),
+            finite(document["best"]),
             (document["last_step"], document["best_step"]),
         )
         mode = document["mode"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +16,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import open_regular
 from hpcddp.run.job_records import Decision
-from hpcddp.run.metrics import Summary, summaries
+from hpcddp.run.metrics import Summary, finite, summaries
 from hpcddp.run.record import LARGEST_RECORD, Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
 
@@ -77,10 +76,8 @@ class Result(Record):
     @property
     def noise_scale(self) -> float | None:
         """The gradient noise scale in samples; None if it was not measured, or has no finite value."""
-        scale = self.facts.get("noise_scale")
-        # An integer may have too many digits for a float.
-        is_scale = isinstance(scale, int | float) and 0 < scale <= sys.float_info.max
-        return float(scale) if is_scale and scale is not None else None
+        scale = finite(self.facts.get("noise_scale"))
+        return None if scale is None or scale <= 0 else scale
 
     def as_json(self) -> dict[str, Any]:
         """Return what commands print with ``--json``."""
@@ -97,6 +94,29 @@ class Result(Record):
     def as_document(self) -> dict[str, Any]:
         """Return the document that is written."""
         return {"format": Record.as_document(self)["format"], **self.as_json()}
+
+
+def unfinished_result(
+    run: RunDirectory, status: str, reason: str, exit_code: int, *, attempt: int | None, saved_step: int
+) -> Result:
+    """Return the result of a run that ends before its work is done.
+
+    Args:
+        run: the run.
+        status: ``failed``, ``cancelled`` or ``stopped``.
+        reason: why it ends.
+        exit_code: the exit code of its job.
+        attempt: its newest attempt; None before the first.
+        saved_step: the newest step that is saved; 0 if none is.
+    """
+    return Result(
+        status=status,
+        reason=reason,
+        exit_code=int(exit_code),
+        attempts=0 if attempt is None else attempt + 1,
+        saved_step=saved_step or None,
+        resume=resume_command(run),
+    )
 
 
 def read_result(run: RunDirectory) -> Result | None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
@@ -62,7 +61,7 @@ class AttemptFacts:
             # What else is wrong with a record is raised where it is needed.
             if _is_away(found):
                 return False
-        return _is_there(self.attempt.path)
+        return exists(self.attempt.path)
 
     @cached_property
     def job_id(self) -> str | None:
@@ -360,15 +359,6 @@ class AttemptFacts:
             used_up=used_up(spent, limits, self.cause),
             allow_continuation=requeue.allow_continuation,
         )
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        path.stat()
-    except OSError:
-        # Missing, or on a file system that does not answer.
-        return False
-    return True
 
 
 def _is_away(found: object) -> bool:

@@ -30,7 +30,7 @@ from hpcddp.run.ownership import (
     make_private_directory,
     refuse_another_training,
 )
-from hpcddp.run.result import BY_USER, Result, has_finished, resume_command, write_result
+from hpcddp.run.result import BY_USER, has_finished, resume_command, unfinished_result, write_result
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, moment_of, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
@@ -184,17 +184,8 @@ def _when_there_is_space(run: RunDirectory, claim: Callable[[], str]) -> str:
 def _given_up(run: RunDirectory, full: str) -> DiskFullError:
     """Return the error about a disk that stays full, and write it as the result of the run."""
     why = f"{full}, and no space became free in {PATIENCE_S / 60:g} minutes"
-    number = run.newest_attempt()
-    result = Result(
-        status="stopped",
-        reason=f"it was not started again: {why}",
-        exit_code=int(ExitCode.INFRASTRUCTURE),
-        attempts=0 if number is None else number + 1,
-        saved_step=newest_saved_step(read_events(run.events)) or None,
-        resume=resume_command(run),
-    )
     with suppress(OSError):
-        write_result(run, result)
+        _write_unfinished(run, "stopped", f"it was not started again: {why}", ExitCode.INFRASTRUCTURE)
     return DiskFullError(f"run {run.run_id} is not started: {why}; make room, and resume: {resume_command(run)}")
 
 
@@ -286,16 +277,16 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
     why = exceeded(spent_of(events), limits_of(spec))
     if why is None:
         return
-    result = Result(
-        status="failed",
-        reason=why,
-        exit_code=int(ExitCode.NO_PROGRESS),
-        attempts=number + 1,
-        resume=resume_command(run),
-    )
-    write_result(run, result)
-    append_event(run.events, kind="failure", time=start.time, attempt=number, reason=why, exit_code=93)
+    code = int(ExitCode.NO_PROGRESS)
+    _write_unfinished(run, "failed", why, code)
+    append_event(run.events, kind="failure", time=start.time, attempt=number, reason=why, exit_code=code)
     raise BudgetError(f"run {run.run_id} is not started again: {why}. To resume: {resume_command(run)}")
+
+
+def _write_unfinished(run: RunDirectory, status: str, reason: str, exit_code: int) -> None:
+    saved = newest_saved_step(read_events(run.events))
+    result = unfinished_result(run, status, reason, exit_code, attempt=run.newest_attempt(), saved_step=saved)
+    write_result(run, result)
 
 
 def _refuse_cancelled(attempt: AttemptDirectory, start: Start, events: Sequence[Event], cause: Cause) -> None:
@@ -321,15 +312,7 @@ def _refuse_cancelled(attempt: AttemptDirectory, start: Start, events: Sequence[
         return
     if exists(attempt.requeue_request) and attempt.requeue_request.stat().st_mtime > cancelled:
         return
-    result = Result(
-        status="cancelled",
-        reason=BY_USER,
-        exit_code=int(ExitCode.INTERRUPTED),
-        attempts=number + 1,
-        saved_step=newest_saved_step(events) or None,
-        resume=resume_command(run),
-    )
-    write_result(run, result)
+    _write_unfinished(run, "cancelled", BY_USER, ExitCode.INTERRUPTED)
     append_event(run.events, kind="stop", time=start.time, attempt=number, reason=BY_USER, cause=str(Cause.CANCELLED))
     raise CancelledError(
         f"run {run.run_id} is not started again: its job {start.job_id} was cancelled, and then its program requeued "

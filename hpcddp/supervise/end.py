@@ -24,6 +24,7 @@ from hpcddp.run.result import (
     Result,
     finish_run,
     resume_command,
+    unfinished_result,
     what_is_saved,
     why_it_stopped,
     write_result,
@@ -122,14 +123,8 @@ def _give_up(attempt: AttemptDirectory, error: RecordError) -> Ending:
     """Stop the run where a record that the decision needs is damaged: a guess could requeue wrongly."""
     run = attempt.run
     if run.newest_attempt() == attempt.number:
-        result = Result(
-            status="stopped",
-            reason=error.message,
-            exit_code=int(ExitCode.INFRASTRUCTURE),
-            attempts=attempt.number + 1,
-            saved_step=_saved_step(run),
-            resume=resume_command(run),
-        )
+        code, saved = ExitCode.INFRASTRUCTURE, _saved_step(run)
+        result = unfinished_result(run, "stopped", error.message, code, attempt=attempt.number, saved_step=saved)
         with _write_errors_printed(run.result):
             # A damaged one stays: it may be of a run that has finished.
             if error.path != run.result:
@@ -140,12 +135,12 @@ def _give_up(attempt: AttemptDirectory, error: RecordError) -> Ending:
     return Ending(exit_code=ExitCode.INFRASTRUCTURE, text=text)
 
 
-def _saved_step(run: RunDirectory) -> int | None:
-    """Return the newest step that is saved, as far as the event log can be read."""
+def _saved_step(run: RunDirectory) -> int:
+    """Return the newest step that is saved, as far as the event log can be read; 0 without one."""
     try:
-        return newest_saved_step(read_events(run.events)) or None
+        return newest_saved_step(read_events(run.events))
     except RecordError:
-        return None
+        return 0
 
 
 def _wait_for_slurm(attempt_facts: AttemptFacts) -> None:
@@ -394,14 +389,8 @@ def _conclude(attempt_facts: AttemptFacts, status: str, reason: str, exit_code: 
     attempt, decision = attempt_facts.attempt, attempt_facts.decision
     saved = decision.step if decision is not None and decision.saved else newest_saved_step(attempt_facts.events)
     full = attempt_facts.full_disk
-    result = Result(
-        status=status,
-        reason=reason if full is None else f"{reason}; {full}",
-        exit_code=int(exit_code),
-        attempts=attempt.number + 1,
-        saved_step=saved or None,
-        resume=resume_command(attempt.run),
-    )
+    reason = reason if full is None else f"{reason}; {full}"
+    result = unfinished_result(attempt.run, status, reason, exit_code, attempt=attempt.number, saved_step=saved)
     with _write_errors_printed(attempt.run.result):
         write_result(attempt.run, result)
 

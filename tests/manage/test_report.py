@@ -279,6 +279,16 @@ def test_steps_that_a_program_logged_twice_count_once(made: FakeRun) -> None:
     assert found.metrics == ("reward",)
 
 
+@pytest.mark.parametrize("metric", ["val_loss", "val_accuracy"])
+def test_the_best_of_equal_values_is_the_first(made: FakeRun, metric: str) -> None:
+    with made.run.metrics.open("a") as stream:
+        for step in (10, 20, 30):
+            stream.write(json.dumps({"step": step, metric: 0.5, "time": NOON + step}) + "\n")
+    best = report(made.started()).best(metric)
+    assert best is not None
+    assert (best.value, best.step) == (0.5, 10)
+
+
 def test_records_of_earlier_versions_leave_time_that_is_not_explained(tmp_path: Path) -> None:
     made = three_attempts(tmp_path)
     for path in (made.run.metrics, made.run.events):

@@ -331,6 +331,7 @@ def test_more_preemptions_than_are_allowed_end_the_run_at_its_start(tmp_path: Pa
         BudgetError, match=r"requeue\.max_preemptions is 0, and this would be one more\. To resume: hpcddp"
     ):
         begin_in(tmp_path, job=job, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    assert read_json(attempt.run.result)["saved_step"] == 4
 
 
 def test_a_job_that_waits_to_run_again_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
