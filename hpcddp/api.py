@@ -207,12 +207,9 @@ class Run:
     @property
     def status(self) -> RunStatus:
         """Its state, its progress and its job now; one query to Slurm at most. ``status.as_json()`` is a dictionary."""
-        from hpcddp.manage.overview import files_of
-        from hpcddp.manage.status import statuses
-        from hpcddp.slurm.commands import queue
+        from hpcddp.manage.overview import status_now
 
-        environment = dict(os.environ)
-        return statuses(files_of(self._directory), ask=lambda: queue(environment), now=time.time()).runs[0]
+        return status_now(self._directory, os.environ)
 
     @property
     def state(self) -> State:
@@ -439,7 +436,6 @@ def request_to_submit(
     cluster: Literal["slurm", "local", "here"] = "slurm",
     template: str | None = None,
     environment: Mapping[str, str],
-    dependency: str | None = None,
     force: bool = False,
 ) -> SubmitRequest:
     """Return the request to submit a job, or to render its script, from the working directory."""
@@ -453,7 +449,6 @@ def request_to_submit(
         template=template,
         directory=Path.cwd(),
         environment=environment,
-        dependency=dependency,
         force=force,
     )
 

@@ -167,7 +167,6 @@ def plan_numbers(
     learning_rate: float | None,
     scaling: Scaling | None = None,
     noise: MeasuredNoise | None = None,
-    notes: Sequence[str] = (),
 ) -> JobPlan:
     """Return a plan for numbers without a job file.
 
@@ -177,7 +176,6 @@ def plan_numbers(
         learning_rate: the rate after the warm-up; None = unknown.
         scaling: the scaled constants; None = no rule was given.
         noise: a measured gradient noise scale; None = unknown.
-        notes: notes to put first.
 
     Raises:
         PlanError: there is less than one epoch.
@@ -199,7 +197,7 @@ def plan_numbers(
         learning_rate=learning_rate,
         scaling=scaling,
         noise=noise,
-        notes=(*notes, *unknown, *split_notes(batch), *_noise_notes(noise, batch, measures=False), *scaled),
+        notes=(*unknown, *split_notes(batch), *_noise_notes(noise, batch, measures=False), *scaled),
     )
 
 

@@ -50,7 +50,7 @@ def cancel(
     """
     from hpcddp.manage.control import cancel as cancel_run
     from hpcddp.manage.control import cancel_sweep
-    from hpcddp.manage.overview import entry_of, overview_of
+    from hpcddp.manage.overview import entry_of, overview_now
     from hpcddp.manage.status import RunStatus
     from hpcddp.slurm import commands
     from hpcddp.submission.sweep_element import chosen_to_act_on
@@ -66,7 +66,7 @@ def cancel(
             _confirm(newest)
         run = str(newest.run.path if isinstance(newest, RunStatus) else newest.sweep.path)
     chosen = chosen_to_act_on(run, run_root)
-    found = overview_of([entry_of(chosen)], ask=lambda: commands.queue(environment), now=time.time())
+    found = overview_now([entry_of(chosen)], environment)
     (line,) = found.lines
 
     def end(job_ids: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import typer
 
+from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.options import run_argument
 from hpcddp.cli.output import echo
 from hpcddp.errors import printable
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from hpcddp.run.metrics import MetricsLine
     from hpcddp.submission.submit import Submission
 
-_INTERRUPTED = 130
 _LINE_EVERY_S = 10.0
 _JOB_LINES: dict[JobPhase, str] = {
     "pending": "waiting for Slurm to start the job",
@@ -76,7 +76,7 @@ def _follow(submission: Submission, display: Display) -> Outcome:
         echo(f"to follow it again   {shlex.join(['hpcddp', 'logs', run, '--follow'])}", err=True)
         if not local:
             echo(f"to end it            {shlex.join(['hpcddp', 'cancel', run])}", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         if local:
             signal.signal(signal.SIGTERM, previous)

@@ -90,13 +90,12 @@ def report(
 
 
 def _look(runs: Sequence[str | None], run_root: Path) -> Overview:
-    from hpcddp.manage.overview import entry_of, overview_of
+    from hpcddp.manage.overview import entry_of, overview_now
     from hpcddp.run.find import chosen_run
-    from hpcddp.slurm.commands import queue
 
     environment = dict(os.environ)
     chosen = dict.fromkeys(chosen_run(run, run_root) for run in runs)
-    return overview_of([entry_of(run) for run in chosen], ask=lambda: queue(environment), now=time.time())
+    return overview_now([entry_of(run) for run in chosen], environment)
 
 
 def _refuse_unwritable(path: Path) -> None:

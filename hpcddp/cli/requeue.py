@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 
 import typer
 
@@ -29,14 +28,13 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
     """
     from hpcddp.manage.control import commands_of_slurm
     from hpcddp.manage.control import requeue as requeue_run
-    from hpcddp.manage.overview import entry_of, overview_of
+    from hpcddp.manage.overview import entry_of, overview_now
     from hpcddp.manage.status import RunStatus
-    from hpcddp.slurm import commands
     from hpcddp.submission.sweep_element import chosen_to_act_on
 
     environment = dict(os.environ)
     chosen = chosen_to_act_on(run, run_root)
-    found = overview_of([entry_of(chosen)], ask=lambda: commands.queue(environment), now=time.time())
+    found = overview_now([entry_of(chosen)], environment)
     if found.unanswered is not None:
         raise HpcddpError(f"nothing was requeued, because Slurm could not be asked: {found.unanswered}")
     (line,) = found.lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import Annotated
 
 import typer
@@ -34,14 +33,12 @@ def shell(
     Example: hpcddp shell 20260314-1544 -- top -b -n 1
     """
     from hpcddp.manage.live import live_run, run_inside
-    from hpcddp.manage.overview import files_of, one_run
-    from hpcddp.manage.status import statuses
-    from hpcddp.slurm.commands import queue
+    from hpcddp.manage.overview import one_run, status_now
     from hpcddp.submission.sweep_element import chosen_to_act_on
 
     environment = dict(os.environ)
     chosen = one_run(chosen_to_act_on(run, run_root))
-    (status,) = statuses(files_of(chosen), ask=lambda: queue(environment), now=time.time()).runs
+    status = status_now(chosen, environment)
     command = words_of_command(context) or (environment.get("SHELL") or "/bin/sh",)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     raise typer.Exit(run_inside(live_run(status), rank, command, environment, terminal=terminal))

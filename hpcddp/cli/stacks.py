@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated, Final
@@ -64,14 +63,12 @@ def stacks(
     """
     from hpcddp.manage.live import live_run
     from hpcddp.manage.live import stacks as stacks_of
-    from hpcddp.manage.overview import files_of, one_run
-    from hpcddp.manage.status import statuses
-    from hpcddp.slurm.commands import queue
+    from hpcddp.manage.overview import one_run, status_now
     from hpcddp.submission.sweep_element import chosen_to_act_on
 
     environment = dict(os.environ)
     chosen = one_run(chosen_to_act_on(run, run_root))
-    (status,) = statuses(files_of(chosen), ask=lambda: queue(environment), now=time.time()).runs
+    status = status_now(chosen, environment)
     live = live_run(status)
     for one in rank or ():
         live.check_rank(one)

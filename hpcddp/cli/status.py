@@ -182,7 +182,7 @@ def _scan(directory: Path) -> None:
 
 
 def _looker(run: str | None, run_root: Path, *, everything: bool, wanted: Filter) -> Callable[[], Overview]:
-    from hpcddp.manage.overview import entry_of, overview, overview_of
+    from hpcddp.manage.overview import entry_of, overview, overview_now
     from hpcddp.run.find import find_run
     from hpcddp.slurm.commands import queue
 
@@ -194,7 +194,7 @@ def _looker(run: str | None, run_root: Path, *, everything: bool, wanted: Filter
                 run_root, ask=lambda: queue(environment), now=time.time(), everything=everything, wanted=wanted
             )
         entry = entry_of(find_run(run, run_root))
-        return overview_of([entry], ask=lambda: queue(environment), now=time.time())
+        return overview_now([entry], environment)
 
     return look
 

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import shlex
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -41,7 +40,7 @@ from hpcddp.errors import UserError
 from hpcddp.jobfile.problems import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from hpcddp.jobfile.cluster import Cluster
     from hpcddp.jobfile.overrides import Override
@@ -211,14 +210,13 @@ def _resume_sweep(
     sweep: Sweep, environment: Mapping[str, str], dependency: str | None, output: _Output, *, dry_run: bool
 ) -> None:
     """Continue the elements of a sweep that have ended and not finished; in a dry run print which these are."""
-    from hpcddp.manage.overview import SweepStatus, overview_of
+    from hpcddp.manage.overview import SweepStatus, overview_now
     from hpcddp.manage.status import State
-    from hpcddp.slurm import commands
     from hpcddp.submission.resume import prepare_sweep, resume_sweep
 
     if output.follow:
         raise UserError(_NOT_FOLLOWED)
-    found = overview_of([sweep], ask=lambda: commands.queue(environment), now=time.time())
+    found = overview_now([sweep], environment)
     (status,) = found.lines
     elements = status.elements if isinstance(status, SweepStatus) else ()
     unknown = next((element for element in elements if element.state is State.UNKNOWN), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from typing import TYPE_CHECKING
 
 import typer
@@ -32,15 +31,14 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
 
     Example: hpcddp why
     """
-    from hpcddp.manage.overview import entry_of, overview_of
+    from hpcddp.manage.overview import entry_of, overview_now
     from hpcddp.manage.status import RunStatus
     from hpcddp.manage.why import explain, explain_sweep
     from hpcddp.run.find import chosen_run
-    from hpcddp.slurm.commands import queue
 
     environment = dict(os.environ)
     entry = entry_of(chosen_run(run, run_root))
-    found = overview_of([entry], ask=lambda: queue(environment), now=time.time())
+    found = overview_now([entry], environment)
     (line,) = found.lines
     unanswered = found.unanswered is not None
     if isinstance(line, RunStatus):

@@ -12,7 +12,6 @@ from typing import Final
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.manage.format import ranks_text
 from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
@@ -24,6 +23,7 @@ from hpcddp.run.record import RecordError
 from hpcddp.run.result import resume_command, unfinished_result, write_result
 from hpcddp.run.sweep import index_of, sweep_of
 from hpcddp.slurm import commands as slurm
+from hpcddp.slurm.hostlist import ranges
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import begin_element
 
@@ -180,7 +180,7 @@ def _jobs(alive: Sequence[RunStatus]) -> list[str]:
             found.setdefault(array, []).append(int(index))
         else:
             single.append(job_id)
-    return [*single, *(f"{array}_[{ranks_text(indices).replace(' ', '')}]" for array, indices in found.items())]
+    return [*single, *(f"{array}_[{ranges(indices)}]" for array, indices in found.items())]
 
 
 # A task listens from its first lines on, but srun takes a moment to start it.

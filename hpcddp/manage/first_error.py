@@ -19,13 +19,12 @@ from hpcddp.run.failure import (
     ranks_without_record,
     read_failures,
 )
-from hpcddp.run.files import read_tail
+from hpcddp.run.files import TAIL_BYTES, read_tail
 from hpcddp.run.job_records import known_hosts, member_word
 from hpcddp.task.attribution import PEER_LOSS
 from hpcddp.task.rendezvous import PeerFailedError
 
 _LAST_LINES: Final = 20
-_TAIL_BYTES: Final = 64 * 1024
 _LONGEST_TEXT: Final = 60
 _CRASHES: Final = frozenset({"crash", "node_failure"})
 
@@ -147,7 +146,7 @@ def _host(attempt: AttemptDirectory, ranks: Sequence[int]) -> str | None:
 
 
 def _last_lines(log: Path) -> list[str]:
-    return list(deque(read_tail(log, _TAIL_BYTES).splitlines(), maxlen=_LAST_LINES))
+    return list(deque(read_tail(log, TAIL_BYTES).splitlines(), maxlen=_LAST_LINES))
 
 
 def _secondary(attempt: AttemptDirectory, records: Sequence[FailureRecord], firsts: set[int]) -> str:

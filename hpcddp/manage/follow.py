@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, Protocol
 
-from hpcddp.manage.overview import files_of
-from hpcddp.manage.status import State, statuses
+from hpcddp.manage.overview import status_now
+from hpcddp.manage.status import State
 from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event
@@ -270,9 +270,7 @@ class EndOfRun:
         """Return whether the run is pending or running, or its state is unknown."""
         if exists(self._run.result) or time.monotonic() - self._asked > _STATE_EVERY_S:
             self._asked = time.monotonic()
-            environment = dict(os.environ)
-            found = statuses(files_of(self._run), ask=lambda: commands.queue(environment), now=time.time())
-            self.state = found.runs[0].state
+            self.state = status_now(self._run, os.environ).state
         return self.state is None or self.state.is_alive or self.state is State.UNKNOWN
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from hpcddp.errors import printable
+from hpcddp.slurm.hostlist import ranges
 
 NOTHING: Final = "-"
 """What stands for a value that there is not, or not yet."""
@@ -75,12 +77,6 @@ def number_text(value: float | None, form: str) -> str:
     return NOTHING if value is None else format(value, form)
 
 
-def ranks_text(ranks: list[int]) -> str:
+def ranks_text(ranks: Iterable[int]) -> str:
     """Return ranks with runs of neighbours drawn together: ``0-2, 4-7``."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    return ranges(ranks).replace(",", ", ")

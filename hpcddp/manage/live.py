@@ -1,4 +1,4 @@
-"""Commands and Python stacks inside a running job."""
+"""Commands and Python stacks inside a running job: ``hpcddp shell`` and ``hpcddp stacks``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class LiveRun:
 
     Args:
         attempt: its attempt.
-        job: its job.
         spec: its job file.
         job_id: the id of Slurm's job that its tasks are in.
         nodes: the nodes of its job in Slurm's order; empty for a run on this machine.

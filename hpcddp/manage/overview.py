@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from hpcddp.run.files import TAIL_BYTES, exists
 from hpcddp.run.find import all_runs, submission_time, token_of
 from hpcddp.run.job_records import Change, read_submission
 from hpcddp.run.sweep import ManifestError, Sweep, index_of, is_element, read_sweep, sweep_of
+from hpcddp.slurm import commands
 
 Entry = RunDirectory | Sweep
 
@@ -275,6 +277,17 @@ def overview_of(entries: Sequence[Entry], *, ask: Ask, now: float) -> Overview:
         runs = tuple(next(left) for _ in several)
         lines.append(SweepStatus(sweep=entry, elements=runs) if isinstance(entry, Sweep) else runs[0])
     return Overview(lines=tuple(lines), unanswered=answer.unanswered)
+
+
+def overview_now(entries: Sequence[Entry], environment: Mapping[str, str]) -> Overview:
+    """Return the state of these runs and sweeps now; Slurm is asked once at most."""
+    return overview_of(entries, ask=lambda: commands.queue(environment), now=time.time())
+
+
+def status_now(run: RunDirectory, environment: Mapping[str, str]) -> RunStatus:
+    """Return the state of a run now; Slurm is asked once at most."""
+    (status,) = statuses(files_of(run), ask=lambda: commands.queue(environment), now=time.time()).runs
+    return status
 
 
 def _may_live(entry: Entry) -> bool:

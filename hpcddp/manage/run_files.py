@@ -264,19 +264,6 @@ class RunProgress:
         return max(0.0, (total_steps - self.step) / self.steps_per_s - (now - self.time))
 
 
-def read_progress(metrics: Path, *, since: float = 0.0) -> RunProgress | None:
-    """Return how far a run is, or None before its first step.
-
-    Args:
-        metrics: its ``metrics.jsonl``; it need not exist.
-        since: as ``progress_of`` has it.
-
-    Raises:
-        RecordError: it cannot be read.
-    """
-    return progress_of(read_metrics(metrics, _TAIL_BYTES).records, since=since, written=_written(metrics))
-
-
 def _written(path: Path) -> float:
     """Return when a file was written last, in seconds since the epoch; 0 without one."""
     try:

@@ -432,19 +432,18 @@ def needs_process(files: RunFiles) -> bool:
     return files.result is None and files.job is not None and files.job.local
 
 
-def is_process_alive(files: RunFiles, *, proc: Path = Path("/proc"), host: str | None = None) -> bool | None:
+def is_process_alive(files: RunFiles, *, proc: Path = Path("/proc")) -> bool | None:
     """Return whether a local run's script runs; None if it was started on another machine.
 
     Args:
         files: the contents of its directory.
         proc: where the kernel shows processes (proc(5)).
-        host: this machine's name; None asks for it.
     """
     if files.job is None:
         return None
     start = files.start
     known = files.job.host if start is None else start.host
-    if known is not None and known != (host or socket.gethostname()):
+    if known is not None and known != socket.gethostname():
         return None
     return runs_script(command_line(files.job.job_id, proc))
 

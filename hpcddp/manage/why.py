@@ -470,7 +470,7 @@ class SweepAnswer:
         for indices, answer in self.groups[:_ANSWERS_SHOWN]:
             state = answer.status.state
             why = str(state) if state.has_nodes or state is State.FINISHED else f"{state}: {answer.why}"
-            yield f"  element{'s' if len(indices) > 1 else ''} {ranks_text(list(indices))} {why}"
+            yield f"  element{'s' if len(indices) > 1 else ''} {ranks_text(indices)} {why}"
             if answer.advice is not None:
                 yield f"    {answer.advice}"
         if len(self.groups) > _ANSWERS_SHOWN:

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from hpcddp.errors import printable
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.files import exists, read_tail
+from hpcddp.run.files import TAIL_BYTES, exists, read_tail
 from hpcddp.run.job_records import known_hosts, member_word, read_exits
 from hpcddp.run.record import Record, RecordError, create_record, read_record
 from hpcddp.stop.reasons import Cause
@@ -244,7 +244,6 @@ _CANCELLED: Final = re.compile(
 _FATAL: Final = "Fatal Python error: "
 # What the shell in a container says (the sbatch template), and what apptainer says before it starts a container.
 _STARTUP_ERROR_PREFIXES: Final = ("hpcddp: this task cannot start: ", "FATAL: ")
-_TAIL_BYTES: Final = 64 * 1024
 _HINTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Killed": "by SIGKILL, most often because memory ran out",
@@ -282,7 +281,7 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
         attempt: the attempt.
         rank: a rank without a record.
     """
-    log = read_tail(attempt.rank_log(rank), _TAIL_BYTES)
+    log = read_tail(attempt.rank_log(rank), TAIL_BYTES)
     if _FATAL in log:
         # faulthandler, below the last line that Python could still print.
         return log.rpartition(_FATAL)[2].partition("\n")[0].strip()
@@ -310,7 +309,7 @@ def never_started(attempt: AttemptDirectory, rank: int) -> str | None:
         attempt: the attempt.
         rank: a rank without a record.
     """
-    last = read_tail(attempt.rank_log(rank), _TAIL_BYTES).rstrip().rpartition("\n")[2]
+    last = read_tail(attempt.rank_log(rank), TAIL_BYTES).rstrip().rpartition("\n")[2]
     return next((last.removeprefix(start).strip() for start in _STARTUP_ERROR_PREFIXES if last.startswith(start)), None)
 
 
@@ -366,5 +365,5 @@ def cancelled_at(attempt: AttemptDirectory) -> str | None:
 def _since_start(attempt: AttemptDirectory) -> str:
     """Return what the batch script has printed in an attempt."""
     following = attempt.run.attempt(attempt.number + 1)
-    printed = read_tail(attempt.run.batch_log, _TAIL_BYTES).rpartition(beginning(attempt))[2]
+    printed = read_tail(attempt.run.batch_log, TAIL_BYTES).rpartition(beginning(attempt))[2]
     return printed.partition(beginning(following))[0]

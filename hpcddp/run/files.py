@@ -1,4 +1,4 @@
-"""Files that another process reads: written whole, then renamed.
+"""Reading and writing files that several processes use: records whole, then renamed; logs line by line.
 
 On a full disk the few records that decide how a run goes on are written into reserve files: an attempt makes them when
 it begins, and a writer takes one by a rename, overwrites it, and gives it the name of its record. No new block and no
@@ -260,7 +260,7 @@ def _open_target_at_once(path: str, flags: int) -> int:
 
 
 def exists(path: Path) -> bool:
-    """Return whether there is something at a path; what must not be looked at, or has too long a name, is not there."""
+    """Return whether a path exists; False also if this user may not look, or if the name is too long."""
     try:
         return path.exists()
     except OSError:

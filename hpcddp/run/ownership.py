@@ -98,7 +98,7 @@ def refuse_another_training(
     Args:
         run: the run; a new one takes any job.
         spec: the job that is to continue it.
-        named: the key paths that the command line sets: a change of one of ``BY_NAME`` is allowed.
+        named: the key paths that the command line sets (``may_change_by_name``).
 
     Returns:
         The changes that are allowed because they are named.
@@ -111,8 +111,7 @@ def refuse_another_training(
     before = read_job_file(run)
     changes = tuple(training_changes(before, spec))
     for change in changes:
-        by_name = change.key == "command" or change.key in BY_NAME or change.key.startswith("learning_rate.")
-        why = _why_not(change) if by_name else "which would be another training"
+        why = _why_not(change) if may_change_by_name(change.key) else "which would be another training"
         if why is None and change.key in named:
             continue
         advice = "restore the old value, or submit a new run"
@@ -278,8 +277,11 @@ MOVABLE: Final = frozenset(
 
 _EPOCHS: Final = "train.epochs"
 BATCH: Final = "batch.global_batch_size"
-BY_NAME: Final = frozenset({_EPOCHS, BATCH})
-"""What else may change if the command line names it; so may ``command``, and each field of ``learning_rate``."""
+
+
+def may_change_by_name(key: str) -> bool:
+    """Return whether a field that is not in ``MOVABLE`` may change if the command line of a resumption names it."""
+    return key in {_EPOCHS, BATCH, "command"} or key.startswith("learning_rate.")
 
 
 def training_changes(before: JobSpec, now: JobSpec) -> Iterator[Change]:

@@ -21,9 +21,9 @@ _TIMEOUT_S = 10.0
 _POLL_S = 0.05
 
 
-def is_version_1(root: Path = _ROOT) -> bool:
+def is_version_1() -> bool:
     """Return whether this machine has control groups of version 1, which mount each controller separately."""
-    return (root / "freezer" / "tasks").exists()
+    return (_ROOT / "freezer" / "tasks").exists()
 
 
 def configuration(directory: Path) -> str:

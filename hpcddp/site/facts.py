@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcddp.jobfile.cluster import Accounts, ClusterFacts, NodeKind, Partition, Preemption
 from hpcddp.slurm import commands
@@ -84,13 +84,8 @@ def _ask_accounts(answers: Answers, environment: Mapping[str, str], *, user: str
         )
     except commands.SlurmCommandError as error:
         accounting_error = error.message
-    return Answers(
-        config=answers.config,
-        partitions=answers.partitions,
-        nodes=answers.nodes,
-        associations=associations,
-        default_account=default_account,
-        accounting_error=accounting_error,
+    return replace(
+        answers, associations=associations, default_account=default_account, accounting_error=accounting_error
     )
 
 

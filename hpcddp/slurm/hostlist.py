@@ -6,8 +6,8 @@ It does the same as ``scontrol show hostnames``; a test compares the two.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterable, Iterator
+from itertools import groupby, product
 
 from hpcddp.errors import HpcddpError
 
@@ -91,3 +91,10 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
             raise HostListError(f"the host list {text!r} holds the range {item!r}, which runs backwards or is too long")
         width = len(match["first"])
         yield from (f"{number:0{width}d}" for number in range(first, last + 1))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as Slurm writes those of an array: ``0-2,4``."""
+    groups = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    spans = [[number for _, number in group] for _, group in groups]
+    return ",".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)

@@ -252,17 +252,13 @@ def sh(value: str) -> Written:
     return Written(quote_word(value))
 
 
-def quote_word(text: str, *, field: str = "the value") -> str:
-    """Return ``text`` as one word of a shell command.
-
-    Args:
-        text: the word, which may hold line breaks.
-        field: its name in an error message.
+def quote_word(text: str) -> str:
+    """Return ``text``, which may hold line breaks, as one word of a shell command.
 
     Raises:
         UnwritableValueError: it holds a NUL character or a lone surrogate.
     """
-    refuse_unwritable(text, {"\0": "a NUL character"}, field=field, place="a shell word")
+    refuse_unwritable(text, _NUL, field="the value", place="a shell word")
     return shlex.quote(text)
 
 

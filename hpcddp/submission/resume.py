@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import groupby
 from operator import getitem
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +46,7 @@ from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import Chunk, Sweep, index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
+from hpcddp.slurm.hostlist import ranges
 from hpcddp.slurm.job import ENDED_STATES, slurm_job_id, wait_for_answer
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, ArrayPlace, submission_environment, submitters_umask
 from hpcddp.submission.changes import consequences, total_steps
@@ -433,16 +433,9 @@ def _submit_array(
         environment={**environment, **({FIRST: str(chunk.first)} if chunk.first else {})},
         directory=directory,
         dependency=dependency or None,
-        options=(f"--array={_ranges(places)}{at_once}", f"--output={log}", f"--error={log}"),
+        options=(f"--array={ranges(places)}{at_once}", f"--output={log}", f"--error={log}"),
     )
     return {index: f"{job_id}_{place}" for index, place in zip(indices, places, strict=True)}
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as sbatch takes them: ``0-2,4``."""
-    groups = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    spans = [[number for _, number in group] for _, group in groups]
-    return ",".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
 
 
 def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:

@@ -1,4 +1,4 @@
-"""Turns of the elements of a sweep on this machine: each is a process that waits for one of N locks.
+"""Let at most N elements of a sweep run at once on this machine: the process of each waits for one of N locks.
 
 A lock belongs to an element from its start until its batch script and the controller of its tasks have ended, however
 they end. No other process is needed.

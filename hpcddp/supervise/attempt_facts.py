@@ -1,4 +1,4 @@
-"""The facts about the end of an attempt, read once from its files and from Slurm."""
+"""The facts about the end of an attempt: records are read once, Slurm is asked when it is needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, slurm_job_id
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
-from hpcddp.supervise.decision import EndFacts, Limits, spent_of, stuck, used_up
+from hpcddp.supervise.decision import EndFacts, limits_of, spent_of, stuck, used_up
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
 
 _WARNINGS = frozenset({StopReason.WARNED, StopReason.DEADLINE})
@@ -365,18 +365,6 @@ def _is_away(found: object) -> bool:
     """Return whether what was found is an error of a file server that does not answer, or has restarted."""
     cause = found.__cause__ if isinstance(found, RecordError) else found
     return isinstance(cause, OSError) and cause.errno in _FILE_SERVER_AWAY
-
-
-def limits_of(spec: JobSpec) -> Limits:
-    """Return how often a job may be started again."""
-    requeue = spec.requeue
-    return Limits(
-        preemptions=requeue.max_preemptions,
-        time_limits=requeue.max_time_limits,
-        failures=requeue.max_failures,
-        attempts_without_progress=requeue.max_attempts_without_progress,
-        of_program=spec.command is not None,
-    )
 
 
 _CONNECT_TIMEOUT_S = 3.0

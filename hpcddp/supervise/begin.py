@@ -37,8 +37,7 @@ from hpcddp.slurm.job_environment import PICKLE_DIGEST
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import complete_directory, element_of
-from hpcddp.supervise.attempt_facts import limits_of
-from hpcddp.supervise.decision import exceeded, is_interruption, record_progress, spent_of
+from hpcddp.supervise.decision import exceeded, is_interruption, limits_of, record_progress, spent_of
 
 # Quotas are raised, and old files removed, by a person; nodes are not held for longer than that.
 PATIENCE_S: Final = 600.0

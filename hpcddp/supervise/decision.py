@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, append_event, read_events
 from hpcddp.stop.reasons import Cause, ExitCode
@@ -201,6 +202,18 @@ class Limits:
     failures: int
     attempts_without_progress: int
     of_program: bool = False
+
+
+def limits_of(spec: JobSpec) -> Limits:
+    """Return how often a job may be started again."""
+    requeue = spec.requeue
+    return Limits(
+        preemptions=requeue.max_preemptions,
+        time_limits=requeue.max_time_limits,
+        failures=requeue.max_failures,
+        attempts_without_progress=requeue.max_attempts_without_progress,
+        of_program=spec.command is not None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

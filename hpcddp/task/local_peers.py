@@ -33,17 +33,16 @@ def exit_after_failure(exit_code: int, attempt: AttemptDirectory) -> NoReturn:
     exit_process(exit_code)
 
 
-def tasks_of(parent: int, attempt: AttemptDirectory, proc: Path = Path("/proc")) -> list[int]:
-    """Return the running tasks of an attempt.
+def tasks_of(parent: int, attempt: AttemptDirectory) -> list[int]:
+    """Return the running tasks of an attempt (proc(5)).
 
     Args:
         parent: the process id of their parent.
         attempt: the attempt.
-        proc: the directory of processes (proc(5)).
     """
     mark = f"HPCDDP_ATTEMPT_DIR={attempt.path}".encode()
     return sorted(
-        int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal() and _is_task(entry, parent, mark)
+        int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and _is_task(entry, parent, mark)
     )
 
 

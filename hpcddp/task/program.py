@@ -29,7 +29,7 @@ from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, read_failures
-from hpcddp.run.files import read_tail
+from hpcddp.run.files import TAIL_BYTES, read_tail
 from hpcddp.run.job_records import (
     AskedEnd,
     ProgramExit,
@@ -48,7 +48,7 @@ from hpcddp.stop.listener import LISTENER, ReceivedSignal, handled_signals, writ
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.task.attribution import log_says_peer_loss, save_failure
 from hpcddp.task.local_peers import exit_after_failure
-from hpcddp.task.process_state import PROCESS_STATE, ProcessState
+from hpcddp.task.process_state import PROCESS_STATE
 from hpcddp.task.watchdog import trace_variables
 from hpcddp.task.world_check import SeparateWorldsError, WorldMonitor, children_of
 
@@ -82,7 +82,6 @@ _READ_END_EVERY_S: Final = 30.0
 # torchrun gives its workers 30 s after SIGTERM (torch/distributed/elastic/multiprocessing/api.py).
 _LAUNCHER_END_TIMEOUT_S: Final = 35.0
 _SENT_FROM_OUTSIDE: Final = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
-_TAIL_BYTES: Final = 64 * 1024
 _TAIL_LINES: Final = 20
 # More lines than these after a traceback: the program handled the exception and went on. A crash at exit writes fewer.
 _MOST_LINES_AFTER: Final = 100
@@ -458,8 +457,8 @@ class Program:
             # A program that saves after another signal may go on.
             self._ends_by_itself = self._warning == signal.SIGUSR2
             signum = self._warning
-        # Of a signal that it handled before, Slurm has sent it one too, and Python is exiting without its handlers: the
-        # signal would kill it.
+        # If the program handled this signal before and no longer does, Python is exiting. Slurm has sent it the signal
+        # too; another one would kill it.
         if signum in handled_now or signum not in self._handled:
             self._deliver(signum)
 
@@ -548,7 +547,6 @@ def program_failure(
     another_rank_failed_first: bool,
     sigterm_forwarded: bool = False,
     master_port: int | None = None,
-    process_state: ProcessState = PROCESS_STATE,
 ) -> FailureRecord | None:
     """Return the record of a program that failed; None if it succeeded, requests a requeue, or ended after a request.
 
@@ -561,7 +559,6 @@ def program_failure(
         sigterm_forwarded: whether it got SIGTERM while it ran. If another rank failed first, it ended because of that
             rank, whatever its exit code is.
         master_port: the port that the task of rank 0 has released for its program.
-        process_state: the state of this process.
     """
     if code in {ExitCode.FINISHED, ExitCode.STOPPED} or (stop_requested and not another_rank_failed_first):
         return None
@@ -579,7 +576,7 @@ def program_failure(
     )
     port_taken = master_port is not None and _says_port_taken(end, master_port)
     infrastructure = secondary or port_taken or (killed is signal.SIGKILL and code < 0)
-    return process_state.record(
+    return PROCESS_STATE.record(
         kind="killed" if killed is not None else _exception_type(end) or "exit",
         message=_failure_message(command, code, killed, end),
         traceback=end.traceback or end.tail,
@@ -600,7 +597,7 @@ def _error_while_stopping(code: int, log: Path) -> str | None:
     """
     if code in {ExitCode.FINISHED, ExitCode.STOPPED} or _signal_of(code) is not None:
         return None
-    lines = read_tail(log, _TAIL_BYTES).splitlines()
+    lines = read_tail(log, TAIL_BYTES).splitlines()
     # The task writes a line when it tells the program to stop. An earlier exception did not end the program.
     lines = list(itertools.dropwhile(lambda line: not _NOTICE_LINE.match(line), lines))
     # Nor did one that Python reports at its exit, or in a thread.
@@ -686,7 +683,7 @@ def read_log_end(log: Path) -> LogEnd:
 
     The log of a launcher has the output of all ranks of its node. Of these, the one that failed first counts.
     """
-    lines = [line for line in read_tail(log, _TAIL_BYTES).splitlines() if not _SIGNAL_LINE.match(line)]
+    lines = [line for line in read_tail(log, TAIL_BYTES).splitlines() if not _SIGNAL_LINE.match(line)]
     last = max((number for number, line in enumerate(lines) if line == _TRACEBACK), default=len(lines))
     of_launcher = "\n".join(lines[last:])
     root = _ROOT_CAUSE.search(of_launcher) if f"\n{_CHILD_FAILED}" in of_launcher else None

@@ -19,7 +19,7 @@ from hpcddp.slurm.job import ask_slurm, cause_of, slurm_job_id
 from hpcddp.stop.listener import LISTENER, ReceivedSignal, write_to_stderr
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.task.attribution import peer_failure_record, save_failure
-from hpcddp.task.process_state import PROCESS_STATE, ProcessState, exit_process
+from hpcddp.task.process_state import PROCESS_STATE, exit_process
 from hpcddp.task.watchdog import HANG, end_hung_rank
 
 _POLL_S: Final = 0.25
@@ -74,47 +74,42 @@ def show_stacks_on_request() -> None:
     faulthandler.register(STACKS_SIGNAL, file=os.memfd_create(STACKS_FILE), all_threads=True)
 
 
-def handle_signals(
-    attempt: AttemptDirectory, environment: Mapping[str, str], process_state: ProcessState = PROCESS_STATE
-) -> CauseQuery:
+def handle_signals(attempt: AttemptDirectory, environment: Mapping[str, str]) -> CauseQuery:
     """Start to react to signals, including those that came before.
 
     Args:
         attempt: the attempt that this process belongs to.
         environment: the task's environment.
-        process_state: the state of this process.
 
     Returns:
         The query for the cause. A signal starts it on rank 0; on other ranks only a call of ``answer`` does.
     """
     query = CauseQuery(lambda warned: ask_cause(attempt, environment, warned=warned))
-    LISTENER.add_callback(lambda received: _record_signal(attempt, received, process_state))
-    if process_state.rank == 0:
+    LISTENER.add_callback(lambda received: _record_signal(attempt, received))
+    if PROCESS_STATE.rank == 0:
         LISTENER.add_callback(lambda received: query.ask(warned=received.signum == signal.SIGUSR2))
-    LISTENER.add_callback(lambda received: _end_after_peer_failure(attempt, received, process_state, query))
+    LISTENER.add_callback(lambda received: _end_after_peer_failure(attempt, received, query))
     return query
 
 
-def _record_signal(attempt: AttemptDirectory, received: ReceivedSignal, process_state: ProcessState) -> None:
+def _record_signal(attempt: AttemptDirectory, received: ReceivedSignal) -> None:
     try:
         append_event(
             attempt.run.events,
             kind="signal",
             time=received.time,
             attempt=attempt.number,
-            step=process_state.heartbeat.step,
+            step=PROCESS_STATE.heartbeat.step,
             reason=received.reason.word,
-            rank=process_state.rank,
-            host=process_state.host,
+            rank=PROCESS_STATE.rank,
+            host=PROCESS_STATE.host,
             signal=received.signum.name,
         )
     except OSError as error:
         sys.stderr.write(f"hpcddp: {attempt.run.events} cannot be written ({error})\n")
 
 
-def _end_after_peer_failure(
-    attempt: AttemptDirectory, received: ReceivedSignal, process_state: ProcessState, query: CauseQuery
-) -> None:
+def _end_after_peer_failure(attempt: AttemptDirectory, received: ReceivedSignal, query: CauseQuery) -> None:
     """After TERM, end this process when another rank has failed, whatever the main thread waits for.
 
     srun sends TERM when a task has failed, and a collective with a lost peer may never return. Ranks that have not made
@@ -122,29 +117,29 @@ def _end_after_peer_failure(
     """
     if received.signum != signal.SIGTERM:
         return
-    while (first := _peer_failure(attempt, process_state)) is None:
-        if _must_exit_before_training(attempt, process_state, query) and process_state.prevent_training():
-            _exit_before_training(attempt, process_state, query)
+    while (first := _peer_failure(attempt)) is None:
+        if _must_exit_before_training(attempt, query) and PROCESS_STATE.prevent_training():
+            _exit_before_training(attempt, query)
         time.sleep(_POLL_S)
     time.sleep(_MAIN_THREAD_GRACE_S)
     if first.kind == HANG:
         # The timeout of this rank's own watchdog may not be over; the stacks of this rank are needed too.
-        end_hung_rank(attempt, process_state.heartbeat.gap(), process_state=process_state)
-    record = peer_failure_record(first, process_state)
+        end_hung_rank(attempt, PROCESS_STATE.heartbeat.gap())
+    record = peer_failure_record(first)
     save_failure(attempt, record)
     write_to_stderr(f"hpcddp: {record.place} ends here: {record.message}\n")
     exit_process(record.exit_code)
 
 
-def _must_exit_before_training(attempt: AttemptDirectory, process_state: ProcessState, query: CauseQuery) -> bool:
+def _must_exit_before_training(attempt: AttemptDirectory, query: CauseQuery) -> bool:
     """Return whether no step was made and the job ends: rank 0 asks Slurm, the others look for rank 0's decision."""
-    if process_state.heartbeat.step is not None:
+    if PROCESS_STATE.heartbeat.step is not None:
         return False
-    return query.answer() in _NOT_FAILURES if process_state.rank == 0 else read_decision(attempt) is not None
+    return query.answer() in _NOT_FAILURES if PROCESS_STATE.rank == 0 else read_decision(attempt) is not None
 
 
-def _exit_before_training(attempt: AttemptDirectory, process_state: ProcessState, query: CauseQuery) -> NoReturn:
-    if process_state.rank == 0:
+def _exit_before_training(attempt: AttemptDirectory, query: CauseQuery) -> NoReturn:
+    if PROCESS_STATE.rank == 0:
         step = newest_saved_step(read_events(attempt.run.events))
         decision = Decision(
             attempt=attempt.number,
@@ -164,9 +159,9 @@ def _exit_before_training(attempt: AttemptDirectory, process_state: ProcessState
     exit_process(ExitCode.STOPPED)
 
 
-def _peer_failure(attempt: AttemptDirectory, process_state: ProcessState) -> FailureRecord | None:
-    others = (record for record in read_failures(attempt) if record.rank != process_state.rank)
-    return next((record for record in others if not (record.secondary and process_state.saves_alone)), None)
+def _peer_failure(attempt: AttemptDirectory) -> FailureRecord | None:
+    others = (record for record in read_failures(attempt) if record.rank != PROCESS_STATE.rank)
+    return next((record for record in others if not (record.secondary and PROCESS_STATE.saves_alone)), None)
 
 
 def ask_cause(attempt: AttemptDirectory, environment: Mapping[str, str], *, warned: bool) -> Cause:

@@ -263,7 +263,7 @@ def _train(inputs: TaskInputs) -> None:
 
 @contextmanager
 def opening(attempt: AttemptDirectory, timeout: timedelta) -> Iterator[None]:
-    """Limit the time in which the process group opens, and take an error of torch in it for one of the network.
+    """Limit the time in which the process group opens, and report an error of torch there as one of the network.
 
     Most of it is one call of torch's, which may not return, whatever its own timeouts are.
 
@@ -282,7 +282,7 @@ def opening(attempt: AttemptDirectory, timeout: timedelta) -> Iterator[None]:
     except Exception as error:
         if is_peer_loss(error):
             raise
-        # A changed value in torch's store may look like anything: gloo takes one for a size, and has no memory for it.
+        # A changed value in torch's store can cause any error: gloo may read it as a size that it cannot allocate.
         reason = printable(next(iter(str(error).splitlines()), type(error).__name__))
         raise RendezvousError(f"the ranks have met, but torch could not open their process group: {reason}") from error
     finally:
@@ -308,7 +308,10 @@ def _heartbeat(spec: JobSpec, attempt: AttemptDirectory, *, world_size: int) -> 
 
 
 def _stop_reason() -> StopReason:
-    """Return why this rank is to stop; asked before each step, so it also records that training has begun."""
+    """Return why this rank is to stop, and record that the training has begun: it is called before each step.
+
+    Does not return in a process that is about to exit.
+    """
     PROCESS_STATE.start_training()
     return LISTENER.reason()
 

@@ -6,8 +6,15 @@ import json
 import os
 from pathlib import Path
 
-from hpcddp.manage.run_files import RunProgress, read_progress
+from hpcddp.manage.run_files import RunProgress, progress_of
+from hpcddp.run.metrics import read_metrics
 from tests.manage.runs import NOON, make
+
+
+def read_progress(metrics: Path, *, since: float = 0.0) -> RunProgress | None:
+    """Return how far a run is by its ``metrics.jsonl``, of which the end is read."""
+    written = metrics.stat().st_mtime if metrics.exists() else 0.0
+    return progress_of(read_metrics(metrics, 16 * 1024).records, since=since, written=written)
 
 
 def test_a_run_without_steps_has_no_progress(tmp_path: Path) -> None:

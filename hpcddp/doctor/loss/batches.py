@@ -221,7 +221,6 @@ def _uneven(samples: int, ranks: int, g: Generator) -> list[int]:
 
 
 CLASSES: Final = 10
-_OUTPUTS_AND_TARGETS: Final = 2
 # Numbers of classes to try: a loss with one weight per class accepts only its own number.
 _OTHER_CLASSES: Final = (*range(2, 10), *range(11, 33), 40, 80, 81, 90, 91, 100, 150, 151, 200, 365, 1000)
 _SIDE: Final = 6  # height and width of a segmentation map, another number than samples, classes and channels
@@ -294,8 +293,8 @@ def kinds(arguments: int | None, samples: int) -> Iterator[Kind]:
     """
     if arguments == 1:
         yield from _ONE_ARGUMENT
-    elif arguments is not None and arguments > _OUTPUTS_AND_TARGETS:
-        yield from _THREE_ARGUMENTS if arguments == _OUTPUTS_AND_TARGETS + 1 else _FOUR_ARGUMENTS
+    elif arguments is not None and arguments > _PAIR:
+        yield from _THREE_ARGUMENTS if arguments == _PAIR + 1 else _FOUR_ARGUMENTS
     else:
         classes = CLASSES if samples != CLASSES else CLASSES + 1
         yield from _with_labels(classes)

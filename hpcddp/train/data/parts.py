@@ -1,4 +1,4 @@
-"""Types of the data sets: a batch, the parts of a data set, their keys and their arguments in the job file."""
+"""Types of the data sets: a batch, the training and the validation part, reading samples by their keys, arguments."""
 
 from __future__ import annotations
 
