@@ -19,6 +19,7 @@ from hpcddp.run.events import append_event, newest_saved_step, read_events
 from hpcddp.run.files import user_name
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import RequeueRequest, request_requeue
+from hpcddp.run.ownership import tasks_left
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import resume_command, unfinished_result, write_result
 from hpcddp.run.sweep import index_of, sweep_of
@@ -66,7 +67,8 @@ def cancel(status: RunStatus, *, end: End) -> str:
             "machine that it was started on, can be queried"
         )
     if not status.state.is_alive or job is None:
-        return f"run {run.run_id} has ended already ({status.state}); there is nothing to cancel"
+        signalled = _signal_what_is_left(status) if status.state is State.LOST else None
+        return signalled or f"run {run.run_id} has ended already ({status.state}); there is nothing to cancel"
     _append_cancel_event(status)
     if job.local:
         os.kill(int(job.job_id), signal.SIGTERM)
@@ -93,6 +95,23 @@ def cancel(status: RunStatus, *, end: End) -> str:
     return (
         f"run {run.run_id} is being cancelled (job {job.job_id}): {saves} that fits into the seconds that Slurm gives "
         f"them. To resume later: {resume_command(run)}"
+    )
+
+
+def _signal_what_is_left(status: RunStatus) -> str | None:
+    """Send SIGTERM to what the killed batch script of a local run has left; return what happens, None if all ended."""
+    job = status.files.job
+    left = tasks_left(status.run) if job is not None and job.local else []
+    if not left:
+        return None
+    # All processes, as Slurm does in a step.
+    for process in left:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGTERM)
+    return (
+        f"the batch script of run {status.run.run_id} was killed; what it started (process "
+        f"{', '.join(map(str, left))}) was signalled. To resume later, which kills what still runs: "
+        f"{resume_command(status.run)}"
     )
 
 

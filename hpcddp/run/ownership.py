@@ -8,6 +8,7 @@ import shlex
 import socket
 import stat
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -21,6 +22,7 @@ from hpcddp.slurm.job import ENDED_STATES, wait_for_answer
 from hpcddp.stop.reasons import ExitCode
 
 _SCRIPT: Final = os.fsencode(RunDirectory(Path()).script.name)
+_ATTEMPT: Final = b"HPCDDP_ATTEMPT_DIR="
 
 
 class RunDirectoryError(UserError):
@@ -88,6 +90,25 @@ def runs_script(words: Collection[bytes]) -> bool:
     The name of the script is compared, not its path, since a run directory can be moved while its job runs.
     """
     return any(word.rpartition(b"/")[2] == _SCRIPT for word in words)
+
+
+def tasks_left(run: RunDirectory) -> list[int]:
+    """Return the processes on this machine that belong to attempts of a run, by their environment (proc(5)).
+
+    Args:
+        run: the run; its batch script has ended.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            attempt = next((word.removeprefix(_ATTEMPT) for word in variables if word.startswith(_ATTEMPT)), None)
+            # Not compared as text: a link may lead to the run.
+            if attempt is not None and Path(os.fsdecode(attempt)).parent.samefile(run.attempts):
+                found.append(int(entry.name))
+    return sorted(found)
 
 
 def refuse_another_training(

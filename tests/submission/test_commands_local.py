@@ -39,6 +39,20 @@ def submit(directory: Path, *words: str, code: int = 0) -> dict[str, Any]:
     return document
 
 
+def called(directory: Path, *words: str) -> str:
+    """Call a command and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcddp", *words],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def program(directory: Path, text: str) -> tuple[str, ...]:
     path = directory / "program.py"
     path.write_text(textwrap.dedent(text))
@@ -238,6 +252,35 @@ def test_a_resumed_run_ends_what_the_killed_script_of_its_attempt_left(tmp_path:
     run = ended(submit(tmp_path, "--resume", document["run_id"]))
     assert result(run)["status"] == "finished"
     assert not process.exists() or "State:\tZ" in (process / "status").read_text()
+
+
+def test_what_a_killed_script_left_is_named_and_can_be_cancelled(tmp_path: Path) -> None:
+    saves = program(
+        tmp_path,
+        """
+        import os, signal, sys, time
+        def save(*_):
+            print("saved", flush=True)
+            sys.exit(75)
+        signal.signal(signal.SIGTERM, save)
+        print(f"program={os.getpid()};", flush=True)
+        time.sleep(600)
+        """,
+    )
+    document = submit(tmp_path, *saves)
+    run = RunDirectory(Path(document["run_dir"]))
+    log = run.attempt(0).rank_log(0)
+    wait_for_text(log, "program=")
+    left = log.read_text().partition("program=")[2].partition(";")[0]
+    os.kill(int(document["job_id"]), signal.SIGKILL)
+    wait_until_gone(int(document["job_id"]))
+    (tmp_path / "link").symlink_to(run.path)
+    for name in (run.path, tmp_path / "link"):
+        assert left in json.loads(called(tmp_path, "why", str(name), "--json"))["why"]
+    assert left in called(tmp_path, "cancel", str(run.path))
+    wait_for_text(log, "saved")
+    wait_until_gone(int(left))
+    assert "nothing to cancel" in called(tmp_path, "cancel", str(run.path))
 
 
 def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path) -> None:
