@@ -12,19 +12,19 @@ from typing import Final
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.manage.format import processes_text
 from hpcddp.manage.overview import SweepStatus
-from hpcddp.manage.status import RunStatus, State
+from hpcddp.manage.status import RunStatus, State, left_behind
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, newest_saved_step, read_events
 from hpcddp.run.files import user_name
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import RequeueRequest, request_requeue
-from hpcddp.run.ownership import tasks_left
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import resume_command, unfinished_result, write_result
 from hpcddp.run.sweep import index_of, sweep_of
 from hpcddp.slurm import commands as slurm
-from hpcddp.slurm.hostlist import ranges
+from hpcddp.slurm.hostlist import ranges_text
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import begin_element
 
@@ -67,8 +67,8 @@ def cancel(status: RunStatus, *, end: End) -> str:
             "machine that it was started on, can be queried"
         )
     if not status.state.is_alive or job is None:
-        signalled = _signal_what_is_left(status) if status.state is State.LOST else None
-        return signalled or f"run {run.run_id} has ended already ({status.state}); there is nothing to cancel"
+        what = _signal_left_behind([status]) or "there is nothing to cancel"
+        return f"run {run.run_id} has ended already ({status.state}); {what}"
     _append_cancel_event(status)
     if job.local:
         os.kill(int(job.job_id), signal.SIGTERM)
@@ -98,21 +98,14 @@ def cancel(status: RunStatus, *, end: End) -> str:
     )
 
 
-def _signal_what_is_left(status: RunStatus) -> str | None:
-    """Send SIGTERM to what the killed batch script of a local run has left; return what happens, None if all ended."""
-    job = status.files.job
-    left = tasks_left(status.run) if job is not None and job.local else []
-    if not left:
-        return None
+def _signal_left_behind(runs: Sequence[RunStatus]) -> str | None:
+    """Send SIGTERM to what killed batch scripts have left on this machine; return a phrase, None if nothing is left."""
+    left = [process for status in runs for process in left_behind(status)]
     # All processes, as Slurm does in a step.
     for process in left:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
-    return (
-        f"the batch script of run {status.run.run_id} was killed; what it started (process "
-        f"{', '.join(map(str, left))}) was signalled. To resume later, which kills what still runs: "
-        f"{resume_command(status.run)}"
-    )
+    return f"what its killed batch script has left was signalled ({processes_text(left)})" if left else None
 
 
 def _is_command(run: RunDirectory) -> bool:
@@ -164,8 +157,10 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
             f"nothing was cancelled: Slurm cannot say which elements of {sweep.sweep_id} are alive; try later"
         )
     alive = [element for element in status.elements if element.state.is_alive and element.files.job is not None]
+    signalled = _signal_left_behind(status.elements)
     if not alive:
-        return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); there is nothing to cancel"
+        what = signalled or "there is nothing to cancel"
+        return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); {what}"
     for element in alive:
         _append_cancel_event(element)
     # Those that wait come first: the end of one that runs is the turn of another.
@@ -185,6 +180,7 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
     in_time = "" if local else " if that fits into the seconds that Slurm gives it"
     return (
         f"{elements} of sweep {sweep.sweep_id} {verb} being cancelled, {on_nodes} running; what runs is saved{in_time}"
+        + (f"; {signalled}" if signalled else "")
     )
 
 
@@ -199,7 +195,7 @@ def _jobs(alive: Sequence[RunStatus]) -> list[str]:
             found.setdefault(array, []).append(int(index))
         else:
             single.append(job_id)
-    return [*single, *(f"{array}_[{ranges(indices)}]" for array, indices in found.items())]
+    return [*single, *(f"{array}_[{ranges_text(indices)}]" for array, indices in found.items())]
 
 
 # A task listens from its first lines on, but srun takes a moment to start it.

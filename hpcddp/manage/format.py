@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from hpcddp.errors import printable
-from hpcddp.slurm.hostlist import ranges
+from hpcddp.slurm.hostlist import ranges_text
 
 NOTHING: Final = "-"
 """What stands for a value that there is not, or not yet."""
@@ -79,4 +79,9 @@ def number_text(value: float | None, form: str) -> str:
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """Return ranks with runs of neighbours drawn together: ``0-2, 4-7``."""
-    return ranges(ranks).replace(",", ", ")
+    return ranges_text(ranks).replace(",", ", ")
+
+
+def processes_text(ids: list[int]) -> str:
+    """Return the ids of processes: ``process 12``, ``processes 12, 13``."""
+    return f"process{'es' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"

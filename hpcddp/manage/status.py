@@ -15,7 +15,7 @@ from hpcddp.manage.run_files import Job, RunFiles, read_run_files
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import known_hosts
 from hpcddp.run.metrics import Summary
-from hpcddp.run.ownership import command_line, runs_script
+from hpcddp.run.ownership import command_line, processes_left, runs_script
 from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
 from hpcddp.slurm.job import JOB_STATES, JobState, moment_of
@@ -430,6 +430,17 @@ def needs_slurm(files: RunFiles) -> bool:
 def needs_process(files: RunFiles) -> bool:
     """Return whether the state of a run depends on its process on some machine."""
     return files.result is None and files.job is not None and files.job.local
+
+
+def left_behind(status: RunStatus) -> list[int]:
+    """Return the processes that a batch script that was killed on this machine has left, by their ids.
+
+    Not those of a run in an allocation: srun is one of them, and kills its tasks when it is signalled.
+    """
+    files = status.files
+    in_allocation = files.start is not None and files.start.allocation is not None
+    is_ours = status.state is State.LOST and files.job is not None and files.job.local
+    return processes_left(status.run) if is_ours and not in_allocation else []
 
 
 def is_process_alive(files: RunFiles, *, proc: Path = Path("/proc")) -> bool | None:

@@ -13,17 +13,16 @@ from typing import Any, Final
 
 from hpcddp.jobfile.problems import counted
 from hpcddp.manage.first_error import failed_attempt
-from hpcddp.manage.format import duration_text, limit_text, one_line, ranks_text
+from hpcddp.manage.format import duration_text, limit_text, one_line, processes_text, ranks_text
 from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.run_files import readable
-from hpcddp.manage.status import RunStatus, State
+from hpcddp.manage.status import RunStatus, State, left_behind
 from hpcddp.run.collectives import Collective, read_collectives
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import RECENT_BYTES, Event, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, ranks_without_record, read_failures
 from hpcddp.run.files import read_tail
 from hpcddp.run.find import run_of_job
-from hpcddp.run.ownership import tasks_left
 from hpcddp.run.result import Result, resume_command
 from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import element_id
@@ -244,9 +243,8 @@ def _gone(status: RunStatus) -> Answer:
         why = f"Slurm says that job {job.job_id} is {job.state}, and the run has left no result"
     elif files.job is not None and files.job.local:
         why = f"its process {known} has ended, and it has left no result: it was killed, or this machine was restarted"
-        if left := tasks_left(run):
-            processes = ", ".join(map(str, left))
-            why += f"; what it started still runs (process {processes}) until it is cancelled or resumed"
+        if left := left_behind(status):
+            why += f"; what it started still runs ({processes_text(left)}) until the run is cancelled or resumed"
     elif files.attempt is None and status.state is State.CANCELLED:
         why = "it was cancelled before it started"
     elif files.attempt is None and list(_last_line(status)):

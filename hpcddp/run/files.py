@@ -1,4 +1,4 @@
-"""Reading and writing files that several processes use: records whole, then renamed; logs line by line.
+"""Files that several processes use: records are written whole, then renamed; logs are written and read by lines.
 
 On a full disk the few records that decide how a run goes on are written into reserve files: an attempt makes them when
 it begins, and a writer takes one by a rename, overwrites it, and gives it the name of its record. No new block and no
@@ -260,7 +260,7 @@ def _open_target_at_once(path: str, flags: int) -> int:
 
 
 def exists(path: Path) -> bool:
-    """Return whether a path exists; False also if this user may not look, or if the name is too long."""
+    """Return whether a path exists; False also if it cannot be looked at, as on a file system that does not answer."""
     try:
         return path.exists()
     except OSError:

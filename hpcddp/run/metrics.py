@@ -123,11 +123,11 @@ class MetricsLine(Record):
 
     def number(self, name: str) -> float | None:
         """Return a measured number; None if it was not measured, or is not a finite number."""
-        return finite(self.facts.get(name))
+        return finite_number(self.facts.get(name))
 
     def numbers(self) -> dict[str, float]:
         """Return all finite numbers whose names can be shown, by name."""
-        known = ((name, finite(value)) for name, value in self.facts.items())
+        known = ((name, finite_number(value)) for name, value in self.facts.items())
         return {
             name: value
             for name, value in known
@@ -143,8 +143,8 @@ class MetricsLine(Record):
         return {"step": self.step, **({} if self.time is None else {"time": self.time}), **self.facts}
 
 
-def finite(value: object) -> float | None:
-    """Return a number from outside; None for what is no number, or not finite."""
+def finite_number(value: object) -> float | None:
+    """Return a value of a file if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -435,8 +435,8 @@ class Summary:
         if not isinstance(document, dict) or document.keys() != {"last", "last_step", "best", "best_step", "mode"}:
             return None
         last, best, steps = (
-            finite(document["last"]),
-            finite(document["best"]),
+            finite_number(document["last"]),
+            finite_number(document["best"]),
             (document["last_step"], document["best_step"]),
         )
         mode = document["mode"]

@@ -92,7 +92,7 @@ def runs_script(words: Collection[bytes]) -> bool:
     return any(word.rpartition(b"/")[2] == _SCRIPT for word in words)
 
 
-def tasks_left(run: RunDirectory) -> list[int]:
+def processes_left(run: RunDirectory) -> list[int]:
     """Return the processes on this machine that belong to attempts of a run, by their environment (proc(5)).
 
     Args:

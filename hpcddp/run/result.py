@@ -16,7 +16,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import open_regular
 from hpcddp.run.job_records import Decision
-from hpcddp.run.metrics import Summary, finite, summaries
+from hpcddp.run.metrics import Summary, finite_number, summaries
 from hpcddp.run.record import LARGEST_RECORD, Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
 
@@ -76,7 +76,7 @@ class Result(Record):
     @property
     def noise_scale(self) -> float | None:
         """The gradient noise scale in samples; None if it was not measured, or has no finite value."""
-        scale = finite(self.facts.get("noise_scale"))
+        scale = finite_number(self.facts.get("noise_scale"))
         return None if scale is None or scale <= 0 else scale
 
     def as_json(self) -> dict[str, Any]:

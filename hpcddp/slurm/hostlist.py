@@ -93,7 +93,7 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
         yield from (f"{number:0{width}d}" for number in range(first, last + 1))
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def ranges_text(numbers: Iterable[int]) -> str:
     """Return numbers as Slurm writes those of an array: ``0-2,4``."""
     groups = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
     spans = [[number for _, number in group] for _, group in groups]

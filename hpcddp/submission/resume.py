@@ -46,7 +46,7 @@ from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import Chunk, Sweep, index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
-from hpcddp.slurm.hostlist import ranges
+from hpcddp.slurm.hostlist import ranges_text
 from hpcddp.slurm.job import ENDED_STATES, slurm_job_id, wait_for_answer
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, ArrayPlace, submission_environment, submitters_umask
 from hpcddp.submission.changes import consequences, total_steps
@@ -433,7 +433,7 @@ def _submit_array(
         environment={**environment, **({FIRST: str(chunk.first)} if chunk.first else {})},
         directory=directory,
         dependency=dependency or None,
-        options=(f"--array={ranges(places)}{at_once}", f"--output={log}", f"--error={log}"),
+        options=(f"--array={ranges_text(places)}{at_once}", f"--output={log}", f"--error={log}"),
     )
     return {index: f"{job_id}_{place}" for index, place in zip(indices, places, strict=True)}
 

@@ -335,8 +335,9 @@ class Program:
         notice_s: how long before the end it gets SIGTERM, in seconds; SIGKILL comes after half of it, or later.
         save_signal: the signal after which it saves; None = SIGUSR2, or SIGUSR1 if it handles only that.
         is_launcher: whether it has started the ranks, which get the signals to save in its place.
-        before_saving: called while the program is stopped, before it gets the signal after which it saves because of
-            SIGTERM: a program that then requeues its job, as Lightning does, makes Slurm clear PreemptTime.
+        before_saving: called while the program is halted, before it gets the signal after which it saves because of
+            SIGTERM: a program that then requeues its job, as Lightning does, makes Slurm clear PreemptTime. Not for a
+            launcher: its ranks are not halted, and would end meanwhile.
         on_poll: called with its process id about twice a second while it runs; an exception of it ends the wait.
 
     Attributes:
@@ -360,7 +361,8 @@ class Program:
         on_poll: Callable[[int], object] = lambda _: None,
     ) -> None:
         self.notice: StopNotice | None = None
-        self.sigterm_forwarded = self._killed = self._ends_by_itself = False
+        self.sigterm_forwarded = self._killed = self._ends_by_itself = self._is_halted = False
+        self._halting = threading.Lock()
         self._asked_to_save_at = -math.inf
         self._end, self._notice_s = end, notice_s
         self._before_saving, self._on_poll = before_saving, on_poll
@@ -445,10 +447,7 @@ class Program:
             saves_first = self._saves_before_sigterm and self._warning in handled_now and not self.sigterm_forwarded
             self.notice, self.sigterm_forwarded = self.notice or "terminated", True
             self._ends_by_itself = True
-            if saves_first:
-                # Slurm has sent it SIGTERM too, and Lightning ends after the step in which that came.
-                process.send_signal(signal.SIGSTOP)
-                threading.Thread(target=self._save_and_terminate, args=(self._warning,), daemon=True).start()
+            if self._halt_to_save(begins=saves_first):
                 return
         elif signum == self._warning and signum != signal.SIGUSR2 and signum in handled_now:
             self._asked_to_save_at = time.monotonic()
@@ -476,14 +475,30 @@ class Program:
         of_ranks = {signum for signum in self._for_ranks if any(_handlers_below(pid, signum))}
         return (handled_signals(pid) & _FORWARDED) - self._for_ranks | of_ranks
 
+    def _halt_to_save(self, *, begins: bool) -> bool:
+        """Halt the program until it gets the signal after which it saves; return whether it is halted.
+
+        Slurm may have sent SIGTERM to the program too, and Lightning ends after the step in which that came. With the
+        next SIGTERM Slurm may send SIGCONT.
+        """
+        with self._halting:
+            if not begins and not self._is_halted:
+                return False
+            self._process.send_signal(signal.SIGSTOP)
+            if begins:
+                self._is_halted = True
+                threading.Thread(target=self._save_and_terminate, args=(self._warning,), daemon=True).start()
+            return True
+
     def _save_and_terminate(self, save_signal: signal.Signals) -> None:
         try:
             self._before_saving()
         finally:
             _print(f"{save_signal.name} before SIGTERM, for the program to save")
-            for signum in (save_signal, signal.SIGTERM):
-                self._deliver(signum)
-            self._process.send_signal(signal.SIGCONT)
+            with self._halting:
+                self._is_halted = False
+                for signum in (save_signal, signal.SIGTERM, signal.SIGCONT):
+                    self._deliver(signum)
 
     @property
     def _warning(self) -> signal.Signals:

@@ -6,24 +6,22 @@ import json
 import os
 from pathlib import Path
 
-from hpcddp.manage.run_files import RunProgress, progress_of
-from hpcddp.run.metrics import read_metrics
+from hpcddp.manage.run_files import RunProgress, read_run_files
+from hpcddp.run.directory import RunDirectory
 from tests.manage.runs import NOON, make
 
 
-def read_progress(metrics: Path, *, since: float = 0.0) -> RunProgress | None:
-    """Return how far a run is by its ``metrics.jsonl``, of which the end is read."""
-    written = metrics.stat().st_mtime if metrics.exists() else 0.0
-    return progress_of(read_metrics(metrics, 16 * 1024).records, since=since, written=written)
+def progress(run: RunDirectory) -> RunProgress | None:
+    return read_run_files(run).progress
 
 
 def test_a_run_without_steps_has_no_progress(tmp_path: Path) -> None:
-    assert read_progress(tmp_path / "metrics.jsonl") is None
+    assert progress(make(tmp_path).run) is None
 
 
 def test_the_speed_is_that_of_the_last_steps(tmp_path: Path) -> None:
     made = make(tmp_path).steps(1, 4000, seconds=0.5)
-    found = read_progress(made.run.metrics)
+    found = progress(made.run)
     assert found is not None
     assert (found.step, found.samples_per_s, found.steps_per_s) == (4000, 128, 2)
     assert found.loss == 1 / 4000
@@ -31,7 +29,7 @@ def test_the_speed_is_that_of_the_last_steps(tmp_path: Path) -> None:
 
 def test_time_between_attempts_does_not_count(tmp_path: Path) -> None:
     made = make(tmp_path).steps(1, 10).steps(11, 15, at=10000)
-    found = read_progress(made.run.metrics, since=NOON + 9000)
+    found = progress(made.started(at=9000).run)
     assert found is not None
     assert found.steps_per_s == 1
 
@@ -40,7 +38,7 @@ def test_an_evaluation_is_no_step(tmp_path: Path) -> None:
     made = make(tmp_path).steps(1, 10)
     with made.run.metrics.open("a") as stream:
         stream.write(json.dumps({"step": 10, "val_loss": 1.0, "val_samples": 5}) + "\n")
-    found = read_progress(made.run.metrics)
+    found = progress(made.run)
     assert found is not None
     assert found.step == 10
 
@@ -48,11 +46,11 @@ def test_an_evaluation_is_no_step(tmp_path: Path) -> None:
 def test_a_function_of_ones_own_need_not_count_samples_nor_know_a_loss(tmp_path: Path) -> None:
     made = make(tmp_path)
     made.run.metrics.write_text("".join(f'{{"step": {n}, "loss": 0.5, "time": {NOON + n}}}\n' for n in range(1, 5)))
-    found = read_progress(made.run.metrics)
+    found = progress(made.run)
     assert found is not None
     assert (found.step, found.loss, found.samples_per_s, found.steps_per_s) == (4, 0.5, None, 1)
     made.run.metrics.write_text(f'{{"step": 7, "reward": 2, "time": {NOON}}}\n')
-    found = read_progress(made.run.metrics)
+    found = progress(made.run)
     assert found is not None
     assert (found.step, found.loss) == (7, None)
 
@@ -62,18 +60,18 @@ def test_a_program_may_log_lines_without_a_time_and_its_own_name_of_a_loss(tmp_p
     lines = ["nonsense", *(f'{{"step": {n}, "train_loss": {1 / n}}}' for n in (1, 2)), '{"step": 2, "val_f1": 0.5}', ""]
     made.run.metrics.write_text("\n".join(lines))
     os.utime(made.run.metrics, (NOON, NOON + 7))
-    found = read_progress(made.run.metrics)
+    found = progress(made.run)
     assert found == RunProgress(step=2, loss=0.5, samples_per_s=None, steps_per_s=None, time=NOON + 7)
 
 
 def test_steps_that_go_back_have_no_speed_below_zero(tmp_path: Path) -> None:
-    found = read_progress(make(tmp_path).steps(90, 100).steps(50, 55, at=200).run.metrics)
+    found = progress(make(tmp_path).steps(90, 100).steps(50, 55, at=200).run)
     assert found is not None
     assert (found.step, found.steps_per_s) == (55, None)
 
 
 def test_one_step_has_its_own_speed_and_no_estimate(tmp_path: Path) -> None:
-    found = read_progress(make(tmp_path).steps(1, 1).run.metrics)
+    found = progress(make(tmp_path).steps(1, 1).run)
     assert found is not None
     assert (found.samples_per_s, found.eta_s(400, NOON)) == (64, None)
 
@@ -84,7 +82,7 @@ def test_steps_that_were_recorded_at_once_have_their_own_speed(tmp_path: Path) -
         {"step": n, "loss": 1.0, "samples_seen": 64 * n, "samples_per_s": 40.0, "time": NOON + n * 1e-4} for n in (1, 2)
     ]
     made.run.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    found = read_progress(made.run.metrics)
+    found = progress(made.run)
     assert found is not None
     assert (found.samples_per_s, found.steps_per_s) == (40, None)
 

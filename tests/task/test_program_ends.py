@@ -164,6 +164,63 @@ def test_a_program_gets_the_signal_after_which_it_saves(
     assert done.stderr.splitlines()[-1] == got, done.stderr
 
 
+# The program ends after the step in which it got SIGTERM, as Lightning does; Slurm signals it as well as the task.
+ENDS_WITH_ITS_STEP = """
+import os, signal, sys, time
+from hpcddp.stop.deadline import EndTime, KnownEnd
+from hpcddp.task import program
+from hpcddp.stop.listener import LISTENER
+
+LISTENER.install()
+body = '''
+import os, signal, time
+signals = []
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, lambda number, _: signals.append(signal.Signals(number).name))
+print(os.getpid(), flush=True)
+while "SIGTERM" not in signals:
+    time.sleep(0.5)
+print(*signals)
+'''
+def ask_slurm():
+    time.sleep(2)
+    if sys.argv[1] == "fails":
+        raise OSError("no answer")
+end = EndTime(KnownEnd(end_time=time.time() + 600, time=0.0))
+read_end, write_end = os.pipe()
+os.dup2(write_end, 1)
+running = program.Program(
+    [sys.executable, "-c", body], dict(os.environ), end=end, notice_s=5, before_saving=ask_slurm,
+)
+with open(read_end) as said:
+    task, child = os.getpid(), int(said.readline())
+    for number in (signal.SIGCONT, signal.SIGTERM):
+        os.kill(child, number)
+    os.kill(task, signal.SIGTERM)
+    time.sleep(0.3)
+    # At the end of the grace time, or without one, they come again.
+    os.kill(child, signal.SIGCONT)
+    os.kill(task, signal.SIGTERM)
+    code = running.wait()
+    os.close(write_end)
+    os.close(1)
+    print(code, *said.read().split(), file=sys.stderr)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("slurm", ["answers", "fails"])
+def test_a_program_that_ends_with_its_step_after_sigterm_saves_first(slurm: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_WITH_ITS_STEP, slurm],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    code, *signals = done.stderr.splitlines()[-1].split()
+    assert code == "0", done.stderr
+    assert "SIGUSR1" in signals, done.stderr
+
+
 # Rank 0 asks Slurm and writes its answer for the other ranks.
 MOVED = """
 import os, sys, time

@@ -1,4 +1,4 @@
-"""Types of the data sets: a batch, the training and the validation part, reading samples by their keys, arguments."""
+"""Types of the data sets: batches, the training and the validation part, and the reading of samples by their keys."""
 
 from __future__ import annotations
 
