@@ -1,4 +1,4 @@
-"""Errors about batches that cannot be split, with numbers that can."""
+"""Errors about a batch or a learning rate that a job cannot have, with numbers that work."""
 
 from __future__ import annotations
 

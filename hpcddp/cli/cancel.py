@@ -44,7 +44,8 @@ def cancel(
 
     The run saves first, if Slurm leaves it enough time. A cancelled run is not requeued; hpcddp submit --resume RUN
     continues it. Without RUN, the command asks before it cancels the newest run that waits or runs. If the run has
-    already ended, the command says so and exits with 0.
+    already ended, the command says so and exits with 0; what a killed batch script has left on this machine receives
+    SIGTERM.
 
     Example: hpcddp cancel 20261121-1545
     """

@@ -1,4 +1,4 @@
-"""Options that several commands share, as annotated types."""
+"""Options and arguments that several commands share, their completion, and how a run is named in a command."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ AfterAny = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
-def read_sweep(axes: list[str] | None, file: Path | None, max_parallel: int | None) -> Sequence[Override]:
+def read_sweep_options(axes: list[str] | None, file: Path | None, max_parallel: int | None) -> Sequence[Override]:
     """Return the fields that ``--sweep``, ``--sweep-file`` and ``--max-parallel`` set."""
     if not axes and file is None and max_parallel is None:
         return ()

@@ -1,4 +1,4 @@
-"""``hpcddp plan``."""
+"""``hpcddp plan``: the plan of a job file, of a command, or of plain numbers."""
 
 from __future__ import annotations
 

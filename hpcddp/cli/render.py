@@ -18,7 +18,7 @@ from hpcddp.cli.options import (
     Overrides,
     SweepFile,
     SweepOptions,
-    read_sweep,
+    read_sweep_options,
 )
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
@@ -63,7 +63,7 @@ def render(
     """
     from hpcddp.submission.render import render_script
 
-    sweep = read_sweep(axes, sweep_file, max_parallel)
+    sweep = read_sweep_options(axes, sweep_file, max_parallel)
     job = words.load(job_file, overrides=overrides, sweep=sweep)
     request = request_to_submit(job, run_id=run_id, template=template, environment=os.environ)
     script = render_script(request)

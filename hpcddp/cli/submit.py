@@ -31,7 +31,7 @@ from hpcddp.cli.options import (
     SweepFile,
     SweepOptions,
     complete_runs,
-    read_sweep,
+    read_sweep_options,
     run_argument,
     short_argument,
 )
@@ -114,7 +114,7 @@ def submit(  # noqa: PLR0913  each is an option
 
     Example: hpcddp submit --resume 20260314-1544
     """
-    from hpcddp.run.sweep import read_sweep as sweep_at
+    from hpcddp.run.sweep import read_sweep
     from hpcddp.submission.resume import resume as resume_run
     from hpcddp.submission.resume import resume_with_job
     from hpcddp.submission.submit import submit as submit_new
@@ -125,14 +125,14 @@ def submit(  # noqa: PLR0913  each is an option
     environment = dict(os.environ)
     # Only a run that is named has to be found.
     run_root = words.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
-    sweep = read_sweep(axes, sweep_file, max_parallel)
+    sweep = read_sweep_options(axes, sweep_file, max_parallel)
     run = None if resume is None else _find(resume, run_root, named=words.run_root is not None, dry_run=dry_run)
     is_changed = job_file is not None or not words.is_empty or overrides or sweep or template
     unchanged = not is_changed and cluster is ClusterChoice.AUTO
-    whole = sweep_at(run.path) if run is not None and unchanged else None
+    whole = read_sweep(run.path) if run is not None and unchanged else None
     if whole is not None:
         dependency = _wait_for(after, after_any, run_root, environment)
-        _resume_sweep(whole, environment, dependency, output, dry_run=dry_run)
+        _resume_sweep(whole, environment, dependency, output, dry_run=dry_run, force=force)
         return
     if run is not None and unchanged and not dry_run:
         dependency = _wait_for(after, after_any, run_root, environment)
@@ -207,7 +207,7 @@ _NOT_FOLLOWED = "--follow shows one run, and a sweep has many; leave it out, and
 
 
 def _resume_sweep(
-    sweep: Sweep, environment: Mapping[str, str], dependency: str | None, output: _Output, *, dry_run: bool
+    sweep: Sweep, environment: Mapping[str, str], dependency: str | None, output: _Output, *, dry_run: bool, force: bool
 ) -> None:
     """Continue the elements of a sweep that have ended and not finished; in a dry run print which these are."""
     from hpcddp.manage.overview import SweepStatus, overview_now
@@ -234,7 +234,7 @@ def _resume_sweep(
     if not left:
         raise UserError(f"the sweep {sweep.sweep_id} has no run to resume: {rest}")
     if dry_run:
-        request, notes = prepare_sweep(sweep, left, environment=environment, dependency=dependency)
+        request, notes = prepare_sweep(sweep, left, environment=environment, dependency=dependency, force=force)
         ids = [sweep.run_id(index) for index in left]
         counts = {"finished": finished, "alive": alive}
         document = {"sweep_id": sweep.sweep_id, "sweep_dir": str(sweep.path), "cluster": request.cluster}
@@ -246,7 +246,7 @@ def _resume_sweep(
         echo(f"dry run: would go to {request.cluster}, {count} of sweep directory {sweep.path}; {rest}", err=True)
         echo("\n".join(ids))
         return
-    resumed = resume_sweep(sweep, left, environment=environment, dependency=dependency)
+    resumed = resume_sweep(sweep, left, environment=environment, dependency=dependency, force=force)
     if output.quiet:
         echo(sweep.sweep_id)
         return

@@ -1,4 +1,4 @@
-"""Error messages for values that do not fit their type: what the value is, why it is wrong, what to write instead."""
+"""Error messages for wrong values and unknown keys, and which values are secret."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Runs after submission, on the login node: status, logs, why, follow, cancel, requeue."""
+"""Runs after submission, on the login node: status, logs, why, follow, report, shell, stacks, cancel, requeue."""

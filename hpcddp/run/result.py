@@ -38,7 +38,7 @@ class Result(Record):
     Args:
         status: ``finished``, ``failed``, ``cancelled``, or ``stopped`` where it may be resumed.
         reason: why it ended before its work was done.
-        exit_code: the run's own exit code; None for a training that has finished.
+        exit_code: the run's own exit code; None for a training or an entrypoint that has finished.
         attempts: how many attempts it took.
         saved_step: the newest step that is saved, of a run that has not finished.
         resume: the command that resumes it.

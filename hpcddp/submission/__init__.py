@@ -1,1 +1,1 @@
-"""From a job file to a queued job: render, checks before queueing, submit, resume. Runs on the login node."""
+"""From a job file to a queued job: render, checks before queueing, submit, resume."""

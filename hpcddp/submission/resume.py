@@ -293,7 +293,7 @@ class SweepResumption:
 
 
 def resume_sweep(
-    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: str | None = None
+    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: str | None, force: bool
 ) -> SweepResumption:
     """Submit elements of a sweep again, with the script of the sweep: as one job array, or several of a long sweep.
 
@@ -302,14 +302,15 @@ def resume_sweep(
         elements: the indices of the elements, in order: all have ended and none has finished.
         environment: the submitter's environment.
         dependency: the value of sbatch's ``--dependency``; None waits for nothing.
+        force: whether to submit although this machine shows an obstacle that the nodes may not have.
 
     Raises:
         HpcddpError: the sweep is a copy of another, has no script of its own, or Slurm refused it.
     """
-    request, notes = prepare_sweep(sweep, elements, environment=environment, dependency=dependency)
+    request, notes = prepare_sweep(sweep, elements, environment=environment, dependency=dependency, force=force)
     owner = sweep.directory
     if request.cluster == "local":
-        here = {index: resume(sweep.run(index), environment=environment).job_id for index in elements}
+        here = {index: resume(sweep.run(index), environment=environment, force=force).job_id for index in elements}
         return SweepResumption(sweep=sweep, cluster="local", jobs=here)
     _, directory = update_script_path(owner, request.directory)
     # An element with a script or a log of its own was resumed alone, and cannot share those of the array.
@@ -349,7 +350,7 @@ def resume_sweep(
         write_submission(sweep, index, job_id, directory=directory, python=request.python)
     for index in alone:
         run = begin_element(sweep, index, request.job.spec)
-        jobs[index] = resume(run, environment=environment, dependency=dependency).job_id
+        jobs[index] = resume(run, environment=environment, dependency=dependency, force=force).job_id
     return SweepResumption(
         sweep=sweep,
         cluster="slurm",
@@ -360,7 +361,7 @@ def resume_sweep(
 
 
 def prepare_sweep(
-    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: str | None = None
+    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: str | None, force: bool
 ) -> tuple[SubmitRequest, tuple[str, ...]]:
     """Check whether elements of a sweep can be submitted again, without a change; arguments as ``resume_sweep``.
 
@@ -379,7 +380,7 @@ def prepare_sweep(
             f"resume its runs one by one: {_with_job(sweep.run(elements[0]))}"
         )
     _refuse_copy(owner)
-    request = _same_request(owner, previous, environment, dependency)
+    request = replace(_same_request(owner, previous, environment, dependency), force=force)
     table = request.sweep_table
     if table is None or previous.cluster == "local":
         # Each element of a sweep on this machine is checked as a run of its own.

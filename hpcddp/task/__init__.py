@@ -1,1 +1,1 @@
-"""What runs in every rank before user code: signals, rendezvous, watchdog, failure record."""
+"""What runs in every rank before and beside user code: signals, rendezvous, watchdog, failure record."""

@@ -456,12 +456,13 @@ class Program:
             # A program that saves after another signal may go on.
             self._ends_by_itself = self._warning == signal.SIGUSR2
             signum = self._warning
-        # If the program handled this signal before and no longer does, Python is exiting. Slurm has sent it the signal
-        # too; another one would kill it.
-        if signum in handled_now or signum not in self._handled:
-            self._deliver(signum)
+        self._deliver(signum)
 
     def _deliver(self, signum: signal.Signals) -> None:
+        # If the program handled this signal before and no longer does, Python is exiting. Slurm has sent it the signal
+        # too; another one would kill it.
+        if signum in self._handled and signum not in self._handled_now():
+            return
         if signum not in self._for_ranks:
             self._process.send_signal(signum)
             return
@@ -497,8 +498,9 @@ class Program:
             _print(f"{save_signal.name} before SIGTERM, for the program to save")
             with self._halting:
                 self._is_halted = False
-                for signum in (save_signal, signal.SIGTERM, signal.SIGCONT):
+                for signum in (save_signal, signal.SIGTERM):
                     self._deliver(signum)
+                self._process.send_signal(signal.SIGCONT)
 
     @property
     def _warning(self) -> signal.Signals:

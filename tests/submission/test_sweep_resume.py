@@ -115,6 +115,20 @@ def test_what_continues_is_alive_and_stays_when_the_sweep_is_resumed_again(
     assert document["sweep_id"] == "s1"
 
 
+def test_elements_continue_without_what_only_their_nodes_have_if_forced(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace("resnet18", "own_models:build"))
+    (tmp_path / "own_models.py").write_text("def build(num_classes): ...\n")
+    swept(slurm, count=2, element_0="failed")
+    (tmp_path / "own_models.py").unlink()
+    code, _, err = run(capsys, "--resume", "s1")
+    assert code == 2
+    assert "If the nodes of the job have what is missing here, add --force." in err
+    code, out, _ = run(capsys, "--resume", "s1", "--force")
+    assert (code, out.splitlines()[0]) == (0, "2 elements continue; 0 finished, 0 alive")
+
+
 def test_one_is_said_in_the_singular(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
     swept(slurm, count=2, element_0="finished")
     assert run(capsys, "--resume", "s1")[1].startswith("1 element continues; 1 finished, 0 alive\n")
