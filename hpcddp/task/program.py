@@ -161,7 +161,7 @@ def run_program(
             notice_s=_notice_s(spec, deadline),
             save_signal=spec.requeue.command_signal,
             is_launcher=spec.launcher_command is not None,
-            before_saving=PROCESS_STATE.cause if env.rank == 0 and not spec.launcher_command else lambda: None,
+            ask_cause=PROCESS_STATE.cause if env.rank == 0 and not spec.launcher_command else None,
             on_poll=monitor.look,
         )
         code = program.wait()
@@ -335,9 +335,8 @@ class Program:
         notice_s: how long before the end it gets SIGTERM, in seconds; SIGKILL comes after half of it, or later.
         save_signal: the signal after which it saves; None = SIGUSR2, or SIGUSR1 if it handles only that.
         is_launcher: whether it has started the ranks, which get the signals to save in its place.
-        before_saving: called while the program is halted, before it gets the signal after which it saves because of
-            SIGTERM: a program that then requeues its job, as Lightning does, makes Slurm clear PreemptTime. Not for a
-            launcher: its ranks are not halted, and would end meanwhile.
+        ask_cause: asks Slurm why the job ends. The program is halted meanwhile if SIGTERM makes it save: a program that
+            then requeues its job, as Lightning does, makes Slurm clear PreemptTime. None does not halt it.
         on_poll: called with its process id about twice a second while it runs; an exception of it ends the wait.
 
     Attributes:
@@ -357,15 +356,14 @@ class Program:
         notice_s: float,
         save_signal: CommandSignal | None = None,
         is_launcher: bool = False,
-        before_saving: Callable[[], object] = lambda: None,
+        ask_cause: Callable[[], object] | None = None,
         on_poll: Callable[[int], object] = lambda _: None,
     ) -> None:
         self.notice: StopNotice | None = None
-        self.sigterm_forwarded = self._killed = self._ends_by_itself = self._is_halted = False
-        self._halting = threading.Lock()
+        self.sigterm_forwarded = self._killed = self._ends_by_itself = False
         self._asked_to_save_at = -math.inf
         self._end, self._notice_s = end, notice_s
-        self._before_saving, self._on_poll = before_saving, on_poll
+        self._ask_cause, self._on_poll = ask_cause, on_poll
         self._save_signal = None if save_signal is None else signal.Signals[f"SIG{save_signal}"]
         to_save = {*_SAVE_SIGNALS, self._save_signal or signal.SIGUSR2}
         self._for_ranks = frozenset(to_save if is_launcher else ())
@@ -447,7 +445,14 @@ class Program:
             saves_first = self._saves_before_sigterm and self._warning in handled_now and not self.sigterm_forwarded
             self.notice, self.sigterm_forwarded = self.notice or "terminated", True
             self._ends_by_itself = True
-            if self._halt_to_save(begins=saves_first):
+            if saves_first:
+                # At once: Slurm may have sent SIGTERM to the program too, and Lightning ends after the step in which it
+                # came.
+                self._deliver(self._warning)
+                _print(f"{self._warning.name} before SIGTERM, for the program to save")
+            if saves_first and self._ask_cause is not None:
+                process.send_signal(signal.SIGSTOP)
+                threading.Thread(target=self._ask_and_terminate, args=(self._ask_cause,), daemon=True).start()
                 return
         elif signum == self._warning and signum != signal.SIGUSR2 and signum in handled_now:
             self._asked_to_save_at = time.monotonic()
@@ -476,31 +481,12 @@ class Program:
         of_ranks = {signum for signum in self._for_ranks if any(_handlers_below(pid, signum))}
         return (handled_signals(pid) & _FORWARDED) - self._for_ranks | of_ranks
 
-    def _halt_to_save(self, *, begins: bool) -> bool:
-        """Halt the program until it gets the signal after which it saves; return whether it is halted.
-
-        Slurm may have sent SIGTERM to the program too, and Lightning ends after the step in which that came. With the
-        next SIGTERM Slurm may send SIGCONT.
-        """
-        with self._halting:
-            if not begins and not self._is_halted:
-                return False
-            self._process.send_signal(signal.SIGSTOP)
-            if begins:
-                self._is_halted = True
-                threading.Thread(target=self._save_and_terminate, args=(self._warning,), daemon=True).start()
-            return True
-
-    def _save_and_terminate(self, save_signal: signal.Signals) -> None:
+    def _ask_and_terminate(self, ask_cause: Callable[[], object]) -> None:
         try:
-            self._before_saving()
+            ask_cause()
         finally:
-            _print(f"{save_signal.name} before SIGTERM, for the program to save")
-            with self._halting:
-                self._is_halted = False
-                for signum in (save_signal, signal.SIGTERM):
-                    self._deliver(signum)
-                self._process.send_signal(signal.SIGCONT)
+            self._deliver(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)
 
     @property
     def _warning(self) -> signal.Signals:

@@ -190,7 +190,7 @@ end = EndTime(KnownEnd(end_time=time.time() + 600, time=0.0))
 read_end, write_end = os.pipe()
 os.dup2(write_end, 1)
 running = program.Program(
-    [sys.executable, "-c", body], dict(os.environ), end=end, notice_s=5, before_saving=ask_slurm,
+    [sys.executable, "-c", body], dict(os.environ), end=end, notice_s=5, ask_cause=ask_slurm,
 )
 with open(read_end) as said:
     task, child = os.getpid(), int(said.readline())
