@@ -1,4 +1,4 @@
-"""Rank, world size, hosts and job of a process, from the environment that its launcher set."""
+"""Rank, world size, hosts and job of a process, from the variables of srun, of submitit or of torchrun."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class RankEnv:
         local_world_size: ranks on this node.
         node_rank: 0 to nodes - 1.
         nodes: nodes of the step.
-        hosts: the name of each node; empty if the launcher does not set them.
-        tasks_per_node: the number of ranks on each node; empty if the launcher does not set them.
+        hosts: the name of each node; empty if the source does not set them.
+        tasks_per_node: the number of ranks on each node; empty if the source does not set them.
         consecutive: whether ranks are numbered node by node; true unless another distribution was requested.
         job_id: Slurm's job id (``123``, ``123_4`` for an array element) or submitit's; None without one.
         restart_count: how often the job was requeued.
-        source: the launcher that started this process.
+        source: what started this process.
     """
 
     rank: int
@@ -110,10 +110,10 @@ class RankEnv:
     def from_env(cls, env: Mapping[str, str]) -> Self:
         """Read the environment of a task.
 
-        The innermost launcher takes precedence: torchrun, then submitit's local executor, then srun.
+        The innermost source takes precedence: torchrun, then submitit's local executor, then srun.
 
         Raises:
-            RankEnvError: no launcher is recognised, or a variable is missing, is not a number, or contradicts another.
+            RankEnvError: no source is recognised, or a variable is missing, is not a number, or contradicts another.
         """
         if "TORCHELASTIC_RUN_ID" in env:
             return cls._from_torchrun(_Variables(env))
