@@ -105,7 +105,7 @@ def _signal_left_behind(runs: Sequence[RunStatus]) -> str | None:
     for process in left:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
-    return f"what its killed batch script has left was signalled ({processes_text(left)})" if left else None
+    return f"SIGTERM was sent to what a killed batch script has left ({processes_text(left)})" if left else None
 
 
 def _is_command(run: RunDirectory) -> bool:

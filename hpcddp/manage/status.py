@@ -437,10 +437,9 @@ def left_behind(status: RunStatus) -> list[int]:
 
     Not those of a run in an allocation: srun is one of them, and kills its tasks when it is signalled.
     """
-    files = status.files
-    in_allocation = files.start is not None and files.start.allocation is not None
-    is_ours = status.state is State.LOST and files.job is not None and files.job.local
-    return processes_left(status.run) if is_ours and not in_allocation else []
+    job, start = status.files.job, status.files.start
+    is_local = job is not None and job.local and start is not None and start.allocation is None
+    return processes_left(status.run) if is_local and status.state is State.LOST else []
 
 
 def is_process_alive(files: RunFiles, *, proc: Path = Path("/proc")) -> bool | None:

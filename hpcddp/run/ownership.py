@@ -93,7 +93,7 @@ def runs_script(words: Collection[bytes]) -> bool:
 
 
 def processes_left(run: RunDirectory) -> list[int]:
-    """Return the processes on this machine that belong to attempts of a run, by their environment (proc(5)).
+    """Return the user's processes on this machine that belong to attempts of a run, by their environment (proc(5)).
 
     Args:
         run: the run; its batch script has ended.
@@ -103,6 +103,9 @@ def processes_left(run: RunDirectory) -> list[int]:
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError):
+            if entry.stat().st_uid != os.getuid():
+                # Its environment may name any path.
+                continue
             variables = (entry / "environ").read_bytes().split(b"\0")
             attempt = next((word.removeprefix(_ATTEMPT) for word in variables if word.startswith(_ATTEMPT)), None)
             # Not compared as text: a link may lead to the run.

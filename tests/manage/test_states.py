@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcddp.manage.run_files import Job, read_run_files
-from hpcddp.manage.status import Answers, RunStatus, State, Statuses, is_process_alive, state_of, statuses
+from hpcddp.manage.status import Answers, RunStatus, State, Statuses, is_process_alive, left_behind, state_of, statuses
 from hpcddp.slurm.commands import QueuedJob, SlurmUnavailableError
 from tests.manage.runs import NOON, FakeRun, make, queued
 
@@ -199,6 +201,22 @@ def test_a_run_on_this_machine_is_alive_while_its_script_is(made: FakeRun, tmp_p
     assert is_process_alive(files, proc=tmp_path) is True
     assert state_of(files, Answers(processes={made.run: True})) is State.STARTING
     assert state_of(files, Answers(processes={made.run: False})) is State.LOST
+
+
+@pytest.mark.parametrize(("allocation", "is_found"), [(None, True), ("9", False)])
+def test_what_a_killed_script_left_is_not_looked_for_in_an_allocation(
+    made: FakeRun, allocation: str | None, *, is_found: bool
+) -> None:
+    made.submitted("77777777", cluster="local" if allocation is None else "here")
+    made.started("77777777", host=socket.gethostname(), is_local=True, allocation=allocation)
+    environment = {**os.environ, "HPCDDP_ATTEMPT_DIR": str(made.run.attempt(0).path)}
+    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+        (status,) = ask_of(made).runs
+        assert (status.state, left_behind(status)) == (State.LOST, [process.pid] if is_found else [])
+        made.attempt(0).start.write_text("torn {")
+        (status,) = ask_of(made).runs
+        assert left_behind(status) == []
+        process.kill()
 
 
 def test_a_process_id_that_came_again_is_not_the_run(made: FakeRun) -> None:

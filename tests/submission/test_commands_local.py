@@ -18,6 +18,7 @@ from hpcddp.cli.submit import print_outcome
 from hpcddp.manage.follow import Outcome
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from hpcddp.run.ownership import processes_left
 from hpcddp.run.result import Result
 from hpcddp.submission.submit import Submission
 from tests.waiting import wait_for_text, wait_until, wait_until_gone
@@ -281,8 +282,8 @@ def test_what_a_killed_script_left_is_named_and_can_be_cancelled(tmp_path: Path)
     wait_for_text(log, "saved")
     wait_until_gone(int(left))
     # The task and the controller end a moment later.
-    cancels = lambda: "nothing to cancel" in called(tmp_path, "cancel", str(run.path))  # noqa: E731
-    wait_until(cancels, "the end of all processes", 60)
+    wait_until(lambda: not processes_left(run), "the end of all processes", 60)
+    assert "nothing to cancel" in called(tmp_path, "cancel", str(run.path))
 
 
 def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.manage.overview import overview_of
 from hpcddp.manage.status import State
+from hpcddp.run.ownership import processes_left
 from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import Sweep, read_sweep
 from hpcddp.submission import sweep as submission
@@ -216,6 +217,17 @@ def test_a_killed_element_frees_its_turn_whether_it_ran_or_waited(local: LocalSw
     assert (resumed["cluster"], resumed["finished"], resumed["alive"]) == ("local", 2, 0)
     wait_for_end(sweep)
     assert states(sweep) == ["finished"] * 4
+
+
+def test_a_cancelled_sweep_leaves_no_process_of_a_killed_script(local: LocalSweep) -> None:
+    sweep = local.submit(2)
+    (first,) = local.wait_for_begun(1)
+    os.kill(process_of(sweep, first), signal.SIGKILL)
+    wait_until_gone(process_of(sweep, first), _TIMEOUT_S)
+    assert processes_left(sweep.run(first)) != []
+    assert "SIGTERM was sent to what a killed batch script has left (process" in local.hpcddp("cancel", sweep.sweep_id)
+    wait_until(lambda: not processes_left(sweep.run(first)), "the end of all processes", _TIMEOUT_S)
+    assert local.log() == [("begin", first)]
 
 
 def test_the_preview_is_the_script_of_the_first_element(local: LocalSweep) -> None:
