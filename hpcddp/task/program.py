@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import itertools
 import math
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -16,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, NoReturn
@@ -29,7 +26,6 @@ from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, read_failures
-from hpcddp.run.files import TAIL_BYTES, read_tail
 from hpcddp.run.job_records import (
     AskedEnd,
     ProgramExit,
@@ -46,9 +42,10 @@ from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import ASK_EVERY_S, Deadline, EndTime, KnownEnd, moved_sentence
 from hpcddp.stop.listener import LISTENER, ReceivedSignal, handled_signals, write_to_stderr
 from hpcddp.stop.reasons import Cause, ExitCode
-from hpcddp.task.attribution import log_says_peer_loss, save_failure
+from hpcddp.task.attribution import save_failure
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE
+from hpcddp.task.program_failure import KILLED_IN_A_SHELL, error_while_stopping, program_failure
 from hpcddp.task.watchdog import trace_variables
 from hpcddp.task.world_check import SeparateWorldsError, WorldMonitor, children_of
 
@@ -62,10 +59,8 @@ _NOTICE_BY_SIGNAL: Final[Mapping[int, StopNotice]] = MappingProxyType(
     {signal.SIGTERM: "terminated", signal.SIGUSR2: "warned"}
 )
 _POLL_S: Final = 0.5
-# What a shell returns for a program that was killed by signal n, plus n (bash(1), EXIT STATUS).
-_KILLED_IN_A_SHELL: Final = 128
 # From subprocess, and from a shell.
-_ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, _KILLED_IN_A_SHELL + signal.SIGTERM})
+_ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, KILLED_IN_A_SHELL + signal.SIGTERM})
 _SIGNAL_TIMEOUT_S: Final = 1.0
 _SIGNAL_TIMEOUT_AFTER_ERROR_S: Final = 0.25
 _SIGNAL_POLL_S: Final = 0.02
@@ -81,30 +76,6 @@ _REQUEUE_S: Final = 8.0
 _READ_END_EVERY_S: Final = 30.0
 # torchrun gives its workers 30 s after SIGTERM (torch/distributed/elastic/multiprocessing/api.py).
 _LAUNCHER_END_TIMEOUT_S: Final = 35.0
-_SENT_FROM_OUTSIDE: Final = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
-_TAIL_LINES: Final = 20
-# More lines than these after a traceback: the program handled the exception and went on. A crash at exit writes fewer.
-_MOST_LINES_AFTER: Final = 100
-_TRACEBACK: Final = "Traceback (most recent call last):"
-# Between the tracebacks of one chain (traceback.TracebackException.format).
-_CHAINS: Final = (
-    "The above exception was the direct cause of the following exception:",
-    "During handling of the above exception, another exception occurred:",
-)
-# torch writes the rank at the beginning of each line (torch/distributed/__init__.py, _distributed_excepthook).
-_RANK_PREFIX: Final = re.compile(r"^\[rank(\d+)\]: ?", re.ASCII)
-# What torchrun says at its end (torch/distributed/elastic/multiprocessing/errors/__init__.py, ChildFailedError).
-_CHILD_FAILED: Final = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
-_ROOT_CAUSE: Final = re.compile(
-    r"^Root Cause .*\n\[\d+\]:\n(?:  .*\n)*?  rank +: (?P<rank>\d+) .*\n  exitcode +: (?P<code>-?\d+) ",
-    re.ASCII | re.MULTILINE,
-)
-# The line that the task writes for a signal can come between the lines of a traceback (stop/listener.py).
-_SIGNAL_LINE: Final = re.compile(r"^hpcddp: \d\d:\d\d:\d\d SIG", re.ASCII)
-_NOTICE_LINE: Final = re.compile(r"^hpcddp: (\d\d:\d\d:\d\d SIG|the time limit is near)", re.ASCII)
-# Python writes this before the traceback of an exception that does not end the program.
-_IGNORED_EXCEPTION: Final = ("Exception ignored in", "Exception in thread")
-_LONGEST_MESSAGE: Final = 300
 
 
 ProgramEnding = Literal["finished", "failed", "stopped", "cancelled"]
@@ -182,7 +153,7 @@ def run_program(
         code=code,
         notice=program.notice,
         cause=PROCESS_STATE.cause() if env.rank == 0 and program.notice is not None else None,
-        error=None if other_first or spec.launcher_command else _error_while_stopping(code, attempt.rank_log(env.rank)),
+        error=None if other_first or spec.launcher_command else error_while_stopping(code, attempt.rank_log(env.rank)),
     )
     failure = program_failure(
         written,
@@ -539,195 +510,3 @@ def _handlers_below(pid: int, signum: int) -> Iterator[int]:
             yield child
         else:
             yield from _handlers_below(child, signum)
-
-
-def program_failure(
-    command: Sequence[str],
-    code: int,
-    log: Path,
-    *,
-    stop_requested: bool,
-    another_rank_failed_first: bool,
-    sigterm_forwarded: bool = False,
-    master_port: int | None = None,
-) -> FailureRecord | None:
-    """Return the record of a program that failed; None if it succeeded, requests a requeue, or ended after a request.
-
-    Args:
-        command: the program and its arguments.
-        code: its exit code; minus the signal that killed it.
-        log: the file with its output.
-        stop_requested: whether it was requested to stop before it ended.
-        another_rank_failed_first: srun then ends the other ranks, which is not a request to stop.
-        sigterm_forwarded: whether it got SIGTERM while it ran. If another rank failed first, it ended because of that
-            rank, whatever its exit code is.
-        master_port: the port that the task of rank 0 has released for its program.
-    """
-    if code in {ExitCode.FINISHED, ExitCode.STOPPED} or (stop_requested and not another_rank_failed_first):
-        return None
-    end = read_log_end(log)
-    code = code if end.code is None else end.code
-    signalled = _signal_of(code)
-    # After an exception, an object that is left behind can abort, such as a process group with pending work; and a
-    # program that still exits is ended because another rank has failed.
-    ended_by_itself = signalled is signal.SIGABRT or (signalled is signal.SIGTERM and another_rank_failed_first)
-    killed = None if ended_by_itself and end.message else signalled
-    secondary = (
-        (sigterm_forwarded and another_rank_failed_first)
-        or (stop_requested and signalled in _SENT_FROM_OUTSIDE)
-        or log_says_peer_loss(end.traceback, end.tail)
-    )
-    port_taken = master_port is not None and _says_port_taken(end, master_port)
-    infrastructure = secondary or port_taken or (killed is signal.SIGKILL and code < 0)
-    return PROCESS_STATE.record(
-        kind="killed" if killed is not None else _exception_type(end) or "exit",
-        message=_failure_message(command, code, killed, end),
-        traceback=end.traceback or end.tail,
-        exit_code=ExitCode.INFRASTRUCTURE if infrastructure else ExitCode.USER_CODE,
-        secondary=secondary,
-        who=None if end.rank is None else f"rank {end.rank}",
-    )
-
-
-# Raised because another process has ended, and by torchrun after a signal.
-_LAUNCHER_EXCEPTIONS: Final = frozenset({"CalledProcessError", "ProcessExitedException", "SignalException"})
-
-
-def _error_while_stopping(code: int, log: Path) -> str | None:
-    """Return the exception that ended a program after it was told to stop; None if something else ended it.
-
-    A program that fails in its save looks like one that has saved, but the work since the save before is lost.
-    """
-    if code in {ExitCode.FINISHED, ExitCode.STOPPED} or _signal_of(code) is not None:
-        return None
-    lines = read_tail(log, TAIL_BYTES).splitlines()
-    # The task writes a line when it tells the program to stop. An earlier exception did not end the program.
-    lines = list(itertools.dropwhile(lambda line: not _NOTICE_LINE.match(line), lines))
-    # Nor did one that Python reports at its exit, or in a thread.
-    lines = list(itertools.takewhile(lambda line: not line.startswith(_IGNORED_EXCEPTION), lines))
-    end = _end_of([line for line in lines if not _SIGNAL_LINE.match(line)])
-    kind = _exception_type(end) or ""
-    is_error = kind.endswith(("Error", "Exception")) and kind not in _LAUNCHER_EXCEPTIONS
-    return end.message[:_LONGEST_MESSAGE] if is_error and not log_says_peer_loss(end.traceback, end.tail) else None
-
-
-def _says_port_taken(end: LogEnd, port: int) -> bool:
-    """Return whether another process took the port before the program listened on it, by torch's own message."""
-    return "EADDRINUSE" in end.message and re.search(rf"\bport: {port}\b", end.message) is not None
-
-
-def _signal_of(code: int) -> signal.Signals | None:
-    number = -code if code < 0 else code - _KILLED_IN_A_SHELL
-    return signal.Signals(number) if number in list(signal.Signals) else None
-
-
-_LONGEST_NAME: Final = 60
-# os.environ raises KeyError.
-_MISSING_VARIABLE: Final = re.compile(r"KeyError: '(HPCDDP_\w+)'", re.ASCII)
-_OF_THE_BATCH: Final = re.compile("HPCDDP_(GLOBAL_BATCH_SIZE|PER_DEVICE_BATCH_SIZE|GRAD_ACCUM_STEPS|RANK_BATCH_SIZE)")
-
-
-def _failure_message(command: Sequence[str], code: int, killed: signal.Signals | None, end: LogEnd) -> str:
-    program = _name_of(command)
-    if killed is signal.SIGKILL:
-        return f"{program} was killed by SIGKILL, most often because memory ran out"
-    if killed is not None:
-        return f"{program} was killed by {killed.name}"
-    if end.message:
-        message = end.message.partition(": ")[2] or end.message
-        if (missing := _MISSING_VARIABLE.fullmatch(end.message)) is not None:
-            known = _OF_THE_BATCH.fullmatch(missing[1]) is not None
-            remedy = "add --global-batch-size N" if known else "see docs/any-script.md"
-            return f"{message}; this job does not set the variable: {remedy}"
-        # submitit/helpers.py: its variables are those of torchrun, which the task has set.
-        exported = message.startswith("Cannot export environment variables as ")
-        return f"{message}; write TorchDistributedEnvironment().export(overwrite=True)" if exported else message
-    asked = code == ExitCode.STOPPED
-    hint = ", which its launcher does not pass on; to be run again, create $HPCDDP_REQUEUE_FILE and end with 0"
-    # The last line of a launcher is its own.
-    last = "" if end.rank is not None else end.tail.rstrip().rpartition("\n")[2].strip()
-    return f"{program} ended with exit code {code}" + (hint if asked else f"; its last line: {last}" if last else "")
-
-
-def _name_of(command: Sequence[str]) -> str:
-    """Return a program and its script, module or first argument: ``python -m train``; a long one is cut."""
-    words = next((count for count, word in enumerate(command[1:], 2) if not word.startswith("-")), len(command))
-    name = " ".join(shlex.join(command[:words]).split())
-    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]} ..."
-
-
-def _exception_type(end: LogEnd) -> str | None:
-    """Return the type of the exception that ended the program, from a line such as ``torch.OutOfMemoryError: ...``."""
-    name = end.message.partition(":")[0]
-    return name.rpartition(".")[2] if name.replace(".", "").isidentifier() else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogEnd:
-    """The end of a program's log.
-
-    Args:
-        traceback: the last traceback with the exceptions that caused it; empty if there is none.
-        message: the exception's own line; empty if there is none.
-        tail: the last lines of the log, with or without a traceback.
-        rank: the rank that torchrun names as the first to fail; None where no torchrun has ended.
-        code: the exit code of that rank.
-    """
-
-    traceback: str = ""
-    message: str = ""
-    tail: str = ""
-    rank: int | None = None
-    code: int | None = None
-
-
-def read_log_end(log: Path) -> LogEnd:
-    """Return the end of a log; everything is empty if the log cannot be read.
-
-    The log of a launcher has the output of all ranks of its node. Of these, the one that failed first counts.
-    """
-    lines = [line for line in read_tail(log, TAIL_BYTES).splitlines() if not _SIGNAL_LINE.match(line)]
-    last = max((number for number, line in enumerate(lines) if line == _TRACEBACK), default=len(lines))
-    of_launcher = "\n".join(lines[last:])
-    root = _ROOT_CAUSE.search(of_launcher) if f"\n{_CHILD_FAILED}" in of_launcher else None
-    if root is None:
-        return _end_of([_RANK_PREFIX.sub("", line) for line in lines])
-    return _end_of_ranks(lines[:last], root=int(root["rank"]), code=int(root["code"]))
-
-
-def _end_of_ranks(lines: Sequence[str], *, root: int, code: int) -> LogEnd:
-    """Return the end of the rank that failed first.
-
-    Args:
-        lines: the output of the ranks of a launcher.
-        root: the rank whose failure the launcher saw first.
-        code: the exit code of that rank.
-    """
-    output: dict[int | None, list[str]] = {root: [], None: []}
-    for line in lines:
-        prefix = _RANK_PREFIX.match(line)
-        output.setdefault(None if prefix is None else int(prefix[1]), []).append(_RANK_PREFIX.sub("", line))
-    ends = {rank: _end_of(of_rank) for rank, of_rank in output.items()}
-    # Ranks that lost a peer end at nearly the same time. A signal leaves no traceback of its own.
-    own = (rank for rank, end in ends.items() if end.message and not log_says_peer_loss(end.traceback, ""))
-    first = root if code < 0 else next(own, root)
-    return replace(ends[first], tail=ends[None].tail, rank=root if first is None else first, code=code)
-
-
-def _end_of(lines: Sequence[str]) -> LogEnd:
-    tail = "\n".join(lines[-_TAIL_LINES:])
-    begins = [number for number, line in enumerate(lines) if line == _TRACEBACK]
-    if not begins:
-        return LogEnd(tail=tail)
-    last = begins[-1]
-    first = last
-    for begin in reversed(begins[:-1]):
-        if not any(line in _CHAINS for line in lines[begin:first]):
-            break
-        first = begin
-    # The frames are indented; the exception is not.
-    end = next((number for number in range(last + 1, len(lines)) if lines[number][:1].strip()), len(lines))
-    if len(lines) - end > _MOST_LINES_AFTER:
-        return LogEnd(tail=tail)
-    message = lines[end] if end < len(lines) else ""
-    return LogEnd(traceback="\n".join(lines[first : end + 1]), message=message, tail=tail)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.task.program import program_failure
+from hpcddp.task.program_failure import program_failure
 
 COMMAND = ("python", "train.py", "--lr", "0.1")
 BOOM = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: boom\n'

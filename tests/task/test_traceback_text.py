@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hpcddp.task.program import LogEnd, read_log_end
+from hpcddp.task.program_failure import LogEnd, read_log_end
 
 CHAINED = """
 def inner():
