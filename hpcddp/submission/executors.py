@@ -80,17 +80,11 @@ class RenderedSlurmExecutor(SlurmExecutor):
         """Return 2, "available": submitit would look for srun in the environment of this process."""
         return 2
 
-    def _num_tasks(self) -> int:
-        return self._tasks
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002  the script has its command
-        return self._script
-
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Any]:
         pickle = self.folder / f"{uuid.uuid4().hex}.pkl"
         digest = _dump(pickle, _only(delayed_submissions))
         script = self.folder / f".submission_file_{pickle.stem}.sh"
-        write_text(script, self._make_submission_file_text("", pickle.stem))
+        write_text(script, self._script)
         environment = {
             **self._environment,
             **(self._element.environment if self._element else {}),
@@ -173,9 +167,6 @@ class RenderedLocalExecutor(LocalExecutor):
             "SUBMITIT_LOCAL_WITH_SHELL": "1",
             "SUBMITIT_STDERR_TO_STDOUT": "1",
         }
-
-    def _num_tasks(self) -> int:
-        return self._tasks
 
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Any]:
         pickle = self.folder / f"{uuid.uuid4().hex}.pkl"
