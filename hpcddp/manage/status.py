@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from hpcddp.manage.run_files import Job, RunFiles, read_run_files
+from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import known_hosts
 from hpcddp.run.metrics import Summary
-from hpcddp.run.ownership import command_line, processes_left, runs_script
+from hpcddp.run.ownership import processes_left, runs_script
 from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
 from hpcddp.slurm.job import JOB_STATES, JobState, moment_of
@@ -442,20 +442,15 @@ def left_behind(status: RunStatus) -> list[int]:
     return processes_left(status.run) if is_local and status.state is State.LOST else []
 
 
-def is_process_alive(files: RunFiles, *, proc: Path = Path("/proc")) -> bool | None:
-    """Return whether a local run's script runs; None if it was started on another machine.
-
-    Args:
-        files: the contents of its directory.
-        proc: where the kernel shows processes (proc(5)).
-    """
+def is_process_alive(files: RunFiles) -> bool | None:
+    """Return whether a local run's script runs; None if it was started on another machine."""
     if files.job is None:
         return None
     start = files.start
     known = files.job.host if start is None else start.host
     if known is not None and known != socket.gethostname():
         return None
-    return runs_script(command_line(files.job.job_id, proc))
+    return runs_script(command_line(files.job.job_id))
 
 
 def _waits_for_turn(files: RunFiles) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.processes import command_line, environment_of, own_processes
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import is_full, trusted_users
 from hpcddp.run.job_file import read_job_file
@@ -21,8 +22,7 @@ from hpcddp.run.job_records import Change, Start
 from hpcddp.slurm.job import ENDED_STATES, wait_for_answer
 from hpcddp.stop.reasons import ExitCode
 
-_SCRIPT: Final = os.fsencode(RunDirectory(Path()).script.name)
-_ATTEMPT: Final = b"HPCDDP_ATTEMPT_DIR="
+_SCRIPT: Final = RunDirectory(Path()).script.name
 
 
 class RunDirectoryError(UserError):
@@ -76,41 +76,27 @@ def is_alive(start: Start, *, patience_s: float = 0.0) -> bool:
     return job.get("SubmitTime") == start.submit_time or int(job.get("Restarts", "0")) > start.restart_count
 
 
-def command_line(pid: str, proc: Path = Path("/proc")) -> list[bytes]:
-    """Return the words of a process on this machine (proc(5)); none if it has ended."""
-    try:
-        return (proc / pid / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
-def runs_script(words: Collection[bytes]) -> bool:
+def runs_script(words: Collection[str]) -> bool:
     """Return whether a command line is that of a batch script: the kernel gives the number of a process again.
 
     The name of the script is compared, not its path, since a run directory can be moved while its job runs.
     """
-    return any(word.rpartition(b"/")[2] == _SCRIPT for word in words)
+    return any(word.rpartition("/")[2] == _SCRIPT for word in words)
 
 
 def processes_left(run: RunDirectory) -> list[int]:
-    """Return the user's processes on this machine that belong to attempts of a run, by their environment (proc(5)).
+    """Return the user's processes on this machine that belong to attempts of a run, by their environment.
 
     Args:
         run: the run; its batch script has ended.
     """
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
+    for pid in (process.pid for process in own_processes() if process.pid != os.getpid()):
+        attempt = environment_of(pid).get("HPCDDP_ATTEMPT_DIR")
+        # Not compared as text: a link may lead to the run.
         with suppress(OSError):
-            if entry.stat().st_uid != os.getuid():
-                # Its environment may name any path.
-                continue
-            variables = (entry / "environ").read_bytes().split(b"\0")
-            attempt = next((word.removeprefix(_ATTEMPT) for word in variables if word.startswith(_ATTEMPT)), None)
-            # Not compared as text: a link may lead to the run.
-            if attempt is not None and Path(os.fsdecode(attempt)).parent.samefile(run.attempts):
-                found.append(int(entry.name))
+            if attempt is not None and Path(attempt).parent.samefile(run.attempts):
+                found.append(pid)
     return sorted(found)
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from hpcddp.errors import HpcddpError
 from hpcddp.polling import wait_until
-from hpcddp.sandbox import processes, programs, state
+from hpcddp.processes import find
+from hpcddp.sandbox import cleanup, programs, state
 from hpcddp.sandbox.programs import Command, Daemon, Instructions
 from hpcddp.sandbox.state import Sandbox
 
@@ -87,7 +88,7 @@ def main(directory: Path) -> None:
     except HpcddpError as error:
         sys.stderr.write(f"{error.message}\n")
         sys.stderr.flush()
-        processes.end_all(sandbox.token, sandbox.slurm_conf, manager=None)
+        cleanup.end_all(sandbox.token, sandbox.slurm_conf, manager=None)
         if isinstance(error, _AbandonedError):
             _unmount(sandbox)
             state.remove_files(sandbox)
@@ -98,7 +99,7 @@ def main(directory: Path) -> None:
 def _register(sandbox: Sandbox) -> None:
     """Record this process as the daemon manager, and set up its namespaces or adopt orphans."""
     # /proc is still the one of the machine: it has this process under its id there.
-    own = processes.find(int(Path("/proc/self").readlink().name))
+    own = find(int(Path("/proc/self").readlink().name))
     if own is None:
         raise programs.ProcessError("the daemon manager does not find itself in /proc")
     state.write_manager(sandbox, own)

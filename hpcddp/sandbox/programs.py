@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.errors import HpcddpError
-from hpcddp.sandbox.processes import TOKEN_VARIABLE
+from hpcddp.sandbox.cleanup import TOKEN_VARIABLE
 
 # Daemons are in sbin, which an ordinary user's PATH lacks on Debian.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

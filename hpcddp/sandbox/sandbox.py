@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.run.files import user_name, write_text
-from hpcddp.sandbox import cgroups, configuration, daemon_manager, network, processes, programs, state
+from hpcddp.sandbox import cgroups, cleanup, configuration, daemon_manager, network, programs, state
 from hpcddp.sandbox import request as requests
 from hpcddp.sandbox.configuration import PARTITIONS, Cluster, Node
 from hpcddp.sandbox.programs import Daemon, Instructions
@@ -342,7 +342,7 @@ def _wait_for_manager(sandbox: Sandbox) -> int:
     deadline = last_seen + _MANAGER_TIMEOUT_S
     while (manager := state.find_manager(sandbox)) is None:
         now = time.monotonic()
-        if processes.members(sandbox.token, sandbox.slurm_conf):
+        if cleanup.members(sandbox.token, sandbox.slurm_conf):
             last_seen = now
         if now > deadline or now - last_seen > _UNSEEN_S:
             raise _manager_error(sandbox)
@@ -380,7 +380,7 @@ def slurm_environment(sandbox: Sandbox, environment: Mapping[str, str]) -> dict[
 def _end(sandbox: Sandbox) -> None:
     """End every process, wait for the kernel to take the network away, remove the files."""
     manager = state.find_manager(sandbox)
-    processes.end_all(sandbox.token, sandbox.slurm_conf, manager=None if manager is None else manager.pid)
+    cleanup.end_all(sandbox.token, sandbox.slurm_conf, manager=None if manager is None else manager.pid)
     _wait_for_interface(sandbox)
     state.remove_files(sandbox)
 

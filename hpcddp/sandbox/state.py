@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import HpcddpError
+from hpcddp.processes import Process, boot_id, find
 from hpcddp.run.files import read_json, write_json
-from hpcddp.sandbox import cgroups, processes
-from hpcddp.sandbox.processes import Process
+from hpcddp.sandbox import cgroups
 
 # The first file written and the last one removed: a directory without it is not ours.
 _MARKER = "sandbox.json"
@@ -84,16 +84,16 @@ def write_manager(sandbox: Sandbox, manager: Process) -> None:
     """Record the daemon manager of the sandbox."""
     write_json(
         sandbox.directory / _MANAGER,
-        {"pid": manager.pid, "start": manager.start, "boot_id": processes.boot_id()},
+        {"pid": manager.pid, "start": manager.start, "boot_id": boot_id()},
     )
 
 
 def find_manager(sandbox: Sandbox) -> Process | None:
     """Return the sandbox's daemon manager, or None if it has ended, never started, or the machine was rebooted."""
     record = read_json(sandbox.directory / _MANAGER)
-    if record is None or record["boot_id"] != processes.boot_id():
+    if record is None or record["boot_id"] != boot_id():
         return None
-    process = processes.find(record["pid"])
+    process = find(record["pid"])
     return process if process is not None and process.start == record["start"] else None
 
 

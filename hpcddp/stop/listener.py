@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any, Final
 
@@ -210,13 +209,3 @@ LISTENER: Final = SignalListener()
 
 def _start(callback: Callable[[ReceivedSignal], object], received: ReceivedSignal) -> None:
     threading.Thread(target=callback, args=(received,), name=f"hpcddp-{received.signum.name}", daemon=True).start()
-
-
-def handled_signals(pid: int) -> frozenset[int]:
-    """Return the signals that a process has handlers for (proc(5), SigCgt)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return frozenset()
-    mask = int(next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0"), 16)
-    return frozenset(signum for signum in range(1, signal.NSIG) if mask >> (signum - 1) & 1)

@@ -22,6 +22,7 @@ from hpcddp.jobfile.document import path_of
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import element_spec, is_placeholder, placeholders_of
+from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import exists, open_regular, user_name, why_unreadable, write_bytes, write_text
@@ -36,7 +37,6 @@ from hpcddp.run.moved import (
 )
 from hpcddp.run.ownership import (
     check_run_directory,
-    command_line,
     group_writable_warnings,
     is_alive,
     refuse_another_training,

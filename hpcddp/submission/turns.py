@@ -64,6 +64,6 @@ class Turns:
             os.close(descriptor)
 
 
-def waits_for_turn(words: Sequence[bytes]) -> bool:
+def waits_for_turn(words: Sequence[str]) -> bool:
     """Return whether a process with these words as its command line waits for a turn."""
-    return _WAIT.encode() in words
+    return _WAIT in words

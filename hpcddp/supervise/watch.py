@@ -18,12 +18,12 @@ from typing import Final
 from hpcddp.errors import write_message
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.polling import wait_until
+from hpcddp.processes import Process, find
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import read_result
-from hpcddp.sandbox.processes import Process, find
 
 STEP_PATIENCE_S: Final = 60.0
 """How long srun may wait after the last record of the tasks; they wait up to 30 s for their trackers."""

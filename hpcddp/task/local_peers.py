@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, NoReturn
 
 from hpcddp.polling import wait_until
+from hpcddp.processes import all_processes, environment_of
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.task.process_state import PROCESS_STATE, exit_process
 
@@ -34,26 +34,15 @@ def exit_after_failure(exit_code: int, attempt: AttemptDirectory) -> NoReturn:
 
 
 def tasks_of(parent: int, attempt: AttemptDirectory) -> list[int]:
-    """Return the running tasks of an attempt (proc(5)).
+    """Return the running tasks of an attempt.
 
     Args:
         parent: the process id of their parent.
         attempt: the attempt.
     """
-    mark = f"HPCDDP_ATTEMPT_DIR={attempt.path}".encode()
-    return sorted(
-        int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and _is_task(entry, parent, mark)
-    )
-
-
-def _is_task(entry: Path, parent: int, mark: bytes) -> bool:
-    with contextlib.suppress(OSError):
-        # The second field, the name in parentheses, can contain spaces and parentheses.
-        state, parent_pid = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-        # Process ids are reused, so the environment is compared as well.
-        same = int(parent_pid) == parent and state not in {b"Z", b"X"}
-        return same and mark in (entry / "environ").read_bytes().split(b"\0")
-    return False
+    children = (process.pid for process in all_processes() if process.parent == parent)
+    # Process ids are reused, so the environment is compared as well.
+    return sorted(pid for pid in children if environment_of(pid).get("HPCDDP_ATTEMPT_DIR") == str(attempt.path))
 
 
 def end_tasks(

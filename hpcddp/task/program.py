@@ -23,6 +23,7 @@ from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import CommandSignal
 from hpcddp.polling import wait_until
+from hpcddp.processes import children_of, handled_signals
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, read_failures
@@ -40,14 +41,14 @@ from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import ASK_EVERY_S, Deadline, EndTime, KnownEnd, moved_sentence
-from hpcddp.stop.listener import LISTENER, ReceivedSignal, handled_signals, write_to_stderr
+from hpcddp.stop.listener import LISTENER, ReceivedSignal, write_to_stderr
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.task.attribution import save_failure
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE
 from hpcddp.task.program_failure import KILLED_IN_A_SHELL, error_while_stopping, program_failure
 from hpcddp.task.watchdog import trace_variables
-from hpcddp.task.world_check import SeparateWorldsError, WorldMonitor, children_of
+from hpcddp.task.world_check import SeparateWorldsError, WorldMonitor
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG: Final = 1

@@ -10,14 +10,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hpcddp.errors import printable
 from hpcddp.polling import wait_until
-from hpcddp.stop.listener import handled_signals
+from hpcddp.processes import Process, command_line, environment_of, handled_signals, own_processes, program_of
 from hpcddp.task.signals import STACKS_FILE, STACKS_SIGNAL
 
 _TASK: Final = "hpcddp.task"
@@ -53,21 +54,6 @@ class ProcessStacks:
         return len(self.lines) > 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    pid: int
-    parent: int
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-
-    @property
-    def rank(self) -> int | None:
-        """The rank that its environment names: that of its launcher, of Slurm, or of submitit."""
-        names = ("RANK", "SLURM_PROCID", "SUBMITIT_LOCAL_GLOBALID")
-        text = next((self.environment[name] for name in names if name in self.environment), "")
-        return int(text) if text.isascii() and text.isdecimal() else None
-
-
 def stacks_of_host(attempt: str, *, node: str | None, programs: bool, host: str) -> Iterator[ProcessStacks]:
     """Yield the stacks of the ranks of an attempt on this host.
 
@@ -77,60 +63,44 @@ def stacks_of_host(attempt: str, *, node: str | None, programs: bool, host: str)
         programs: whether the tasks run programs of the user's own, whose stacks only py-spy can read.
         host: what to call this host.
     """
-    every = {process.pid: process for process in _own_processes()}
-    tasks = [
-        process
-        for process in every.values()
-        if _is_task(process, attempt) and (node is None or process.environment.get("SLURMD_NODENAME") == node)
-    ]
+    every = {process.pid: process for process in own_processes()}
+    tasks = [process for pid, process in every.items() if _is_task(pid, attempt, node)]
     tasks = [process for process in tasks if process.parent not in {task.pid for task in tasks}]
-    for task in sorted(tasks, key=lambda process: (process.rank or 0, process.pid)):
-        for process in _programs_below(task, every) if programs else [task]:
-            lines = _py_spy(process) if programs else _ask(process.pid)
-            command = " ".join(process.command)[: _LONGEST_LINE // 2]
-            yield ProcessStacks(rank=process.rank, host=host, pid=process.pid, command=command, lines=tuple(lines))
+    for task in sorted(tasks, key=lambda process: (_rank_of(process.pid) or 0, process.pid)):
+        for pid in _programs_below(task.pid, every.values()) if programs else [task.pid]:
+            lines = _py_spy(pid) if programs else _ask(pid)
+            command = printable(" ".join(command_line(pid)))[: _LONGEST_LINE // 2]
+            yield ProcessStacks(rank=_rank_of(pid), host=host, pid=pid, command=command, lines=tuple(lines))
 
 
-def _is_task(process: _Process, attempt: str) -> bool:
+def _is_task(pid: int, attempt: str, node: str | None) -> bool:
     # srun, which has started the tasks, has the same words in its command line.
-    if _TASK not in process.command or not _is_python(process.pid):
+    if _TASK not in command_line(pid) or not _is_python(pid):
         return False
+    environment = environment_of(pid)
     # A link may lead to the directory of runs.
-    return os.path.realpath(process.environment.get("HPCDDP_ATTEMPT_DIR", "")) == os.path.realpath(attempt)
+    is_of_attempt = os.path.realpath(environment.get("HPCDDP_ATTEMPT_DIR", "")) == os.path.realpath(attempt)
+    return is_of_attempt and (node is None or environment.get("SLURMD_NODENAME") == node)
 
 
-def _own_processes() -> Iterator[_Process]:
-    for directory in Path("/proc").iterdir():
-        if not directory.name.isdecimal():
-            continue
-        # Processes end meanwhile, and those of others are closed.
-        with suppress(OSError, ValueError, IndexError):
-            if directory.stat().st_uid != os.getuid():
-                continue
-            words = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            pairs = (directory / "environ").read_bytes().decode(errors="replace").split("\0")
-            parent = (directory / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
-            yield _Process(
-                pid=int(directory.name),
-                parent=int(parent),
-                command=tuple(word for word in words if word),
-                environment=dict(pair.split("=", 1) for pair in pairs if "=" in pair),
-            )
+def _rank_of(pid: int) -> int | None:
+    """Return the rank that a process's environment names: that of its launcher, of Slurm, or of submitit."""
+    environment = environment_of(pid)
+    names = ("RANK", "SLURM_PROCID", "SUBMITIT_LOCAL_GLOBALID")
+    text = next((environment[name] for name in names if name in environment), "")
+    return int(text) if text.isascii() and text.isdecimal() else None
 
 
-def _programs_below(task: _Process, every: Mapping[int, _Process]) -> Iterator[_Process]:
+def _programs_below(task: int, every: Collection[Process]) -> Iterator[int]:
     """Yield the Python processes that a task has started, without the forks of one, such as workers of a DataLoader."""
-    for child in sorted((each for each in every.values() if each.parent == task.pid), key=lambda each: each.pid):
-        if _is_python(child.pid) and child.command != task.command:
+    for child in sorted(process.pid for process in every if process.parent == task):
+        if _is_python(child) and command_line(child) != command_line(task):
             yield child
         yield from _programs_below(child, every)
 
 
 def _is_python(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/exe").readlink().name.startswith("python")
-    except OSError:
-        return False
+    return program_of(pid).startswith("python")
 
 
 def _ask(pid: int) -> list[str]:
@@ -164,14 +134,14 @@ def _memory_file(pid: int) -> Path | None:
     return None
 
 
-def _py_spy(process: _Process) -> list[str]:
-    places = f"{process.environment.get('PATH', os.defpath)}:{Path(sys.executable).parent}"
+def _py_spy(pid: int) -> list[str]:
+    places = f"{environment_of(pid).get('PATH', os.defpath)}:{Path(sys.executable).parent}"
     program = shutil.which("py-spy", path=places)
     if program is None:
         return ["the stacks of your own program need py-spy, which this node does not have; run: pip install py-spy"]
     try:
         done = subprocess.run(
-            [program, "dump", "--pid", str(process.pid)],
+            [program, "dump", "--pid", str(pid)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

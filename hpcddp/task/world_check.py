@@ -15,12 +15,13 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from hpcddp.errors import UserError, write_message
 from hpcddp.jobfile.launchers import Launcher, launcher_of
+from hpcddp.processes import children_of, command_line, environment_of
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_records import SeparateWorld, report_separate_world
 from hpcddp.slurm.rank_env import RankEnv
@@ -88,7 +89,7 @@ class WorldMonitor:
             # To the launcher itself: a shell that started it does not pass signals on. It may have ended by now.
             launcher = self._found[0]
             with contextlib.suppress(ProcessLookupError):
-                if launcher_of(_words(launcher), {}) is not None:
+                if launcher_of(command_line(launcher), {}) is not None:
                     os.kill(launcher, signal.SIGTERM)
             raise
 
@@ -125,12 +126,12 @@ class WorldMonitor:
         waiting = [program]
         while waiting:
             pid = waiting.pop()
-            words, children = _words(pid), children_of(pid)
-            launcher = launcher_of(words, _environment(pid))
+            words, children = command_line(pid), children_of(pid)
+            launcher = launcher_of(words, environment_of(pid))
             if launcher is None:
                 waiting += children
                 continue
-            alone = launcher.is_alone or any(_is_worker_of_one(_environment(child)) for child in children)
+            alone = launcher.is_alone or any(_is_worker_of_one(environment_of(child)) for child in children)
             # A launcher that has the run's port among its arguments listens there itself.
             if alone and (not self._run_has_met or any(str(self._port) in word for word in words)):
                 return pid, launcher
@@ -152,35 +153,6 @@ def _uses_torch(program: int) -> bool:
 def _is_worker_of_one(environment: dict[str, str]) -> bool:
     """Return whether a process belongs to a world of torchrun that has a single launcher."""
     return "TORCHELASTIC_RUN_ID" in environment and environment.get("GROUP_WORLD_SIZE") == "1"
-
-
-def _words(pid: int) -> list[str]:
-    return _strings(pid, "cmdline")
-
-
-def _environment(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with."""
-    return dict(entry.split("=", 1) for entry in _strings(pid, "environ") if "=" in entry)
-
-
-def _strings(pid: int, name: str) -> list[str]:
-    """Return the strings in a file of proc(5); none if the process has ended."""
-    with contextlib.suppress(OSError):
-        return os.fsdecode((_PROC / str(pid) / name).read_bytes()).split("\0")[:-1]
-    return []
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the processes that a process has started; none if it has ended."""
-    with contextlib.suppress(OSError):
-        return [int(child) for task in (_PROC / str(pid) / "task").iterdir() for child in _read_children(task)]
-    return []
-
-
-def _read_children(task: Path) -> Iterator[str]:
-    # The thread may have ended.
-    with contextlib.suppress(OSError):
-        yield from (task / "children").read_text(encoding="ascii").split()
 
 
 def _has_listener(port: int) -> bool:

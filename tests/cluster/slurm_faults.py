@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcddp.processes import find
 from hpcddp.sandbox import state
-from hpcddp.sandbox.processes import find
 from hpcddp.sandbox.programs import daemon_environment
 from tests.cluster.sandbox import Sandbox
 from tests.waiting import wait_until

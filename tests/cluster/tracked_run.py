@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcddp.processes import find
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, EventKind, read_events
-from hpcddp.sandbox.processes import find
 from tests.cluster.jobs import result_of
 from tests.cluster.sandbox import Sandbox
 from tests.waiting import wait_until

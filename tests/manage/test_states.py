@@ -193,12 +193,16 @@ def ask_of(made: FakeRun) -> Statuses:
     return statuses([read_run_files(made.run)], ask=nobody_may_be_asked, now=NOON)
 
 
-def test_a_run_on_this_machine_is_alive_while_its_script_is(made: FakeRun, tmp_path: Path) -> None:
-    files = read_run_files(made.submitted("77", cluster="local").run)
-    assert is_process_alive(files, proc=tmp_path) is False
-    (tmp_path / "77").mkdir()
-    (tmp_path / "77" / "cmdline").write_bytes(b"\0".join([b"/bin/bash", str(made.run.script).encode(), b""]))
-    assert is_process_alive(files, proc=tmp_path) is True
+def test_a_run_on_this_machine_is_alive_while_its_script_is(tmp_path: Path) -> None:
+    lost = make(tmp_path, "lost").submitted("77777777", cluster="local")
+    assert is_process_alive(read_run_files(lost.run)) is False
+    made = make(tmp_path, "alive")
+    made.run.script.write_text("read -r line\n", encoding="utf-8")
+    with subprocess.Popen(["/bin/bash", made.run.script], stdin=subprocess.PIPE) as script:
+        files = read_run_files(made.submitted(str(script.pid), cluster="local").run)
+        assert is_process_alive(files) is True
+        script.communicate()
+    assert is_process_alive(files) is False
     assert state_of(files, Answers(processes={made.run: True})) is State.STARTING
     assert state_of(files, Answers(processes={made.run: False})) is State.LOST
 

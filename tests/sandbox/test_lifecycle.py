@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.sandbox import processes as ending
-from hpcddp.sandbox import state
+from hpcddp.processes import Process
+from hpcddp.sandbox import cleanup, state
 from hpcddp.sandbox.state import Sandbox
 from tests.sandbox.leftovers import leftovers
 from tests.waiting import wait_until
@@ -112,13 +112,13 @@ def keep_busy(place: Place, directory: Path) -> None:
     wait_until(mark.exists, f"{mark}")
 
 
-def daemon(sandbox: Sandbox, program: str) -> ending.Process:
+def daemon(sandbox: Sandbox, program: str) -> Process:
     """Return a process that the manager started, by its program; slurmctld has a child of the same name."""
     manager = state.find_manager(sandbox)
     assert manager is not None
     return next(
         process
-        for process in ending.members(sandbox.token, sandbox.slurm_conf)
+        for process in cleanup.members(sandbox.token, sandbox.slurm_conf)
         if Path(f"/proc/{process.pid}/exe").resolve().name.startswith(program) and process.parent == manager.pid
     )
 
@@ -195,7 +195,7 @@ def test_an_up_that_is_killed_half_way_leaves_nothing(place: Place, hosts: str, 
             assert process.poll() is None
         sandbox = place.known()
         process.kill()
-    wait_until(lambda: not ending.members(sandbox.token, sandbox.slurm_conf), "the end of all processes")
+    wait_until(lambda: not cleanup.members(sandbox.token, sandbox.slurm_conf), "the end of all processes")
     place.down()
     assert leftovers(sandbox) == []
 
@@ -219,7 +219,7 @@ def test_a_sandbox_whose_daemon_manager_was_killed_has_stopped_and_down_takes_it
     wait_until((open_directory / "busy").exists, "a task")
     manager = state.find_manager(sandbox)
     assert manager is not None
-    ending.end(manager)
+    cleanup.end(manager)
     wait_until(lambda: state.find_manager(sandbox) is None, "the end of the daemon manager")
     assert place.state() == "stopped"
     place.down()
@@ -230,7 +230,7 @@ def test_up_takes_away_what_a_stopped_sandbox_left(place: Place) -> None:
     first = place.up()
     manager = state.find_manager(first)
     assert manager is not None
-    ending.end(manager)
+    cleanup.end(manager)
     second = place.up()
     assert second.token != first.token
     assert place.state() == "up"
@@ -247,7 +247,7 @@ def test_after_a_restart_of_the_machine_a_sandbox_has_stopped(place: Place) -> N
 
 def test_a_sandbox_without_its_controller_is_degraded_and_goes(place: Place) -> None:
     sandbox = place.up()
-    ending.end(daemon(sandbox, "slurmctld"))
+    cleanup.end(daemon(sandbox, "slurmctld"))
     assert place.state() == "degraded"
     place.down()
     assert leftovers(sandbox) == []

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.sandbox import processes as ending
+from hpcddp.sandbox import cleanup
 from hpcddp.sandbox.state import Sandbox
 from tests.sandbox.test_lifecycle import AS_ORDINARY_USER, ORDINARY_USER, Place, new_place
 from tests.waiting import wait_until
@@ -170,7 +170,7 @@ def test_a_host_that_cannot_be_reached_by_its_own_name_is_refused(
 def listening(sandbox: Sandbox) -> Mapping[str, set[str]]:
     """Return the addresses at which the programs of a sandbox accept connections from the network."""
     found: dict[str, set[str]] = defaultdict(set)
-    for process in ending.members(sandbox.token, sandbox.slurm_conf):
+    for process in cleanup.members(sandbox.token, sandbox.slurm_conf):
         directory = Path(f"/proc/{process.pid}")
         with contextlib.suppress(OSError):
             sockets = {str(link.readlink()) for link in (directory / "fd").iterdir()}

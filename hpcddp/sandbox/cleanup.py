@@ -10,21 +10,16 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.errors import HpcddpError
+from hpcddp.processes import Process, all_processes, environment_of, find, program_of
 
 TOKEN_VARIABLE = "HPCDDP_SANDBOX"  # noqa: S105 - the name of a variable
-_PROC = Path("/proc")
 # Debian's is slurmstepd-wlm.
 _STEP_DAEMON = "slurmstepd"
 _POLL_S = 0.02
 _TIMEOUT_S = 30.0
-# Positions after the command's name in /proc/PID/stat (proc_pid_stat(5)).
-_STATE, _PARENT, _START = 0, 1, 19
-_ENDED = frozenset("ZX")
 
 
 class StillRunningError(HpcddpError):
@@ -33,42 +28,9 @@ class StillRunningError(HpcddpError):
     kind = "still_running"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """A process, told apart from a later one with the same id by its start time.
-
-    Attributes:
-        pid: its id in this process's view.
-        parent: its parent's id.
-        start: clock ticks from the machine's start to the process's.
-    """
-
-    pid: int
-    parent: int
-    start: int
-
-
-def find(pid: int) -> Process | None:
-    """Return the process with this id, or None if there is none or it is a zombie."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The name is in parentheses and may contain spaces and parentheses.
-    fields = text.rpartition(")")[2].split()
-    if fields[_STATE] in _ENDED:
-        return None
-    return Process(pid=pid, parent=int(fields[_PARENT]), start=int(fields[_START]))
-
-
-def boot_id() -> str:
-    """Return the id of this boot of the machine, from which start times count."""
-    return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def members(token: str, slurm_conf: Path) -> frozenset[Process]:
     """Return every process of the sandbox except the caller."""
-    everything = {process.pid: process for process in _everything()}
+    everything = {process.pid: process for process in all_processes()}
     found = {pid for pid in everything if _is_marked(pid, token, slurm_conf)}
     # Parents may be listed after their children: repeat until nothing is new.
     while new := {pid for pid, process in everything.items() if process.parent in found and pid not in found}:
@@ -113,31 +75,9 @@ def end_all(token: str, slurm_conf: Path, *, manager: int | None) -> None:
         time.sleep(_POLL_S)
 
 
-def _everything() -> Iterator[Process]:
-    for entry in _PROC.iterdir():
-        if entry.name.isdecimal() and (process := find(int(entry.name))) is not None:
-            yield process
-
-
 def _is_marked(pid: int, token: str, slurm_conf: Path) -> bool:
-    environment = _environment(pid)
+    # Slurm pads the title of a step daemon, which may stand over variables, with spaces (src/common/setproctitle.c).
+    environment = {name.lstrip(): value for name, value in environment_of(pid).items()}
     if environment.get(TOKEN_VARIABLE) == token:
         return True
-    return environment.get("SLURM_CONF") == str(slurm_conf) and _program(pid).startswith(_STEP_DAEMON)
-
-
-def _environment(pid: int) -> Mapping[str, str]:
-    """Return the environment that a process started with; empty where it is another user's."""
-    try:
-        text = (_PROC / str(pid) / "environ").read_bytes().decode("utf-8", "replace")
-    except OSError:
-        return {}
-    pairs = (entry.partition("=") for entry in text.split("\0"))
-    return {name.lstrip(): value for name, _, value in pairs if value}
-
-
-def _program(pid: int) -> str:
-    try:
-        return (_PROC / str(pid) / "exe").readlink().name
-    except OSError:
-        return ""
+    return environment.get("SLURM_CONF") == str(slurm_conf) and program_of(pid).startswith(_STEP_DAEMON)

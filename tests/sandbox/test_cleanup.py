@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.sandbox import processes as ending
-from hpcddp.sandbox import sandbox, state
-from hpcddp.sandbox.processes import Process
+from hpcddp.processes import Process, find
+from hpcddp.sandbox import cleanup, sandbox, state
 
 CONF = Path("/somewhere/sandbox/slurm.conf")
 TOKEN = "0123456789abcdef" * 2
@@ -27,27 +26,20 @@ def running(*argv: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_a_process_that_has_ended_is_not_found() -> None:
-    with running("true") as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert ending.find(process.pid) is None
-    assert ending.find(process.pid) is None
-
-
 def test_what_carries_the_token_and_what_descends_from_it_belongs_to_the_sandbox() -> None:
     # The child has neither the token nor anything else in its environment.
     parent = f"import subprocess; subprocess.run(['env', '-i', {sys.executable!r}, '-c', 'input()'])"
     with running(sys.executable, "-c", parent, HPCDDP_SANDBOX=TOKEN) as process:
-        while len(found := ending.members(TOKEN, CONF)) < 2:
+        while len(found := cleanup.members(TOKEN, CONF)) < 2:
             assert process.poll() is None
         assert process.pid in {one.pid for one in found}
-        ending.end_all(TOKEN, CONF, manager=process.pid)
-        assert ending.members(TOKEN, CONF) == frozenset()
+        cleanup.end_all(TOKEN, CONF, manager=process.pid)
+        assert cleanup.members(TOKEN, CONF) == frozenset()
 
 
 def test_a_shell_that_exported_slurm_conf_is_not_the_sandboxs() -> None:
     with running("sleep", "60", SLURM_CONF=str(CONF)):
-        assert ending.members(TOKEN, CONF) == frozenset()
+        assert cleanup.members(TOKEN, CONF) == frozenset()
 
 
 def test_a_step_daemon_of_the_sandbox_is_known_by_its_slurm_conf(tmp_path: Path) -> None:
@@ -55,24 +47,24 @@ def test_a_step_daemon_of_the_sandbox_is_known_by_its_slurm_conf(tmp_path: Path)
     program.write_bytes(Path("/bin/sleep").read_bytes())
     program.chmod(0o755)
     with running(str(program), "60", SLURM_CONF=str(CONF)) as own, running(str(program), "60", SLURM_CONF="/etc/x"):
-        assert [one.pid for one in ending.members(TOKEN, CONF)] == [own.pid]
+        assert [one.pid for one in cleanup.members(TOKEN, CONF)] == [own.pid]
 
 
 def test_a_later_process_with_the_same_id_is_left_alone() -> None:
     with running("sleep", "60") as process:
-        found = ending.find(process.pid)
+        found = find(process.pid)
         assert found is not None
-        ending.end(Process(pid=found.pid, parent=found.parent, start=found.start - 1))
+        cleanup.end(Process(pid=found.pid, parent=found.parent, start=found.start - 1))
         assert process.poll() is None
-        ending.end(found)
+        cleanup.end(found)
         assert process.wait() == -signal.SIGKILL
 
 
 def test_a_process_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(ending, "end", lambda _: None)
-    with running("sleep", "60", HPCDDP_SANDBOX=TOKEN) as process, pytest.raises(ending.StillRunningError) as caught:
-        ending.end_all(TOKEN, CONF, manager=None)
+    monkeypatch.setattr(cleanup, "_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(cleanup, "end", lambda _: None)
+    with running("sleep", "60", HPCDDP_SANDBOX=TOKEN) as process, pytest.raises(cleanup.StillRunningError) as caught:
+        cleanup.end_all(TOKEN, CONF, manager=None)
     assert caught.value.message == (
         f"process {process.pid} of the sandbox is still there 0 s after SIGKILL, it waits for a device or a file "
         "system; run hpcddp sandbox down again"
@@ -96,5 +88,5 @@ def test_a_daemon_manager_whose_environment_cannot_be_read_for_a_moment_is_waite
     manager = Process(pid=7, parent=1, start=0)
     looks = iter([None, None, manager])
     monkeypatch.setattr(state, "find_manager", lambda _: next(looks))
-    monkeypatch.setattr(ending, "members", lambda *_: frozenset())
+    monkeypatch.setattr(cleanup, "members", lambda *_: frozenset())
     assert sandbox._wait_for_manager(started) == 7
