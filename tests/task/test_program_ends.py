@@ -107,9 +107,10 @@ from hpcddp.stop.listener import LISTENER
 
 LISTENER.install()
 body = '''
-import signal, sys, time
+import os, signal, sys, time
 for name in sys.argv[1:]:
-    signal.signal(signal.Signals["SIG" + name], lambda number, _: print(signal.Signals(number).name, flush=True))
+    # One call: the handler of another signal may run in the middle of print().
+    signal.signal(signal.Signals["SIG" + name], lambda *_, line=f"SIG{name}{chr(10)}".encode(): os.write(1, line))
 print("ready", flush=True)
 time.sleep(%s)
 '''
