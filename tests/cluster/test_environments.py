@@ -145,13 +145,6 @@ def container_of(submitter: Submitter, runtime: str, **more: Any) -> dict[str, A
 def jobs(submitter: Submitter) -> Iterator[dict[str, SubmittedJob]]:
     """Submit all of them at once, and wait for their ends."""
     sent = {
-        "apptainer": submitter.send(
-            "apptainer",
-            container_of(submitter, "apptainer"),
-            nodes=2,
-            resources={"partition": "low", "nodelist": "n1,n2"},
-            train={"model_args": {"seconds": 0.05}, "epochs": 12},
-        ),
         "venv": submitter.send(
             "venv", {"venv": str(submitter.virtual("my venv"))}, nodes=2, resources={"nodelist": "n3,n4"}
         ),
@@ -161,6 +154,14 @@ def jobs(submitter: Submitter) -> Iterator[dict[str, SubmittedJob]]:
         "conda": submitter.send("conda", {"conda": str(submitter.virtual("envs/train"))}, program=True),
         "modules": submitter.send("modules", modules(submitter), program=True),
         "venv in apptainer": submitter.send("inside", inside_container(submitter), program=True),
+        # The last one: on a busy machine it could finish while the others are submitted, before it is preempted.
+        "apptainer": submitter.send(
+            "apptainer",
+            container_of(submitter, "apptainer"),
+            nodes=2,
+            resources={"partition": "low", "nodelist": "n1,n2"},
+            train={"model_args": {"seconds": 0.05}, "epochs": 12},
+        ),
     }
     wait_for_text(sent["apptainer"].run.metrics, '"step": 100')
     submitter.sandbox.submit("--partition=high", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=sleep 1")
