@@ -417,13 +417,15 @@ class Program:
             saves_first = self._saves_before_sigterm and self._warning in handled_now and not self.sigterm_forwarded
             self.notice, self.sigterm_forwarded = self.notice or "terminated", True
             self._ends_by_itself = True
+            if saves_first and self._ask_cause is not None:
+                # Before the signal to save, in whose handler Lightning requeues the job.
+                process.send_signal(signal.SIGSTOP)
             if saves_first:
                 # At once: Slurm may have sent SIGTERM to the program too, and Lightning ends after the step in which it
-                # came.
+                # came. A halted program gets the signal when it continues: Slurm may send SIGCONT before the answer.
                 self._deliver(self._warning)
                 _print(f"{self._warning.name} before SIGTERM, for the program to save")
             if saves_first and self._ask_cause is not None:
-                process.send_signal(signal.SIGSTOP)
                 threading.Thread(target=self._ask_and_terminate, args=(self._ask_cause,), daemon=True).start()
                 return
         elif signum == self._warning and signum != signal.SIGUSR2 and signum in handled_now:

@@ -225,6 +225,59 @@ def test_a_program_that_ends_with_its_step_after_sigterm_saves_first(slurm: str)
     assert "SIGUSR1" in ended, done.stderr
 
 
+# The program requeues its job in the handler of the signal after which it saves, as Lightning does.
+REQUEUES_ITS_JOB = """
+import os, signal, sys, time
+from pathlib import Path
+from hpcddp.stop.deadline import EndTime, KnownEnd
+from hpcddp.task import program
+from hpcddp.stop.listener import LISTENER
+
+LISTENER.install()
+# A busy machine, on which this process does not get on.
+program._print = lambda _: time.sleep(0.5)
+answer = Path(sys.argv[1])
+body = '''
+import os, signal, sys, time
+signals = []
+def requeue(*_):
+    signals.append("after" if os.path.exists(sys.argv[1]) else "before")
+signal.signal(signal.SIGUSR1, requeue)
+signal.signal(signal.SIGTERM, lambda *_: signals.append("SIGTERM"))
+print("ready", flush=True)
+while "SIGTERM" not in signals:
+    time.sleep(0.1)
+print(*signals)
+'''
+def ask_slurm():
+    time.sleep(0.5)
+    answer.touch()
+end = EndTime(KnownEnd(end_time=time.time() + 600, time=0.0))
+read_end, write_end = os.pipe()
+os.dup2(write_end, 1)
+running = program.Program(
+    [sys.executable, "-c", body, str(answer)], dict(os.environ), end=end, notice_s=5, ask_cause=ask_slurm
+)
+with open(read_end) as said:
+    assert said.readline() == "ready\\n"
+    os.kill(os.getpid(), signal.SIGTERM)
+    code = running.wait()
+    os.close(write_end)
+    os.close(1)
+    print("ended:", code, *said.read().split(), file=sys.stderr)
+os._exit(0)
+"""
+
+
+def test_a_program_cannot_requeue_its_job_before_slurm_has_said_why_it_ends(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REQUEUES_ITS_JOB, str(tmp_path / "answer")],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stderr.splitlines()[-1] == "ended: 0 after SIGTERM", done.stderr
+
+
 # Rank 0 asks Slurm and writes its answer for the other ranks.
 MOVED = """
 import os, sys, time
