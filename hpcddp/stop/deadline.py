@@ -20,10 +20,11 @@ _LONGEST_UNKNOWN_SAVE_S: Final = 60.0
 ASK_EVERY_S: Final = 180.0
 """How often Slurm is asked for the end of the job."""
 
-# Early enough for an answer before the end is acted on.
+# Before the end is acted on it is asked for more often: from so many seconds ahead, and every so many seconds.
 _ASK_AHEAD_S: Final = 20.0
+_ASK_NEAR_EVERY_S: Final = 5.0
 # Nothing is done at an end that was asked for longer ago, unless the answer takes too long.
-_RECENT_S: Final = 30.0
+_RECENT_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 5.0
 _RETRY_S: Final = 1.0
 
@@ -65,7 +66,8 @@ class KnownEnd:
 class EndTime:
     """The end of the job: ``scontrol update TimeLimit`` moves it, and so does a job that was suspended and resumed.
 
-    It is asked for in a thread, every three minutes and before it is acted on, so that no step waits for the answer.
+    It is asked for in a thread, so that no step waits for the answer: every three minutes, and every 5 s shortly before
+    it is acted on.
 
     Args:
         known: the end as it is known at first.
@@ -107,7 +109,7 @@ class EndTime:
         is_far = left_s > lead_s + pause_s + _ASK_AHEAD_S
         if is_far or self._ask is None or now - known.time <= _RECENT_S + pause_s:
             self._waits_since = None
-            self._ask_again(now, self._every_s)
+            self._ask_again(now, self._every_s if is_far or left_s <= lead_s else _ASK_NEAR_EVERY_S)
             return left_s
         if self._waits_since is None:
             self._waits_since = now

@@ -92,6 +92,8 @@ def _cancelled(context: ScenarioContext, name: str, dice: random.Random) -> Trac
     context.sandbox.run("scancel", tracked.job_id)
     tracked.wait_for_end("CANCELLED", timeout_s=60)
     time.sleep(10)
+    # Slurm forgets a job an hour after its end, and the test may come later.
+    assert tracked.sandbox.job(tracked.job_id)["JobState"] == "CANCELLED"
     report("scancel at random moments", tracked)
     return tracked
 
@@ -225,7 +227,6 @@ def test_an_end_that_moves_at_any_moment_stops_nothing(scenario_result: list[Run
 @after_scenario(cancelled_at_any_moment)
 def test_a_cancel_at_any_moment_is_final_and_leaves_a_checkpoint(scenario_result: list[TrackedRun]) -> None:
     for tracked in scenario_result:
-        assert tracked.sandbox.job(tracked.job_id)["JobState"] == "CANCELLED"
         assert checkpoints.newest_valid(tracked.run.checkpoints, expected=True, warn=lambda _: None) is not None
     assert len(scenario_result) == 20
 

@@ -124,6 +124,12 @@ def test_a_longer_limit_is_noticed_before_the_old_end(job_of: Callable[..., Job]
     assert job.moves == [2000.0]
 
 
+def test_a_limit_that_is_raised_shortly_before_the_old_end_is_noticed(job_of: Callable[..., Job]) -> None:
+    job = job_of(1000.0, 2000.0)
+    assert [job.is_over(now) for now in (935, 942, 951, 1000)] == [False] * 4
+    assert (job.moves, job.answers.asked) == ([2000.0], 2)
+
+
 def test_a_shorter_limit_is_noticed_within_three_minutes(job_of: Callable[..., Job]) -> None:
     job = job_of(300.0)
     assert [job.is_over(now) for now in (100, 179)] == [False, False]
@@ -141,7 +147,7 @@ def test_a_limit_that_is_removed_ends_nothing(job_of: Callable[..., Job]) -> Non
 
 
 def test_a_job_that_wakes_up_after_its_old_end_asks_first(job_of: Callable[..., Job]) -> None:
-    job = job_of(1000.0, 1600.0)
+    job = job_of(1000.0, 1000.0, 1600.0)
     assert [job.is_over(now) for now in (935, 945)] == [False, False]
     # Suspended for ten minutes.
     assert [job.is_over(now) for now in (1545, 1546, 1549)] == [False] * 3
