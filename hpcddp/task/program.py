@@ -65,6 +65,7 @@ _ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, KILLED_IN_A_SHELL + signal.S
 _SIGNAL_TIMEOUT_S: Final = 1.0
 _SIGNAL_TIMEOUT_AFTER_ERROR_S: Final = 0.25
 _SIGNAL_POLL_S: Final = 0.02
+_HALT_EVERY_S: Final = 0.005
 # A program that ends later than that after SIGUSR1 has done something else at the signal, such as print its state.
 _LONGEST_SAVE_S: Final = 60.0
 # A program without a handler for the warning gets SIGTERM half of the signal lead before the end of the job, within
@@ -422,11 +423,11 @@ class Program:
                 process.send_signal(signal.SIGSTOP)
             if saves_first:
                 # At once: Slurm may have sent SIGTERM to the program too, and Lightning ends after the step in which it
-                # came. A halted program gets the signal when it continues: Slurm may send SIGCONT before the answer.
+                # came. A halted program gets the signal when it continues.
                 self._deliver(self._warning)
                 _print(f"{self._warning.name} before SIGTERM, for the program to save")
             if saves_first and self._ask_cause is not None:
-                threading.Thread(target=self._ask_and_terminate, args=(self._ask_cause,), daemon=True).start()
+                threading.Thread(target=self._terminate_when_answered, args=(self._ask_cause,), daemon=True).start()
                 return
         elif signum == self._warning and signum != signal.SIGUSR2 and signum in handled_now:
             self._asked_to_save_at = time.monotonic()
@@ -455,12 +456,15 @@ class Program:
         of_ranks = {signum for signum in self._for_ranks if any(_handlers_below(pid, signum))}
         return (handled_signals(pid) & _FORWARDED) - self._for_ranks | of_ranks
 
-    def _ask_and_terminate(self, ask_cause: Callable[[], object]) -> None:
-        try:
-            ask_cause()
-        finally:
-            self._deliver(signal.SIGTERM)
-            self._process.send_signal(signal.SIGCONT)
+    def _terminate_when_answered(self, ask_cause: Callable[[], object]) -> None:
+        """Keep the program halted while Slurm is asked, although Slurm and srun send SIGCONT with each SIGTERM."""
+        question = threading.Thread(target=ask_cause, daemon=True)
+        question.start()
+        while question.is_alive():
+            self._process.send_signal(signal.SIGSTOP)
+            question.join(_HALT_EVERY_S)
+        self._deliver(signal.SIGTERM)
+        self._process.send_signal(signal.SIGCONT)
 
     @property
     def _warning(self) -> signal.Signals:

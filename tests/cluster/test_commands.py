@@ -421,7 +421,7 @@ trainer.fit(Slow(), DataLoader(TensorDataset(torch.ones(4000, 4)), batch_size=4)
 @pytest.mark.parametrize(
     ("steps", "limit", "cause"),
     # Slurm may warn of the time limit half a minute earlier than the job asks for.
-    [(50, "10", "preemption"), pytest.param(150, "2", "time_limit", marks=pytest.mark.long)],
+    [(50, "10", "preemption"), pytest.param(250, "2", "time_limit", marks=pytest.mark.long)],
 )
 def test_lightning_resumes_without_a_change(
     sandbox: Sandbox, tmp_path: Path, steps: int, limit: str, cause: str
