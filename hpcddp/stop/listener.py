@@ -172,9 +172,10 @@ class SignalListener:
         with read_end:
             while numbers := read_end.recv(64):
                 for number in numbers:
+                    # Its line in the log comes before what a program writes that gets the signal.
+                    self._receive(number)
                     if self._forward is not None:
                         self._forward(signal.Signals(number))
-                    self._receive(number)
 
     def _receive(self, number: int) -> None:
         # Python writes every signal with a handler to the descriptor, for example torch's SIGCHLD.

@@ -333,4 +333,5 @@ def test_an_end_of_the_job_that_slurm_has_moved_counts(
     said = [rank.communicate(timeout=60) for rank in running]
     assert [out.strip() for out, _ in said] == [told] * ranks, said
     assert all("Slurm has moved the end of the job to" in errors for _, errors in said), said
-    assert (tmp_path / "asked").read_text().count("asked") == 1
+    # Every 5 s before the end is acted on.
+    assert (tmp_path / "asked").read_text().count("asked") in ({1} if ranks > 1 else {3, 4})
