@@ -187,7 +187,8 @@ SAVES = """
     step = int(saved.read_text()) if saved.exists() else 0
     told = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-    print(f"begins at {step}", flush=True)
+    # In one write: the ranks of a launcher share the log.
+    print(f"begins at {step}\\n", end="", flush=True)
     for step in range(step, 100):
         time.sleep(0.1)
         if told:
