@@ -15,6 +15,7 @@ from hpcddp.manage.run_files import Job, read_run_files
 from hpcddp.manage.status import Answers, RunStatus, State, Statuses, is_process_alive, left_behind, state_of, statuses
 from hpcddp.slurm.commands import QueuedJob, SlurmUnavailableError
 from tests.manage.runs import NOON, FakeRun, make, queued
+from tests.waiting import wait_until
 
 
 def look(made: FakeRun, *jobs: QueuedJob, job: Job | None = None) -> RunStatus:
@@ -200,7 +201,8 @@ def test_a_run_on_this_machine_is_alive_while_its_script_is(tmp_path: Path) -> N
     made.run.script.write_text("read -r line\n", encoding="utf-8")
     with subprocess.Popen(["/bin/bash", made.run.script], stdin=subprocess.PIPE) as script:
         files = read_run_files(made.submitted(str(script.pid), cluster="local").run)
-        assert is_process_alive(files) is True
+        # The kernel shows no command line yet while it starts.
+        wait_until(lambda: is_process_alive(files), "the script", 60)
         script.communicate()
     assert is_process_alive(files) is False
     assert state_of(files, Answers(processes={made.run: True})) is State.STARTING
