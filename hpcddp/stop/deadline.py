@@ -20,7 +20,7 @@ _LONGEST_UNKNOWN_SAVE_S: Final = 60.0
 ASK_EVERY_S: Final = 180.0
 """How often Slurm is asked for the end of the job."""
 
-# Before the end is acted on it is asked for more often: from so many seconds ahead, and every so many seconds.
+# How long before the end is acted on it is asked for more often, and how often then.
 _ASK_AHEAD_S: Final = 20.0
 _ASK_NEAR_EVERY_S: Final = 5.0
 # Nothing is done at an end that was asked for longer ago, unless the answer takes too long.

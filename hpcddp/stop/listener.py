@@ -172,7 +172,7 @@ class SignalListener:
         with read_end:
             while numbers := read_end.recv(64):
                 for number in numbers:
-                    # Its line in the log comes before what a program writes that gets the signal.
+                    # First, so that the log has this line before the output of a program that gets the signal.
                     self._receive(number)
                     if self._forward is not None:
                         self._forward(signal.Signals(number))

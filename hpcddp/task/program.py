@@ -419,7 +419,7 @@ class Program:
             self.notice, self.sigterm_forwarded = self.notice or "terminated", True
             self._ends_by_itself = True
             if saves_first and self._ask_cause is not None:
-                # Before the signal to save, in whose handler Lightning requeues the job.
+                # Halted first: Lightning requeues the job in the handler of the signal to save.
                 process.send_signal(signal.SIGSTOP)
             if saves_first:
                 # At once: Slurm may have sent SIGTERM to the program too, and Lightning ends after the step in which it
@@ -459,12 +459,14 @@ class Program:
     def _terminate_when_answered(self, ask_cause: Callable[[], object]) -> None:
         """Keep the program halted while Slurm is asked, although Slurm and srun send SIGCONT with each SIGTERM."""
         question = threading.Thread(target=ask_cause, daemon=True)
-        question.start()
-        while question.is_alive():
-            self._process.send_signal(signal.SIGSTOP)
-            question.join(_HALT_EVERY_S)
-        self._deliver(signal.SIGTERM)
-        self._process.send_signal(signal.SIGCONT)
+        try:
+            question.start()
+            while question.is_alive():
+                self._process.send_signal(signal.SIGSTOP)
+                question.join(_HALT_EVERY_S)
+        finally:
+            self._deliver(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)
 
     @property
     def _warning(self) -> signal.Signals:

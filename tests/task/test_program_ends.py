@@ -14,6 +14,18 @@ import pytest
 from tests.slurm.programs import program
 from tests.waiting import wait_until
 
+ROOT = Path(__file__).parents[2]
+
+
+def run_script(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of this file in a process of its own, in which signals can be handled."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
 # The program kills itself by SIGTERM, like a signal to the whole tree; the task gets SIGTERM a moment later, or never.
 TASK = """
 import os, signal, threading, sys
@@ -31,7 +43,6 @@ print(code, running.notice)
 sys.stdout.flush()
 os._exit(0)
 """
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -46,11 +57,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_a_program_that_a_shared_signal_ended_was_told_to_end(heard: str, body: str, told: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TASK, heard, body],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_script(TASK, heard, body)
     assert done.stdout.strip() == told, done.stderr
 
 
@@ -89,11 +96,7 @@ NEAR = "hpcddp: the time limit is near"
 def test_a_program_gets_each_signal_of_the_end_of_the_job_once_and_its_log_says_why(
     signalled: str, left_s: str, line: str, sent: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CHECKS, signalled, left_s],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_script(CHECKS, signalled, left_s)
     assert [text for text in done.stderr.splitlines() if "time limit" in text] == [line], done.stderr
     assert done.stdout.strip().removeprefix("SIGUSR2\n") == sent.removeprefix("SIGUSR2\n")
 
@@ -157,11 +160,7 @@ os._exit(0)
 def test_a_program_gets_the_signal_after_which_it_saves(
     signals: str, handled: str, saves: str, launcher: str, got: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LISTENS, signals, handled, saves, launcher],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_script(LISTENS, signals, handled, saves, launcher)
     assert done.stderr.splitlines()[-1] == got, done.stderr
 
 
@@ -214,11 +213,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("slurm", ["answers", "fails"])
 def test_a_program_that_ends_with_its_step_after_sigterm_saves_first(slurm: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ENDS_WITH_ITS_STEP, slurm],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_script(ENDS_WITH_ITS_STEP, slurm)
     # The traceback of a thread may come later.
     (ended,) = (line for line in done.stderr.splitlines() if line.startswith("ended: "))
     assert ended.split()[1] == "0", done.stderr
@@ -277,11 +272,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("continues", ["nobody", "srun"])
 def test_a_program_cannot_requeue_its_job_before_slurm_has_said_why_it_ends(tmp_path: Path, continues: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", REQUEUES_ITS_JOB, str(tmp_path / "answer"), continues],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_script(REQUEUES_ITS_JOB, str(tmp_path / "answer"), continues)
     assert sorted(done.stderr.splitlines()[-1].split()) == ["0", "SIGTERM", "after", "ended:"], done.stderr
 
 
