@@ -50,7 +50,7 @@ class HpcddpError(Exception):
         self.hint = hint
         self.values: dict[str, Any] = values
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  each value has its own type
         values = self.__dict__.get("values", {})
         if name in values:
             return values[name]

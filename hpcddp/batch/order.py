@@ -10,8 +10,8 @@ import hashlib
 import math
 from typing import Protocol, TypeAlias
 
-import numpy as np  # noqa: TID253
-from numpy.typing import NDArray  # noqa: TID253
+import numpy as np  # noqa: TID253  this module is imported late
+from numpy.typing import NDArray  # noqa: TID253  as above
 
 Indices: TypeAlias = NDArray[np.int64]
 _Words: TypeAlias = NDArray[np.uint64]

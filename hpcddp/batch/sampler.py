@@ -12,7 +12,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable
 
-import numpy as np  # noqa: TID253
+import numpy as np  # noqa: TID253  this module is imported late
 
 from hpcddp.batch.order import Indices, KeyedOrder, SampleOrder, TorchOrder
 from hpcddp.batch.plan import BatchPlan, BatchStart, Steps, plan_batch

@@ -87,7 +87,7 @@ def examples_of(command: ClickObject) -> list[str]:
 
 
 class _Examples:
-    """Mixin for a command or group of typer."""
+    """Mixin for a command or group of typer, which has the methods of ``super()``."""
 
     epilog: str | None
     params: list[ClickObject]

@@ -185,7 +185,7 @@ def words_of_command(context: typer.Context) -> tuple[str, ...] | None:
 class CommandWords(TyperCommand):
     """A command that keeps the words after ``--`` unchanged."""
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401  typer's own copy of click's Context
         """Return the words after the command's name in the first line of the help."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
@@ -236,7 +236,7 @@ class RunCommand(CommandWords):
 class JobCommand(CommandWords):
     """A command that takes a job file or the words of a command."""
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002  as above
         """Return the words after the command's name in the first line of the help."""
         return ["[JOB]", "[OPTIONS]", "[-- COMMAND...]"]
 
@@ -364,7 +364,7 @@ def takes_job_words(function: Callable[..., None]) -> Callable[..., None]:
     kept = [parameter for name, parameter in own.items() if name != "words"]
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     parameters = [context, *kept, *(_as_parameter(field) for field in FIELDS)]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 

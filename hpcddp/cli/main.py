@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 
 
-def _print_version(value: bool) -> None:  # noqa: FBT001
+def _print_version(value: bool) -> None:  # noqa: FBT001  typer passes the value of the option
     if value:
         echo(f"hpcddp {__version__}")
         raise typer.Exit

@@ -58,7 +58,7 @@ _NUMBERS = "Numbers in place of a job file"
 _OBSERVED = "Another program's run"
 
 
-def _number(metavar: str, text: str, panel: str = _NUMBERS) -> Any:  # noqa: ANN401
+def _number(metavar: str, text: str, panel: str = _NUMBERS) -> Any:  # noqa: ANN401  as typer.Option returns it
     return typer.Option(metavar=metavar, help=text, rich_help_panel=panel)
 
 
@@ -67,7 +67,7 @@ def register(app: typer.Typer) -> None:
     app.command()(plan)
 
 
-def plan(  # noqa: PLR0913
+def plan(  # noqa: PLR0913  each is an option
     job_file: Annotated[Path | None, typer.Argument(metavar="JOB", help="The job file (YAML).")] = None,
     *,
     overrides: Overrides = None,

@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
     app.command()(schema)
 
 
-def schema(*, as_json: AsJson = False) -> None:  # noqa: ARG001
+def schema(*, as_json: AsJson = False) -> None:  # noqa: ARG001  the schema is JSON in any case
     """Print the job file's JSON schema, for editors.
 
     The schema is one JSON document, with and without --json. An editor that knows the schema completes and checks a

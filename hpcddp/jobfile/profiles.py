@@ -214,6 +214,7 @@ def find_project_file(directory: FilePath, *, home: FilePath | None) -> FilePath
         directory: the directory of submission; absolute.
         home: the user's home directory; None where it is not known.
     """
+    # Path.is_file raises where the user may not look into a directory; os.path.isfile does not.
     return next((file for place in _places(directory, home) if os.path.isfile(file := place / PROJECT_FILE)), None)  # noqa: PTH113
 
 

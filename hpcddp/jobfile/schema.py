@@ -36,10 +36,10 @@ def default_text(value: object) -> object:
 class _Schema(GenerateJsonSchema):
     """Schema without the titles that only repeat the keys."""
 
-    def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002
+    def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002  pydantic calls it with this
         return False
 
-    def encode_default(self, dft: Any) -> Any:  # noqa: ANN401
+    def encode_default(self, dft: Any) -> Any:  # noqa: ANN401  as pydantic declares it
         return default_text(dft)
 
 

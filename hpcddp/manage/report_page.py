@@ -520,7 +520,7 @@ class _Pen:
             draw(axes)
             text = io.StringIO()
             figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        return Markup(_for_page(text.getvalue()))  # noqa: S704
+        return Markup(_for_page(text.getvalue()))  # noqa: S704  drawn here
 
 
 def _for_page(svg: str) -> str:

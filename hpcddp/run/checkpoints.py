@@ -199,7 +199,7 @@ class _HashingFile(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, content: Any) -> int:  # noqa: ANN401
+    def write(self, content: Any) -> int:  # noqa: ANN401  whatever has a buffer
         view = memoryview(content).cast("B")
         try:
             done = 0

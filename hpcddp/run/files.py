@@ -195,7 +195,7 @@ def _create(path: Path, content: bytes, reserves: Iterable[Path]) -> bool:
     return True
 
 
-def read_json(path: Path) -> Any:  # noqa: ANN401
+def read_json(path: Path) -> Any:  # noqa: ANN401  any document
     """Return the document in ``path``, or None if there is no such file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))

@@ -370,7 +370,7 @@ def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return plain
 
 
-def _plain_number(name: str, value: Any) -> float:  # noqa: ANN401
+def _plain_number(name: str, value: Any) -> float:  # noqa: ANN401  of any library
     number: float | None = None
     # RuntimeError: a tensor of several elements, of complex numbers, or without data.
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):

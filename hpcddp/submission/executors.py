@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from submitit import LocalExecutor, LocalJob, SlurmExecutor, SlurmJob  # noqa: TID253  the CLI imports this module late
-from submitit.core.utils import DelayedSubmission  # noqa: TID253
+from submitit.core.utils import DelayedSubmission  # noqa: TID253  as above
 
 from hpcddp.errors import HpcddpError
 from hpcddp.run.files import open_to_append, write_text

@@ -495,6 +495,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
 
     shown = shlex.join(command)
     try:
+        # Popen has no argument of its own for the two settings.
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=prepare)  # noqa: PLW1509
     except FileNotFoundError:
         raise CommandError(

@@ -143,7 +143,7 @@ def collective_trace() -> str | None:
     if not dist.is_initialized():
         return None
     name = "_dump_nccl_trace_json" if dist.get_backend() == "nccl" else "_dump_fr_trace_json"
-    # Some builds of torch have only one of the two.
+    # Some builds of torch have only one of the two; neither is public.
     dump: Callable[[], bytes] | None = getattr(torch._C._distributed_c10d, name, None)  # noqa: SLF001
     return None if dump is None else dump().decode()
 

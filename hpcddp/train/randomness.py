@@ -160,7 +160,7 @@ class SampleSeeding:
                     if self._random_used:
                         random.seed(for_python[number])
                     if self._numpy_used:
-                        np.random.seed(for_numpy[number] >> 32)  # noqa: NPY002
+                        np.random.seed(for_numpy[number] >> 32)  # noqa: NPY002  as above
                     samples.append(sample(index))
                 random_is_new = not self._random_used and random.getstate() != before.python
                 numpy_is_new = not self._numpy_used and self._numpy_has_drawn()
@@ -179,7 +179,7 @@ class SampleSeeding:
             samples: returns the samples of indices.
         """
         with self._generators_restored() as before:
-            np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002
+            np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002  as above
             read = samples([*indices])
             drew = (
                 random.getstate() != before.python
@@ -200,7 +200,7 @@ class SampleSeeding:
             yield before
         finally:
             # numpy caches every second normal number: that of a sample is dropped.
-            np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002
+            np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002  as above
             random.setstate(before.python)
             set_bit_generator(arrays)
             torch.set_rng_state(before.torch)

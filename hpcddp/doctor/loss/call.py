@@ -102,7 +102,7 @@ class Loss:
 
 def _versions(arguments: Sequence[Any]) -> list[int]:
     """Return torch's count of in-place changes of each tensor."""
-    return [tensor._version for tensor in tensors_in(arguments)]  # noqa: SLF001
+    return [tensor._version for tensor in tensors_in(arguments)]  # noqa: SLF001  torch has no public name for it
 
 
 def _copies(batch: Batch) -> tuple[tuple[Any, ...], list[Tensor]]:

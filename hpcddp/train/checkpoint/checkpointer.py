@@ -51,7 +51,7 @@ class Stateful(Protocol):
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state: tensors, numbers, texts and containers of them."""
 
-    def load_state_dict(self, state_dict: Any, /) -> object:  # noqa: ANN401
+    def load_state_dict(self, state_dict: Any, /) -> object:  # noqa: ANN401  each object takes its own type
         """Load a state that ``state_dict`` returned."""
 
 

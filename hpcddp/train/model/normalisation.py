@@ -279,6 +279,7 @@ def keep_uncompiled(model: nn.Module) -> None:
     Only for a model that will be compiled: it loads torch's compiler, which takes as long as torch itself.
     """
     if any(isinstance(layer, SyncBatchNorm) for layer in model.modules()):
+        # torch declares no types for its decorator.
         SyncBatchNorm.forward = torch.compiler.disable(SyncBatchNorm.forward)  # type: ignore[method-assign, no-untyped-call]
 
 

@@ -188,7 +188,7 @@ class Replica:
         """
         if isinstance(self.parallel, DistributedDataParallel):
             # torch leaves the method without types, and has no public one.
-            check: Callable[[], None] = self.parallel._check_reducer_finalized  # noqa: SLF001
+            check: Callable[[], None] = self.parallel._check_reducer_finalized  # noqa: SLF001  see above
             check()
         elif any(parameter.grad is None for parameter in self.needed):
             raise RuntimeError("a parameter has no gradient")
