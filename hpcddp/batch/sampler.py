@@ -28,7 +28,7 @@ class GlobalBatches:
     They do not depend on world size, accumulation, nodes or loader workers.
 
     Args:
-        samples: N >= 1, samples of the training data.
+        samples: N >= 1, units of the training data: samples, or groups where the batch counts groups.
         global_batch_size: B >= 1.
         tail: treatment of an epoch's last batch.
         order: ``keyed``, or ``torch`` for the order of ``torch.randperm``.
@@ -65,7 +65,7 @@ class GlobalBatches:
         return self.steps.plan.steps_per_epoch or 0
 
     def indices(self, epoch: int, step: int) -> Indices:
-        """Return the sample indices of one global batch, ``[b]``, in the order in which the ranks share it.
+        """Return the samples (or groups) of one global batch, ``[b]``, in the order in which the ranks share it.
 
         Args:
             epoch: zero-based.
@@ -95,7 +95,7 @@ class GlobalBatches:
 
 
 def share_of(plan: BatchPlan, indices: Indices, rank: int) -> list[Indices]:
-    """Return the samples of one rank, per micro-step: ``[A]`` arrays, some of them empty when the batch is small.
+    """Return the samples (or groups) of one rank, per micro-step: ``[A]`` arrays, some of them empty when the batch is small.
 
     Shares are contiguous in rank order, micro-batches contiguous in the share (batch contract, section 2).
 

@@ -77,13 +77,13 @@ class ProcessState:
         self.has_srun = "SUBMITIT_LOCAL_GLOBALID" not in environment
 
     def start_training(self) -> None:
-        """Record that the first step begins; blocks forever if ``prevent_training`` came first."""
+        """Record that the training has begun, at the first vote of this rank; blocks forever if ``prevent_training`` came first."""
         if not self._training:
             self._first_step.acquire()
             self._training = True
 
     def prevent_training(self) -> bool:
-        """Prevent the first step, and return whether no step has begun."""
+        """Prevent the training, and return whether it had not begun."""
         return self._first_step.acquire(blocking=False)
 
     def record(

@@ -308,7 +308,9 @@ def _heartbeat(spec: JobSpec, attempt: AttemptDirectory, *, world_size: int) -> 
 
 
 def _stop_reason() -> StopReason:
-    """Return why this rank is to stop, and record that the training has begun: it is called before each step.
+    """Return why this rank is to stop, and record that the training has begun.
+
+    It is called when this rank votes: near the end of a step, and between batches of an evaluation.
 
     Does not return in a process that is about to exit.
     """
