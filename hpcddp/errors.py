@@ -1,9 +1,11 @@
-"""The exception tree of hpcddp."""
+"""The exception tree of hpcddp, and helpers for the text of messages."""
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Self
 
 # Control characters but for newline and tab, those that change the direction or the line of what follows, and the lone
@@ -11,6 +13,8 @@ from typing import Any, ClassVar, Final, Self
 _UNPRINTABLE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+# Shorter beginnings of a name fit too many names.
+_SHORTEST_BEGINNING: Final = 3
 
 
 def printable(text: str) -> str:
@@ -24,6 +28,33 @@ def printable(text: str) -> str:
 def write_message(text: str) -> None:
     """Write a message of hpcddp itself to the standard error of a job, with escapes for control characters."""
     sys.stderr.write(f"hpcddp: {printable(text)}\n")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return the number of things with their noun: ``1 rank``, ``2,048 ranks``."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was most likely meant by ``word``, or None.
+
+    This is a name that differs only in case or separators, else the shortest name that begins with ``word``, else the
+    closest name above a similarity of 0.6.
+    """
+    by_shape = {_shape(name): name for name in known}
+    shape = _shape(word)
+    if shape in by_shape:
+        return by_shape[shape]
+    long_enough = len(shape) >= _SHORTEST_BEGINNING
+    begins = sorted((name for key, name in by_shape.items() if long_enough and key.startswith(shape)), key=len)
+    if begins:
+        return begins[0]
+    close = difflib.get_close_matches(shape, by_shape, n=1, cutoff=0.6)
+    return by_shape[close[0]] if close else None
+
+
+def _shape(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
 class HpcddpError(Exception):

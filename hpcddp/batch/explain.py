@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hpcddp.batch.job import JobPlan
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.scaling import ScaledRule, Scaling
-from hpcddp.jobfile.problems import counted
+from hpcddp.errors import counted
 
 _WIDTH = 100
 _LABEL = 17

@@ -11,8 +11,8 @@ from hpcddp.batch.plan import BatchPlan, plan_batch, refuse_single_over_ranks, r
 from hpcddp.batch.refusals import PlanError, refuse_accumulated_global_loss, refuse_below_one
 from hpcddp.batch.scaling import Scaling, scaling_of
 from hpcddp.batch.split import ceil_div
+from hpcddp.errors import counted
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.problems import counted
 from hpcddp.jobfile.sections import BatchNorm, LearningRate, Train
 
 # Longer lists are left out; a note gives the formula.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hpcddp.batch.refusals import PlanError, refuse_below_one
 from hpcddp.batch.split import ceil_div, divide
-from hpcddp.jobfile.problems import counted
+from hpcddp.errors import counted
 
 _WIDTH = 100
 _MOST_CANDIDATES = 1000

@@ -9,7 +9,7 @@ from itertools import accumulate, chain, pairwise
 from hpcddp.batch import refusals
 from hpcddp.batch.refusals import PlanError
 from hpcddp.batch.split import ceil_div, filled_runs, offset, part, runs
-from hpcddp.jobfile.problems import counted
+from hpcddp.errors import counted
 from hpcddp.jobfile.sections import Split, Tail, Unit
 
 # Limit of the search for a valid number; each try takes a few divisions.

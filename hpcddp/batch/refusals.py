@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcddp.batch.split import ceil_div
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, counted
 from hpcddp.jobfile.batch_rules import fixed_ways_out
-from hpcddp.jobfile.problems import counted
 from hpcddp.jobfile.sections import Unit
 
 

@@ -95,7 +95,7 @@ class GlobalBatches:
 
 
 def share_of(plan: BatchPlan, indices: Indices, rank: int) -> list[Indices]:
-    """Return the samples (or groups) of one rank, per micro-step: ``[A]`` arrays, some of them empty when the batch is small.
+    """Return the samples (or groups) of one rank, per micro-step: ``[A]`` arrays, some empty when the batch is small.
 
     Shares are contiguous in rank order, micro-batches contiguous in the share (batch contract, section 2).
 

@@ -143,7 +143,7 @@ def _as_sentence(text: str) -> str:
 
 def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
     """Return the message of a wrong call, with the option, the field of the job or the value that was meant."""
-    from hpcddp.jobfile.problems import nearest
+    from hpcddp.errors import nearest
 
     if (option := getattr(error, "option_name", None)) is not None and error.ctx is not None:
         names = [name for parameter in error.ctx.command.params for name in parameter.opts if name.startswith("--")]
@@ -165,8 +165,8 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
         names: the options of the command; one of a job has ``--set``.
         arguments: the command line.
     """
+    from hpcddp.errors import nearest
     from hpcddp.jobfile.messages import field_named
-    from hpcddp.jobfile.problems import nearest
     from hpcddp.jobfile.resources import FLAG_PATTERN, FLAGS_WITHOUT_VALUE, why_no_flag
 
     of_job = "--set" in names

@@ -137,7 +137,7 @@ def _filter(states: Sequence[str], name: str | None, since: str | None, now: flo
 
 
 def _state(text: str) -> State:
-    from hpcddp.jobfile.problems import nearest
+    from hpcddp.errors import nearest
     from hpcddp.manage.status import State
 
     word = text.strip().lower().replace("_", " ").replace("-", " ")

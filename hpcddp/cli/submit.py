@@ -36,8 +36,7 @@ from hpcddp.cli.options import (
     short_argument,
 )
 from hpcddp.cli.output import echo, warn, write
-from hpcddp.errors import UserError
-from hpcddp.jobfile.problems import counted
+from hpcddp.errors import UserError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem, nearest
+from hpcddp.errors import nearest
+from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem
 
 Event: TypeAlias = Any
 """An event of ruamel.yaml, whose classes have no types for their attributes."""

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from hpcddp.jobfile.problems import nearest
+from hpcddp.errors import nearest
 from hpcddp.jobfile.units import DURATION_FORMS, TIME_FORMS, TimeLimit, UnitError, format_duration, parse_duration
 
 REFUSED = "refused"

@@ -12,10 +12,11 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
+from hpcddp.errors import nearest
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.fields import REFUSED
 from hpcddp.jobfile.job import ValueKind, field_paths, find_key, key_type_of
-from hpcddp.jobfile.problems import nearest, shown
+from hpcddp.jobfile.problems import shown
 
 Reason = tuple[str, str]
 """Why the value is wrong, and what to write instead."""

@@ -1,8 +1,7 @@
-"""Problems of a job file, each with its file, line and key, and spelling suggestions."""
+"""Problems of a job file, each with its file, line and key."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -12,8 +11,6 @@ from hpcddp.errors import UserError
 LONGEST_SHOWN = 60
 MOST_PROBLEMS = 100
 """More of them are not looked for: a user does not read as many, and each takes a while to explain."""
-SHORTEST_BEGINNING = 3
-"""Shorter beginnings of a name fit too many names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,30 +88,3 @@ def shown(value: object, *, written: str | None = None) -> str:
         case _:
             text = written or str(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
-
-
-def counted(count: int, noun: str) -> str:
-    """Return the number of things with their noun: ``1 rank``, ``2,048 ranks``."""
-    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was most likely meant by ``word``, or None.
-
-    This is a name that differs only in case or separators, else the shortest name that begins with ``word``, else the
-    closest name above a similarity of 0.6.
-    """
-    by_shape = {_shape(name): name for name in known}
-    shape = _shape(word)
-    if shape in by_shape:
-        return by_shape[shape]
-    long_enough = len(shape) >= SHORTEST_BEGINNING
-    begins = sorted((name for key, name in by_shape.items() if long_enough and key.startswith(shape)), key=len)
-    if begins:
-        return begins[0]
-    close = difflib.get_close_matches(shape, by_shape, n=1, cutoff=0.6)
-    return by_shape[close[0]] if close else None
-
-
-def _shape(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "").replace(" ", "")

@@ -15,10 +15,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hpcddp.errors import nearest
 from hpcddp.jobfile.cluster import FACTS, ClusterFacts
 from hpcddp.jobfile.document import Path, dotted, read_text
 from hpcddp.jobfile.merge import Source
-from hpcddp.jobfile.problems import Problem, nearest, shown
+from hpcddp.jobfile.problems import Problem, shown
 
 JOB_KEYS = ("run_root", "resources", "environment", "checkpoint", "requeue", "launch")
 """The fields of a job file that may have default settings."""

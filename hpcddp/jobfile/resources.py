@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
 
+from hpcddp.errors import nearest
 from hpcddp.jobfile.fields import GpuType, Line, Memory, Section, TimeLimitField, refusal
-from hpcddp.jobfile.problems import nearest
 
 FLAG_PATTERN = r"[a-z][a-z0-9-]*"
 _RUN_DIRECTORY = "hpcddp writes the job's output into the run directory"

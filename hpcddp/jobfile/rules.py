@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
+from hpcddp.errors import nearest
 from hpcddp.jobfile.batch_rules import (
     batch_reaches_every_rank,
     fixed_micro_batch_divides,
@@ -17,7 +18,6 @@ from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import launcher_command_of
-from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.sections import Requeue
 from hpcddp.jobfile.units import format_duration
 

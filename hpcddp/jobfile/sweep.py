@@ -16,12 +16,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hpcddp.errors import nearest
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES
 from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, meant_range, unexpanded_range, why_unexpanded
 from hpcddp.jobfile.job import JobSpec, find_key
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of, unknown_key
-from hpcddp.jobfile.problems import JobFileError, Problem, nearest, shown
+from hpcddp.jobfile.problems import JobFileError, Problem, shown
 from hpcddp.jobfile.rules import RULES, Rule, broken_rules
 
 Finding = tuple[Path, str]

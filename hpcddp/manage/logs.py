@@ -1,4 +1,4 @@
-"""The logs of the ranks of an attempt, merged in the order of time."""
+"""The logs of the ranks of an attempt: read and merged in the order of time, or followed while they grow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NoLogError(UserError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class LogSource:
     """A log of an attempt.
 
     Args:
@@ -69,7 +69,7 @@ class LogLine:
     """
 
     time: float
-    source: Source
+    source: LogSource
     text: str
 
     def as_json(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def chosen_attempt(run: RunDirectory, number: int | None) -> AttemptDirectory:
     return attempt
 
 
-def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool = False) -> list[Source]:
+def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool = False) -> list[LogSource]:
     """Return the logs of an attempt that there are by now, in the order of the ranks.
 
     Args:
@@ -121,7 +121,7 @@ def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool
         raise NoLogError(f"{member} {missing[0]} has no log in attempt {attempt.number}; {has}")
     hosts = _hosts(attempt)
     chosen = sorted(rank for rank in found if not ranks or rank in ranks)
-    logs = [Source(path=found[rank], rank=rank, host=hosts.get(rank), member=member) for rank in chosen]
+    logs = [LogSource(path=found[rank], rank=rank, host=hosts.get(rank), member=member) for rank in chosen]
     return [*_batch(attempt), *logs] if batch else logs
 
 
@@ -133,14 +133,14 @@ def _hosts(attempt: AttemptDirectory) -> dict[int, str]:
     return {record.rank: record.host for record in read_failures(attempt)}
 
 
-def _batch(attempt: AttemptDirectory) -> Iterator[Source]:
+def _batch(attempt: AttemptDirectory) -> Iterator[LogSource]:
     """Yield the part of the batch script's log that belongs to the attempt."""
     log = attempt.run.batch_log
     if not log.is_file():
         return
     begin = _find(log, beginning(attempt)) or 0
     end = _find(log, beginning(attempt.run.attempt(attempt.number + 1)), begin)
-    yield Source(path=log, rank=None, host=_batch_host(attempt), begin=begin, end=end)
+    yield LogSource(path=log, rank=None, host=_batch_host(attempt), begin=begin, end=end)
 
 
 def _find(log: Path, line: str, begin: int = 0) -> int | None:
@@ -163,7 +163,7 @@ def _batch_host(attempt: AttemptDirectory) -> str | None:
     return None if start is None else start.host
 
 
-def merged(logs: Sequence[Source]) -> Iterator[LogLine]:
+def merged(logs: Sequence[LogSource]) -> Iterator[LogLine]:
     """Yield the lines of logs in the order of time; those of one moment in the order of the logs.
 
     Args:
@@ -172,7 +172,7 @@ def merged(logs: Sequence[Source]) -> Iterator[LogLine]:
     return heapq.merge(*map(lines_of, logs), key=lambda line: line.time)
 
 
-def lines_of(source: Source) -> Iterator[LogLine]:
+def lines_of(source: LogSource) -> Iterator[LogLine]:
     """Yield the lines of one log, a last one without its end too; of one that cannot be read, a line that says so."""
     end = sys.maxsize if source.end is None else source.end
     times = Times(sizes=(), times=(0.0,))
@@ -185,7 +185,7 @@ def lines_of(source: Source) -> Iterator[LogLine]:
         yield LogLine(time=times.times[-1], source=source, text=f"(this log cannot be read: {why_unreadable(error)})")
 
 
-def _timed(source: Source, lines: Iterable[tuple[bytes, int]], times: Times) -> Iterator[LogLine]:
+def _timed(source: LogSource, lines: Iterable[tuple[bytes, int]], times: Times) -> Iterator[LogLine]:
     """Yield lines, each with the time at which its last byte was written."""
     for line, behind in lines:
         yield LogLine(time=times.at(behind - 1), source=source, text=line_text(line))
@@ -224,7 +224,7 @@ class LogFollower:
         added = [self._added(log, None if is_first else now, ended=ended) for log in logs]
         return heapq.merge(*added, key=lambda line: line.time)
 
-    def _added(self, log: Source, now: float | None, *, ended: bool) -> Iterator[LogLine]:
+    def _added(self, log: LogSource, now: float | None, *, ended: bool) -> Iterator[LogLine]:
         """Yield the new lines of one log.
 
         Args:

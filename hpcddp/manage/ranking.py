@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hpcddp.errors import UserError
-from hpcddp.jobfile.problems import nearest
+from hpcddp.errors import UserError, nearest
 from hpcddp.manage.format import NOTHING, number_text, one_line, step_text
 from hpcddp.manage.overview import Paint, SweepStatus, remarks_on, short_keys, value_texts, values_now
 from hpcddp.manage.run_files import readable, readable_lines

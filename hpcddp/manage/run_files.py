@@ -155,8 +155,8 @@ _LOSS: Final = re.compile(r"loss\b['\"]?\s*[:=]?\s*([0-9]+\.[0-9]{3,}(?:e[-+]?[0
 def starts_over(run: RunDirectory, newest: int) -> str | None:
     """Return a sentence if the program of a command printed the same first losses in each of its last three attempts.
 
-    A program that had resumed would have another loss. Nothing shows a restart of a program that prints no loss, or
-    whose first losses differ from one start to the next because it sets no seed.
+    A program that had resumed would have another loss. Nothing shows that a program began again if it prints no loss,
+    or if its first losses differ from one start to the next because it sets no seed.
 
     Args:
         run: the run.

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final
 
-from hpcddp.jobfile.problems import counted
+from hpcddp.errors import counted
 from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, one_line, processes_text, ranks_text
 from hpcddp.manage.overview import SweepStatus

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from hpcddp.errors import UserError
-from hpcddp.jobfile.problems import nearest
+from hpcddp.errors import UserError, nearest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists
 from hpcddp.run.index import directories, indexed_runs, is_run, missing_runs

@@ -333,7 +333,7 @@ def log(metrics: Mapping[str, Any], *, step: int) -> None:
     Args:
         metrics: numbers by name: of Python or numpy, or tensors of one element. Reading a number from a GPU makes the
             loop wait for it. NaN and infinity are written as null.
-        step: optimizer steps done, >= 0. After a restart it may go back; the later lines count.
+        step: optimizer steps done, >= 0. In a later attempt it may go back; the later lines count.
 
     Raises:
         TypeError: a metric is not a number, or the step is not an integer.

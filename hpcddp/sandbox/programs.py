@@ -1,4 +1,4 @@
-"""Commands and daemons of a sandbox: what they are, and how they are started."""
+"""Commands and daemons of a sandbox: what they are, and how the command line and the daemon manager start them."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import tomlkit
 from tomlkit.items import Item, Key, Table
 
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, nearest
 from hpcddp.jobfile.cluster import FACTS, ClusterFacts, Partition
-from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.profiles import DEFAULT_PROFILE
 from hpcddp.jobfile.units import HOUR, MINUTE, TimeLimit, UnitError
 

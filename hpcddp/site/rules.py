@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, nearest
 from hpcddp.jobfile.cluster import Cluster, ClusterFacts, NodeKind, Partition
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.problems import nearest
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.units import TimeLimit
 

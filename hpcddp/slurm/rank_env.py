@@ -243,7 +243,9 @@ class _Variables:
     def text(self, name: str, default: str | None = None) -> str:
         value = self.env.get(name, default)
         if value is None:
-            raise RankEnvError(f"{name} is not set although the variables around it are; the launcher should set it")
+            raise RankEnvError(
+                f"{name} is not set although the variables around it are; what starts the ranks should set it"
+            )
         return value
 
     def number(self, name: str, default: int | None = None) -> int:

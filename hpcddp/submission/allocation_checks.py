@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from hpcddp.errors import counted
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.problems import counted
 from hpcddp.slurm import commands
 from hpcddp.slurm.directives import request_of
 from hpcddp.slurm.hostlist import HostListError, expand
@@ -26,7 +26,7 @@ _INDICES = re.compile(r"\(.*?\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeShare:
+class NodeCapacity:
     """What an allocation has of one node.
 
     Args:
@@ -38,7 +38,7 @@ class NodeShare:
     gpus: int
 
 
-def shares_of(details: str) -> list[NodeShare]:
+def capacities_of(details: str) -> list[NodeCapacity]:
     """Return what a job has of each of its nodes.
 
     Args:
@@ -47,14 +47,14 @@ def shares_of(details: str) -> list[NodeShare]:
     Raises:
         HostListError: the output has another form.
     """
-    shares: list[NodeShare] = []
+    capacities: list[NodeCapacity] = []
     for line in _NODES.finditer(details):
         cpus = len(expand(f"[{line['cpus']}]"))
         kinds = (kind for kind in _INDICES.sub("", line["gres"]).split(",") if kind.startswith("gpu:"))
         counts = (kind.rpartition(":")[2] for kind in kinds)
         gpus = sum(int(count) for count in counts if count.isdecimal())
-        shares += [NodeShare(cpus=cpus, gpus=gpus)] * len(expand(line["nodes"]))
-    return shares
+        capacities += [NodeCapacity(cpus=cpus, gpus=gpus)] * len(expand(line["nodes"]))
+    return capacities
 
 
 def allocation_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -98,22 +98,22 @@ def _problem_of_allocation(spec: JobSpec, job_id: str, environment: Mapping[str,
     if not job.get("UserId", "").endswith(f"({os.getuid()})"):
         return f"SLURM_JOB_ID is {job_id}, and that is the job of another user"
     try:
-        shares = shares_of(details)
+        capacities = capacities_of(details)
     except HostListError:
         # srun itself refuses what does not fit.
         return None
-    return _too_small(spec, job_id, shares) if shares else None
+    return _too_small(spec, job_id, capacities) if capacities else None
 
 
-def _too_small(spec: JobSpec, job_id: str, shares: list[NodeShare]) -> str | None:
+def _too_small(spec: JobSpec, job_id: str, capacities: list[NodeCapacity]) -> str | None:
     """Return what the job needs more of than the allocation has, or None."""
     nodes, gpus = spec.resources.nodes, spec.resources.gpus_per_node if spec.uses_gpus else 0
     cpus = spec.tasks_per_node * spec.cpus_per_task
-    if len(shares) < nodes:
-        return f"resources.nodes is {nodes}, and the allocation, job {job_id}, has {len(shares)}"
+    if len(capacities) < nodes:
+        return f"resources.nodes is {nodes}, and the allocation, job {job_id}, has {len(capacities)}"
     for name, needed, has in (
-        ("GPU", gpus, [share.gpus for share in shares]),
-        ("CPU", cpus, [share.cpus for share in shares]),
+        ("GPU", gpus, [node.gpus for node in capacities]),
+        ("CPU", cpus, [node.cpus for node in capacities]),
     ):
         enough = sum(each >= needed for each in has)
         if enough < nodes:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from hpcddp.batch.plan import BatchStart, Steps, plan_batch
 from hpcddp.batch.scaling import ScaledRule, learning_rate_at, scaled_hyperparameters
+from hpcddp.errors import counted
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.problems import counted
 from hpcddp.run.checkpoints import InvalidCheckpointError, Manifest, list_checkpoints, verify
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import Change

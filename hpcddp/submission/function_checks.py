@@ -13,9 +13,9 @@ from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from hpcddp.errors import nearest
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.problems import nearest
 from hpcddp.submission.environment_checks import runs_in_this_python
 from hpcddp.submission.request import Obstacle
 

@@ -314,8 +314,8 @@ def record_progress(attempt: AttemptDirectory, *, now: float, interrupted: bool)
     """Record that an attempt of a command made progress, unless it is known that it made none.
 
     Once a program touches ``HPCDDP_PROGRESS_FILE``, its file is used as the progress indicator. One that never does may
-    have checkpoints of its own, so that an interruption counts as progress. Any other restart counts as one without
-    progress.
+    have checkpoints of its own, so that an interruption counts as progress. Any other requeue counts as an attempt
+    without progress.
 
     Args:
         attempt: the attempt that has ended.

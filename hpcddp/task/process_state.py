@@ -77,7 +77,10 @@ class ProcessState:
         self.has_srun = "SUBMITIT_LOCAL_GLOBALID" not in environment
 
     def start_training(self) -> None:
-        """Record that the training has begun, at the first vote of this rank; blocks forever if ``prevent_training`` came first."""
+        """Record that the training has begun, at the first vote of this rank.
+
+        Blocks forever if ``prevent_training`` came first.
+        """
         if not self._training:
             self._first_step.acquire()
             self._training = True

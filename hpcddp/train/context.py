@@ -53,8 +53,8 @@ class TrainContext:
         attempt: the number of this attempt; 0 is the first.
         threads: torch's threads in this process.
         cpus: CPUs that the kernel lets this process use; loader workers are counted from them.
-        stop_reason: called on every rank when it votes, near the end of a step; returns why this rank wants to stop. All
-            ranks stop after the same step if any of them wants to.
+        stop_reason: called on every rank when it votes, near the end of a step; returns why this rank wants to stop.
+            All ranks stop after the same step if any of them wants to.
         cause: called on rank 0 at a stop; a ``Cause``'s word, or None if it is not known.
         deadline: the end of the job as the attempt began.
         ask_end: asks Slurm for the end of the job, in a thread of rank 0; None = it does not move.

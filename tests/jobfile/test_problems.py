@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.jobfile.fields import TORCHVISION_MODELS
-from hpcddp.jobfile.problems import MOST_PROBLEMS, JobFileError, nearest
+from hpcddp.jobfile.problems import MOST_PROBLEMS, JobFileError
 from hpcddp.jobfile.read import load_job
 
 
@@ -13,25 +13,6 @@ def test_the_table_of_models_is_torchvisions() -> None:
     from torchvision import models
 
     assert list(TORCHVISION_MODELS) == sorted(models.list_models(module=models))
-
-
-@pytest.mark.parametrize(
-    ("word", "known", "expected"),
-    [
-        ("ResNet50", ("resnet18", "resnet50"), "resnet50"),
-        ("resnet-50", ("resnet18", "resnet50"), "resnet50"),
-        ("gpus", ("gpu_type", "gpus_per_node"), "gpus_per_node"),
-        ("epoch", ("epochs", "eval_every"), "epochs"),
-        ("eopchs", ("epochs", "eval_every"), "epochs"),
-        ("x", ("epochs",), None),
-        ("", ("epochs",), None),
-        ("zzzz", ("epochs", "seed"), None),
-    ],
-)
-def test_the_nearest_name_is_what_was_most_likely_meant(
-    word: str, known: tuple[str, ...], expected: str | None
-) -> None:
-    assert nearest(word, known) == expected
 
 
 ENDLESS = {

@@ -236,7 +236,9 @@ def test_submitits_local_executor_has_one_node() -> None:
 def test_a_variable_that_is_missing_is_named(env: dict[str, str], name: str) -> None:
     with pytest.raises(RankEnvError) as caught:
         RankEnv.from_env({key: value for key, value in env.items() if key != name})
-    assert str(caught.value) == (f"{name} is not set although the variables around it are; the launcher should set it")
+    assert str(caught.value) == (
+        f"{name} is not set although the variables around it are; what starts the ranks should set it"
+    )
 
 
 def test_a_batch_script_is_not_a_rank() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcddp.slurm.hostlist import HostListError
-from hpcddp.submission.allocation_checks import NodeShare, shares_of
+from hpcddp.submission.allocation_checks import NodeCapacity, capacities_of
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import prepare
 from tests.submission.requests import request_of
@@ -120,8 +120,8 @@ def test_what_the_allocation_does_not_have_is_named(here: Path, resources: dict[
 
 def test_an_answer_in_another_form_leaves_the_question_to_srun(here: Path) -> None:
     with pytest.raises(HostListError):
-        shares_of("     Nodes=n[1-2 CPU_IDs=0 Mem=0 GRES=\n")
-    assert shares_of(DETAILS) == [NodeShare(cpus=4, gpus=2)] * 2 + [NodeShare(cpus=2, gpus=0)]
+        capacities_of("     Nodes=n[1-2 CPU_IDs=0 Mem=0 GRES=\n")
+    assert capacities_of(DETAILS) == [NodeCapacity(cpus=4, gpus=2)] * 2 + [NodeCapacity(cpus=2, gpus=0)]
     for changed in (DETAILS.replace("CPU_IDs", "Cores"), DETAILS.replace("n[1-2]", "n[1-2")):
         answer(here, changed)
         assert warnings_of(here, {}, "here", {"SLURM_JOB_ID": "12"}, resources={"nodes": 8}) == []

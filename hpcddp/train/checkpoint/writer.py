@@ -19,8 +19,8 @@ from typing import Final
 
 import torch
 
+from hpcddp.errors import nearest
 from hpcddp.jobfile.fields import Best
-from hpcddp.jobfile.problems import nearest
 from hpcddp.run.checkpoints import Checkpoint, Manifest, Writer
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event

@@ -1,1 +1,1 @@
-"""Data sets of the built-in training, and the loader of a rank's share of them."""
+"""Data sets of the built-in training, and the batches of a rank's share of them."""

@@ -17,9 +17,9 @@ from hpcddp import __version__
 from hpcddp.batch.noise_scale import larger_batch_pays
 from hpcddp.batch.order import CONTRACT_VERSION
 from hpcddp.batch.plan import BatchStart, Steps
+from hpcddp.errors import counted
 from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.problems import counted
 from hpcddp.jobfile.sections import LearningRate, Unit
 from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import EventKind, append_event

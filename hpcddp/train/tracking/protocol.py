@@ -1,4 +1,4 @@
-"""Protocol of a tracker, what is passed to it, and the message that starts the process of the trackers."""
+"""Protocol of a tracker, what is passed to it, its record, and the message that starts the process of the trackers."""
 
 from __future__ import annotations
 
