@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Iterable
@@ -49,6 +48,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     begins = sorted((name for key, name in by_shape.items() if long_enough and key.startswith(shape)), key=len)
     if begins:
         return begins[0]
+    # Every process imports this module, and few have a name to correct.
+    import difflib
+
     close = difflib.get_close_matches(shape, by_shape, n=1, cutoff=0.6)
     return by_shape[close[0]] if close else None
 

@@ -199,9 +199,9 @@ def test_a_run_on_this_machine_is_alive_while_its_script_is(tmp_path: Path) -> N
     assert is_process_alive(read_run_files(lost.run)) is False
     made = make(tmp_path, "alive")
     # Not the run's own file, which ``submitted`` writes while the shell may not have read it.
-    text = tmp_path / made.run.script.name
-    text.write_text("read -r line\n", encoding="utf-8")
-    with subprocess.Popen(["/bin/bash", text], stdin=subprocess.PIPE) as script:
+    file = tmp_path / made.run.script.name
+    file.write_text("read -r line\n", encoding="utf-8")
+    with subprocess.Popen(["/bin/bash", file], stdin=subprocess.PIPE) as script:
         files = read_run_files(made.submitted(str(script.pid), cluster="local").run)
         # The kernel shows no command line yet while it starts.
         wait_until(lambda: is_process_alive(files), "the script", 60)
