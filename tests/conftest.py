@@ -6,11 +6,13 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.messages import GoldenMessages
 
 # A busy machine makes an example slow, never wrong.
 settings.register_profile("hpcddp", deadline=None)
@@ -36,6 +38,9 @@ SLOW = {
     "test_questions.py",
     "test_site.py",
 }
+
+
+HAS_PASSED = pytest.StashKey[bool]()
 
 
 def pytest_configure() -> None:
@@ -64,6 +69,25 @@ def own_index(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / f"state-{os.urandom(4).hex()}"))
 
 
+@pytest.fixture
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GoldenMessages]:
+    """Compare messages with the golden file of the test's folder (tests/messages.py)."""
+    messages = GoldenMessages(request, {str(tmp_path): "TMP"})
+    yield messages
+    if request.node.stash.get(HAS_PASSED, False):
+        messages.finish()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "call":
+        item.stash[HAS_PASSED] = report.passed
+    return report
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
@@ -73,5 +97,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--update-golden", action="store_true", help="Write the golden scripts anew; a person reads the difference."
+        "--update-golden", action="store_true", help="Write the golden files anew; a person reads the difference."
     )
