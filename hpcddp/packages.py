@@ -29,8 +29,14 @@ def is_installed(name: str) -> bool:
 
     A folder of that name, such as the ``wandb/`` that W&B leaves behind, is no package.
     """
-    found = find_spec(name)
-    return found is not None and found.origin is not None
+    return _folder_of(name) is not None
+
+
+def _folder_of(package: str) -> Path | None:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent
 
 
 def missing_packages(purpose: str, names: Iterable[str], python: str) -> str:
@@ -61,6 +67,22 @@ def require(purpose: str, *names: str) -> None:
     missing = [name for name in names if not is_installed(name)]
     if missing:
         raise MissingPackageError(missing_packages(purpose, missing, sys.executable))
+
+
+def require_folder(purpose: str, package: str) -> Path:
+    """Return the folder of a package of the extra ``train``; imports nothing.
+
+    Args:
+        purpose: what needs it.
+        package: its name, as it is imported.
+
+    Raises:
+        MissingPackageError: it is missing; the message has the command that installs it.
+    """
+    folder = _folder_of(package)
+    if folder is None:
+        raise MissingPackageError(missing_packages(purpose, [package], sys.executable))
+    return folder
 
 
 def pip_requirement() -> str:

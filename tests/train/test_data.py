@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,28 @@ def test_digits_hold_out_every_fifth_image() -> None:
     assert (len(data.train), len(data.val)) == (TRAINING_SAMPLES["digits"], VALIDATION_SAMPLES["digits"]) == (1437, 360)
     assert data.classes == 10
     assert data.in_memory
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    from sklearn import datasets
+
+    bunch = datasets.load_digits()
+    train, val = load_digits()
+    pixels = torch.zeros(len(bunch.images), 8, 8, dtype=torch.uint8)
+    labels = torch.zeros(len(bunch.images), dtype=torch.int64)
+    held_out = torch.arange(len(labels)) % 5 == 0
+    # One of the pixels that each became a square of 4 x 4.
+    pixels[held_out], pixels[~held_out] = (part._pixels[:, 0, ::4, ::4] for part in (val, train))
+    labels[held_out], labels[~held_out] = val.targets, train.targets
+    assert torch.equal(pixels, torch.from_numpy(bunch.images).to(torch.uint8))
+    assert torch.equal(labels, torch.from_numpy(bunch.target).long())
+
+
+def test_the_digits_are_read_without_scikit_learn() -> None:
+    code = (
+        "import sys; from hpcddp.train.data.opening import load_digits; load_digits(); print('sklearn' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_digits_are_three_by_thirty_two_by_thirty_two_and_normalised() -> None:

@@ -46,7 +46,7 @@ def test_what_needs_a_package_says_so_where_it_is_missing(
 ) -> None:
     import hpcddp.train  # noqa: F401  it needs torch itself
 
-    monkeypatch.setattr(packages, "is_installed", lambda _: False)
+    monkeypatch.setattr(packages, "find_spec", lambda _: None)
     with pytest.raises(MissingPackageError) as caught:
         use()
     assert caught.value.message == (

@@ -11,7 +11,7 @@ import torch
 
 from hpcddp.batch.samples import SYNTHETIC_DEFAULTS
 from hpcddp.jobfile.sections import Train
-from hpcddp.packages import require
+from hpcddp.packages import require_folder
 from hpcddp.train.data.cifar10 import load_cifar10
 from hpcddp.train.data.identity import fingerprint
 from hpcddp.train.data.imagefolder import load_imagefolder
@@ -85,6 +85,7 @@ def _data_dir(train: Train) -> Path:
     return path
 
 
+_EDGE = 8
 _SCALE = 4  # 8 x 8 pixels become 32 x 32
 _LEVELS = 16
 # Of the training part.
@@ -94,15 +95,14 @@ _VALIDATION_STRIDE = 5
 
 def load_digits() -> tuple[MemoryImages, MemoryImages]:
     """Return the training part (1,437 images) and the validation part (every fifth image, 360), as 3 x 32 x 32."""
-    require("train.dataset: digits", "sklearn")
-    from sklearn import datasets
-
-    bunch = datasets.load_digits()
-    small = torch.from_numpy(bunch.images).to(torch.uint8)
+    folder = require_folder("train.dataset: digits", "sklearn")
+    # The import of scikit-learn, whose load_digits reads the same file, takes half as long as that of torch.
+    table = torch.from_numpy(np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=","))
+    small = table[:, :-1].reshape(-1, _EDGE, _EDGE).to(torch.uint8)
+    labels = table[:, -1].long()
     # Repeating pixels is exact, so every host has the same bytes.
     large = small.repeat_interleave(_SCALE, dim=1).repeat_interleave(_SCALE, dim=2)
     pixels = large.unsqueeze(1).expand(-1, 3, -1, -1).contiguous()
-    labels = torch.from_numpy(bunch.target).long()
     held_out = torch.arange(len(labels)) % _VALIDATION_STRIDE == 0
     return _part(pixels[~held_out], labels[~held_out]), _part(pixels[held_out], labels[held_out])
 
