@@ -14,9 +14,10 @@ from hypothesis import settings
 
 from tests.messages import GoldenMessages
 
-# A busy machine makes an example slow, never wrong.
-settings.register_profile("hpcddp", deadline=None)
-settings.load_profile("hpcddp")
+# A busy machine makes an example slow, never wrong. scripts/test --long asks for the profile "long".
+settings.register_profile("once", deadline=None, max_examples=50)
+settings.register_profile("long", deadline=None, max_examples=500)
+settings.load_profile("once")
 
 # Files that run jobs, shells by the hundred or long commands on this machine, build a wheel, or wait for processes.
 SLOW = {

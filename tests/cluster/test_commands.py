@@ -25,6 +25,7 @@ from tests.cluster.sandbox import Sandbox
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.slurm_faults import link_cut, without_slurmd
 from tests.cluster.tracked_run import TrackedRun
+from tests.examples import examples
 from tests.waiting import wait_for_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -148,8 +149,7 @@ def test_a_task_finds_the_environment_of_torchrun_and_the_numbers_of_the_batch(
 
 
 @settings(
-    max_examples=3,
-    deadline=None,
+    examples(0.02),
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

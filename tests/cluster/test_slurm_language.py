@@ -19,7 +19,7 @@ from tests.cluster.sandbox import Sandbox
 from tests.slurm.sbatch_reader import UnreadableLineError, parse_directive_line
 from tests.slurm.test_grammar import MEASURED
 
-SHARED = settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 FIRST = r"#SBATCH --comment="
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,6 +18,7 @@ from hpcddp.doctor.loss.call import Loss
 from hpcddp.doctor.loss.examination import examine, examine_random
 from hpcddp.doctor.loss.verdict import Verdict
 from tests.doctor import sample_losses
+from tests.examples import examples
 
 SAMPLES = "tests.doctor.sample_losses"
 SIZES = ((8, 8, 8, 8), (17, 5, 6, 4), (2, 11, 19), (30, 2))
@@ -194,7 +195,7 @@ def test_the_verdict_is_mean_where_the_loss_is_one_on_every_batch_that_it_takes_
         assert max(errors_by_kind(function).values()) <= ROUNDING
 
 
-@settings(max_examples=10, deadline=None)
+@examples(0.2)
 @given(
     mean=st.sampled_from(["mse_loss", "l1_loss", "smooth_l1_loss"]),
     other=st.sampled_from(["mmd", "rkd_distance", "similarity_preserving", "coral", "rmse", "dist_kd"]),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.jobfile.units import LONGEST_SECONDS, TimeLimit, UnitError, format_duration, parse_duration
@@ -79,7 +79,6 @@ def test_what_is_no_time_is_refused_with_the_reason(text: str, why: str) -> None
 
 
 @given(st.integers(1, LONGEST_SECONDS))
-@settings(max_examples=500)
 def test_the_canonical_text_of_a_time_reads_back(seconds: int) -> None:
     assert TimeLimit.parse(str(TimeLimit(seconds))).seconds == seconds
 
@@ -90,7 +89,6 @@ def test_the_canonical_text_of_a_time_reads_back(seconds: int) -> None:
     minutes=st.integers(0, 59),
     seconds=st.integers(0, 59),
 )
-@settings(max_examples=500)
 def test_every_clock_form_means_the_sum_of_its_parts(days: int | None, hours: int, minutes: int, seconds: int) -> None:
     total = (days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
     text = f"{hours}:{minutes}:{seconds:02d}"
@@ -101,7 +99,6 @@ def test_every_clock_form_means_the_sum_of_its_parts(days: int | None, hours: in
 
 
 @given(st.text(alphabet="0123456789:-. hmins", max_size=12))
-@settings(max_examples=500)
 def test_any_text_is_a_time_of_at_least_a_second_or_refused(text: str) -> None:
     try:
         limit = TimeLimit.parse(text)
@@ -139,7 +136,6 @@ def test_what_is_no_duration_is_refused_with_the_reason(text: str, why: str) -> 
 
 
 @given(st.integers(1, LONGEST_SECONDS))
-@settings(max_examples=500)
 def test_the_text_of_a_duration_reads_back(seconds: int) -> None:
     duration = timedelta(seconds=seconds)
     assert parse_duration(format_duration(duration)) == duration

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -72,7 +72,6 @@ JOBS = st.builds(
 
 
 @given(JOBS)
-@settings(max_examples=500)
 def test_a_job_reads_back_equal(spec: JobSpec) -> None:
     text = dump_job(spec, environment_values=True)
     again = parse_resolved(text)
@@ -81,7 +80,6 @@ def test_a_job_reads_back_equal(spec: JobSpec) -> None:
 
 
 @given(JOBS)
-@settings(max_examples=100)
 def test_the_text_means_the_same_to_another_reader_of_yaml(spec: JobSpec) -> None:
     text = dump_job(spec, environment_values=True)
     assert YAML(typ="safe", pure=True).load(text) == spec.model_dump(mode="json")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcddp.slurm.directives import UnwritableValueError, quote_value
@@ -11,7 +11,6 @@ VALUES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n
 SPECIAL = st.text(st.sampled_from(" \t\v\f\\\"'#$`;&|<>(){}[]*?!~%=,-:a"))
 
 
-@settings(max_examples=700)
 @given(VALUES | SPECIAL)
 @example("")
 @example("--time=5")
@@ -21,7 +20,6 @@ def test_a_quoted_value_is_read_back_unchanged(value: str) -> None:
     assert parse_directive_line(f"#SBATCH --comment={quote_value(value)}") == [f"--comment={value}"]
 
 
-@settings(max_examples=300)
 @given(st.lists(VALUES | SPECIAL, max_size=5))
 def test_values_on_one_line_stay_apart(values: list[str]) -> None:
     line = " ".join(f"--flag={quote_value(value)}" for value in values)

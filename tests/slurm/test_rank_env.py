@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.slurm.rank_env import RankEnv, RankEnvError
@@ -146,7 +146,6 @@ def test_under_another_distribution_only_the_own_host_and_the_first_are_known() 
     assert [env.host_of(rank) for rank in range(5)] == ["n1", None, None, None, "n2"]
 
 
-@settings(max_examples=200)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_the_ranks_of_a_step_agree_on_everything(tasks: list[int]) -> None:
     firsts = list(accumulate(tasks, initial=0))

@@ -6,9 +6,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.submission.fake_environments import (
     APPTAINER,
     CONDA,
@@ -33,7 +34,7 @@ def run(runner: ScriptRunner, environment: dict[str, Any], launcher: Literal["sl
     assert not list(runner.directory.rglob(MARKER))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(0.2)
 @given(name=NAME, field=st.sampled_from(["venv", "uv", "conda"]))
 def test_an_environment_may_have_any_name(name: str, field: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -45,7 +46,7 @@ def test_an_environment_may_have_any_name(name: str, field: str) -> None:
         assert runner.words("program") == [str(place / "bin" / "python")]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(0.2)
 @given(image=NAME, mount=MOUNTED, workdir=MOUNTED, launcher=st.sampled_from(LAUNCHERS))
 def test_apptainer_is_told_what_the_user_wrote(
     image: str, mount: str, workdir: str, launcher: Literal["slurm", "local"]
@@ -63,7 +64,7 @@ def test_apptainer_is_told_what_the_user_wrote(
         assert words[: words.index("sh")] == ["exec", "--pwd", workdir, *binds, f"{image}.sif"]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(0.2)
 @given(image=NAME, mount=MOUNTED, workdir=MOUNTED)
 def test_pyxis_is_told_what_the_user_wrote(image: str, mount: str, workdir: str) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.jobfile.job import JobSpec
@@ -13,6 +13,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.rules import SHELL_VARIABLES
 from hpcddp.jobfile.write import dump_job, parse_resolved
 from hpcddp.submission.render import quote_word, render_script
+from tests.examples import examples
 from tests.slurm.sbatch_reader import read_directives
 from tests.submission.requests import request_of
 from tests.submission.script_runner import ScriptRunner
@@ -97,14 +98,13 @@ def expected_words(job: ResolvedJob) -> list[str]:
     return [*words, f"--output={log}", f"--error={log}", "--open-mode=append", "--requeue", "--signal=USR2@120"]
 
 
-@settings(max_examples=600)
 @given(jobs())
 def test_sbatch_reads_every_field_as_the_user_wrote_it(job: ResolvedJob) -> None:
     script = render_script(request_of(job, python="/usr/bin/python3", run_id="r1")).text
     assert read_directives(script) == expected_words(job)
 
 
-@settings(max_examples=60)
+@examples(0.3)
 @given(job=jobs(), python=LINE)
 def test_bash_sees_every_field_as_the_user_wrote_it(job: ResolvedJob, python: str) -> None:
     spec = job.spec
@@ -130,7 +130,6 @@ def test_bash_sees_every_field_as_the_user_wrote_it(job: ResolvedJob, python: st
         assert not list(runner.directory.rglob(MARKER))
 
 
-@settings(max_examples=200)
 @given(st.lists(TEXT, min_size=1, max_size=60))
 def test_bash_exports_every_quoted_value_as_it_was(values: list[str]) -> None:
     lines = [f"export V{number}={quote_word(value)}" for number, value in enumerate(values)]
