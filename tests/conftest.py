@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -89,14 +91,38 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix() in SLOW:
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("depends_on_speed"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+        subject = item.get_closest_marker("depends_on")
+        if subject and config.getoption("--skip-unchanged") and not _has_changed(subject.args):
+            reason = f"{', '.join(subject.args)} did not change since the parent commit; scripts/test --long runs it"
+            item.add_marker(pytest.mark.skip(reason))
+
+
+@cache
+def _has_changed(paths: tuple[str, ...]) -> bool:
+    """Return whether the files differ from those of the parent commit, or no parent commit is known."""
+    command = ["git", "diff", "--quiet", "HEAD^", "--", *paths]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, check=False)
+    return done.returncode != 0
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    mark = item.get_closest_marker("depends_on_speed")
+    # pytest-rerunfailures counts the runs.
+    if mark and getattr(item, "execution_count", 1) > 1:
+        item.user_properties.append(("second_run", mark.args[0]))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--skip-unchanged", action="store_true", help="Skip tests whose subject did not change since the parent commit."
+    )
     parser.addoption(
         "--update-golden", action="store_true", help="Write the golden files anew; a person reads the difference."
     )
