@@ -20,6 +20,8 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 QUICKSTART = str(ROOT / "jobs" / "quickstart.yaml")
+pytestmark = pytest.mark.depends_on("pyproject.toml", "tests/test_oldest_versions.py")
+
 PROGRAM = """\
 import importlib.util, os
 assert importlib.util.find_spec("hpcddp") is None

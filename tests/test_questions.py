@@ -16,6 +16,8 @@ PAGE = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [text for language, text in BLOCKS if not language and text.startswith("$ ")]
 PROGRAMS = {"hpcddp": ["-P", "-m", "hpcddp"], "python": ["-P"]}
+pytestmark = pytest.mark.depends_on("docs/questions.md", "hpcddp/doctor", "hpcddp/batch", "tests/test_questions.py")
+
 
 
 @pytest.fixture(scope="module")

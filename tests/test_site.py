@@ -15,6 +15,8 @@ import hpcddp
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SECRET = "kept-out-of-every-page"
+pytestmark = pytest.mark.depends_on("docs", "scripts/build-docs", "pyproject.toml", "tests/test_site.py")
+
 
 
 def build(source: Path, directory: Path) -> subprocess.CompletedProcess[str]:

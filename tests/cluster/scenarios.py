@@ -33,6 +33,7 @@ STEPS_PER_EPOCH = 23
 # Preemptions take the first two hosts; every run that is not to be preempted uses the others.
 PREEMPTED_HOSTS, OTHER_HOSTS = "n1,n2", "n3,n4"
 _AT_ONCE = 4
+_OWN_SLURMS_AT_ONCE = 2
 
 
 class References:
@@ -156,8 +157,7 @@ class Scenarios:
         self._references = References(sandbox, directory)
         self._executor = ThreadPoolExecutor(_AT_ONCE)
         self._ended = threading.Event()
-        # One at a time.
-        self._own_slurm_executor = ThreadPoolExecutor(1)
+        self._own_slurm_executor = ThreadPoolExecutor(_OWN_SLURMS_AT_ONCE)
         self._futures: dict[Scenario, Future[Any]] = {}
         for one in sorted(dict.fromkeys(scheduled), key=lambda one: not one.long):
             if one.own_slurm:

@@ -131,6 +131,7 @@ def shell(sandbox: Sandbox, files: Path, tmp_path: Path) -> Iterator[Shell]:
     shutil.rmtree(state, ignore_errors=True)
 
 
+@pytest.mark.depends_on("hpcddp/cli", "tests/cluster/test_examples.py")
 @pytest.mark.parametrize(("example", "name"), EXAMPLES.items())
 def test_example_does_what_it_says(shell: Shell, example: str, name: str) -> None:
     run_id = RUN_ID

@@ -206,6 +206,7 @@ def test_lightning_resumes_on_two_hosts_after_a_preemption(sandbox: Sandbox, tmp
     check_that_it_resumes(LIGHTNING, sandbox, tmp_path)
 
 
+@pytest.mark.depends_on("docs/recipes.md", "pyproject.toml", "tests/cluster/test_recipes.py")
 def test_hydra_resumes_after_a_preemption_and_writes_into_the_run_directory(sandbox: Sandbox, tmp_path: Path) -> None:
     write_files(HYDRA, tmp_path)
     tracked = check_that_it_resumes(HYDRA, sandbox, tmp_path)
