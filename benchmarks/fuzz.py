@@ -16,6 +16,7 @@ import argparse
 import copy
 import functools
 import gc
+import hashlib
 import importlib
 import io
 import json
@@ -45,7 +46,9 @@ from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.jobfile.job import field_paths
 from hpcddp.manage import control
+from hpcddp.run.checkpoints import FileRecord, Manifest
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.ownership import identity
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.supervise import __main__ as supervisor
 
@@ -437,7 +440,7 @@ def _write_run(generator: random.Random, root: Path) -> RunDirectory:
     run.path.chmod(0o700)
     run.submitit.mkdir()
     of_attempt: dict[Path, object] = {
-        attempt.start: {"job_id": "7", "host": "n1", "time": _NOW + 10, "restart_count": 1, "token": "t"},
+        attempt.start: {"job_id": "7", "host": "n1", "time": _NOW + 10, "is_local": False, "restart_count": 1},
         attempt.ranks: {"ranks": [{"host": "n1"}, {"host": "n2"}]},
         attempt.step_times: {"steps": 9, "step_s": 0.5, "data_wait_s": [0.1, 0.2], "forward_s": [0.1, 0.1]},
         attempt.decision: {"attempt": 0, "step": 4, "reason": "terminated", "cause": "preemption", "saved": True,
@@ -451,7 +454,7 @@ def _write_run(generator: random.Random, root: Path) -> RunDirectory:
     of_run: dict[Path, object] = {
         run.submission: {"cluster": generator.choice(("slurm", "slurm", "local")), "job_id": "7",
                          "directory": str(root), "python": "python3", "time": _NOW, "host": socket.gethostname(),
-                         "run_dir": str(run.path)},
+                         **identity(run.path)},
         run.plan: {"total_steps": 100, "steps_per_epoch": 10},
         run.result: {"status": "failed", "reason": "rank 1 failed", "exit_code": 70, "saved_step": 4},
         run.source: {"submissions": [{"time": _NOW, "directory": str(root), "python": "python3", "commit": "0" * 40}]},
@@ -481,9 +484,9 @@ def _write_run(generator: random.Random, root: Path) -> RunDirectory:
     checkpoint = run.checkpoints / "step-000004"
     checkpoint.mkdir(parents=True)
     (checkpoint / "state.pt").write_bytes(b"1234")
-    (checkpoint / "manifest.json").write_text(json.dumps(
-        {"format": 1, "step": 4, "attempt": 0, "time": _NOW, "files": {"state.pt": {"size": 4, "sha256": "0" * 64}}}
-    ))  # fmt: skip
+    files = {"state.pt": FileRecord(size=4, sha256=hashlib.sha256(b"1234").hexdigest())}
+    manifest = Manifest(step=4, attempt=0, time=_NOW, contract={}, progress={}, information={}, files=files)
+    (checkpoint / "manifest.json").write_text(manifest.to_text())
     (run.checkpoints / "latest").write_text("step-000004\n")
     return run
 

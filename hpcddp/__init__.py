@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from hpcddp.version import __version__
+
 if TYPE_CHECKING:
     from hpcddp.api import Run, plan, render, runs, submit
     from hpcddp.errors import HpcddpError
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
         evaluate,
     )
     from hpcddp.train.stopper import Stopper
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AdditiveMetric",

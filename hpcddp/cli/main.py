@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from hpcddp import __version__
 from hpcddp.cli import boundary
 from hpcddp.cli.help import CommandsOnDemand, CommandToLoad, add_examples
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
+from hpcddp.version import __version__
 
 app = typer.Typer(
     name="hpcddp",

@@ -426,7 +426,7 @@ def _slowest_rank(attempt: int, times: RankStepTimes, ranks: Sequence[Rank] | No
 def _start_in_log(events: Sequence[Event], number: int) -> Start | None:
     """Return the start of an attempt whose own record is damaged."""
     event = next((event for event in events if event.kind == "start" and event.attempt == number), None)
-    return None if event is None else Start(job_id=None, host=event.host or "", time=event.time)
+    return None if event is None else Start(job_id=None, host=event.host or "", time=event.time, is_local=False)
 
 
 def _queued(
@@ -442,7 +442,7 @@ def _queued(
     after = -math.inf if previous is None else previous.began
     times = [event.time for event in events if event.kind in kinds and after < event.time < start.time]
     times += [source.time for source in sources if source.attempt == number and after < source.time <= start.time]
-    if submission is not None and submission.job_id == start.job_id and number == 0 and submission.time is not None:
+    if submission is not None and submission.job_id == start.job_id and number == 0:
         times.append(submission.time)
     return max((moment for moment in times if moment <= start.time), default=None)
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from hpcddp import __version__
 from hpcddp.errors import UserError, printable
 from hpcddp.manage.attempt_times import ON_NODES, Phase
 from hpcddp.manage.first_error import shortened
@@ -26,6 +25,7 @@ from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, 
 from hpcddp.manage.overview import value_texts
 from hpcddp.manage.ranking import is_smaller_better
 from hpcddp.manage.report import RunReport, ranked
+from hpcddp.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

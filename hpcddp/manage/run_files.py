@@ -31,7 +31,7 @@ class Job:
         local: whether it is a process on some host.
         submitted: when the run was submitted, in seconds since the epoch; None if by hand.
         start: the start of the newest attempt if this job has begun it, else None.
-        host: the host of a process; None if unknown.
+        host: the submitting host; None if by hand, and for an element that begins in the job of its sweep.
     """
 
     job_id: str
@@ -210,15 +210,14 @@ def _job(submission: SubmissionRecord | None, start: Start | None) -> Job | None
     """Return the newest job: that of the submission, or one whose script was submitted by hand later."""
     if submission is None:
         return _by_hand(start)
-    submitted = submission.time
-    begun = start is not None and start.time >= (submitted or 0.0) - _SAME_SUBMISSION_S
+    begun = start is not None and start.time >= submission.time - _SAME_SUBMISSION_S
     mine = begun and start is not None and start.job_id == submission.job_id
-    if start is not None and not mine and start.time > (submitted or 0.0):
+    if start is not None and not mine and start.time > submission.time:
         return _by_hand(start)
     return Job(
         job_id=submission.job_id,
         local=submission.cluster != "slurm",
-        submitted=submitted,
+        submitted=submission.time,
         start=start if mine else None,
         host=submission.host,
     )

@@ -446,9 +446,8 @@ def is_process_alive(files: RunFiles) -> bool | None:
     """Return whether a local run's script runs; None if it was started on another machine."""
     if files.job is None:
         return None
-    start = files.start
-    known = files.job.host if start is None else start.host
-    if known is not None and known != socket.gethostname():
+    host = files.job.host if files.start is None else files.start.host
+    if host != socket.gethostname():
         return None
     return runs_script(command_line(files.job.job_id))
 

@@ -1,8 +1,6 @@
 """Checkpoints on disk: their manifests, names and verification, and the newest valid one.
 
 A manifest is JSON whose second line is the sha256 of all lines after it: ``tail -n +3 manifest.json | sha256sum``.
-Manifests of earlier versions have no such line, and are read if their keys are exactly those of that time: a manifest
-whose checksum has lost its name is not taken for one of them.
 """
 
 from __future__ import annotations
@@ -86,21 +84,22 @@ class Manifest:
 
     @classmethod
     def from_text(cls, text: str) -> Manifest:
-        """Return the manifest that ``to_text`` or an earlier version wrote.
+        """Return the manifest that ``to_text`` wrote.
 
         Raises:
             ValueError: says what is wrong with it.
         """
         head = _HEAD.match(text)
-        if head is not None and hashlib.sha256(text[head.end() :].encode()).hexdigest() != head[1]:
+        if head is None:
+            raise ValueError("its second line is not the checksum of the lines after it")
+        if hashlib.sha256(text[head.end() :].encode()).hexdigest() != head[1]:
             raise ValueError("its content does not have its checksum")
         try:
             document = json.loads(text, object_pairs_hook=_without_duplicates)
         except RecursionError as error:
             raise ValueError("its content is nested too deeply") from error
-        if head is not None:
-            del document[_CHECKSUM]
-        if type(document) is not dict or document.keys() != _KINDS.keys():
+        del document[_CHECKSUM]
+        if document.keys() != _KINDS.keys():
             raise ValueError("its keys are not those of a manifest")
         for name, kinds in _KINDS.items():
             if type(document[name]) not in kinds:

@@ -157,7 +157,7 @@ def _job_ids(path: Path) -> Iterator[str]:
         if (submission := read_submission(run)) is not None and submission.cluster == "slurm":
             yield submission.job_id
     with contextlib.suppress(RecordError, ManifestError, OSError):
-        if (start := newest_start(run)) is not None and start.job_id is not None and not start.is_process:
+        if (start := newest_start(run)) is not None and start.job_id is not None and not start.is_local:
             yield start.job_id
     with contextlib.suppress(RecordError, ManifestError, OSError):
         if (sweep := read_sweep(path)) is not None:

@@ -56,13 +56,13 @@ class SubmissionRecord(Record):
         job_id: Slurm's job id; else the process id of the script.
         directory: the directory of submission.
         python: the interpreter of its tasks.
-        time: when, in seconds since the epoch; None in records of earlier versions.
-        host: the submitting host, on which a local run's process is; None in records of earlier versions, and for an
-            element of a sweep.
-        sweep: the id of the sweep that the run is an element of; None for a run of its own.
-        index: which element it is.
+        time: when, in seconds since the epoch.
         run_dir: the run directory.
         inode: its inode number; see ``identity`` in ``hpcddp.run.ownership``.
+        host: the submitting host, on which a local run's process is; None for a sweep, and for an element that begins
+            in the job of its sweep.
+        sweep: the id of the sweep that the run is an element of; None for a run of its own.
+        index: which element it is.
         template: the value of ``--template``; None is the default one.
         changes: the changes of the training since the first submission, in their order.
     """
@@ -76,12 +76,12 @@ class SubmissionRecord(Record):
     job_id: str
     directory: str
     python: str
-    time: float | None = None
+    time: float
+    run_dir: str
+    inode: int
     host: str | None = None
     sweep: str | None = None
     index: int | None = None
-    run_dir: str | None = None
-    inode: int | None = None
     template: str | None = None
     changes: tuple[Change, ...] = ()
 
@@ -108,13 +108,13 @@ class Start(Record):
         job_id: Slurm's job id, or the process id of a local run; None by hand.
         host: where the batch script runs.
         time: seconds since the epoch.
+        is_local: whether the job is a process of its host.
         restart_count: how often Slurm has requeued the job before.
         submit_time: Slurm's submit time of this start, None if it could not be asked. Slurm renews it at every requeue.
         token: a secret, by which the ranks of this attempt know each other; empty where no ranks meet by it.
         end_time: when the job's time is over, in seconds since the epoch; None without a limit.
-        run_dir: the run directory.
-        inode: its inode number; see ``identity`` in ``hpcddp.run.ownership``.
-        is_local: whether the job is a process of its host; None in records of earlier versions.
+        run_dir: the run directory; None if a program of the user's own has begun the attempt itself.
+        inode: its inode number, None like ``run_dir``; see ``identity`` in ``hpcddp.run.ownership``.
         pid: the process of a program of the user's own that has begun the attempt itself; else None.
         allocation: Slurm's id of the allocation that a local run has its tasks in; else None.
     """
@@ -127,20 +127,15 @@ class Start(Record):
     job_id: str | None
     host: str
     time: float
+    is_local: bool
     restart_count: int = 0
     submit_time: str | None = None
     token: str = ""
     end_time: float | None = None
     run_dir: str | None = None
     inode: int | None = None
-    is_local: bool | None = None
     pid: int | None = None
     allocation: str | None = None
-
-    @property
-    def is_process(self) -> bool:
-        """Whether the job id is that of a process; Slurm knows the submit time of its own jobs."""
-        return self.submit_time is None if self.is_local is None else self.is_local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +149,6 @@ class Refusal(Record):
     ADVICE: ClassVar[str] = "its job was refused once, and stays refused; use another run id or run_root"
 
     why: str
-
-    @classmethod
-    def upgraded(cls, document: object) -> object:
-        """Return a document of version 0, which is the sentence alone, in the layout of version 1."""
-        return {"why": document} if isinstance(document, str) else document
 
 
 def read_refusal(run: RunDirectory, job_id: str | None) -> str | None:
@@ -331,11 +321,6 @@ class Ranks(Record):
     ADVICE: ClassVar[str] = _RANKS_ADVICE
 
     ranks: tuple[Rank, ...]
-
-    @classmethod
-    def upgraded(cls, document: object) -> object:
-        """Return a document of version 0, which is the list alone, in the layout of version 1."""
-        return {"ranks": document} if isinstance(document, list) else document
 
 
 def write_ranks(attempt: AttemptDirectory, ranks: Sequence[Rank]) -> None:

@@ -25,6 +25,7 @@ from hpcddp.packages import is_installed
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import LONGEST_LINE, append_line, open_regular, why_unreadable, write_bytes
 from hpcddp.run.record import (
+    FORMAT,
     LARGEST_RECORD,
     LATEST_TIME,
     Lines,
@@ -75,7 +76,7 @@ def write_plan_record(run: RunDirectory, document: Mapping[str, Any]) -> None:
         run: the run.
         document: what ``hpcddp plan --json`` prints.
     """
-    write_record(run.plan, PlanRecord.from_document(document))
+    write_record(run.plan, PlanRecord.from_document({"format": FORMAT, **document}))
 
 
 _LARGEST: Final = 1 << 53

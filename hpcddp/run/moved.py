@@ -22,7 +22,7 @@ from hpcddp.run.sweep import sweep_of
 from hpcddp.slurm.directives import Directive
 
 _WORD = r"""((?:'[^']*'|"[^"]*"|[^\s'"])+)"""
-_BEGIN = re.compile(rf"hpcddp\.(?:supervise|launch\.attempt) begin --run-root={_WORD} --name={_WORD} --run-id={_WORD}")
+_BEGIN = re.compile(rf"hpcddp\.supervise begin --run-root={_WORD} --name={_WORD} --run-id={_WORD}")
 # Of a run, and of the elements of a sweep.
 _LOGS = ("/batch.log", "/logs/%A_%a.log")
 
@@ -186,7 +186,7 @@ def _record(owner: RunDirectory) -> SubmissionRecord | Start | None:
 
 
 def _recorded_directory(record: SubmissionRecord | Start | None) -> Path | None:
-    """Return the run directory in a record; None in records of earlier versions."""
+    """Return the run directory in a record; None if a program of the user's own has begun the run."""
     return Path(record.run_dir) if record is not None and record.run_dir else None
 
 

@@ -43,7 +43,7 @@ def conflict(previous: Start | None, start: Start, *, previous_alive: bool) -> s
         return None
     if previous.job_id != start.job_id:
         return f"job {previous.job_id} is still using it" if previous_alive else None
-    if start.restart_count > previous.restart_count or start.is_process:
+    if start.restart_count > previous.restart_count or start.is_local:
         # A process has the number of an earlier one only after that has ended, as in each new container.
         return None
     # A rebuilt cluster reuses job ids; a requeue of the same job has a higher restart count.
@@ -65,7 +65,7 @@ def is_alive(start: Start, *, patience_s: float = 0.0) -> bool:
     """
     if start.job_id is None:
         return False
-    if start.is_process:
+    if start.is_local:
         return start.host == socket.gethostname() and runs_script(command_line(start.job_id))
     job = wait_for_answer(start.job_id, patience_s=patience_s)
     if job is None or job.get("JobState") in ENDED_STATES:

@@ -1,8 +1,7 @@
 """Typed records: files that one process writes and another reads, each a frozen dataclass.
 
-A record's file is a JSON object with the record's fields and ``format``, the version of this layout. Files of hpcddp
-0.1.0 have no ``format`` and are version 0. Keys that a version does not know are ignored, so that a version that adds a
-key need not raise the number.
+A record's file is a JSON object with the record's fields and ``format``, the version of this layout. Keys that a
+version does not know are ignored, so that a version that adds a key need not raise the number.
 """
 
 from __future__ import annotations
@@ -61,23 +60,15 @@ class Record:
     """Whether ``format`` is the version of the layout; else any name may be one of ``facts``."""
 
     @classmethod
-    def upgraded(cls, document: object) -> object:
-        """Return a document of version 0 in the layout of version 1."""
-        return document
-
-    @classmethod
     def from_document(cls, document: object) -> Self:
         """Return the record that a JSON document holds.
 
         Raises:
             ValueError: says what is wrong with it.
         """
-        version = document.get(_KEY, 0) if isinstance(document, dict) and cls.IS_VERSIONED else 0
-        if type(version) is not int or version < 0:
-            raise ValueError(f"its {_KEY} is {_described(version)}")
-        if version > FORMAT:
-            raise NewerFormatError(f"it has format {version}, and this version of hpcddp reads formats up to {FORMAT}")
-        return _dataclass_from(cls.upgraded(document) if version == 0 else document, cls)
+        if cls.IS_VERSIONED and isinstance(document, dict):
+            _check_format(document)
+        return _dataclass_from(document, cls)
 
     def as_document(self) -> dict[str, Any]:
         """Return the document that is written."""
@@ -86,6 +77,16 @@ class Record:
 
 class NewerFormatError(ValueError):
     """A newer version of hpcddp has written the record."""
+
+
+def _check_format(document: Mapping[str, object]) -> None:
+    if _KEY not in document:
+        raise ValueError(f"it has no {_KEY}")
+    version = document[_KEY]
+    if type(version) is not int or version < 1:
+        raise ValueError(f"its {_KEY} is {_described(version)}")
+    if version > FORMAT:
+        raise NewerFormatError(f"it has format {version}, and this version of hpcddp reads formats up to {FORMAT}")
 
 
 T = TypeVar("T")

@@ -68,7 +68,7 @@ class Result(Record):
 
     @property
     def metrics(self) -> dict[str, Summary]:
-        """The last and the best value of each metric of the evaluations, by name; earlier versions wrote none."""
+        """The last and the best value of each metric of the evaluations, by name; empty if it had none."""
         written = self.facts.get("metrics")
         known = {name: Summary.from_json(value) for name, value in written.items()} if isinstance(written, dict) else {}
         return {name: summary for name, summary in known.items() if summary is not None}

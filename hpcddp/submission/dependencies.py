@@ -118,7 +118,7 @@ class _RunToWaitFor:
                 f"continue it first: {resume_command(run)}, or use {AFTER_ANY}"
             )
         submission, start = read_submission(run), newest_start(run)
-        by_hand = submission is None and start is not None and start.is_process
+        by_hand = submission is None and start is not None and start.is_local
         if by_hand or (submission is not None and submission.cluster != "slurm"):
             self._refuse(f"{run.run_id} runs on this machine without Slurm, which cannot wait for it; wait for its end")
         job_id = submitted_as if start is None else start.job_id

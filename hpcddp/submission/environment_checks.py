@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import hpcddp
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.environment import Container, Environment, unmountable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.packages import is_installed, missing_packages, pip_requirement
 from hpcddp.slurm import commands
 from hpcddp.submission.request import Obstacle
+from hpcddp.version import __version__
 
 # Variables that Lmod and Environment Modules set in a shell that has their module command.
 _MODULE_MARKS: Final = ("MODULESHOME", "LMOD_CMD", "MODULES_CMD", "BASH_FUNC_module%%")
@@ -202,10 +202,9 @@ def _without_hpcddp(
     version, *missing = done.stdout.split() or [""]
     if missing and section.container is None:
         yield _without_packages(spec, missing, str(python))
-    if version != hpcddp.__version__:
+    if version != __version__:
         yield Obstacle(
-            sentence=f"{named} has hpcddp {version}, and the one that submits is {hpcddp.__version__}; "
-            "install the same",
+            sentence=f"{named} has hpcddp {version}, and the one that submits is {__version__}; install the same",
             certain=False,
         )
 

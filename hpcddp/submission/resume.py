@@ -642,8 +642,7 @@ def _has_not_ended(previous: SubmissionRecord) -> bool:
         SlurmUnavailableError: Slurm's controller does not answer.
     """
     if previous.cluster != "slurm":
-        is_here = previous.host in {None, socket.gethostname()}
-        return is_here and runs_script(command_line(previous.job_id))
+        return previous.host == socket.gethostname() and runs_script(command_line(previous.job_id))
     job = wait_for_answer(previous.job_id)
     return job is not None and job.get("JobState") not in ENDED_STATES
 

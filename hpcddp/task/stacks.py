@@ -107,7 +107,7 @@ def _ask(pid: int) -> list[str]:
     """Return the stacks that a task writes when it gets the signal; one that does not listen would be ended by it."""
     memory = _memory_file(pid)
     if memory is None or STACKS_SIGNAL not in handled_signals(pid):
-        return ["this task has just started, or is one of an older hpcddp: it does not show its stacks"]
+        return ["this task has just started, and does not show its stacks yet"]
     try:
         before = memory.stat().st_size
         os.kill(pid, STACKS_SIGNAL)

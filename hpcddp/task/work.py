@@ -18,7 +18,6 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, Final
 
-from hpcddp import __version__
 from hpcddp.errors import HpcddpError, printable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import World
@@ -40,6 +39,7 @@ from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
 from hpcddp.task.program import ProgramEnding, program_environment, run_program
 from hpcddp.task.rendezvous import Identity, Rendezvous, RendezvousError, meet
 from hpcddp.task.watchdog import start_watchdog, trace_variables
+from hpcddp.version import __version__
 
 # What a launcher sets for each of the ranks that it starts.
 _OF_A_RANK: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")

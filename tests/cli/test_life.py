@@ -15,6 +15,8 @@ import pytest
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.record import write_record
+from hpcddp.run.result import Result
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import make, queued
@@ -292,8 +294,10 @@ def endless(run: Path) -> None:
 
 def wrong_types(run: Path) -> None:
     for path in [*run.glob("*.json"), *run.glob("attempts/0/*.json")]:
-        path.write_text('{"job_id": [], "time": {}, "elements": 1, "host": 7, "total_steps": "x", "status": null}')
-    (run / "sweep.json").write_text('{"sweep_id": "../x", "elements": [{}], "chunks": []}')
+        path.write_text(
+            '{"format": 1, "job_id": [], "time": {}, "elements": 1, "host": 7, "total_steps": "x", "status": null}'
+        )
+    (run / "sweep.json").write_text('{"format": 1, "sweep_id": "../x", "elements": [{}], "chunks": []}')
 
 
 def odd_names(run: Path) -> None:
@@ -397,6 +401,6 @@ def test_cancel_without_a_run_finds_none_among_runs_that_have_ended(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for ended in root.glob("*/*"):
-        (ended / "result.json").write_text('{"status": "finished"}')
+        write_record(ended / "result.json", Result(status="finished"))
     code, out, _ = run(capsys, "cancel")
     assert (code, out) == (0, f"no run under {root} waits or runs, so there is nothing to cancel\n")

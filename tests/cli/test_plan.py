@@ -12,6 +12,8 @@ from hpcddp.cli import boundary, plan
 from hpcddp.cli.main import app
 from hpcddp.jobfile.document import path_of
 from hpcddp.jobfile.job import find_key
+from hpcddp.run.record import write_record
+from hpcddp.run.result import Result
 
 JOB = """\
 name: example
@@ -332,7 +334,7 @@ def test_a_finished_runs_noise_scale_says_whether_a_larger_batch_pays(
     assert document(capsys, job)["larger_batch_pays"] is None
     run = job.parent / "runs" / "example" / "run-1"
     run.mkdir(parents=True)
-    (run / "result.json").write_text(json.dumps({"status": "finished", "noise_scale": 900.0}))
+    write_record(run / "result.json", Result(status="finished", facts={"noise_scale": 900.0}))
     found = document(capsys, job)
     assert (found["noise_scale"], found["larger_batch_pays"]) == (900.0, True)
     assert any("measured by run run-1, and the global batch is 256" in note for note in found["notes"])

@@ -15,6 +15,7 @@ from torch import nn
 from hpcddp.batch.order import KeyedOrder
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import Change, SubmissionRecord, write_submission_record
+from hpcddp.run.ownership import identity
 from hpcddp.train.randomness import seed_initialisation
 from tests.distributed import own_code
 from tests.distributed.training import job_document, parameters, result, run_ranks, steps
@@ -79,8 +80,10 @@ def reference() -> tuple[torch.Tensor, list[float], list[float], list[int]]:
 def name_batch(run: Path, *batches: int) -> None:
     """Record what the command line of resumptions has named."""
     changes = tuple(Change(key="batch.global_batch_size", before=32, after=batch, attempt=1) for batch in batches)
-    record = SubmissionRecord(cluster="local", job_id="1", directory="/", python="python3", changes=changes)
     run.mkdir(parents=True, exist_ok=True)
+    record = SubmissionRecord(
+        cluster="local", job_id="1", directory="/", python="python3", time=0.0, changes=changes, **identity(run)
+    )
     write_submission_record(RunDirectory(run), record)
 
 

@@ -30,7 +30,7 @@ def run_ranks(
 ) -> list[tuple[int, str]]:
     attempt = RunDirectory(tmp_path).attempt(0)
     attempt.path.mkdir(parents=True)
-    write_start(attempt, Start(job_id="1", host="n1", time=0.0, token="abc"))
+    write_start(attempt, Start(job_id="1", host="n1", time=0.0, is_local=False, token="abc"))
     processes = [
         subprocess.Popen(
             [

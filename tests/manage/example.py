@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from hpcddp.run.directory import times_of
+from hpcddp.run.job_records import Rank, write_ranks
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import NOON, FakeRun, make, queued
@@ -23,7 +23,7 @@ IndexError: index 10 is out of bounds for dimension 1 with size 10
 """
 CLOSED = "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.0.0.2]:16816."
 MESSAGE = "index 10 is out of bounds for dimension 1 with size 10"
-_HOSTS = [{"host": f"n{rank // 4 + 1}"} for rank in range(8)]
+_RANKS = [Rank(host=f"n{rank // 4 + 1}") for rank in range(8)]
 
 
 def example(root: Path) -> list[QueuedJob]:
@@ -67,7 +67,7 @@ def _sweep(root: Path) -> list[QueuedJob]:
 def _failed(root: Path) -> list[QueuedJob]:
     made = _made(root, "20261121-090544-03bd", "digits", "1257").started("1257", at=60)
     made.event("train", at=70).steps(1, 20, at=80)
-    made.attempt().ranks.write_text(json.dumps(_HOSTS))
+    write_ranks(made.attempt(), _RANKS)
     for rank in range(8):
         log = made.log(rank, "the log\n").attempt().rank_log(rank)
         os.utime(log, (NOON + 101, NOON + 101))
@@ -88,7 +88,7 @@ def _running(root: Path) -> list[QueuedJob]:
     for rank, text in enumerate(("epoch 3/5, step 250/400: loss 0.0040\n", "a warning of your own code\n")):
         log = made.log(rank, text, attempt=1).attempt(1).rank_log(rank)
         times_of(log).write_text(f"{len(text)} {NOON + 1790 + rank:.3f}\n")
-    made.attempt(1).ranks.write_text(json.dumps([{"host": "n5"}, {"host": "n6"}]))
+    write_ranks(made.attempt(1), [Rank(host="n5"), Rank(host="n6")])
     return [queued("1260", restarts=1, used_s=800, limit_s=7200, nodes=2, node_list="n[5-6]")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,11 @@ from typing import Any
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import EventKind, append_event
 from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.job_records import Start, SubmissionRecord, write_start, write_submission_record
+from hpcddp.run.metrics import write_plan_record
+from hpcddp.run.ownership import identity
+from hpcddp.run.record import FORMAT, write_record
+from hpcddp.run.result import Result
 from hpcddp.slurm.commands import QueuedJob
 
 # 2026-11-21 12:00:00 where the tests run; all times are seconds after it.
@@ -28,23 +34,24 @@ class FakeRun:
         """Write what a submission writes."""
         self.run.path.mkdir(parents=True, exist_ok=True)
         self.run.script.write_text("#!/bin/bash\n")
-        self._write(self.run.plan, {"total_steps": TOTAL})
-        document = {
-            "cluster": cluster, "job_id": job_id, "directory": "/", "python": "python", "time": NOON + at, **facts,
+        write_plan_record(self.run, {"total_steps": TOTAL})
+        record: dict[str, Any] = {
+            "cluster": cluster, "job_id": job_id, "directory": "/", "python": "python", "time": NOON + at,
+            "host": socket.gethostname(), **identity(self.run.path), **facts,
         }  # fmt: skip
-        self._write(self.run.submission, document)
+        write_submission_record(self.run, SubmissionRecord(**record))
         return self
 
     def started(self, job_id: str = "7", *, at: float = 10, attempt: int = 0, **facts: Any) -> FakeRun:
         """Write what the batch script writes at its start."""
         directory = self.attempt(attempt)
         directory.path.mkdir(parents=True)
-        start = {
-            "job_id": job_id, "restart_count": attempt, "submit_time": None, "host": "n1", "token": "x",
-            "time": NOON + at, "end_time": None, **facts,
+        record: dict[str, Any] = {
+            "job_id": job_id, "restart_count": attempt, "host": "n1", "token": "x", "time": NOON + at,
+            "is_local": False, **facts,
         }  # fmt: skip
-        self._write(directory.start, start)
-        return self.event("start", at=at, attempt=attempt, job_id=job_id, host=start["host"])
+        write_start(directory, Start(**record))
+        return self.event("start", at=at, attempt=attempt, job_id=job_id, host=record["host"])
 
     def event(self, kind: EventKind, *, at: float = 20, attempt: int = 0, **facts: Any) -> FakeRun:
         """Append an event."""
@@ -64,7 +71,7 @@ class FakeRun:
 
     def ended(self, status: str, **facts: Any) -> FakeRun:
         """Write the result."""
-        self._write(self.run.result, {"status": status, **facts})
+        write_record(self.run.result, Result.from_document({"format": FORMAT, "status": status, **facts}))
         return self
 
     def failed(self, rank: int, *, attempt: int = 0, at: float = 30, **facts: Any) -> FakeRun:
@@ -83,10 +90,6 @@ class FakeRun:
 
     def attempt(self, number: int = 0) -> AttemptDirectory:
         return self.run.attempt(number)
-
-    @staticmethod
-    def _write(path: Path, document: object) -> None:
-        path.write_text(json.dumps(document))
 
 
 def make(root: Path, run_id: str = "run-1", name: str = "digits") -> FakeRun:

@@ -32,6 +32,7 @@ from hpcddp.run.job_records import (
     write_submission_record,
 )
 from hpcddp.run.metrics import write_plan_record
+from hpcddp.run.ownership import identity
 from hpcddp.run.result import Result, write_result
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.stop.reasons import StopReason
@@ -132,9 +133,10 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
 def lay_down(scenario: Scenario, record: str) -> None:
     """Write all records that such a run may have; a result only where it is the one that is damaged."""
     attempt = scenario.attempt
-    write_submission_record(
-        attempt.run, SubmissionRecord(cluster="slurm", job_id="7", directory="/", python="python", time=0.0)
+    submission = SubmissionRecord(
+        cluster="slurm", job_id="7", directory="/", python="python", time=0.0, **identity(attempt.run.path)
     )
+    write_submission_record(attempt.run, submission)
     attempt.run.script.write_text("#!/bin/bash\n")
     write_ranks(attempt, [Rank(host="n1"), Rank(host="n2")])
     write_plan_record(attempt.run, {"total_steps": 100, "steps_per_epoch": 10})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from hpcddp.manage.first_error import failed_attempt, first_error, shortened
 from hpcddp.manage.logs import sources
 from hpcddp.run.failure import beginning
+from hpcddp.run.job_records import Rank, write_ranks
 from tests.manage.runs import FakeRun, make
 
 CLOSED = "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:16816. GLHF!"
@@ -35,8 +35,7 @@ def made(tmp_path: Path) -> FakeRun:
     made = make(tmp_path).submitted().started()
     for rank in range(8):
         made.log(rank, f"the log of rank {rank}\nits last line\n")
-    hosts = [{"host": f"n{rank // 4 + 1}"} for rank in range(8)]
-    made.attempt().ranks.write_text(json.dumps(hosts))
+    write_ranks(made.attempt(), [Rank(host=f"n{rank // 4 + 1}") for rank in range(8)])
     return made
 
 
@@ -122,7 +121,7 @@ def test_other_errors_of_their_own_are_told_too(made: FakeRun) -> None:
 
 
 def test_tasks_that_start_a_launcher_are_not_called_ranks(made: FakeRun) -> None:
-    made.attempt().ranks.write_text(json.dumps([{"host": f"n{task}", "launcher": "torchrun"} for task in range(8)]))
+    write_ranks(made.attempt(), [Rank(host=f"n{task}", launcher="torchrun") for task in range(8)])
     made.failed(1, who="rank 5")
     follow(made, 0, 2)
     found = first_error(made.attempt())

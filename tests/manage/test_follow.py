@@ -11,8 +11,8 @@ from hpcddp.manage import follow as following
 from hpcddp.manage.follow import JobPhase, Outcome, RecordReader, follow
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, append_event
-from hpcddp.run.files import write_json
 from hpcddp.run.metrics import MetricsLine
+from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
 
 
@@ -87,7 +87,7 @@ def test_a_run_is_followed_through_a_requeue_and_no_step_is_shown_twice(run: Run
             resumed.write_text(line(1) + line(2) + line(3) + line(4))
             resumed.replace(run.metrics)
         if seen == 5:
-            write_json(run.result, {"status": "finished"})
+            write_record(run.result, Result(status="finished"))
         return states[min(seen, 5) - 1]
 
     recorder = Recorder()
@@ -143,7 +143,7 @@ def test_one_record_may_be_a_step_and_an_evaluation_and_a_step_that_goes_back_is
     shown = Recorder()
     states = iter(["running", "running", "ended"])
     run.metrics.write_text(line(9) + json.dumps({"step": 10, "loss": 1.0, "val_f1": 0.5}) + "\n" + line(5))
-    write_json(run.result, {"status": "finished"})
+    write_record(run.result, Result(status="finished"))
     follow(run, shown, job_state=lambda: next(states))  # type: ignore[arg-type]
     assert (shown.steps, shown.evaluations) == ([9, 10, 5], [10])
 
@@ -169,7 +169,7 @@ def test_a_resumed_run_shows_what_it_does_from_now_on(run: RunDirectory) -> None
         yield "running"
         with run.metrics.open("a") as stream:
             stream.write(line(11) + line(12) + evaluated(12))
-        write_json(run.result, {"status": "finished"})
+        write_record(run.result, Result(status="finished"))
         yield "ended"
 
     looks = states()
@@ -187,7 +187,7 @@ def test_an_evaluation_is_shown_once_through_a_requeue(run: RunDirectory) -> Non
         replacement = run.path / "new"
         replacement.write_text(line(9) + line(10) + evaluated(10) + line(11) + line(12) + evaluated(12))
         replacement.replace(run.metrics)
-        write_json(run.result, {"status": "finished"})
+        write_record(run.result, Result(status="finished"))
         yield "ended"
 
     looks = states()
@@ -214,7 +214,7 @@ def test_what_a_program_prints_comes_before_the_word_on_its_end(run: RunDirector
     def output(*, ended: bool) -> list[str]:
         return ["last words"] if ended else []
 
-    write_json(run.result, {"status": "finished"})
+    write_record(run.result, Result(status="finished"))
     follow(run, Lines(), job_state=lambda: "ended", output=output)
     assert shown == ["last words", "ended"]
 
@@ -230,7 +230,7 @@ def test_ctrl_c_that_stops_a_run_goes_on_following_until_its_end(run: RunDirecto
         return "running" if presses == 2 else "ended"
 
     def interrupted() -> bool:
-        write_json(run.result, {"status": "cancelled"})
+        write_record(run.result, Result(status="cancelled"))
         return True
 
     outcome = follow(run, Recorder(), job_state=job_state, interrupted=interrupted)

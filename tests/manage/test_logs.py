@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import tracemalloc
@@ -13,6 +12,7 @@ import pytest
 from hpcddp.manage.logs import LogFollower, NoLogError, chosen_attempt, line_text, merged, sources
 from hpcddp.run.directory import times_of
 from hpcddp.run.failure import beginning
+from hpcddp.run.job_records import Rank, write_ranks
 from tests.manage.runs import NOON, FakeRun, make
 
 
@@ -37,7 +37,7 @@ def made(tmp_path: Path) -> FakeRun:
 
 
 def test_lines_come_in_the_order_of_time_with_rank_and_host(made: FakeRun) -> None:
-    made.attempt().ranks.write_text(json.dumps([{"host": "n1"}, {"host": "n2"}]))
+    write_ranks(made.attempt(), [Rank(host="n1"), Rank(host="n2")])
     lines = list(merged(sources(made.attempt())))
     assert "".join(line.text for line in lines) == "abcdef"
     assert [line.time - NOON for line in lines] == [1, 1, 2, 3, 5, 6]

@@ -13,6 +13,8 @@ from hpcddp.manage.overview import SweepStatus, overview_of
 from hpcddp.manage.ranking import RankingError, is_smaller_better, rank
 from hpcddp.manage.report import reports_of
 from hpcddp.manage.status import State
+from hpcddp.run.record import write_record
+from hpcddp.run.result import Result
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from tests.manage.runs import NOON, FakeRun, make
 
@@ -85,8 +87,8 @@ def test_those_without_a_finite_value_come_last_in_their_order(tmp_path: Path) -
 def test_the_result_counts_where_the_metrics_do_not_have_it(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, ({"a": 1}, []), ({"a": 2}, []))
     for index, accuracy in enumerate((0.25, 0.75)):
-        document = {"status": "finished", "val_accuracy": accuracy, "wall_s": 10.0 - index}
-        sweep.sweep.run(index).result.write_text(json.dumps(document))
+        result = Result(status="finished", val_accuracy=accuracy, wall_s=10.0 - index)
+        write_record(sweep.sweep.run(index).result, result)
     assert order(sweep, "val_accuracy") == [1, 0]
     assert order(sweep, "wall_s") == [0, 1]
 

@@ -13,6 +13,7 @@ import pytest
 
 from hpcddp.manage.run_files import Job, read_run_files
 from hpcddp.manage.status import Answers, RunStatus, State, Statuses, is_process_alive, left_behind, state_of, statuses
+from hpcddp.run.job_records import Rank, write_ranks
 from hpcddp.slurm.commands import QueuedJob, SlurmUnavailableError
 from tests.manage.runs import NOON, FakeRun, make, queued
 from tests.waiting import wait_until
@@ -80,7 +81,7 @@ def test_a_run_whose_first_events_are_out_of_sight_is_running_by_its_steps(made:
 def test_a_program_without_steps_is_running_once_its_ranks_have_met(made: FakeRun) -> None:
     made.submitted().started()
     made.run.plan.unlink()
-    made.attempt().ranks.write_text('[{"host": "n1"}]')
+    write_ranks(made.attempt(), [Rank(host="n1")])
     assert state(made, queued()) is State.RUNNING
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
+from hpcddp.run.metrics import write_plan_record
 from tests.manage.runs import NOON, FakeRun, make
 
 JOB = """\
@@ -41,7 +42,7 @@ def three_attempts(root: Path, run_id: str = "run-1", name: str = "digits") -> F
     made = make(root, run_id, name).submitted(at=0)
     (root / "job.yaml").write_text(JOB)
     made.run.job_file.write_text(dump_job(load_job(root / "job.yaml").spec, environment_values=False))
-    made.run.plan.write_text(json.dumps({"total_steps": 60}))
+    write_plan_record(made.run, {"total_steps": 60})
     _attempt(made, 0, began=100, trained=130, step=0, ranks=4)
     _steps(made, 1, 10, at=140, seconds=10)
     made.event("save", at=233, step=10, seconds=3.0, blocked_s=1.0)

@@ -17,7 +17,6 @@ import pytest
 
 from hpcddp.run.checkpoints import (
     Checkpoint,
-    FileRecord,
     InvalidCheckpointError,
     Manifest,
     NoCheckpointError,
@@ -139,11 +138,17 @@ def replace(path: Path, part: bytes, by: bytes) -> None:
     path.write_bytes(content.replace(part, by, 1))
 
 
-def as_before_checksums(path: Path, **changes: Any) -> None:
-    """Write a checkpoint's manifest as versions without a checksum did, with some values changed."""
+def correct_checksum(path: Path) -> None:
+    """Write the checksum of a checkpoint's manifest that fits its other lines."""
+    first, _, rest = (path / "manifest.json").read_text().split("\n", 2)
+    (path / "manifest.json").write_text(f'{first}\n  "sha256": "{sha256_of(rest.encode())}",\n{rest}')
+
+
+def change_manifest(path: Path, **changes: Any) -> None:
+    """Change values of a checkpoint's manifest, which keeps a checksum that fits."""
     document = json.loads((path / "manifest.json").read_text())
-    document.pop("sha256", None)
     (path / "manifest.json").write_text(json.dumps({**document, **changes}, indent=2, ensure_ascii=False) + "\n")
+    correct_checksum(path)
 
 
 def damage_missing_manifest(path: Path) -> None:
@@ -158,6 +163,16 @@ def damage_foreign_manifest(path: Path) -> None:
     (path / "manifest.json").write_text('{"files": {}}')
 
 
+def damage_cut_manifest_with_a_checksum(path: Path) -> None:
+    replace(path / "manifest.json", b'"epoch": 2', b'"epoch')
+    correct_checksum(path)
+
+
+def damage_manifest_without_checksum(path: Path) -> None:
+    first, _, rest = (path / "manifest.json").read_text().split("\n", 2)
+    (path / "manifest.json").write_text(f"{first}\n{rest}")
+
+
 def damage_flipped_manifest(path: Path) -> None:
     flip(path / "manifest.json", b'"epoch": 2', 8 * 9)
 
@@ -167,29 +182,29 @@ def damage_checksum_without_its_name(path: Path) -> None:
 
 
 def damage_other_step(path: Path) -> None:
-    as_before_checksums(path, step=3)
+    change_manifest(path, step=3)
 
 
 def damage_unknown_key(path: Path) -> None:
-    as_before_checksums(path, more=1)
+    change_manifest(path, more=1)
 
 
 def damage_text_for_a_number(path: Path) -> None:
-    as_before_checksums(path, attempt="0")
+    change_manifest(path, attempt="0")
 
 
 def damage_endless_time(path: Path) -> None:
-    as_before_checksums(path, time=float("inf"))
+    change_manifest(path, time=float("inf"))
 
 
 def damage_same_key_twice(path: Path) -> None:
-    as_before_checksums(path)
     replace(path / "manifest.json", b'"epoch": 2', b'"epoch": 2, "epoch": 3')
+    correct_checksum(path)
 
 
 def damage_nesting(path: Path) -> None:
-    as_before_checksums(path)
     replace(path / "manifest.json", b'"epoch": 2', b'"epoch": ' + b"[" * 100_000 + b"]" * 100_000)
+    correct_checksum(path)
 
 
 def damage_no_text(path: Path) -> None:
@@ -201,7 +216,7 @@ def damage_size_of_the_manifest(path: Path) -> None:
 
 
 def damage_record(path: Path) -> None:
-    as_before_checksums(path, files={"a.bin": 5})
+    change_manifest(path, files={"a.bin": 5})
 
 
 def damage_manifest_that_is_a_pipe(path: Path) -> None:
@@ -243,10 +258,16 @@ def damage_flipped(path: Path) -> None:
 
 DAMAGES = {
     damage_missing_manifest: "step-000020/manifest.json is missing",
-    damage_broken_manifest: "manifest.json is damaged (Expecting property name",
-    damage_foreign_manifest: "manifest.json is damaged (its keys are not those of a manifest)",
+    damage_broken_manifest: "manifest.json is damaged (its second line is not the checksum of the lines after it)",
+    damage_foreign_manifest: "manifest.json is damaged (its second line is not the checksum of the lines after it)",
+    damage_manifest_without_checksum: (
+        "manifest.json is damaged (its second line is not the checksum of the lines after it)"
+    ),
+    damage_cut_manifest_with_a_checksum: "manifest.json is damaged (Invalid control character",
     damage_flipped_manifest: "manifest.json is damaged (its content does not have its checksum)",
-    damage_checksum_without_its_name: "manifest.json is damaged (its keys are not those of a manifest)",
+    damage_checksum_without_its_name: (
+        "manifest.json is damaged (its second line is not the checksum of the lines after it)"
+    ),
     damage_unknown_key: "manifest.json is damaged (its keys are not those of a manifest)",
     damage_text_for_a_number: "manifest.json is damaged (its attempt is a str)",
     damage_endless_time: "manifest.json is damaged (its time is no time)",
@@ -334,36 +355,6 @@ def test_no_checkpoint_is_accepted_with_another_content(
 def test_checksum_of_a_manifest_can_be_computed_by_hand(tmp_path: Path) -> None:
     lines = (save(tmp_path, 10).path / "manifest.json").read_bytes().splitlines(keepends=True)
     assert lines[1] == f'  "sha256": "{hashlib.sha256(b"".join(lines[2:])).hexdigest()}",\n'.encode()
-
-
-def test_checkpoint_of_a_version_without_checksums_is_read(tmp_path: Path) -> None:
-    # As hpcddp wrote it at e82bc51.
-    path = tmp_path / "step-000020"
-    path.mkdir()
-    (path / "a.bin").write_bytes(b"state")
-    (path / "manifest.json").write_text("""{
-  "step": 20,
-  "attempt": 0,
-  "time": 1.5,
-  "contract": {
-    "seed": 1
-  },
-  "progress": {
-    "epoch": 2
-  },
-  "information": {
-    "world_size": 3
-  },
-  "files": {
-    "a.bin": {
-      "size": 5,
-      "sha256": "4ba69735ca53765ed6a709edb56c6ea236b7193a3b29a6b390c346f0f4340e4e"
-    }
-  }
-}
-""")
-    expected = dataclasses.replace(manifest(20), files={"a.bin": FileRecord(size=5, sha256=sha256_of(b"state"))})
-    assert newest_valid(tmp_path, expected=True, warn=no_warning) == Checkpoint(path, expected)
 
 
 def test_manifest_that_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,13 +44,14 @@ def test_a_damaged_line_is_left_out_counted_and_does_not_swallow_the_next(tmp_pa
     append_event(path, kind="start", time=1.0, attempt=0)
     with path.open("ab") as stream:
         stream.write(
-            b'7\nnull\n\xff\n[]\n{}\n{"event": "save", "time": "then", "attempt": 0}\n{"format": 1000}\n{"event": "s'
+            b'7\nnull\n\xff\n[]\n{}\n{"format": 1, "event": "save", "time": "then", "attempt": 0}\n'
+            b'{"event": "save", "time": 1.0, "attempt": 0}\n{"format": 1000}\n{"event": "s'
         )
     append_event(path, kind="stop", time=2.0, attempt=0, cause="crash", reason="one\u2028line")
     assert [event.kind for event in read_events(path)] == ["start", "stop"]
     log = read_event_log(path)
-    assert (log.damaged, log.records[-1].cause) == (8, "crash")
-    assert log.sentence(path) == f"{path}: 8 lines are damaged, and left out; all others are read"
+    assert (log.damaged, log.records[-1].cause) == (9, "crash")
+    assert log.sentence(path) == f"{path}: 9 lines are damaged, and left out; all others are read"
     path.unlink()
     os.mkfifo(path)
     assert read_events(path) == []
@@ -74,6 +75,6 @@ def test_an_event_at_no_time_is_a_damaged_line(tmp_path: Path, time: float) -> N
     log = tmp_path / "events.jsonl"
     for moment in (time, 1.0):
         with log.open("a") as stream:
-            stream.write(json.dumps({"event": "start", "time": moment, "attempt": 0}) + "\n")
+            stream.write(json.dumps({"format": 1, "event": "start", "time": moment, "attempt": 0}) + "\n")
     found = read_event_log(log, 1 << 20)
     assert ([event.time for event in found.records], found.damaged) == ([1.0], 1)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import FailureRecord, describe_failure, failure_sentence, read_failures, write_failure
-from hpcddp.run.files import write_json
+from hpcddp.run.job_records import Rank, write_ranks
 
 
 def record(rank: int, *, time: float, secondary: bool = False, message: str = "boom") -> FailureRecord:
@@ -95,7 +95,7 @@ def test_a_rank_that_stopped_answering_is_named_by_those_that_waited_with_its_ho
     attempt = attempt_in(tmp_path)
     for rank in range(2):
         attempt.rank_log(rank).touch()
-    write_json(attempt.ranks, [{"host": "n1", "gpu": None}, {"host": "n2", "gpu": None}])
+    write_ranks(attempt, [Rank(host="n1"), Rank(host="n2")])
     write_failure(attempt, hang(0, waiting=True))
     assert failure_sentence(attempt, read_failures(attempt)) == (
         "rank 1 on n2 stopped answering after step 12: stopped, stuck in native code, or its host is lost; "

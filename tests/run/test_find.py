@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -11,6 +10,10 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.find import NoRunError, all_runs, brief, chosen_run, find_run, run_of_job, token_of
 from hpcddp.run.index import add_to_index, index_directory, indexed_runs, scan
+from hpcddp.run.job_records import SubmissionRecord, write_submission_record
+from hpcddp.run.ownership import identity
+from hpcddp.run.record import write_record
+from hpcddp.run.result import Result
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 
 
@@ -145,7 +148,7 @@ def test_a_run_is_told_in_brief_by_its_files(root: Path) -> None:
     assert brief(run) == "resnet, submitted"
     run.attempt(0).path.mkdir()
     assert brief(run) == "resnet, attempt 0"
-    run.result.write_text(json.dumps({"status": "failed"}))
+    write_record(run.result, Result(status="failed"))
     assert brief(run) == "resnet, failed"
 
 
@@ -159,8 +162,10 @@ def runs(tmp_path: Path) -> list[RunDirectory]:
     for at, run_id in enumerate(IDS):
         run = RunDirectory(tmp_path / "project" / "runs" / "digits" / run_id)
         run.attempts.mkdir(parents=True)
-        document = {"cluster": "slurm", "job_id": str(40 + at), "directory": "/", "python": "python"}
-        run.submission.write_text(json.dumps(document))
+        record = SubmissionRecord(
+            cluster="slurm", job_id=str(40 + at), directory="/", python="python", time=0.0, **identity(run.path)
+        )
+        write_submission_record(run, record)
         os.utime(run.submission, (at, at))
         made.append(run)
     return made

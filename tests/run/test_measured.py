@@ -14,12 +14,12 @@ def finish(runs: Path, run_id: str, text: str, *, written: int) -> None:
 
 
 def test_newest_run_that_measured_it_counts(tmp_path: Path) -> None:
-    finish(tmp_path, "b", json.dumps({"status": "finished", "noise_scale": 20.5}), written=1)
-    finish(tmp_path, "a", json.dumps({"status": "finished", "noise_scale": 31}), written=2)
-    finish(tmp_path, "later", json.dumps({"status": "finished", "noise_scale": None}), written=3)
+    finish(tmp_path, "b", json.dumps({"format": 1, "status": "finished", "noise_scale": 20.5}), written=1)
+    finish(tmp_path, "a", json.dumps({"format": 1, "status": "finished", "noise_scale": 31}), written=2)
+    finish(tmp_path, "later", json.dumps({"format": 1, "status": "finished", "noise_scale": None}), written=3)
     finish(tmp_path, "damaged", "{", written=4)
     finish(tmp_path, "list", "[1]", written=5)
-    finish(tmp_path, "negative", json.dumps({"status": "finished", "noise_scale": -1}), written=6)
+    finish(tmp_path, "negative", json.dumps({"format": 1, "status": "finished", "noise_scale": -1}), written=6)
     (tmp_path / "running").mkdir()
     assert newest_noise_scale(tmp_path) == ("a", 31.0)
 

@@ -20,7 +20,9 @@ from tests.submission.local_run import script_process
 
 
 def start(job_id: str | None = "7", restart_count: int = 0, submit_time: str | None = "2026-01-01T10:00:00") -> Start:
-    return Start(job_id=job_id, restart_count=restart_count, submit_time=submit_time, host="n1", token="t", time=0.0)
+    return Start(
+        job_id=job_id, restart_count=restart_count, submit_time=submit_time, host="n1", time=0.0, is_local=False
+    )
 
 
 def test_a_new_directory_is_free() -> None:
@@ -50,13 +52,13 @@ def script() -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def local_start(pid: int, *, is_local: bool | None = True) -> Start:
-    return Start(job_id=str(pid), submit_time=None, host=socket.gethostname(), token="t", time=0.0, is_local=is_local)
+def local_start(pid: int, *, is_local: bool = True) -> Start:
+    return Start(job_id=str(pid), host=socket.gethostname(), time=0.0, is_local=is_local)
 
 
-@pytest.mark.parametrize(("is_local", "alive"), [(False, False), (True, True), (None, True)])
+@pytest.mark.parametrize(("is_local", "alive"), [(False, False), (True, True)])
 def test_the_id_of_a_slurm_job_is_never_taken_for_that_of_a_process(
-    script: subprocess.Popen[bytes], *, is_local: bool | None, alive: bool, monkeypatch: pytest.MonkeyPatch
+    script: subprocess.Popen[bytes], *, is_local: bool, alive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
     assert is_alive(local_start(script.pid, is_local=is_local)) is alive

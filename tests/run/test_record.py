@@ -57,9 +57,12 @@ def test_a_record_that_is_not_there_is_none(tmp_path: Path) -> None:
     assert read_record(tmp_path / "file" / "nothing.json", Sample) is None
 
 
-def test_a_record_of_the_version_without_a_format_is_read(tmp_path: Path) -> None:
-    (tmp_path / "sample.json").write_text('{"number": 1, "seconds": 2, "text": null}')
-    assert read_record(tmp_path / "sample.json", Sample) == Sample(number=1, seconds=2.0, text=None)
+def test_a_record_without_a_format_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "sample.json"
+    path.write_text('{"number": 1, "seconds": 2, "text": null}')
+    with pytest.raises(RecordError) as caught:
+        read_record(path, Sample)
+    assert caught.value.message == f"{path} is damaged: it has no format; remove it"
 
 
 def test_keys_that_are_not_known_are_ignored_or_kept_as_facts(tmp_path: Path) -> None:
@@ -109,6 +112,8 @@ def test_a_damaged_record_is_one_sentence_that_names_its_file(tmp_path: Path, da
         ({"counts": []}, "its counts is a list"),
         ({"format": "1"}, 'its format is "1"'),
         ({"format": -1}, "its format is -1"),
+        ({"format": 0}, "its format is 0"),
+        ({"format": True}, "its format is true"),
         ({"format": 2}, "it has format 2, and this version of hpcddp reads formats up to 1"),
     ],
 )

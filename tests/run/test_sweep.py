@@ -36,7 +36,9 @@ def test_a_directory_without_a_manifest_is_no_sweep(tmp_path: Path) -> None:
     assert read_sweep(tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ['{"sweep_id', "{}", "[1]", '{"sweep_id": "a", "elements": [], "chunks": [1]}'])
+@pytest.mark.parametrize(
+    "text", ['{"sweep_id', "{}", "[1]", '{"format": 1, "sweep_id": "a", "elements": [], "chunks": [1]}']
+)
 def test_a_damaged_manifest_is_named(sweep: Sweep, text: str) -> None:
     sweep.manifest.write_text(text)
     with pytest.raises(ManifestError, match=r"sweep\.json is damaged"):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_json
 from hpcddp.run.find import NoRunError
+from hpcddp.run.job_records import SubmissionRecord, write_submission_record
+from hpcddp.run.ownership import identity
+from hpcddp.run.record import write_record
+from hpcddp.run.result import Result
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.submission.dependencies import DependencyError, dependency_on
@@ -37,15 +40,18 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
 
 
 def run_called(
-    run_id: str, *, job: str | None = "7", status: str | None = None, cluster: str = "slurm"
+    run_id: str, *, job: str | None = "7", status: str | None = None, cluster: Literal["slurm", "local"] = "slurm"
 ) -> RunDirectory:
     run = RunDirectory((ROOT / "demo" / run_id).absolute())
     run.path.mkdir(parents=True)
     run.script.write_text("")
     if job is not None:
-        write_json(run.submission, {"cluster": cluster, "job_id": job, "directory": "/", "python": "py"})
+        record = SubmissionRecord(
+            cluster=cluster, job_id=job, directory="/", python="py", time=0.0, **identity(run.path)
+        )
+        write_submission_record(run, record)
     if status is not None:
-        write_json(run.result, {"status": status, "reason": "a reason"})
+        write_record(run.result, Result(status=status, reason="a reason"))
     return run
 
 

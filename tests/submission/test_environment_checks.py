@@ -68,7 +68,7 @@ def test_a_virtual_environment_without_hpcddp_is_told_how_to_get_it(here: Path) 
 
 def test_another_version_of_hpcddp_is_a_warning(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     virtual(Path("venv"))
-    monkeypatch.setattr("hpcddp.__version__", "99.0")
+    monkeypatch.setattr("hpcddp.submission.environment_checks.__version__", "99.0")
     (warning,) = warnings_of(here, {"venv": "venv"})
     assert warning.startswith("environment.venv is 'venv', whose python has hpcddp 0.")
     assert warning.endswith(", and the one that submits is 99.0; install the same")

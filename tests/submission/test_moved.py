@@ -61,13 +61,6 @@ def failed_run(directory: Path, *words: str) -> RunDirectory:
     return RunDirectory(Path(json.loads(done.stdout)["run_dir"]))
 
 
-def without_record(run: RunDirectory) -> None:
-    """Make a run one of a version that did not write down which directory it was."""
-    for path in (run.submission, run.attempt(0).start):
-        document = read_json(path)
-        write_json(path, {key: value for key, value in document.items() if key not in {"run_dir", "inode"}})
-
-
 def content_of(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
@@ -81,12 +74,9 @@ def assert_goes_on(directory: Path, run: Path) -> None:
     assert read_json(RunDirectory(run).result)["status"] == "finished"
 
 
-@pytest.fixture(params=[True, False], ids=["recorded", "of an older version"])
-def failed(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
-    run = failed_run(tmp_path)
-    if not request.param:
-        without_record(run)
-    return run
+@pytest.fixture
+def failed(tmp_path: Path) -> RunDirectory:
+    return failed_run(tmp_path)
 
 
 def test_a_run_that_was_moved_goes_on_in_its_new_place(failed: RunDirectory, tmp_path: Path) -> None:

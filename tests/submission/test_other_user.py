@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.job_records import SubmissionRecord, write_submission_record
+from hpcddp.run.ownership import identity
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
 
@@ -79,8 +84,16 @@ class Shared:
         """Make a run that has ended; its script leaves a mark where it is run."""
         run = (under or self.path) / "demo" / "r1"
         run.mkdir(parents=True, mode=0o755)
-        place = {"cluster": "local", "job_id": job_id, "directory": str(self.home), "python": sys.executable}
-        (run / "submission.json").write_text(json.dumps({**place, "time": 0.0}))
+        record = SubmissionRecord(
+            cluster="local",
+            job_id=job_id,
+            directory=str(self.home),
+            python=sys.executable,
+            time=0.0,
+            host=socket.gethostname(),
+            **identity(run),
+        )
+        write_submission_record(RunDirectory(run), record)
         (run / "job.yaml").write_text(JOB)
         (run / "job.sbatch").write_text(f"#!/bin/bash\ntouch {self.marker}\n")
         (run / "submitit").mkdir()

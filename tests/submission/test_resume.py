@@ -15,7 +15,11 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event, read_events
-from hpcddp.run.files import read_json, write_json
+from hpcddp.run.files import read_json
+from hpcddp.run.job_records import SubmissionRecord, write_submission_record
+from hpcddp.run.ownership import identity
+from hpcddp.run.record import write_record
+from hpcddp.run.result import Result
 from tests.submission.local_run import script_process
 from tests.waiting import wait_until
 
@@ -129,14 +133,17 @@ def ended(directory: Path, **submission: Any) -> RunDirectory:
     run.path.mkdir(parents=True, mode=0o700)
     run.script.write_text("true\n")
     run.job_file.write_text(JOB)
-    document = {"cluster": "local", "job_id": "999999", "directory": str(directory), "python": sys.executable}
-    write_json(run.submission, {**document, **submission})
+    record: dict[str, Any] = {
+        "cluster": "local", "job_id": "999999", "directory": str(directory), "python": sys.executable, "time": 0.0,
+        "host": socket.gethostname(), **identity(run.path), **submission,
+    }  # fmt: skip
+    write_submission_record(run, SubmissionRecord(**record))
     return run
 
 
 def test_a_finished_run_is_not_resumed(directory: Path) -> None:
     run = ended(directory)
-    write_json(run.result, {"status": "finished"})
+    write_record(run.result, Result(status="finished"))
     sentence = (
         f"hpcddp: the run r1 has finished, and there is nothing to resume; see {run.result}\n"
         f"  To train for more epochs: hpcddp submit --resume {run.path} --set train.epochs=N\n"

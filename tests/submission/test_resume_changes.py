@@ -19,9 +19,10 @@ from hpcddp.manage.run_files import read_run_files
 from hpcddp.run.checkpoints import FileRecord, Manifest, read_manifest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
-from hpcddp.run.files import write_json
-from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
+from hpcddp.run.job_records import Start, SubmissionRecord, read_submission, write_start, write_submission_record
 from hpcddp.run.ownership import RunDirectoryError, identity
+from hpcddp.run.record import write_record
+from hpcddp.run.result import Result
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.submission.render import exported_values, render_script
@@ -79,6 +80,7 @@ def submitted(text: str, *, template: str | None = None) -> RunDirectory:
         job_id="7",
         directory=str(Path.cwd()),
         python="python3",
+        time=0.0,
         template=template,
         **identity(run.path),
     )
@@ -371,7 +373,7 @@ def test_changes_are_recorded_and_shown(slurm: FakeSlurm) -> None:
     run = submitted(TRAIN)
     resume_with_job(run, changing(run, slurm, "train.epochs=20"))
     run.attempt(0).path.mkdir(parents=True, mode=0o700)
-    write_json(run.attempt(0).start, {"job_id": "101", "host": "n1", "time": 0.0})
+    write_start(run.attempt(0), Start(job_id="101", host="n1", time=0.0, is_local=False))
     resume_with_job(run, changing(run, slurm, "learning_rate.base=0.05"))
     # A resumption without changes keeps what is recorded.
     resume(run, environment=slurm.environment())
@@ -410,7 +412,7 @@ def test_a_run_that_has_finished_goes_on_if_it_gets_more_to_do(
     slurm: FakeSlurm, job: str, overrides: list[str], command: list[str] | None
 ) -> None:
     run = submitted(job)
-    write_json(run.result, {"status": "finished"})
+    write_record(run.result, Result(status="finished"))
     resume_with_job(run, changing(run, slurm, *overrides, command=command))
     assert not run.result.exists()
 
@@ -418,7 +420,7 @@ def test_a_run_that_has_finished_goes_on_if_it_gets_more_to_do(
 @pytest.mark.parametrize("overrides", [["learning_rate.base=0.2"], ["train.epochs=10"], []])
 def test_a_run_that_has_finished_has_nothing_to_do_at_another_rate(slurm: FakeSlurm, overrides: list[str]) -> None:
     run = submitted(TRAIN)
-    write_json(run.result, {"status": "finished"})
+    write_record(run.result, Result(status="finished"))
     assert "has finished, and there is nothing to resume" in refusal_of(changing(run, slurm, *overrides), run)
 
 
@@ -437,7 +439,7 @@ def test_a_run_whose_directory_of_submission_is_gone_needs_its_job_file(slurm: F
     run = submitted(COMMAND)
     record = read_submission(run)
     assert record is not None
-    write_json(run.submission, {**record.as_document(), "directory": "/nowhere/at/all"})
+    write_submission_record(run, replace(record, directory="/nowhere/at/all"))
     with pytest.raises(SubmissionError, match="was submitted from /nowhere/at/all, which no longer exists"):
         changing(run, slurm, "resources.time_limit=20min")
 
@@ -603,7 +605,7 @@ def test_a_resumption_that_slurm_refuses_leaves_the_result(slurm: FakeSlurm) -> 
         ("failed", partial(resume, run, environment=environment)),
     ):
         (slurm.directory / "calls").unlink(missing_ok=True)
-        write_json(run.result, {"status": status, "reason": "x"})
+        write_record(run.result, Result(status=status, reason="x"))
         with pytest.raises(SlurmCommandError, match="Invalid qos"):
             submit_again()
         assert json.loads(run.result.read_text())["status"] == status

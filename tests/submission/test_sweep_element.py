@@ -11,8 +11,9 @@ import pytest
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.files import write_json
 from hpcddp.run.find import NoRunError
+from hpcddp.run.job_records import SubmissionRecord, write_submission_record
+from hpcddp.run.ownership import identity
 from hpcddp.run.sweep import Chunk, Sweep, read_sweep, sweep_of, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.submission.request import SubmissionError
@@ -56,7 +57,10 @@ def submitted_sweep(*, first: int = 0) -> Sweep:
     write_sweep(sweep)
     sweep.directory.script.write_text("#!/bin/bash\n")
     sweep.directory.job_file.write_text(JOB)
-    write_json(sweep.directory.submission, {"cluster": "slurm", "job_id": "7", "directory": "/d", "python": "py"})
+    record = SubmissionRecord(
+        cluster="slurm", job_id="7", directory="/d", python="py", time=0.0, **identity(sweep.path)
+    )
+    write_submission_record(sweep.directory, record)
     return sweep
 
 

@@ -14,9 +14,9 @@ from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
-from hpcddp.run.files import write_json
 from hpcddp.run.job_records import read_submission
-from hpcddp.run.result import read_result
+from hpcddp.run.record import write_record
+from hpcddp.run.result import Result, read_result
 from hpcddp.run.sweep import Sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import QueuedJob
@@ -60,7 +60,7 @@ def swept(slurm: FakeSlurm, *, count: int = 5, parallel: int | None = None, **re
         environment = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": place}
         text = (sweep.directory.job_file).read_text()
         begin(run_root="runs", name="demo", run_id="s1", job_text=text, environment=environment, element=index)
-        write_json(sweep.run(index).result, {"status": status, "reason": "x"})
+        write_record(sweep.run(index).result, Result(status=status, reason="x"))
     return sweep
 
 
@@ -106,7 +106,7 @@ def test_what_continues_is_alive_and_stays_when_the_sweep_is_resumed_again(
     squeue(monkeypatch, queued("101_3"))
     run(capsys, "--resume", "s1")
     squeue(monkeypatch, queued("102_0"), queued("102_2", "PENDING"), queued("102_4"))
-    write_json(RunDirectory(Path("runs/demo/s1_3")).result, {"status": "failed", "reason": "x"})
+    write_record(RunDirectory(Path("runs/demo/s1_3")).result, Result(status="failed", reason="x"))
     code, out, _ = run(capsys, "--resume", "s1", "--json")
     document = json.loads(out)
     assert code == 0
@@ -209,7 +209,7 @@ def test_an_element_that_was_resumed_alone_continues_alone(
     alone = begin_element(sweep, 1)
     resume(alone, environment=dict(os.environ))
     alone.batch_log.write_text("the log of the job of its own\n")
-    write_json(alone.result, {"status": "failed", "reason": "x"})
+    write_record(alone.result, Result(status="failed", reason="x"))
     assert run(capsys, "--resume", "s1")[1].startswith("3 elements continue; 0 finished, 0 alive\n")
     assert [call[0] for call in slurm.calls[2:]] == ["--array=0,2", "--array=1"]
     assert alone.batch_log.read_text() == "the log of the job of its own\n"
@@ -300,7 +300,7 @@ def test_an_element_with_placeholders_is_resumed_with_options(
     request = request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())
     sweep = submit_sweep(request).sweep
     element = begin_element(sweep, 1)
-    write_json(element.result, {"status": "failed", "reason": "x"})
+    write_record(element.result, Result(status="failed", reason="x"))
 
     code, _, err = run(capsys, "--resume", "s1_1", "--time", "10")
     assert (code, err) == (0, "")
@@ -309,7 +309,7 @@ def test_an_element_with_placeholders_is_resumed_with_options(
     assert commands_of(element.job_file.read_text()) == ['command: ["true", "--lr=0.2", "{x}"]']
 
     # A job file has the placeholders; a new command may have them.
-    write_json(element.result, {"status": "failed", "reason": "x"})
+    write_record(element.result, Result(status="failed", reason="x"))
     code, script, err = run(capsys, "job.yaml", "--resume", "s1_1", "--dry-run")
     assert (code, commands_of(script)) == (0, ['command: ["true", "--lr=0.2", "{x}"]']), err
     for words, expected in ((["{lr}", "{{y}}"], '"0.2", "{y}"'), (["{{lr}}", "7"], '"{{lr}}", "7"')):
@@ -322,7 +322,7 @@ def test_a_new_command_of_an_element_names_a_placeholder_that_there_is_not(
 ) -> None:
     Path("job.yaml").write_text(PLACEHOLDERS)
     request = request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())
-    write_json(begin_element(submit_sweep(request).sweep, 1).result, {"status": "failed", "reason": "x"})
+    write_record(begin_element(submit_sweep(request).sweep, 1).result, Result(status="failed", reason="x"))
     code, _, err = run(capsys, "--resume", "s1_1", "--", "true", "{lr}", "{seed}")
     assert (code, "command: holds {seed}, which has no values in the sweep" in err) == (2, True)
 

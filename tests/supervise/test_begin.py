@@ -18,6 +18,8 @@ from hpcddp.run.failure import beginning
 from hpcddp.run.files import read_json, write_json
 from hpcddp.run.job_records import ProgramExit, Start, read_start, write_exit, write_start
 from hpcddp.run.ownership import RunDirectoryError, is_alive
+from hpcddp.run.record import write_record
+from hpcddp.run.result import Result
 from hpcddp.slurm import commands
 from hpcddp.supervise.__main__ import main
 from hpcddp.supervise.begin import PATIENCE_S, BudgetError, CancelledError, begin
@@ -139,7 +141,7 @@ def test_a_run_goes_on_with_other_resources(tmp_path: Path) -> None:
 
 def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     attempt = begun(tmp_path)
-    write_json(attempt.run.result, {"status": "finished"})
+    write_record(attempt.run.result, Result(status="finished"))
     write_json(attempt.start, {**read_json(attempt.start), "job_id": "999998"})
     assert begin_in(tmp_path) == ""
     assert attempt.run.newest_attempt() == 0
@@ -147,7 +149,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_failed_result_goes_when_the_run_is_continued(tmp_path: Path) -> None:
     attempt = begun(tmp_path)
-    write_json(attempt.run.result, {"status": "failed"})
+    write_record(attempt.run.result, Result(status="failed"))
     write_json(attempt.start, {**read_json(attempt.start), "job_id": "999998"})
     begin_in(tmp_path)
     assert read_json(attempt.run.result) is None
@@ -335,7 +337,7 @@ def test_more_preemptions_than_are_allowed_end_the_run_at_its_start(tmp_path: Pa
 
 
 def test_a_job_that_waits_to_run_again_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Start(job_id="12", restart_count=0, submit_time="then", host="n1", token="t", time=0.0)
+    start = Start(job_id="12", restart_count=0, submit_time="then", host="n1", token="t", time=0.0, is_local=False)
     # Slurm renews the submit time at a requeue.
     waiting = {"JobState": "PENDING", "SubmitTime": "later", "Restarts": "1"}
     monkeypatch.setattr(commands, "show_job", lambda _: waiting)

@@ -15,6 +15,8 @@ from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import FailureRecord, beginning, cause_in_log, write_failure
 from hpcddp.run.files import read_json, write_json
 from hpcddp.run.job_records import Decision, write_decision
+from hpcddp.run.record import write_record
+from hpcddp.run.result import Result
 from hpcddp.slurm import commands
 from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.supervise import end as supervisor
@@ -522,7 +524,7 @@ def test_an_attempt_that_is_overtaken_while_slurm_does_not_answer_writes_nothing
 
 
 def test_the_end_of_a_finished_run_is_0_whatever_srun_said(scenario: Scenario) -> None:
-    write_json(scenario.attempt.run.result, {"status": "finished"})
+    write_record(scenario.attempt.run.result, Result(status="finished"))
     assert scenario.end().exit_code == 0
 
 

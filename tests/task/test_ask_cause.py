@@ -28,7 +28,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 def attempt(tmp_path: Path) -> AttemptDirectory:
     made = AttemptDirectory(tmp_path / "attempts" / "2")
     made.path.mkdir(parents=True)
-    write_start(made, Start(job_id="7", host="n1", time=0.0, restart_count=2))
+    write_start(made, Start(job_id="7", host="n1", time=0.0, is_local=False, restart_count=2))
     return made
 
 

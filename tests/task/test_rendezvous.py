@@ -14,7 +14,7 @@ import pytest
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import FailureRecord, write_failure
-from hpcddp.run.files import read_json, write_json
+from hpcddp.run.files import read_json
 from hpcddp.run.job_records import PublishedAddress, Start, publish_address, read_address, write_start
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.rank_env import RankEnv
@@ -57,7 +57,7 @@ def rank_env(rank: int, world_size: int = 2, *, nodes: int = 1) -> RankEnv:
 def attempt(tmp_path: Path) -> AttemptDirectory:
     attempt = RunDirectory(tmp_path).attempt(0)
     attempt.path.mkdir(parents=True)
-    write_start(attempt, Start(job_id="1", host="n1", time=0.0, token="abc"))
+    write_start(attempt, Start(job_id="1", host="n1", time=0.0, is_local=False, token="abc"))
     return attempt
 
 
@@ -149,7 +149,7 @@ def test_a_rank_that_loses_rank_0_says_so(attempt: AttemptDirectory) -> None:
 
 
 def test_ranks_do_not_meet_by_an_empty_key(attempt: AttemptDirectory) -> None:
-    write_start(attempt, Start(job_id="1", host="n1", time=0.0))
+    write_start(attempt, Start(job_id="1", host="n1", time=0.0, is_local=False))
     with pytest.raises(RendezvousError, match="has no token"):
         meet(rank_env(0), attempt, Identity(host="n1"), timeout=timedelta(seconds=1))
 
@@ -160,7 +160,7 @@ def test_a_rank_of_another_attempt_is_not_counted(attempt: AttemptDirectory) -> 
         wait_until(attempt.rendezvous.exists, "the address of rank 0")
         published = read_address(attempt)
         assert published is not None
-        write_start(attempt, Start(job_id="1", host="n1", time=0.0, token="of another attempt"))
+        write_start(attempt, Start(job_id="1", host="n1", time=0.0, is_local=False, token="of another attempt"))
         with pytest.raises(RendezvousError, match="rank 1 on n2 cannot reach rank 0 on n1"):
             meet(rank_env(1), attempt, Identity(host="n2"), timeout=timedelta(seconds=0.5))
         (error,) = first.result()
@@ -255,7 +255,7 @@ def test_many_waiting_ranks_look_rarely_for_rank_0(
 def test_a_rank_0_that_cannot_be_reached_is_named_with_its_addresses(attempt: AttemptDirectory) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    write_json(attempt.rendezvous, {"host": "n1", "addresses": ["127.0.0.1"], "port": port})
+    publish_address(attempt, PublishedAddress(host="n1", addresses=("127.0.0.1",), port=port))
     with pytest.raises(RendezvousError, match=f"rank 1 on n2 cannot reach rank 0 on n1 at 127.0.0.1 port {port}"):
         meet(rank_env(1), attempt, Identity(host="n2"), timeout=timedelta(seconds=0.2))
 

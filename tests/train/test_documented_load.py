@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hpcddp.run.checkpoints import list_checkpoints
+from tests.train.conftest import Training
+
 ROOT = Path(__file__).parents[2]
 (LINE,) = re.findall(r"^```python\n(.*)\n```$", (ROOT / "docs" / "checkpoints.md").read_text(), re.MULTILINE)
-# Of a run that version 0.1.0 has stopped.
-SAVED = ROOT / "tests" / "golden" / "0.1.0" / "stopped_run" / "checkpoints" / "step-000048" / "model.pt"
 PROGRAM = """\
 import sys
 sys.modules["hpcddp"] = None  # an import of it fails
@@ -32,12 +33,14 @@ print(all(parameter.isfinite().all() for parameter in model.parameters()), len(s
 """
 
 
-def test_the_line_loads_a_checkpoint_into_a_model_without_hpcddp(tmp_path: Path) -> None:
+def test_the_line_loads_a_checkpoint_into_a_model_without_hpcddp(training: Training, tmp_path: Path) -> None:
+    training.train()
+    (saved, *_) = list_checkpoints(training.run.checkpoints)
     folder = tmp_path / "checkpoints" / "step-000123"
     folder.mkdir(parents=True)
-    shutil.copy(SAVED, folder / "model.pt")
+    shutil.copy(saved / "model.pt", folder / "model.pt")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(saved=str(SAVED), line=LINE)],
+        [sys.executable, "-c", PROGRAM.format(saved=str(saved / "model.pt"), line=LINE)],
         cwd=tmp_path,
         capture_output=True,
         text=True,

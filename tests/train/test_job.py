@@ -13,6 +13,7 @@ import pytest
 from hpcddp.batch.refusals import PlanError
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.events import read_events
+from hpcddp.run.metrics import write_plan_record
 from hpcddp.train.checkpoint import writer
 from hpcddp.train.errors import NonFiniteError, SaveError, TrainingError
 from tests.distributed.training import evaluations, result, steps
@@ -101,7 +102,7 @@ def test_checkpoint_says_what_it_belongs_to(training: Training) -> None:
 
 
 def test_plan_is_written_again_from_the_data_that_is_there(training: Training) -> None:
-    training.run.plan.write_text('{"steps_per_epoch": null}')
+    write_plan_record(training.run, {"steps_per_epoch": None, "total_steps": None})
     training.train()
     plan = json.loads(training.run.plan.read_text())
     assert (plan["steps_per_epoch"], plan["tail_samples"], plan["total_steps"]) == (4, 4, 4)

@@ -19,7 +19,7 @@ from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import ResumeError, StoppedError
 from hpcddp.train.model import replica
 from tests.distributed.training import evaluations, records, result, steps
-from tests.run.test_checkpoints import as_before_checksums, flip
+from tests.run.test_checkpoints import correct_checksum, flip
 from tests.train.conftest import Training
 from tests.waiting import wait_until
 
@@ -175,7 +175,7 @@ def test_rotten_newest_checkpoint_is_passed_over_loudly(new_training: NewTrainin
     assert aside.name.startswith("invalid-step-000006-")
 
 
-@pytest.mark.parametrize("with_checksum", [True, False])
+@pytest.mark.parametrize("fits_checksum", [False, True])
 @pytest.mark.parametrize(
     ("part", "bit", "sentence"),
     [
@@ -186,32 +186,21 @@ def test_rotten_newest_checkpoint_is_passed_over_loudly(new_training: NewTrainin
     ids=["number", "name"],
 )
 def test_flipped_bit_in_the_progress_of_the_newest_checkpoint_is_noticed(
-    new_training: NewTraining, part: bytes, bit: int, sentence: str, *, with_checksum: bool
+    new_training: NewTraining, part: bytes, bit: int, sentence: str, *, fits_checksum: bool
 ) -> None:
     whole, broken = new_training("whole"), new_training("broken")
     whole.train(**SAVES)
     broken.crash(steps=7, **SAVES)
     newest = broken.run.checkpoints / "step-000006"
-    if not with_checksum:
-        as_before_checksums(newest)
     flip(newest / "manifest.json", part, bit)
+    if fits_checksum:
+        correct_checksum(newest)
     broken.train(attempt=1, **SAVES)
-    why = "its content does not have its checksum" if with_checksum else sentence
+    why = sentence if fits_checksum else "its content does not have its checksum"
     assert any("checkpoint step-000006 is skipped" in line and why in line for line in broken.said)
     assert any("going on after step 4" in line for line in broken.said)
     assert result(broken.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
     assert without_times(broken) == without_times(whole)
-
-
-def test_run_goes_on_from_a_checkpoint_of_a_version_without_checksums(new_training: NewTraining) -> None:
-    whole, broken = new_training("whole"), new_training("broken")
-    whole.train(**SAVES)
-    broken.crash(steps=7, **SAVES)
-    for path in list_checkpoints(broken.run.checkpoints):
-        as_before_checksums(path)
-    broken.train(attempt=1, **SAVES)
-    assert any("going on after step 6" in line for line in broken.said)
-    assert result(broken.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
 
 
 def test_run_without_a_valid_checkpoint_never_starts_anew(training: Training) -> None:

@@ -16,10 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from hpcddp import __version__
 from hpcddp.packages import is_installed, missing_packages
 from hpcddp.run.files import write_bytes
 from hpcddp.slurm import commands
+from hpcddp.version import __version__
 
 Verdict = Literal["ok", "warning", "error"]
 

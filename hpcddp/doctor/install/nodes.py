@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from hpcddp import __version__
 from hpcddp.doctor.install.machine import Finding, existing_part, speed_finding, torch_findings
 from hpcddp.doctor.install.probe import LOGIN_FILE, MARK, node_file
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.slurm import commands
 from hpcddp.slurm.directives import directives_for
+from hpcddp.version import __version__
 
 # Directives of a batch script that srun does not know, or that the job of the examination sets itself.
 _OTHERS: Final = frozenset(

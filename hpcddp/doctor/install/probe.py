@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hpcddp import __version__
 from hpcddp.doctor.install.machine import ask_torch, measure
 from hpcddp.packages import is_installed
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import own_host, own_rank
 from hpcddp.task.rendezvous import interface_of, reachable_addresses
+from hpcddp.version import __version__
 
 MARK: Final = "hpcddp-doctor: "
 """In front of each answer; sites print lines of their own."""

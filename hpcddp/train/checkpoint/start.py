@@ -28,8 +28,6 @@ from hpcddp.run.result import has_finished
 from hpcddp.train import distributed
 from hpcddp.train.errors import ResumeError
 
-# Values that checkpoints of earlier versions do not state.
-_IMPLIED_BEFORE: Final = {"unit": "sample"}
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -130,7 +128,7 @@ def refuse_another_contract(
         ResumeError: names the first entry that differs, with both values.
     """
     for name, now in contract.items():
-        saved = checkpoint.manifest.contract.get(name, _IMPLIED_BEFORE.get(name))
+        saved = checkpoint.manifest.contract.get(name)
         if saved != now:
             label = labels.get(name, name)
             raise ResumeError(

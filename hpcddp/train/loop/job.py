@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcddp import __version__
 from hpcddp.batch.noise_scale import larger_batch_pays
 from hpcddp.batch.order import CONTRACT_VERSION
 from hpcddp.batch.plan import BatchStart, Steps
@@ -40,6 +39,7 @@ from hpcddp.train.model.models import count_parameters
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.tracking.opening import tracked
+from hpcddp.version import __version__
 
 __all__ = ["TrainContext", "run_training"]
 

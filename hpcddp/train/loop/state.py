@@ -75,8 +75,7 @@ class TrainingProgress:
         if evaluation is not None:
             numbers: dict[str, Any] = {name: math.nan if value is None else value for name, value in evaluation.items()}
             evaluation = EvaluationResult(**numbers)
-        # Checkpoints of earlier versions have no such entry.
-        noise = document.get("noise")
+        noise = document["noise"]
         starts = tuple(BatchStart(**start) for start in document.get("batch_starts", ()))
         objects = {"evaluation": evaluation, "noise": noise and NoiseScale(**noise), "batch_starts": starts}
         return cls(**{**document, **objects})
@@ -142,9 +141,7 @@ class _RankStates:
         """Take this rank's own buffers and number of samples, if there were as many ranks."""
         if state["world_size"] == dist.get_world_size():
             take_rows(self._replica.models, state["buffers"])
-            # Checkpoints of earlier versions have no numbers of samples.
-            if "samples" in state:
-                self._replica.samples = state["samples"][dist.get_rank()]
+            self._replica.samples = state["samples"][dist.get_rank()]
 
 
 def make_checkpointer(
@@ -230,7 +227,7 @@ def progress_of(checkpoint: Checkpoint) -> TrainingProgress:
     """Return the progress of a training from a checkpoint's manifest.
 
     Raises:
-        InvalidCheckpointError: the manifest is damaged; earlier versions wrote it without a checksum.
+        InvalidCheckpointError: the manifest is that of another program, or holds two different steps.
     """
     manifest = checkpoint.manifest
     try:
