@@ -131,6 +131,7 @@ class ScenarioContext:
 
 
 Scenario = Callable[[ScenarioContext], Any]
+ScenarioResult = tuple[TrackedRun, RunComparison]
 
 
 @dataclass(frozen=True)
