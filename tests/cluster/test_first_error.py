@@ -10,7 +10,8 @@ import pytest
 from hpcddp.slurm.job import ENDED_STATES
 from tests.cluster.jobs import HPCDDP, submit, write_job
 from tests.cluster.sandbox import Sandbox
-from tests.manage.crashes import check_lines, crash
+from tests.manage.crashes import crash
+from tests.manage.test_crashes import check
 
 
 @pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20) if seed != 2)])
@@ -23,4 +24,4 @@ def test_the_rank_that_failed_first_is_named_and_all_others_followed(
     environment = {"env": {"HPCDDP_FAULTS": told.faults, "OMP_NUM_THREADS": "1"}}
     job = write_job(tmp_path, nodes=2, tasks=4, sections={"train": train, "environment": environment})
     sandbox.wait(submit(sandbox, job)["job_id"], states=ENDED_STATES, timeout=300)
-    check_lines(told, sandbox.run(*HPCDDP, "logs", "--first-error", cwd=tmp_path).stdout)
+    check(told, sandbox.run(*HPCDDP, "logs", "--first-error", cwd=tmp_path).stdout)

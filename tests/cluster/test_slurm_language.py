@@ -16,7 +16,8 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import RankEnv
 from tests.cluster.sandbox import Sandbox
-from tests.slurm.sbatch_reader import MEASURED_LINES, UnreadableLineError, parse_directive_line
+from tests.slurm.sbatch_reader import UnreadableLineError, parse_directive_line
+from tests.slurm.test_grammar import MEASURED
 
 SHARED = settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FIRST = r"#SBATCH --comment="
@@ -40,7 +41,7 @@ def stored(sandbox: Sandbox, directory: Path, line: str) -> tuple[str | None, st
     return (comment[1] if comment else None), limit[1]
 
 
-@pytest.mark.parametrize(("line", "words"), MEASURED_LINES)
+@pytest.mark.parametrize(("line", "words"), MEASURED)
 def test_sbatch_takes_from_a_line_what_our_reader_takes(
     sandbox: Sandbox, tmp_path: Path, line: str, words: list[str] | None
 ) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.manage.crashes import RANKS, check_lines, crash
+from hpcddp.manage.format import ranks_text
+from tests.manage.crashes import RANKS, Crash, crash
 from tests.submission.local_run import MODEL, ROOT
 
 JOB = {
@@ -31,6 +32,19 @@ def hpcddp(directory: Path, *words: str) -> str:
     ).stdout  # fmt: skip
 
 
+def check(told: Crash, lines: str) -> None:
+    """Compare what was printed with what was done."""
+    first, *middle, last = lines.splitlines()
+    assert first.startswith(f"attempt 0: rank {told.rank} on "), lines
+    assert f" after step {told.step}" in first, lines
+    others = ranks_text([rank for rank in range(RANKS) if rank != told.rank])
+    assert last.startswith(f"ranks {others} failed as a consequence: "), lines
+    if told.leaves_a_record:
+        assert any("hpcddp/stop/faults.py" in line for line in middle), lines
+    else:
+        assert "ended without an error message" in first, lines
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20) if seed not in {0, 2})]
@@ -41,4 +55,4 @@ def test_the_rank_that_failed_first_is_named_and_all_others_followed(tmp_path: P
     environment = {"env": {"HPCDDP_FAULTS": told.faults}}
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "environment": environment}))
     hpcddp(tmp_path, "submit", "job.yaml", "--cluster", "local", "--follow")
-    check_lines(told, hpcddp(tmp_path, "logs", "--first-error"))
+    check(told, hpcddp(tmp_path, "logs", "--first-error"))
