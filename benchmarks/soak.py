@@ -35,8 +35,7 @@ from tests.cluster.comparison import RunComparison, compare_runs
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.scenarios import References, ScenarioContext
 from tests.cluster.slurm_faults import link_cut, wait_for_node, without_controller, without_slurmd
-from tests.cluster.test_stop_disk import away
-from tests.cluster.tracked_run import TrackedRun, trace_file
+from tests.cluster.tracked_run import TrackedRun, take_directory_away, trace_file
 from tests.small_disk import FILLS, make_room, small_disk
 
 RUNS_AT_ONCE = 3
@@ -253,7 +252,7 @@ def _directory_away(soak: Soak, tracked: TrackedRun) -> None:
         soak.signal(tracked, signal.SIGUSR2)
         time.sleep(soak.dice.uniform(0, 2))
     with soak.undisturbed:
-        away(tracked, soak.dice.uniform(0.5, 15))
+        take_directory_away(tracked, soak.dice.uniform(0.5, 15))
 
 
 def _checkpoint_damaged(soak: Soak, tracked: TrackedRun) -> None:

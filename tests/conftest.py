@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.environment import isolate_session, isolate_test
 from tests.messages import GoldenMessages
 
 # A busy machine makes an example slow, never wrong. scripts/test --long asks for the profile "long".
@@ -46,30 +45,17 @@ SLOW = {
 HAS_PASSED = pytest.StashKey[bool]()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    isolate_session(config)
     # A shell starts its background jobs with SIGINT ignored, and so would every program of a test be.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def state_home() -> Iterator[None]:
-    """Keep the index of runs out of the home of who runs the tests; programs that tests start inherit this."""
-    directory = tempfile.mkdtemp(prefix="hpcddp-state-")
-    before = os.environ.get("XDG_STATE_HOME")
-    os.environ["XDG_STATE_HOME"] = directory
-    yield
-    if before is None:
-        del os.environ["XDG_STATE_HOME"]
-    else:
-        os.environ["XDG_STATE_HOME"] = before
-    shutil.rmtree(directory, ignore_errors=True)
-
-
 @pytest.fixture(autouse=True)
-def own_index(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each test an index of runs of its own."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / f"state-{os.urandom(4).hex()}"))
+def isolation(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a user's configuration and an index of runs of its own."""
+    isolate_test(tmp_path_factory.getbasetemp() / f"user-{os.urandom(4).hex()}", monkeypatch)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -35,3 +36,11 @@ def wait_for_text(path: Path, text: str, timeout_s: float = 120) -> None:
 def wait_until_gone(process_id: int, timeout_s: float = 60) -> None:
     """Wait until there is no such process."""
     wait_until(lambda: not Path(f"/proc/{process_id}").exists(), f"the end of process {process_id}", timeout_s)
+
+
+def join_threads(name: str) -> None:
+    """Wait for the end of every thread of a name."""
+    # From Python 3.13 on a thread that ends leaves threading.enumerate() shortly before is_alive() is false.
+    for thread in list(threading._dangling):  # type: ignore[attr-defined]  # a private set of all
+        if thread.name == name:
+            thread.join()

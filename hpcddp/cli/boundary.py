@@ -61,7 +61,9 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         The exit code: 0 success, 1 failure, 2 an error that the user can fix, 130 interrupted.
     """
     code = _run(app, arguments)
-    return code if _is_written() else code or 1
+    # Where the errors cannot be written either, the exit code is all that is left to say.
+    _flush(sys.stderr)
+    return code if _flush(sys.stdout) else code or 1
 
 
 def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
@@ -246,12 +248,15 @@ def _print_traceback() -> None:
     echo(traceback.format_exc(), err=True, nl=False)
 
 
-def _is_written() -> bool:
-    """Return whether all output is written; what is not is discarded, or the interpreter would try again at its end."""
+def _flush(stream: TextIO) -> bool:
+    """Write what a stream holds back, and return whether that was possible; what cannot be written is discarded.
+
+    The interpreter would try again at its end, and exit with 120 in place of the command's code.
+    """
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
-        _discard(sys.stdout)
+        _discard(stream)
         return False
     return True
 

@@ -237,6 +237,8 @@ def started(command: str, directory: Path, **environment: str) -> subprocess.Com
         ("hpcddp status x --json >/dev/full", 2, "hpcddp: no run under runs matches 'x', and"),
         ("hpcddp --version >/dev/full", 1, "hpcddp: the output cannot be written: No space left on device\n"),
         ("hpcddp status x >/dev/full 2>/dev/full", 2, ""),
+        ("hpcddp --version >/dev/full 2>/dev/full", 1, ""),
+        ("hpcddp status 2>/dev/full", 0, ""),
         ("mkdir d; cd d; rmdir ../d; hpcddp status", 1, "hpcddp: the working directory does not exist any more\n"),
         ("hpcddp status $'\\xff\\x1b'", 2, "hpcddp: no run under runs matches '\\udcff\\x1b'"),
         (f"hpcddp status {'x' * 5000}", 2, "hpcddp: no run under runs matches"),

@@ -132,6 +132,7 @@ class ScenarioContext:
 
 
 Scenario = Callable[[ScenarioContext], Any]
+ScenarioResult = tuple[TrackedRun, RunComparison]
 
 
 @dataclass(frozen=True)

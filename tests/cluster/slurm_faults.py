@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hpcddp.processes import find
 from hpcddp.sandbox import state
 from hpcddp.sandbox.programs import daemon_environment
 from tests.cluster.sandbox import Sandbox
+from tests.cluster.tracked_run import TrackedRun
 from tests.waiting import wait_until
 
 _POLL_S = 0.2
@@ -63,6 +65,20 @@ def _without(sandbox: Sandbox, daemon: str, *, on: str | None, ending: str = "KI
         start = [word for word in words if word != "-D"]
         enter = sandbox.enter_controller() if on is None else sandbox.enter(on)
         subprocess.run((*enter, *start), env=daemon_environment(sandbox.token), check=True, timeout=30, cwd="/")
+
+
+def kill_after_requeue(*tracked_runs: TrackedRun, after_s: float = 0, away_s: float = 2) -> None:
+    """Kill slurmctld when it has requeued runs that stop, before it has saved that, and start it again."""
+    for tracked in tracked_runs:
+        tracked.wait_until((tracked.attempt.path / "decision.json").exists, "the decision to stop")
+    first = tracked_runs[0]
+    sandbox = first.sandbox
+    # After a change it saves its state at once, but not again within the next six seconds.
+    sandbox.submit("--hold", "--output=/dev/null", "--wrap=true")
+    first.wait_until(lambda: all(sandbox.job(one.job_id)["Restarts"] == "1" for one in tracked_runs), "the requeue")
+    time.sleep(after_s)
+    with without_controller(sandbox, signal="KILL"):
+        time.sleep(away_s)
 
 
 def kill_step_daemon(rank_pid: int) -> None:

@@ -12,14 +12,16 @@ from pathlib import Path
 from hpcddp.run.directory import RunDirectory
 from tests.cluster.containers import install, write_image
 from tests.cluster.jobs import result_of, write_job
-from tests.cluster.test_environments import MODEL, ROOT, SEE
+from tests.cluster.models import SEE, SLOW_MODEL
 from tests.waiting import wait_for_text, wait_until_gone
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_who_ends_a_run_in_containers_gets_it_saved(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     install(tmp_path / "bin")
-    (tmp_path / "small.py").write_text(MODEL)
+    (tmp_path / "small.py").write_text(SLOW_MODEL)
     (tmp_path / "see.py").write_text(SEE)
     image = write_image(tmp_path / "i.sif", ROOT)
     environment = {"python": None, "container": {"image": str(image), "runtime": "apptainer"}}

@@ -23,41 +23,12 @@ from hpcddp.run.events import read_events
 from hpcddp.slurm.job import ENDED_STATES
 from tests.cluster.containers import install, write_image
 from tests.cluster.jobs import result_of, submit, write_job
+from tests.cluster.models import SEE, SLOW_MODEL
 from tests.cluster.sandbox import Sandbox
 from tests.submission.fake_environments import CONDA
 from tests.waiting import wait_for_text
 
 ROOT = Path(__file__).parents[2]
-# What a task sees: written down by the model of a training, or by a program that the tasks are.
-SEE = """
-import json, os, shutil, socket, sys
-from pathlib import Path
-
-seen = {
-    "prefix": sys.prefix, "python": shutil.which("python"), "host": socket.gethostname(),
-    "variables": dict(os.environ), "root": sorted(os.listdir("/")), "cwd": os.getcwd(),
-    "here": sorted(os.listdir(".")), "data": sorted(os.listdir("/data")) if os.path.isdir("/data") else None,
-}
-Path(f"seen-{os.environ['RANK']}.json").write_text(json.dumps(seen))
-"""
-MODEL = """
-import time
-from torch import nn
-
-class Slow(nn.Module):
-    def __init__(self, num_classes, seconds):
-        super().__init__()
-        self.net = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, num_classes))
-        self.seconds = seconds
-
-    def forward(self, x):
-        time.sleep(self.seconds)
-        return self.net(x)
-
-def build(num_classes, seconds=0.0):
-    import see
-    return Slow(num_classes, seconds)
-"""
 PACKAGES = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
 
 
@@ -102,7 +73,7 @@ class Submitter:
         """Submit a training, or ``python see.py``, from a directory of its own."""
         directory = self.directory / name
         directory.mkdir()
-        (directory / "small.py").write_text(MODEL)
+        (directory / "small.py").write_text(SLOW_MODEL)
         (directory / "see.py").write_text(SEE)
         sections = {"environment": {"python": None, "env": {"OMP_NUM_THREADS": "1"}, **environment}, **job}
         path = write_job(directory, nodes=nodes, epochs=1, sections=sections)

@@ -14,26 +14,16 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm.hostlist import expand
 from tests.cluster.jobs import HPCDDP, finished, result_of, submit, write_job
+from tests.cluster.models import SMALL_MODEL
 from tests.waiting import wait_for_text
 
 if TYPE_CHECKING:
     from tests.cluster.sandbox import Sandbox
 
-MODEL = """
-import os
-import torch
-from torch import nn
-
-def build(num_classes, fail_on_rank=None, width=32):
-    if fail_on_rank is not None and os.environ["RANK"] == str(fail_on_rank):
-        raise ValueError("no such layer")
-    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, width), nn.ReLU(), nn.Linear(width, num_classes))
-"""
-
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    (tmp_path / "small.py").write_text(MODEL)
+    (tmp_path / "small.py").write_text(SMALL_MODEL)
     return tmp_path
 
 
@@ -65,7 +55,7 @@ def test_the_script_without_a_run_id_runs_by_hand_from_any_directory_and_gives_t
     reference = submit(sandbox, job)
     script = directory / "elsewhere" / "job.sbatch"
     script.parent.mkdir()
-    (script.parent / "small.py").write_text(MODEL)
+    (script.parent / "small.py").write_text(SMALL_MODEL)
     sandbox.run(*HPCDDP, "render", str(job), "-o", str(script), cwd=directory)
     job_id = sandbox.run("sbatch", "--parsable", str(script), cwd=script.parent).stdout.strip()
     finished(sandbox, job_id)

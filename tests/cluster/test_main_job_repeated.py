@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from tests.cluster.jobs import finished, submit, write_job
+from tests.cluster.models import SMALL_MODEL
 from tests.cluster.sandbox import Sandbox
-from tests.cluster.test_main_job import MODEL
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    (tmp_path / "small.py").write_text(MODEL)
+    (tmp_path / "small.py").write_text(SMALL_MODEL)
     return tmp_path
 
 

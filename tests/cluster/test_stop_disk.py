@@ -11,11 +11,17 @@ import pytest
 
 from tests.cluster.comparison import RunComparison
 from tests.cluster.sandboxes import QUICK, sandbox_with
-from tests.cluster.scenarios import OTHER_HOSTS, STEPS_PER_EPOCH, References, ScenarioContext, after_scenario
-from tests.cluster.tracked_run import TrackedRun, trace_file
+from tests.cluster.scenarios import (
+    OTHER_HOSTS,
+    STEPS_PER_EPOCH,
+    References,
+    ScenarioContext,
+    ScenarioResult,
+    after_scenario,
+)
+from tests.cluster.tracked_run import TrackedRun, take_directory_away, trace_file
 from tests.small_disk import FILLS, make_room, small_disk
 
-ScenarioResult = tuple[TrackedRun, RunComparison]
 _PAGE = 4096
 _TRIALS = 10
 
@@ -47,21 +53,13 @@ def stopped_on_full_disk(context: ScenarioContext, name: str, kind: str, *, step
     return tracked, context.compare(f"disk full at a stop and the next start, {kind}", tracked)
 
 
-def away(tracked: TrackedRun, seconds: float) -> None:
-    """Take the run directory away for a time."""
-    path, elsewhere = tracked.run.path, tracked.run.path.with_name("elsewhere")
-    path.rename(elsewhere)
-    time.sleep(seconds)
-    elsewhere.rename(path)
-
-
 def away_at_the_end(context: ScenarioContext, name: str = "end", seconds: float = 8) -> ScenarioResult:
     """The run directory is away when the attempt ends."""
     tracked = context.start(name, on=OTHER_HOSTS)
     tracked.wait_for_steps(40)
     tracked.signal(1, signal.SIGUSR2)
     tracked.wait_until(tracked.attempt.decision.exists, "the decision")
-    away(tracked, seconds)
+    take_directory_away(tracked, seconds)
     return tracked, context.compare("run directory away at the end of an attempt", tracked)
 
 
@@ -69,7 +67,7 @@ def away_at_a_save(context: ScenarioContext) -> ScenarioResult:
     """The run directory is away for longer than it takes from one save to the next."""
     tracked = context.start("save", on=OTHER_HOSTS)
     tracked.wait_for_steps(2 * STEPS_PER_EPOCH - 5)
-    away(tracked, 3)
+    take_directory_away(tracked, 3)
     return tracked, context.compare("run directory away at a save", tracked)
 
 

@@ -14,11 +14,17 @@ from hpcddp.run import checkpoints
 from hpcddp.run.checkpoints import LATEST
 from hpcddp.run.events import read_events
 from tests.cluster.comparison import RunComparison
-from tests.cluster.scenarios import OTHER_HOSTS, STEPS_PER_EPOCH, ScenarioContext, after_scenario
-from tests.cluster.slurm_faults import daemon_pid, kill_step_daemon, link_cut, without_controller, without_slurmd
+from tests.cluster.scenarios import OTHER_HOSTS, STEPS_PER_EPOCH, ScenarioContext, ScenarioResult, after_scenario
+from tests.cluster.slurm_faults import (
+    daemon_pid,
+    kill_after_requeue,
+    kill_step_daemon,
+    link_cut,
+    without_controller,
+    without_slurmd,
+)
 from tests.cluster.tracked_run import TrackedRun
 
-ScenarioResult = tuple[TrackedRun, RunComparison]
 # How long a lost slurmctld stays away: longer than a call waits for it.
 _AWAY_S = 15
 
@@ -109,20 +115,6 @@ def controller_killed(context: ScenarioContext) -> ScenarioResult:
     tracked.signal(1, signal.SIGUSR2)
     kill_after_requeue(tracked)
     return tracked, context.compare("slurmctld killed after the requeue, back after 2 s", tracked)
-
-
-def kill_after_requeue(*tracked_runs: TrackedRun, after_s: float = 0, away_s: float = 2) -> None:
-    """Kill slurmctld when it has requeued runs that stop, before it has saved that, and start it again."""
-    for tracked in tracked_runs:
-        tracked.wait_until((tracked.attempt.path / "decision.json").exists, "the decision to stop")
-    first = tracked_runs[0]
-    sandbox = first.sandbox
-    # After a change it saves its state at once, but not again within the next six seconds.
-    sandbox.submit("--hold", "--output=/dev/null", "--wrap=true")
-    first.wait_until(lambda: all(sandbox.job(one.job_id)["Restarts"] == "1" for one in tracked_runs), "the requeue")
-    time.sleep(after_s)
-    with without_controller(sandbox, signal="KILL"):
-        time.sleep(away_s)
 
 
 def controller_hangs(context: ScenarioContext) -> ScenarioResult:

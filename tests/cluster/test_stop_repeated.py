@@ -16,13 +16,19 @@ import pytest
 from hpcddp.run import checkpoints
 from hpcddp.run.job_records import read_decision
 from hpcddp.stop.faults import SAVE_POINTS
+from tests.cluster.cancel_scenarios import assert_cancelled_and_told, cancelled_and_preempted
 from tests.cluster.comparison import RunComparison, report
 from tests.cluster.sandboxes import QUICK, sandbox_with
-from tests.cluster.scenarios import OTHER_HOSTS, PREEMPTED_HOSTS, References, ScenarioContext, after_scenario
-from tests.cluster.slurm_faults import kill_step_daemon
-from tests.cluster.test_stop_cancel import assert_cancelled_and_told, cancelled_and_preempted
-from tests.cluster.test_stop_checkpoints import killed_in_saves
-from tests.cluster.test_stop_nodes import ScenarioResult, kill_after_requeue
+from tests.cluster.save_scenarios import killed_in_saves
+from tests.cluster.scenarios import (
+    OTHER_HOSTS,
+    PREEMPTED_HOSTS,
+    References,
+    ScenarioContext,
+    ScenarioResult,
+    after_scenario,
+)
+from tests.cluster.slurm_faults import kill_after_requeue, kill_step_daemon
 from tests.cluster.tracked_run import TrackedRun
 from tests.slurm.programs import program
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,3 +166,11 @@ def records(run: RunDirectory) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
     return [record for record in found if isinstance(record, dict) and "loss" in record]
+
+
+def take_directory_away(tracked: TrackedRun, seconds: float) -> None:
+    """Take the run directory away for a time."""
+    path, elsewhere = tracked.run.path, tracked.run.path.with_name("elsewhere")
+    path.rename(elsewhere)
+    time.sleep(seconds)
+    elsewhere.rename(path)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hpcddp.stop.deadline import Deadline, Durations, EndTime, KnownEnd, moved_sentence, short_lead_sentence
+from tests.waiting import join_threads
 
 LEAD_S = 50.0
 
@@ -98,9 +99,7 @@ class Job:
 
     @staticmethod
     def wait_for_answer() -> None:
-        for thread in threading.enumerate():
-            if thread.name == "hpcddp-end-time":
-                thread.join()
+        join_threads("hpcddp-end-time")
 
 
 @pytest.fixture

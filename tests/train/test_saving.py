@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from hpcddp.train.loop import state
 from tests.distributed.training import result
 from tests.train.conftest import Training
 from tests.train.test_resume import without_times
+from tests.waiting import join_threads
 
 NewTraining = Callable[[str], Training]
 
@@ -162,9 +162,7 @@ def test_error_in_the_writing_thread_is_heard_at_the_next_step_and_not_at_the_ne
 
     def when_written() -> int:
         asked.append(None)
-        for thread in threading.enumerate():
-            if thread.name == "hpcddp-checkpoint":
-                thread.join()
+        join_threads("hpcddp-checkpoint")
         return 0
 
     # Step 5 begins after the write; the save after step 8 would have heard of it, too.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from hpcddp.train.errors import SaveError
 from tests.distributed.training import result
 from tests.small_disk import FILLS, fill_blocks, make_room, small_disk
 from tests.train.conftest import Training
+from tests.waiting import join_threads
 
 # 12 steps, a save after each second one; the loop asks once before each step.
 SAVES: dict[str, Any] = {"checkpoint": {"every": {"steps": 2}}, "train__epochs": 3}
@@ -40,9 +40,7 @@ def at_steps(actions: Mapping[int, Callable[[], object]]) -> Callable[[], int]:
     def act() -> int:
         step = next(asked)
         if step in actions:
-            for thread in threading.enumerate():
-                if thread.name == "hpcddp-checkpoint":
-                    thread.join()
+            join_threads("hpcddp-checkpoint")
             actions[step]()
         return 0
 
