@@ -21,8 +21,8 @@ from hpcddp.run.result import FINISHED, Result, finish_run, read_result
 from hpcddp.stop.reasons import StopReason
 from hpcddp.supervise.__main__ import main
 from tests.small_disk import FILLS, make_room, small_disk
+from tests.supervise.attempts import LOCAL, PREEMPTED, SLURM, Scenario
 from tests.supervise.fake_slurm import FakeSlurm
-from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Scenario
 
 Fill = Callable[[Path], None]
 STOPPED = 75

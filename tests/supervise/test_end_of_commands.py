@@ -9,19 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from hpcddp.run.events import Event, EventKind, append_event, read_events
-from hpcddp.run.failure import beginning
+from hpcddp.run.events import EventKind, append_event
 from hpcddp.run.files import write_json
-from hpcddp.run.job_records import ProgramExit, Start, StopNotice, read_start, write_exit, write_start
+from hpcddp.run.job_records import Start, StopNotice, read_start, write_start
 from hpcddp.supervise.begin import BudgetError
+from tests.supervise.attempts import LOCAL, PREEMPTED, SLURM, Command
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
-from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Scenario
-
-COMMAND = """
-name: demo
-resources: {nodes: 2, tasks_per_node: 1, time_limit: 10}
-command: [python, train.py]
-"""
 
 
 @pytest.fixture
@@ -29,28 +22,6 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm(monkeypatch)
     monkeypatch.setattr("time.monotonic", lambda: fake.waited)
     return fake
-
-
-class Command(Scenario):
-    """An attempt of a command."""
-
-    def __init__(self, directory: Path, environment: dict[str, str], more: str = "") -> None:
-        super().__init__(directory, environment, more, job=COMMAND)
-
-    def leave(self, *codes: int, notice: StopNotice | None = None) -> None:
-        """The programs of the first ranks have ended."""
-        append_event(self.attempt.run.events, kind="train", time=0.0, attempt=self.attempt.number)
-        for rank, code in enumerate(codes):
-            write_exit(self.attempt, ProgramExit(rank=rank, host="n1", time=0.0, code=code, notice=notice))
-
-    def slurm_says(self, why: str) -> None:
-        """slurmstepd writes into the batch log."""
-        notice = f"slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T05:17:38 DUE TO {why} ***\n"
-        with self.attempt.run.batch_log.open("a") as log:
-            log.write(f"{beginning(self.attempt)}{notice}")
-
-    def last(self, kind: EventKind) -> Event:
-        return [event for event in read_events(self.attempt.run.events) if event.kind == kind][-1]
 
 
 @pytest.fixture
