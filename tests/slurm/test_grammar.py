@@ -5,6 +5,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hpcddp.slurm.directives import UnwritableValueError, quote_value
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 from tests.slurm.measured_lines import MEASURED
 from tests.slurm.sbatch_reader import UnreadableLineError, parse_directive_line, read_directives
 
@@ -43,12 +45,10 @@ def test_ordinary_values_are_written_bare(value: str) -> None:
         ("\udc80", "half of a character (a lone surrogate)"),
     ],
 )
-def test_a_value_that_cannot_be_quoted_is_refused_with_its_field(value: str, name: str) -> None:
+def test_a_value_that_cannot_be_quoted_is_refused_with_its_field(value: str, name: str, golden: GoldenMessages) -> None:
     with pytest.raises(UnwritableValueError) as caught:
         quote_value(value, field="resources.account")
-    assert str(caught.value) == (
-        f"resources.account is {value!r}, which holds {name}; an #SBATCH line cannot carry it: remove it"
-    )
+    assert_facts(golden.message(caught.value), f"resources.account is {value!r}", name, "remove it")
 
 
 @pytest.mark.parametrize(("line", "words"), MEASURED)
