@@ -171,26 +171,25 @@ def test_the_ranks_of_a_step_agree_on_everything(tasks: list[int]) -> None:
     assert all(env.host_of(other.rank) == f"n{other.node_rank + 1}" for env in envs for other in envs)
 
 
-@pytest.mark.parametrize(
-    ("change", "facts"),
-    [
-        ({"SLURM_PROCID": "5"}, ("the rank is 5", "the world size, 5")),
-        ({"SLURM_LOCALID": "2"}, ("the local rank is 2", "the number of ranks on this node, 2")),
-        ({"SLURM_NODEID": "3"}, ("the node rank is 3", "the number of nodes, 3")),
-        ({"SLURM_PROCID": "2"}, ("rank 2 is local rank 1 of node 1", "the first rank of that node is 2")),
-        ({"SLURM_STEP_NUM_TASKS": "6"}, ("the tasks per node (2, 2, 1)", "6 tasks on 3 nodes")),
-        ({"SLURM_STEP_NODELIST": "n[1-2]"}, ("2 host names (n1, n2)", "3 nodes")),
-        ({"SLURM_STEP_NODELIST": "n[1-"}, ("SLURM_STEP_NODELIST", "'n[1-'", "at character 2")),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, ("SLURM_STEP_TASKS_PER_NODE is '2(x2)'", "3 nodes")),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2(x999999999)"}, ("SLURM_STEP_TASKS_PER_NODE is '2(x999999999)'", "3 nodes")),
-        ({"SLURM_STEP_TASKS_PER_NODE": "two"}, ("SLURM_STEP_TASKS_PER_NODE is 'two'", "3 nodes")),
-        ({"SLURM_PROCID": "-1"}, ("SLURM_PROCID is '-1'", "0 or more")),
-        ({"SLURM_PROCID": "٣"}, ("SLURM_PROCID is '٣'", "0 or more")),
-        ({"SLURM_PROCID": "9" * 10}, (f"SLURM_PROCID is '{'9' * 10}'", "0 or more")),
-        ({"SLURM_STEP_NUM_NODES": "0"}, ("SLURM_STEP_NUM_NODES is 0", "at least one")),
-    ],
-    ids=str,
-)
+CONTRADICTIONS = [
+    ({"SLURM_PROCID": "5"}, ("the rank is 5", "the world size, 5")),
+    ({"SLURM_LOCALID": "2"}, ("the local rank is 2", "the number of ranks on this node, 2")),
+    ({"SLURM_NODEID": "3"}, ("the node rank is 3", "the number of nodes, 3")),
+    ({"SLURM_PROCID": "2"}, ("rank 2 is local rank 1 of node 1", "the first rank of that node is 2")),
+    ({"SLURM_STEP_NUM_TASKS": "6"}, ("the tasks per node (2, 2, 1)", "6 tasks on 3 nodes")),
+    ({"SLURM_STEP_NODELIST": "n[1-2]"}, ("2 host names (n1, n2)", "3 nodes")),
+    ({"SLURM_STEP_NODELIST": "n[1-"}, ("SLURM_STEP_NODELIST", "'n[1-'", "at character 2")),
+    ({"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, ("SLURM_STEP_TASKS_PER_NODE is '2(x2)'", "3 nodes")),
+    ({"SLURM_STEP_TASKS_PER_NODE": "2(x999999999)"}, ("SLURM_STEP_TASKS_PER_NODE is '2(x999999999)'", "3 nodes")),
+    ({"SLURM_STEP_TASKS_PER_NODE": "two"}, ("SLURM_STEP_TASKS_PER_NODE is 'two'", "3 nodes")),
+    ({"SLURM_PROCID": "-1"}, ("SLURM_PROCID is '-1'", "0 or more")),
+    ({"SLURM_PROCID": "٣"}, ("SLURM_PROCID is '٣'", "0 or more")),
+    ({"SLURM_PROCID": "9" * 10}, (f"SLURM_PROCID is '{'9' * 10}'", "0 or more")),
+    ({"SLURM_STEP_NUM_NODES": "0"}, ("SLURM_STEP_NUM_NODES is 0", "at least one")),
+]
+
+
+@pytest.mark.parametrize(("change", "facts"), CONTRADICTIONS, ids=[str(change) for change, _ in CONTRADICTIONS])
 def test_numbers_that_contradict_each_other_are_named(
     change: dict[str, str], facts: tuple[str, ...], golden: GoldenMessages
 ) -> None:

@@ -21,7 +21,7 @@ from hpcddp.run.ownership import RunDirectoryError, is_alive
 from hpcddp.slurm import commands
 from hpcddp.supervise.__main__ import main
 from hpcddp.supervise.begin import PATIENCE_S, BudgetError, CancelledError, begin
-from tests.facts import assert_facts
+from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
 from tests.submission.local_run import script_process
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
@@ -309,7 +309,8 @@ def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_reque
     assert main(words, {**environment, "SLURM_RESTART_COUNT": "2"}) == 93
     why = ("the last 2 attempts", "requeue.max_attempts_without_progress is 2")
     resume = f"hpcddp submit JOB --resume {attempt.run.path}"
-    assert_facts(golden.message(capsys.readouterr().err), "not started again", *why, resume)
+    message = golden.message(line_from(capsys.readouterr().err, "run r1 is not started again"))
+    assert_facts(message, *why, resume)
     result = read_json(attempt.run.result)
     assert (result["status"], result["exit_code"]) == ("failed", 93)
     assert_facts(golden.message(result["reason"]), *why)
