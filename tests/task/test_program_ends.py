@@ -306,7 +306,7 @@ os._exit(0)
     ("ranks", "known_s", "moved_s", "told"), [(2, 2, 1200, "0 None"), (1, 1200, 25, f"{-signal.SIGTERM} deadline")]
 )
 def test_an_end_of_the_job_that_slurm_has_moved_counts(
-    ranks: int, known_s: float, moved_s: float, told: str, tmp_path: Path
+    ranks: int, known_s: float, moved_s: float, told: str, tmp_path: Path, golden: GoldenMessages
 ) -> None:
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + moved_s))
     answer = f"JobState=RUNNING PreemptTime=None TimeLimit=00:20:00 EndTime={text}"
@@ -325,6 +325,8 @@ def test_an_end_of_the_job_that_slurm_has_moved_counts(
             wait_until((attempt / "end-time.json").exists, "the answer to rank 0")
     said = [rank.communicate(timeout=60) for rank in running]
     assert [out.strip() for out, _ in said] == [told] * ranks, said
-    assert all("Slurm has moved the end of the job" in errors for _, errors in said), said
+    for _, errors in said:
+        message = golden.message(line_from(errors, "Slurm has moved"), {text.replace("T", " "): "TIME"})
+        assert_facts(message, "the end of the job", text.replace("T", " "))
     # Every 5 s before the end is acted on.
     assert (tmp_path / "asked").read_text().count("asked") in ({1} if ranks > 1 else {3, 4})

@@ -155,7 +155,8 @@ ALONE = "have opened no process group"
 
 def test_a_program_without_a_process_group_is_noted_by_rank_0(directory: Path, golden: GoldenMessages) -> None:
     said = finishes(directory, "python -c 'import torch, time; time.sleep(2)'\n")
-    assert_facts(golden.message(line_from(said, ALONE)), "2 ranks", "MASTER_ADDR:MASTER_PORT", "alone")
+    note = golden.message(line_from(said, "hpcddp: note: "))
+    assert_facts(note, "the 2 ranks", ALONE, "MASTER_ADDR:MASTER_PORT", "does the whole work alone")
 
 
 @pytest.mark.parametrize("script", ["python train.py 2\n", "sleep 2\n"])
