@@ -237,7 +237,7 @@ def test_the_default_warning_comes_at_half_of_a_limit_that_is_shorter(load: Load
 def test_augment_is_true_or_false(dataset: str, refuse: Refuse) -> None:
     good = f"{TOP}train: {{model: resnet18, dataset: {dataset}, data_dir: d, dataset_args: {{augment: 1}}}}\n"
     (line,) = refuse(good=good)
-    assert_facts(line, "job.yaml:3: train.dataset_args.augment: is not true or false")
+    assert_facts(line, "job.yaml:3: train.dataset_args.augment: is not true or false", "write one of them")
 
 
 def test_faults_on_purpose_are_the_one_variable_of_ours_that_a_job_file_may_set(load: Load) -> None:
