@@ -16,8 +16,8 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import RankEnv
 from tests.cluster.sandbox import Sandbox
+from tests.slurm.measured_lines import MEASURED
 from tests.slurm.sbatch_reader import UnreadableLineError, parse_directive_line
-from tests.slurm.test_grammar import MEASURED
 
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 FIRST = r"#SBATCH --comment="

@@ -11,6 +11,7 @@ import pytest
 
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import DefaultSettings, ResolvedJob, load_job
+from tests.messages import GoldenMessages
 
 GOOD = """\
 name: a-job
@@ -43,12 +44,12 @@ def load(tmp_path: Path) -> Load:
 
 
 @pytest.fixture
-def refuse(load: Load, tmp_path: Path) -> Refuse:
-    """Return the lines of the error that a job file gives, without the directory."""
+def refuse(load: Load, tmp_path: Path, golden: GoldenMessages) -> Refuse:
+    """Compare the error that a job file gives with the golden one, and return its lines without the directory."""
 
     def run(*arguments: Any, **options: Any) -> list[str]:
         with pytest.raises(JobFileError) as caught:
             load(*arguments, **options)
-        return str(caught.value).replace(f"{tmp_path}/", "").splitlines()
+        return golden.message(str(caught.value).replace(f"{tmp_path}/", "")).splitlines()
 
     return run

@@ -10,8 +10,10 @@ import pytest
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import World, find_launcher, launcher_command_of, launcher_of
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 
-ALONE = "each of the 4 tasks would start a training of its own"
+ALONE = ("each of the 4 tasks", "a training of its own")
 
 
 def obstacle(words: list[str], *, nodes: int = 2, **environment: str) -> str | None:
@@ -49,13 +51,13 @@ def obstacle(words: list[str], *, nodes: int = 2, **environment: str) -> str | N
     ],
 )  # fmt: skip
 def test_a_launcher_that_is_a_world_by_itself_is_found_with_the_command_to_write_instead(
-    words: list[str], instead: str | None
+    words: list[str], instead: str | None, golden: GoldenMessages
 ) -> None:
     if instead is None:
         # env(1) takes no options behind a variable.
         assert find_launcher(words, {}) is None
         return
-    assert obstacle(words) == ALONE
+    assert_facts(golden.message(obstacle(words)), *ALONE)
     launcher = find_launcher(words, {})
     assert launcher is not None
     assert shlex.join(launcher.program) == instead
@@ -70,12 +72,12 @@ def test_a_launcher_that_is_a_world_by_itself_is_found_with_the_command_to_write
         "torchrun a.py; echo done",
     ],
 )
-def test_a_launcher_among_other_commands_of_a_shell_is_seen(text: str) -> None:
-    assert obstacle(["bash", "-c", text]) == ALONE
+def test_a_launcher_among_other_commands_of_a_shell_is_seen(text: str, golden: GoldenMessages) -> None:
+    assert_facts(golden.message(obstacle(["bash", "-c", text])), *ALONE)
     launcher = find_launcher(["bash", "-c", text], {})
     assert launcher is not None
     assert launcher.program == ()
-    assert launcher.advice == "leave torchrun and its options out, every task is a rank already"
+    assert_facts(golden.message(launcher.advice), "leave torchrun and its options out")
 
 
 @pytest.mark.parametrize(
@@ -112,28 +114,25 @@ def test_launchers_that_can_share_one_world_are_not_refused(words: list[str]) ->
     assert obstacle(words) is None
 
 
-def test_launchers_for_another_number_of_nodes_than_tasks_are_found() -> None:
-    assert obstacle(["torchrun", "--nnodes=2", "--nproc-per-node=2", "a.py"]) == (
-        "--nnodes is 2, but the job has 4 tasks, each of which would start one torchrun"
-    )
-    assert obstacle(["torchrun", "--nnodes=6:8", "a.py"]) == (
-        "--nnodes is 6:8, but the job has 4 tasks, each of which would start one torchrun"
-    )
-    assert obstacle(["accelerate", "launch", "--num_machines", "2", "a.py"]) == (
-        "--num_machines is 2, but the job has 4 tasks, each of which would start one accelerate launch"
-    )
+def test_launchers_for_another_number_of_nodes_than_tasks_are_found(golden: GoldenMessages) -> None:
+    words = ["torchrun", "--nnodes=2", "--nproc-per-node=2", "a.py"]
+    assert_facts(golden.message(obstacle(words)), "--nnodes is 2", "4 tasks", "one torchrun")
+    words = ["torchrun", "--nnodes=6:8", "a.py"]
+    assert_facts(golden.message(obstacle(words)), "--nnodes is 6:8", "4 tasks", "one torchrun")
+    words = ["accelerate", "launch", "--num_machines", "2", "a.py"]
+    assert_facts(golden.message(obstacle(words)), "--num_machines is 2", "4 tasks", "one accelerate launch")
 
 
 @pytest.mark.parametrize("host", ["localhost:29500", "127.0.0.1", "[::1]:29500", "0.0.0.0:29500", ":29500"])
-def test_launchers_on_several_hosts_do_not_meet_at_localhost(host: str) -> None:
+def test_launchers_on_several_hosts_do_not_meet_at_localhost(host: str, golden: GoldenMessages) -> None:
     words = ["torchrun", "--nnodes=4", f"--rdzv-endpoint={host}", "a.py"]
-    assert obstacle(words) == f"{host} means another host on each of the 2 nodes, so that they would not meet"
+    assert_facts(golden.message(obstacle(words)), f"{host} means another host", "the 2 nodes")
     assert obstacle(words, nodes=1) is None
 
 
-def test_a_variable_of_torchrun_is_the_default_of_its_option() -> None:
+def test_a_variable_of_torchrun_is_the_default_of_its_option(golden: GoldenMessages) -> None:
     assert obstacle(["torchrun", "a.py"], PET_NNODES="4") is None
-    assert obstacle(["torchrun", "--nnodes=1", "a.py"], PET_NNODES="4") == ALONE
+    assert_facts(golden.message(obstacle(["torchrun", "--nnodes=1", "a.py"], PET_NNODES="4")), *ALONE)
 
 
 WORLD = World(

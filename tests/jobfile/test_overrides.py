@@ -7,6 +7,7 @@ import pytest
 
 from hpcddp.jobfile.overrides import Override, read_override
 from hpcddp.jobfile.read import ResolvedJob
+from tests.facts import assert_facts
 
 Load = Callable[..., ResolvedJob]
 Refuse = Callable[..., list[str]]
@@ -70,102 +71,92 @@ def test_an_override_repairs_the_file(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "facts"),
     [
-        ("hunter2", "--set: is not KEY.PATH=VALUE; write for example --set train.epochs=5"),
-        ("=3", "--set: is not KEY.PATH=VALUE; write for example --set train.epochs=5"),
-        ("train..epochs=3", "--set: is not KEY.PATH=VALUE; write for example --set train.epochs=5"),
-        ("train.epoch=3", "--set train.epoch: is not a field of train; did you mean train.epochs?"),
-        ("trian.epochs=3", "--set trian.epochs: is not a field of the job file; did you mean train?"),
+        ("hunter2", ("--set: is not KEY.PATH=VALUE", "write for example --set train.epochs=5")),
+        ("=3", ("--set: is not KEY.PATH=VALUE", "write for example --set train.epochs=5")),
+        ("train..epochs=3", ("--set: is not KEY.PATH=VALUE", "write for example --set train.epochs=5")),
+        ("train.epoch=3", ("--set train.epoch", "did you mean train.epochs?")),
+        ("trian.epochs=3", ("--set trian.epochs", "did you mean train?")),
         (
             "resources.nodes.x=3",
-            (
-                "--set resources.nodes.x: is not a field, because resources.nodes is a single value; "
-                "write resources.nodes alone"
-            ),
+            ("--set resources.nodes.x", "write resources.nodes alone"),
         ),
         (
             "train.model=ResNet18",
-            (
-                "--set train.model: is 'ResNet18', and torchvision has no classification model of that name; "
-                "did you mean resnet18? Or write pkg.module:function for your own"
-            ),
+            ("--set train.model: is 'ResNet18'", "did you mean resnet18?", "pkg.module:function"),
         ),
-        ("resources.nodes=-1", "--set resources.nodes: is -1, and it must be at least 1; write 1 or more"),
+        ("resources.nodes=-1", ("--set resources.nodes: is -1", "at least 1", "write 1 or more")),
         (
             "resources={nodes: -1}",
-            "--set resources: resources.nodes: is -1, and it must be at least 1; write 1 or more",
+            ("--set resources: resources.nodes: is -1", "at least 1", "write 1 or more"),
         ),
         (
             "resources.nodes=two",
-            (
-                "--set resources.nodes: is 'two', expected an integer; write a whole number, such as "
-                "--set resources.nodes=2"
-            ),
+            ("--set resources.nodes: is 'two'", "write a whole number", "such as --set resources.nodes=2"),
         ),
         (
             "learning_rate.base=fast",
             (
-                "--set learning_rate.base: is 'fast', expected a number; write one without a unit, such as "
-                "--set learning_rate.base=0.1"
+                "--set learning_rate.base: is 'fast'",
+                "write one without a unit",
+                "such as --set learning_rate.base=0.1",
             ),
         ),
         (
             "resources={nodes: two}",
-            (
-                "--set resources: resources.nodes: is 'two', expected an integer; "
-                "write one without quotes, point or unit, or leave the key out"
-            ),
+            ("--set resources: resources.nodes: is 'two'", "write one without quotes, point or unit"),
         ),
         (
             "learning_rate=0.10",
-            "--set learning_rate: is 0.10, expected a section; write --set learning_rate.base=0.10",
+            ("--set learning_rate: is 0.10", "write --set learning_rate.base=0.10"),
         ),
         (
             "train.optimizer=adam",
-            "--set train.optimizer: is 'adam', expected a section; write --set train.optimizer.name=adam",
+            ("--set train.optimizer: is 'adam'", "write --set train.optimizer.name=adam"),
         ),
         (
             "trackers=wandb",
-            "--set trackers: is 'wandb', expected a section; write --set trackers.use='[wandb]'",
+            ("--set trackers: is 'wandb'", "write --set trackers.use='[wandb]'"),
         ),
         (
             "trackers=[wandb]",
-            "--set trackers: is a list, expected a section; write --set trackers.use=...",
+            ("--set trackers: is a list", "write --set trackers.use=..."),
         ),
-        ("name=null", "--set name: is missing; write for example name: my-job"),
-        ("name=#1", "--set name: contains a comment and no value; put double quotes around the value"),
-        ("run_root=a #b", "--set run_root: contains more than one value; put double quotes around the value"),
+        ("name=null", ("--set name: is missing", "write for example name: my-job")),
+        ("name=#1", ("--set name: contains a comment and no value", "put double quotes around the value")),
+        ("run_root=a #b", ("--set run_root: contains more than one value", "put double quotes around the value")),
         (
             "run_root=a: b",
-            "--set run_root: is a mapping or list without brackets; write {...} or [...], or quote the value",
+            ("--set run_root: is a mapping or list without brackets", "write {...} or [...]", "quote the value"),
         ),
         (
             "environment.setup=- a",
-            "--set environment.setup: is a mapping or list without brackets; write {...} or [...], or quote the value",
+            (
+                "--set environment.setup: is a mapping or list without brackets",
+                "write {...} or [...]",
+                "quote the value",
+            ),
         ),
         (
             "environment.env.A=@x",
-            (
-                "--set environment.env.A: is not valid YAML (found character '@' that cannot start any token); "
-                "check indentation, quotes and brackets"
-            ),
+            ("--set environment.env.A: is not valid YAML", "check indentation, quotes and brackets"),
         ),
-        ("run_root=a\0b", "--set run_root: contains a NUL character; remove it"),
-        ("train.seed=.inf", "--set train.seed: is not a finite number, and no field accepts that; write a number"),
+        ("run_root=a\0b", ("--set run_root: contains a NUL character", "remove it")),
+        ("train.seed=.inf", ("--set train.seed: is not a finite number", "write a number")),
     ],
 )
-def test_a_bad_override_is_named_in_place_of_file_and_line(text: str, line: str, refuse: Refuse) -> None:
-    assert refuse(sets=(text,)) == [line]
+def test_a_bad_override_is_named_in_place_of_file_and_line(text: str, facts: tuple[str, ...], refuse: Refuse) -> None:
+    (line,) = refuse(sets=(text,))
+    assert_facts(line, *facts)
+    assert "hunter2" not in line
 
 
 def test_what_an_override_breaks_is_blamed_on_the_override(refuse: Refuse) -> None:
-    assert refuse(sets=("batch.global_batch_size=3", "resources.nodes=4")) == [
-        (
-            "--set batch.global_batch_size: is 3, fewer samples than the 4 ranks (4 x 1) that share them; "
-            "write 4 or more, or ask for at most 3 ranks"
-        )
-    ]
+    (line,) = refuse(sets=("batch.global_batch_size=3", "resources.nodes=4"))
+    assert_facts(
+        line, "--set batch.global_batch_size: is 3", "the 4 ranks (4 x 1)", "write 4 or more", "at most 3 ranks"
+    )
 
 
 @pytest.mark.parametrize("text", ["4", "0.10", "1e3", "true", "007"])

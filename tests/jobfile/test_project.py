@@ -8,6 +8,8 @@ import pytest
 
 from hpcddp.jobfile.profiles import SettingsError, find_project_file, read_project
 from hpcddp.jobfile.read import ResolvedJob
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 
 Load = Callable[..., ResolvedJob]
 Refuse = Callable[..., list[str]]
@@ -69,47 +71,39 @@ def test_the_project_may_name_the_profile_unless_the_job_does(
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "facts"),
     [
         (
             "[resources]\n\nnods = 2\n",
-            "hpcddp.toml:3: resources.nods: is not a field of resources; did you mean resources.nodes?",
+            ("hpcddp.toml:3: resources.nods", "did you mean resources.nodes?"),
         ),
         (
             'profil = "x"\n',
-            (
-                "hpcddp.toml:1: profil: is not a key of hpcddp.toml, which has run_root, resources, environment, "
-                "checkpoint, requeue, launch, profile; did you mean profile?"
-            ),
+            ("hpcddp.toml:1: profil", "did you mean profile?"),
         ),
         (
             '[cluster]\nname = "x"\n',
-            (
-                "hpcddp.toml:1: cluster: is not a key of hpcddp.toml, which has run_root, resources, environment, "
-                "checkpoint, requeue, launch, profile; write it in the job file"
-            ),
+            ("hpcddp.toml:1: cluster", "write it in the job file"),
         ),
         (
             "[resources\n",
-            (
-                "hpcddp.toml:1: is not valid TOML (Expected ']' at the end of a table declaration); "
-                "check quotes, brackets and equals signs"
-            ),
+            ("hpcddp.toml:1: is not valid TOML", "check quotes, brackets and equals signs"),
         ),
         (
             '# ours\nprofile = "bigg"\n',
-            "hpcddp.toml:2: profile: is 'bigg', and there is no such profile; did you mean big?",
+            ("hpcddp.toml:2: profile: is 'bigg'", "did you mean big?"),
         ),
         (
             "profile = 3\n",
-            "hpcddp.toml:1: profile: is the number 3, expected a string; put double quotes around it",
+            ("hpcddp.toml:1: profile: is the number 3", "put double quotes around it"),
         ),
     ],
 )
 def test_an_error_of_the_project_names_its_file_and_line(
-    text: str, line: str, refuse: Refuse, project: Callable[[str], Path], profiles: Path
+    text: str, facts: tuple[str, ...], refuse: Refuse, project: Callable[[str], Path], profiles: Path
 ) -> None:
-    assert refuse(project=project(text), profiles=profiles) == [line]
+    (line,) = refuse(project=project(text), profiles=profiles)
+    assert_facts(line, *facts)
 
 
 def write(file: Path) -> Path:
@@ -146,21 +140,24 @@ def test_without_a_project_the_home_directory_is_the_last_one(tmp_path: Path) ->
     assert find_project_file(tmp_path / "home", home=home) is None
 
 
-def test_a_file_that_somebody_else_has_put_above_or_here_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_somebody_else_has_put_above_or_here_is_refused(tmp_path: Path, golden: GoldenMessages) -> None:
     file = write(tmp_path / "hpcddp.toml")
     if os.geteuid() == 0:
         os.chown(file, 12345, -1)  # What root owns is trusted.
     owner = file.stat().st_uid
-    with pytest.raises(SettingsError, match="belongs to another user and lies above this directory; copy it here"):
+    with pytest.raises(SettingsError) as above:
         read_project(file, directory=tmp_path / "a", user_id=owner + 1)
-    with pytest.raises(SettingsError, match="belongs to another user and is here; make it your own"):
+    assert_facts(golden.message(above.value), "belongs to another user", "above this directory", "copy it here")
+    with pytest.raises(SettingsError) as here:
         read_project(file, directory=tmp_path, user_id=owner + 1)
+    assert_facts(golden.message(here.value), "belongs to another user", "is here", "make it your own")
     assert read_project(file, directory=tmp_path / "a", user_id=owner).values == {}
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
-def test_a_file_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_file_that_others_can_write_to_is_refused(tmp_path: Path, mode: int, golden: GoldenMessages) -> None:
     file = write(tmp_path / "hpcddp.toml")
     file.chmod(mode)
-    with pytest.raises(SettingsError, match=f"can be written by others; .* run: chmod go-w {file}"):
+    with pytest.raises(SettingsError) as caught:
         read_project(file, directory=tmp_path, user_id=os.geteuid())
+    assert_facts(golden.message(caught.value), "can be written by others", f"run: chmod go-w {file}")

@@ -12,6 +12,8 @@ from hpcddp.jobfile.job import leaf_paths
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import ResolvedJob, load_job
 from hpcddp.jobfile.units import TimeLimit
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 
 Load = Callable[..., ResolvedJob]
 Refuse = Callable[..., list[str]]
@@ -263,7 +265,8 @@ def test_all_errors_are_found_at_once_those_of_types_and_those_between_fields(re
         "train:\n  model: resnet18\n  dataset: cifar10\n  epochs: 0\n  precision: fp16\n"
     )
     lines = refuse(more, good="name: a job\nbatch: {global_batch_size: 8}\n", sets=("train.sed=1",))
-    assert [line.split(": ")[:2] for line in lines] == [
+    *in_file, override = lines
+    assert [line.split(": ")[:2] for line in in_file] == [
         ["job.yaml:1", "name"],
         ["job.yaml:2", "batch.global_batch_size"],
         ["job.yaml:5", "resources.gpus"],
@@ -271,15 +274,14 @@ def test_all_errors_are_found_at_once_those_of_types_and_those_between_fields(re
         ["job.yaml:7", "train.data_dir"],
         ["job.yaml:10", "train.epochs"],
         ["job.yaml:11", "train.precision"],
-        ["--set train.sed", "is not a field of train; did you mean train.seed?"],
     ]
+    assert_facts(override, "--set train.sed", "did you mean train.seed?")
 
 
 def test_a_rule_says_nothing_about_a_field_that_is_wrong_already(refuse: Refuse) -> None:
     good = "name: a\nbatch: {global_batch_size: -1}\ntrain: {model: resnet18, dataset: digits}\n"
-    assert refuse("resources: {nodes: 3}\n", good=good) == [
-        "job.yaml:2: batch.global_batch_size: is -1, and it must be at least 1; write 1 or more"
-    ]
+    (line,) = refuse("resources: {nodes: 3}\n", good=good)
+    assert_facts(line, "job.yaml:2: batch.global_batch_size: is -1", "write 1 or more")
 
 
 @pytest.mark.parametrize(
@@ -309,7 +311,7 @@ def test_a_value_of_the_environment_is_never_repeated(more: str, load: Load) -> 
 
 def test_a_problem_is_one_line_whatever_its_key_holds(refuse: Refuse) -> None:
     (line,) = refuse('"a\\n\\e[31m": 1\n')
-    assert line.startswith("job.yaml:4: a\\n\\x1b[31m: is not a field of the job file")
+    assert line.startswith("job.yaml:4: a\\n\\x1b[31m: ")
 
 
 def test_the_error_survives_a_process_border(load: Load) -> None:
@@ -319,13 +321,13 @@ def test_the_error_survives_a_process_border(load: Load) -> None:
     assert (str(again), again.problems) == (str(caught.value), caught.value.problems)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, golden: GoldenMessages) -> None:
     with pytest.raises(JobFileError) as caught:
         load_job(tmp_path / ("n" * 300))
-    assert str(caught.value).endswith(": cannot be read (File name too long); check the path")
+    assert_facts(golden.message(caught.value), "File name too long", "check the path")
     with pytest.raises(JobFileError) as caught:
         load_job(Path("/nowhere/job.yaml"))
-    assert str(caught.value) == "/nowhere/job.yaml: does not exist; check the path"
+    assert_facts(golden.message(caught.value), "/nowhere/job.yaml: does not exist", "check the path")
     with pytest.raises(JobFileError) as caught:
         load_job(Path("a\0b"))
-    assert str(caught.value) == "a\\x00b: is not a valid path (embedded null byte); check it"
+    assert_facts(golden.message(caught.value), "a\\x00b: is not a valid path", "check it")

@@ -6,6 +6,8 @@ import pytest
 
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.resources import REFUSED_FLAGS, refused_because
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 
 Load = Callable[..., ResolvedJob]
 Refuse = Callable[..., list[str]]
@@ -43,10 +45,10 @@ def test_other_spellings_of_a_refused_flag_are_refused_too(name: str, flag: str)
 
 
 @pytest.mark.parametrize("name", ["mail_type", "--comment", "b", "", "a b", "Comment", "comment\nwrap", "é", "-"])
-def test_a_name_that_is_no_long_flag_is_refused(name: str) -> None:
+def test_a_name_that_is_no_long_flag_is_refused(name: str, golden: GoldenMessages) -> None:
     refused = refused_because(name)
     assert refused is not None
-    assert refused[0] == "a flag is the long name that man sbatch lists, without dashes in front"
+    assert_facts(golden.message(refused[0]), "man sbatch", "without dashes")
 
 
 @pytest.mark.parametrize(
@@ -62,24 +64,25 @@ def test_flags_hold_a_text_a_whole_number_or_true(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "line"),
+    ("value", "facts"),
     [
         (
             "false",
-            "is false, and a flag cannot be written as off; write true for a flag without a value, or leave it out",
+            ("is false", "write true for a flag", "leave it out"),
         ),
         (
             "null",
-            "is empty, and a flag cannot be written as off; write true for a flag without a value, or leave it out",
+            ("is empty", "write true for a flag", "leave it out"),
         ),
-        ("1.5", 'is 1.5, and a flag takes one value; write a string or an integer, or quote it: "1.5"'),
-        ("[a]", 'is a list, and a flag takes one value; write a string or an integer, or quote it: "1.5"'),
-        ("''", "is '', and it is empty; write a text, or leave the key out"),
+        ("1.5", ("is 1.5", "write a string or an integer", 'quote it: "1.5"')),
+        ("[a]", ("is a list", "write a string or an integer", 'quote it: "1.5"')),
+        ("''", ("is ''", "write a text", "leave the key out")),
         (
             '"a\\rb"',
-            "is 'a\\rb', and it holds a carriage return, which one line of a script cannot carry; remove it",
+            ("is 'a\\rb'", "a carriage return", "remove it"),
         ),
     ],
 )
-def test_a_value_that_no_directive_carries_is_refused(value: str, line: str, refuse: Refuse) -> None:
-    assert refuse(f"resources: {{sbatch: {{comment: {value}}}}}\n") == [f"job.yaml:4: resources.sbatch.comment: {line}"]
+def test_a_value_that_no_directive_carries_is_refused(value: str, facts: tuple[str, ...], refuse: Refuse) -> None:
+    (line,) = refuse(f"resources: {{sbatch: {{comment: {value}}}}}\n")
+    assert_facts(line, f"job.yaml:4: resources.sbatch.comment: {facts[0]}", *facts[1:])

@@ -19,62 +19,94 @@ from hpcddp.jobfile.sweep import (
     tabulate,
 )
 from hpcddp.jobfile.write import dump_job, parse_resolved
+from tests.facts import assert_facts
 from tests.jobfile.conftest import Load, Refuse
-
-NEVER = "all elements are one job array and ask Slurm for the same; submit once for each value, with --set"
-SCRIPT = "all elements run the same script; sweep environment.env.NAME, which the tasks read"
+from tests.messages import GoldenMessages
 
 WRONG = {
-    "sweep: 5": "sweep: is 5, and a sweep is a mapping from key paths to lists of values, or a list of mappings; "
-    "write for example {train.seed: [0, 1, 2]}",
-    "sweep: {}": "sweep: contains an element without a value; write for example {train.seed: [0, 1, 2]}",
-    "sweep: []": "sweep: contains an element without a value; write for example {train.seed: [0, 1, 2]}",
-    "sweep: [{train.seed: 0}, {}]": "sweep: contains an element without a value; write for example "
-    "{train.seed: [0, 1, 2]}",
-    "sweep: {train.seed: []}": "sweep.train.seed: lists no value; write for example [0, 1, 2], or leave the key out",
-    "sweep: {train.seed: [1, 2, 1]}": "sweep.train.seed: holds 1 twice, which would be the same runs again; remove one",
-    "sweep: [{train.seed: 1}, {train.seed: 1}]": "sweep: holds the element train.seed=1 twice, which would be the same "
-    "run again; remove one",
-    "sweep: {train.seed: 0..100000}": "sweep.train.seed: holds 0..100000, which is more than 100000 numbers; "
-    "write fewer, as in 0..4",
-    "sweep: {train.seed: 4..0}": "sweep.train.seed: holds 4..0, which is empty, because it begins above its end; "
-    "write 0..4",
-    "sweep: {learning_rate.base: 1e-5..1e-3}": "sweep.learning_rate.base: holds 1e-5..1e-3, and a range has integers; "
-    "write the values, as in 0.1,0.2,0.4",
-    "sweep: {train.seed: 0..9999, train.epochs: 1..11}": "sweep: has 110000 elements, and 100000 are the most; split "
-    "it into several sweeps",
-    "sweep: {train.sed: [1]}": "sweep.train.sed: is not a field of train; did you mean train.seed?",
-    "sweep: {train..seed: [1]}": "sweep.train..seed: is not a key path; write for example train.seed",
-    "sweep: {resources.nodes: [1, 2]}": f"sweep.resources.nodes: cannot be swept: {NEVER}",
-    "sweep: {requeue.causes: [[], [preemption]]}": f"sweep.requeue.causes: cannot be swept: {NEVER}",
-    "sweep: {environment.setup: [a, b]}": f"sweep.environment.setup: cannot be swept: {SCRIPT}",
-    "sweep: {environment.env: [{A: x}]}": "sweep.environment.env: cannot be swept: the variables are swept one by one; "
-    "name one of them, as in environment.env.NAME",
-    "sweep: {name: [a, b]}": "sweep.name: cannot be swept: all elements of a sweep have the same name; leave it out",
-    "sweep: {profile: [a, b]}": "sweep.profile: cannot be swept: a profile is one cluster; submit once for each, with "
-    "--set profile=NAME",
-    "sweep: {train.optimizer: [{name: sgd}], train.optimizer.name: [sgd]}": "sweep.train.optimizer.name: is a part of "
-    "train.optimizer, which is swept too; keep one of them",
-    "sweep: [{environment.env.A: x}, {train.seed: 1}]": "sweep.environment.env.A: is missing in element 1; give a "
-    "variable in every element, or in none",
-    "sweep: {train.seed: [0, -1]}": "sweep.train.seed: is -1, and it must be at least 0; write 0 or more",
-    "sweep: {train.model: [resnet18, resnet19]}": "sweep.train.model: is 'resnet19', and torchvision has no "
-    "classification model of that name; did you mean resnet18? Or write pkg.module:function for your own",
-    "sweep: {environment.env.A: [1]}": "sweep.environment.env.A: contains a value that is not shown here, expected "
-    "a string; put double quotes around it",
-    "sweep: {learning_rate.schedule: [cosine], learning_rate.min: [0.05, 0.3], train.seed: [0, 1]}": (
-        'sweep.learning_rate.min: makes elements 2, 3 with learning_rate.schedule="cosine", learning_rate.min=0.3, '
-        "where learning_rate.min is 0.3, above learning_rate.base 0.1; write less than that"
+    "sweep: 5": ("sweep: is 5", "write for example {train.seed: [0, 1, 2]}"),
+    "sweep: {}": ("sweep: contains an element without a value", "write for example {train.seed: [0, 1, 2]}"),
+    "sweep: []": ("sweep: contains an element without a value", "write for example {train.seed: [0, 1, 2]}"),
+    "sweep: [{train.seed: 0}, {}]": (
+        "sweep: contains an element without a value",
+        "write for example {train.seed: [0, 1, 2]}",
     ),
-    "sweep: {environment.env.RANDOM: [x]}": "sweep.environment.env.RANDOM: makes element 0 with "
-    "environment.env.RANDOM, where environment.env.RANDOM names RANDOM, which bash reserves; remove it",
-    "max_parallel: 4": "max_parallel: is 4, and there is no sweep; write one, or remove it",
+    "sweep: {train.seed: []}": (
+        "sweep.train.seed: lists no value",
+        "write for example [0, 1, 2]",
+        "leave the key out",
+    ),
+    "sweep: {train.seed: [1, 2, 1]}": ("sweep.train.seed: holds 1 twice", "remove one"),
+    "sweep: [{train.seed: 1}, {train.seed: 1}]": ("sweep: holds the element train.seed=1 twice", "remove one"),
+    "sweep: {train.seed: 0..100000}": (
+        "sweep.train.seed: holds 0..100000",
+        "more than 100000 numbers",
+        "write fewer, as in 0..4",
+    ),
+    "sweep: {train.seed: 4..0}": ("sweep.train.seed: holds 4..0", "write 0..4"),
+    "sweep: {learning_rate.base: 1e-5..1e-3}": (
+        "sweep.learning_rate.base: holds 1e-5..1e-3",
+        "write the values, as in 0.1,0.2,0.4",
+    ),
+    "sweep: {train.seed: 0..9999, train.epochs: 1..11}": (
+        "sweep: has 110000 elements",
+        "100000 are the most",
+        "split it into several sweeps",
+    ),
+    "sweep: {train.sed: [1]}": ("sweep.train.sed: is not a field of train", "did you mean train.seed?"),
+    "sweep: {train..seed: [1]}": ("sweep.train..seed: is not a key path", "write for example train.seed"),
+    "sweep: {resources.nodes: [1, 2]}": (
+        "sweep.resources.nodes: cannot be swept",
+        "ask Slurm for the same",
+        "submit once for each value, with --set",
+    ),
+    "sweep: {requeue.causes: [[], [preemption]]}": (
+        "sweep.requeue.causes: cannot be swept",
+        "ask Slurm for the same",
+        "submit once for each value, with --set",
+    ),
+    "sweep: {environment.setup: [a, b]}": ("sweep.environment.setup: cannot be swept", "sweep environment.env.NAME"),
+    "sweep: {environment.env: [{A: x}]}": ("sweep.environment.env: cannot be swept", "as in environment.env.NAME"),
+    "sweep: {name: [a, b]}": ("sweep.name: cannot be swept", "the same name", "leave it out"),
+    "sweep: {profile: [a, b]}": ("sweep.profile: cannot be swept", "--set profile=NAME"),
+    "sweep: {train.optimizer: [{name: sgd}], train.optimizer.name: [sgd]}": (
+        "sweep.train.optimizer.name: is a part of train.optimizer",
+        "keep one of them",
+    ),
+    "sweep: [{environment.env.A: x}, {train.seed: 1}]": (
+        "sweep.environment.env.A: is missing in element 1",
+        "in every element",
+    ),
+    "sweep: {train.seed: [0, -1]}": ("sweep.train.seed: is -1", "at least 0", "write 0 or more"),
+    "sweep: {train.model: [resnet18, resnet19]}": (
+        "sweep.train.model: is 'resnet19'",
+        "did you mean resnet18?",
+        "pkg.module:function",
+    ),
+    "sweep: {environment.env.A: [1]}": (
+        "sweep.environment.env.A: contains a value that is not shown here",
+        "put double quotes around it",
+    ),
+    "sweep: {learning_rate.schedule: [cosine], learning_rate.min: [0.05, 0.3], train.seed: [0, 1]}": (
+        "sweep.learning_rate.min: makes elements 2, 3",
+        'learning_rate.schedule="cosine"',
+        "learning_rate.min is 0.3",
+        "learning_rate.base 0.1",
+        "write less than that",
+    ),
+    "sweep: {environment.env.RANDOM: [x]}": (
+        "sweep.environment.env.RANDOM: makes element 0",
+        "names RANDOM, which bash reserves",
+        "remove it",
+    ),
+    "max_parallel: 4": ("max_parallel: is 4", "write one, or remove it"),
 }
 
 
-@pytest.mark.parametrize(("more", "line"), WRONG.items())
-def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(more: str, line: str, refuse: Refuse) -> None:
-    assert refuse(f"{more}\n") == [f"job.yaml:4: {line}"]
+@pytest.mark.parametrize(("more", "facts"), WRONG.items(), ids=WRONG)
+def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(more: str, facts: tuple[str, ...], refuse: Refuse) -> None:
+    (line,) = refuse(f"{more}\n")
+    assert_facts(line, f"job.yaml:4: {facts[0]}", *facts[1:])
 
 
 def test_the_faults_of_many_elements_are_listed_up_to_ten(refuse: Refuse) -> None:
@@ -83,15 +115,15 @@ def test_the_faults_of_many_elements_are_listed_up_to_ten(refuse: Refuse) -> Non
     for more, shown, hidden in ((seeds, "train.seed", 2), (rates, "learning_rate.min", 10)):
         lines = refuse(more)
         assert [f"sweep.{shown}: " in line for line in lines] == [True] * 10 + [False]
-        assert lines[-1].endswith(f": sweep: has {hidden} more errors of this kind; correct those above first")
+        assert_facts(lines[-1], f"sweep: has {hidden} more errors", "correct those above first")
     assert not any("more errors" in line for line in refuse("sweep: {train.seed: [-1, -2, -3]}\n"))
 
 
 def test_a_field_of_a_section_that_the_job_does_not_have_cannot_be_swept(refuse: Refuse) -> None:
     good = "name: a\nbatch: {global_batch_size: 8}\n"
-    assert "job.yaml:3: sweep.train.seed: cannot be swept: the job has no train; write one" in refuse(
-        "sweep: {train.seed: [0]}\n", good=good
-    )
+    lines = refuse("sweep: {train.seed: [0]}\n", good=good)
+    (swept,) = (line for line in lines if "cannot be swept" in line)
+    assert_facts(swept, "job.yaml:3: sweep.train.seed: cannot be swept", "the job has no train", "write one")
 
 
 def test_a_rule_looks_at_the_swept_values_and_not_at_the_jobs_own(load: Load) -> None:
@@ -135,28 +167,26 @@ def refused(load: Load, more: str, sets: tuple[str, ...]) -> bool:
 def test_elements_with_the_same_error_are_named_together_with_what_they_have_in_common(refuse: Refuse) -> None:
     rate = "learning_rate.schedule: [cosine, step], learning_rate.milestones: [[]]"
     (line,) = refuse(f"sweep: {{train.seed: [0, 1, 2, 3], {rate}}}\n")
-    assert line == (
-        "job.yaml:4: sweep.learning_rate.milestones: makes elements 1, 3, 5 and 1 more with "
-        'learning_rate.schedule="step", learning_rate.milestones=[], where learning_rate.milestones is empty, and '
-        "schedule step needs milestones; write the epochs, for example [30, 60, 80]"
-    )
+    assert_facts(line, "job.yaml:4: sweep.learning_rate.milestones: makes elements 1, 3, 5 and 1 more")
+    assert_facts(line, 'with learning_rate.schedule="step", learning_rate.milestones=[], where')
+    assert_facts(line, "learning_rate.milestones is empty", "write the epochs", "[30, 60, 80]")
 
 
 def test_an_error_of_the_job_that_all_elements_have_is_reported_at_its_own_key(refuse: Refuse) -> None:
     more = "learning_rate: {gamma: 0.5}\nsweep: {train.seed: 0..9}\n"
-    assert refuse(more) == [
-        "job.yaml:4: learning_rate.gamma: is given, and schedule constant has none; remove it, or write schedule: step"
-    ]
+    (line,) = refuse(more)
+    assert_facts(line, "job.yaml:4: learning_rate.gamma: is given", "constant", "write schedule: step")
 
 
-def test_the_resolved_job_of_a_sweep_is_read_without_a_check_of_its_elements(load: Load) -> None:
+def test_the_resolved_job_of_a_sweep_is_read_without_a_check_of_its_elements(
+    load: Load, golden: GoldenMessages
+) -> None:
     text = dump_job(load("sweep: {train.seed: [0, 1]}\n").spec, environment_values=False)
     spec = parse_resolved(text.replace("[0, 1]", "[0, -1]"))
     with pytest.raises(JobFileError) as caught:
         element_spec(spec, {"train.seed": -1})
-    assert str(caught.value) == (
-        "the job with train.seed=-1: train.seed: is -1, and it must be at least 0; write 0 or more"
-    )
+    message = golden.message(caught.value)
+    assert_facts(message, "the job with train.seed=-1: train.seed: is -1", "at least 0", "write 0 or more")
 
 
 def test_a_grid_varies_its_last_key_fastest(load: Load) -> None:

@@ -15,7 +15,9 @@ from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.sweep import argument_text, element_spec, tabulate
 from hpcddp.jobfile.write import dump_job, parse_resolved
+from tests.facts import assert_facts
 from tests.jobfile.conftest import Load, Refuse
+from tests.messages import GoldenMessages
 
 MINE = "name: mine\n"
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -96,48 +98,44 @@ def test_a_value_that_is_no_string_is_json(value: Any, text: str) -> None:
 
 
 WRONG = {
-    ("[t, '{lr}', '{sed}']", "{lr: [1], seed: [1]}"): "4: sweep.seed: is not a placeholder of the command, which holds "
-    "{sed}; did you mean sed?",
-    ("[t, '{rl}']", "{lr: [1]}"): "3: command: holds {rl}, which has no values in the sweep; did you mean {lr}? Or "
-    "write {{rl}} for the text",
-    ("[t, '{lr}', '{lrr}']", "{lr: [1]}"): "3: command: holds {lrr}, which has no values in the sweep; did you mean "
-    "{lr}? Or write {{lrr}} for the text",
-    ("[t, '{lr}', '{momentum}']", "{lr: [1]}"): "3: command: holds {momentum}, which has no values in the sweep; give "
-    "it values in the sweep, or write {{momentum}} for the text",
-    ("[t, '{lr}']", "{lr: [1], seed: [1]}"): "4: sweep.seed: is neither a field of the job file nor a placeholder of "
-    "the command; write {seed} in the command where the value belongs",
-    ("[t, '{{lr}}']", "{lr: [1]}"): "4: sweep.lr: is neither a field of the job file nor a placeholder of the command; "
-    "write {lr} in the command where the value belongs",
-    ("[t, '{lr}', '{\"a\": {}}']", "{lr: [1]}"): "3: command: holds '{\"a\": {}}', with a brace that begins or ends no "
-    "placeholder; write '{{\"a\": {{}}}}'",
-    (
-        "[t, '{batch}']",
-        "{batch: [1]}",
-    ): "4: sweep.batch: is a field of the job file, and {batch} in the command is not; choose another name",
-    (
-        "[t, '{lr}']",
-        "[{lr: 1}, {learning_rate.base: 0.5}]",
-    ): "4: sweep.lr: is missing in element 1; give a value of the command in every element",
-    (
-        "[t, '{lr}']",
-        "{lr: [1], command: [[x]]}",
-    ): "4: sweep.lr: is a value of the command, which is swept too; keep one of them",
-    ("[t, '{lr}']", "{lr: [1, 2, 1]}"): "4: sweep.lr: holds 1 twice, which would be the same runs again; remove one",
-    ("[t, '{a b}', '{lr}']", "{a b: [1], lr: [1]}"): "3: command: holds '{a b}', with a brace that begins or ends no "
-    "placeholder; write '{{a b}}'",
+    ("[t, '{lr}', '{sed}']", "{lr: [1], seed: [1]}"): (
+        "4: sweep.seed: is not a placeholder",
+        "{sed}",
+        "did you mean sed?",
+    ),
+    ("[t, '{rl}']", "{lr: [1]}"): ("3: command: holds {rl}", "did you mean {lr}?", "write {{rl}}"),
+    ("[t, '{lr}', '{lrr}']", "{lr: [1]}"): ("3: command: holds {lrr}", "did you mean {lr}?", "write {{lrr}}"),
+    ("[t, '{lr}', '{momentum}']", "{lr: [1]}"): (
+        "3: command: holds {momentum}",
+        "give it values in the sweep",
+        "write {{momentum}}",
+    ),
+    ("[t, '{lr}']", "{lr: [1], seed: [1]}"): ("4: sweep.seed: is neither a field", "write {seed} in the command"),
+    ("[t, '{{lr}}']", "{lr: [1]}"): ("4: sweep.lr: is neither a field", "write {lr} in the command"),
+    ("[t, '{lr}', '{\"a\": {}}']", "{lr: [1]}"): ("3: command: holds '{\"a\": {}}'", "write '{{\"a\": {{}}}}'"),
+    ("[t, '{batch}']", "{batch: [1]}"): ("4: sweep.batch: is a field of the job file", "choose another name"),
+    ("[t, '{lr}']", "[{lr: 1}, {learning_rate.base: 0.5}]"): (
+        "4: sweep.lr: is missing in element 1",
+        "give a value of the command",
+    ),
+    ("[t, '{lr}']", "{lr: [1], command: [[x]]}"): ("4: sweep.lr: is a value of the command", "keep one of them"),
+    ("[t, '{lr}']", "{lr: [1, 2, 1]}"): ("4: sweep.lr: holds 1 twice", "remove one"),
+    ("[t, '{a b}', '{lr}']", "{a b: [1], lr: [1]}"): ("3: command: holds '{a b}'", "write '{{a b}}'"),
     (
         "['{lr}']",
         r'{lr: ["a\0b"]}',
-    ): "4: sweep.lr: is 'a\\x00b', and it holds a NUL character, which the environment of "
-    "a process cannot carry; remove it",
+    ): ("4: sweep.lr: is 'a\\x00b'", "a NUL character", "remove it"),
 }
 
 
-@pytest.mark.parametrize(("job", "line"), WRONG.items())
-def test_a_sweep_of_a_command_that_cannot_be_is_refused(job: tuple[str, str], line: str, refuse: Refuse) -> None:
+@pytest.mark.parametrize(("job", "facts"), WRONG.items(), ids=map(" ".join, WRONG))
+def test_a_sweep_of_a_command_that_cannot_be_is_refused(
+    job: tuple[str, str], facts: tuple[str, ...], refuse: Refuse
+) -> None:
     command, sweep = job
     good = "name: mine\nbatch: {global_batch_size: 8}\n"
-    assert refuse(f"command: {command}\nsweep: {sweep}\n", good=good)[0] == f"job.yaml:{line}"
+    line = refuse(f"command: {command}\nsweep: {sweep}\n", good=good)[0]
+    assert_facts(line, f"job.yaml:{facts[0]}", *facts[1:])
 
 
 def test_one_typing_error_is_one_line(refuse: Refuse) -> None:
@@ -146,11 +144,14 @@ def test_one_typing_error_is_one_line(refuse: Refuse) -> None:
 
 def test_without_a_command_a_name_without_a_dot_is_a_field_as_before(refuse: Refuse) -> None:
     (line,) = refuse("sweep: {lr: [0.1]}\n")
-    assert line == "job.yaml:4: sweep.lr: is not a field of the job file; did you mean learning_rate.base?"
+    assert_facts(line, "job.yaml:4: sweep.lr: is not a field", "did you mean learning_rate.base?")
 
 
-def test_an_element_that_continues_with_another_command_needs_its_placeholders() -> None:
+def test_an_element_that_continues_with_another_command_needs_its_placeholders(golden: GoldenMessages) -> None:
     spec = JobSpec.model_validate({"name": "a", "command": ["x", "--lr", "{lr}"]})
     assert element_spec(spec, {"lr": 0.1}).command == ("x", "--lr", "0.1")
-    with pytest.raises(JobFileError, match=r"seed: is neither a field of the job file nor a placeholder"):
+    with pytest.raises(JobFileError) as caught:
         element_spec(spec, {"lr": 0.1, "seed": 0})
+    assert_facts(
+        golden.message(caught.value), "sweep.seed: is neither a field", "a placeholder", "write {seed} in the command"
+    )

@@ -10,7 +10,9 @@ import pytest
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import ResolvedJob, load_job
+from tests.facts import assert_facts
 from tests.jobfile.conftest import GOOD
+from tests.messages import GoldenMessages
 
 
 def load(
@@ -61,60 +63,64 @@ def test_several_axes_are_a_grid_in_place_of_the_job_files(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("axes", "line"),
+    ("axes", "facts"),
     [
-        (("",), "--sweep: is not KEY.PATH=VALUES; write for example --sweep train.seed=0..4"),
-        (("lr",), "--sweep: is 'lr', and not KEY.PATH=VALUES; write for example --sweep lr=0.1,0.2"),
+        (("",), ("--sweep: is not KEY.PATH=VALUES", "write for example --sweep train.seed=0..4")),
+        (("lr",), ("--sweep: is 'lr'", "write for example --sweep lr=0.1,0.2")),
         (
             ("train.seed",),
-            "--sweep: is 'train.seed', and not KEY.PATH=VALUES; write for example --sweep train.seed=VALUE,VALUE",
+            ("--sweep: is 'train.seed'", "write for example --sweep train.seed=VALUE,VALUE"),
         ),
         (
             ("train.sead",),
-            "--sweep: is 'train.sead', and not KEY.PATH=VALUES; write for example --sweep train.seed=0..4",
+            ("--sweep: is 'train.sead'", "write for example --sweep train.seed=0..4"),
         ),
         (
             ("learning_rate.base=0.1..0.4",),
-            (
-                "--sweep learning_rate.base: holds 0.1..0.4, and a range has integers; write the values, "
-                "as in 0.1,0.2,0.4"
-            ),
+            ("--sweep learning_rate.base: holds 0.1..0.4", "write the values, as in 0.1,0.2,0.4"),
         ),
         (
             ("learning_rate.base=[0.05, 0.2]",),
-            "--sweep learning_rate.base: has its values in brackets; write learning_rate.base=0.05,0.2",
+            ("--sweep learning_rate.base: has its values in brackets", "write learning_rate.base=0.05,0.2"),
         ),
-        (("train.seed=0-4",), "--sweep train.seed: holds 0-4, which is one value; write 0..4"),
-        (("lr=0-4",), "--sweep lr: holds 0-4, which is one value; write 0..4"),
-        (("train.seed=[3]",), "--sweep train.seed: has its values in brackets; write train.seed=3"),
-        (("lr=[0.05, 0.2]",), "--sweep lr: has its values in brackets; write lr=0.05,0.2"),
+        (("train.seed=0-4",), ("--sweep train.seed: holds 0-4", "write 0..4")),
+        (("lr=0-4",), ("--sweep lr: holds 0-4", "write 0..4")),
+        (("train.seed=[3]",), ("--sweep train.seed: has its values in brackets", "write train.seed=3")),
+        (("lr=[0.05, 0.2]",), ("--sweep lr: has its values in brackets", "write lr=0.05,0.2")),
         (
             ("environment.env.LR=[1e-3, 0.2]",),
-            "--sweep environment.env.LR: has its values in brackets; write environment.env.LR=1e-3,0.2",
+            ("--sweep environment.env.LR: has its values in brackets", "write environment.env.LR=1e-3,0.2"),
         ),
-        (("train.seed=1", "train.seed=2"), "--sweep train.seed: is given twice; write all values behind one"),
+        (("train.seed=1", "train.seed=2"), ("--sweep train.seed: is given twice", "write all values behind one")),
         (
             ("train.seed=[1",),
             (
-                "--sweep train.seed: is not a list of values; write them with commas between them, and quote a "
-                "string with commas"
+                "--sweep train.seed: is not a list of values",
+                "write them with commas between them",
+                "quote a string with commas",
             ),
         ),
-        (("train.seed=",), "--sweep train.seed: lists no value; write for example [0, 1, 2], or leave the key out"),
-        (("train.seed=-1",), "--sweep train.seed: is -1, and it must be at least 0; write 0 or more"),
-        (("train.seed=\0",), "--sweep train.seed: contains a NUL character; remove it"),
+        (
+            ("train.seed=",),
+            ("--sweep train.seed: lists no value", "write for example [0, 1, 2]", "leave the key out"),
+        ),
+        (("train.seed=-1",), ("--sweep train.seed: is -1", "at least 0", "write 0 or more")),
+        (("train.seed=\0",), ("--sweep train.seed: contains a NUL character", "remove it")),
         (
             ("train.seed=0..9999", "train.epochs=1..11"),
-            "--sweep: has 110000 elements, and 100000 are the most; split it into several sweeps",
+            ("--sweep: has 110000 elements", "100000 are the most", "split it into several sweeps"),
         ),
     ],
 )
-def test_an_option_that_cannot_be_is_refused_by_its_name(axes: tuple[str, ...], line: str, tmp_path: Path) -> None:
-    assert refusal(tmp_path, *axes) == line
+def test_an_option_that_cannot_be_is_refused_by_its_name(
+    axes: tuple[str, ...], facts: tuple[str, ...], tmp_path: Path, golden: GoldenMessages
+) -> None:
+    assert_facts(golden.message(refusal(tmp_path, *axes)), *facts)
 
 
-def test_max_parallel_without_a_sweep_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path, parallel=3).endswith("is 3, and there is no sweep; write one, or remove it")
+def test_max_parallel_without_a_sweep_is_refused(tmp_path: Path, golden: GoldenMessages) -> None:
+    message = golden.message(refusal(tmp_path, parallel=3))
+    assert_facts(message, "--max-parallel", "is 3", "no sweep", "write one, or remove it")
 
 
 FILES = {
@@ -141,40 +147,31 @@ def test_cells_of_a_csv_are_yaml_but_variables_are_texts(tmp_path: Path) -> None
 
 
 BAD_FILES = {
-    ("a.csv", ""): "a.csv: contains no element; write a list of mappings from key paths to values",
-    (
-        "a.csv",
-        "train.seed,train.seed\n1,2\n",
-    ): "a.csv:1: has an empty or a duplicate key path in its first line; name each once",
-    ("a.csv", "train.seed\n1,2\n"): "a.csv:2: has 2 cells in this line and 1 in its first line; write the same number",
-    ("a.csv", 'train.seed\n"1"2\n'): "a.csv:2: is not valid CSV (',' expected after '\"'); check quotes and commas",
-    (
-        "a.csv",
-        "train.seed\n.inf\n",
-    ): "a.csv:2: has a cell for train.seed that is not a finite number, and no field accepts that; write a number",
-    (
-        "a.json",
-        "[{]",
-    ): "a.json:1: is not valid JSON (Expecting property name enclosed in double quotes); write a list of "
-    "mappings, or YAML in a file that ends in .yaml",
-    ("a.yaml", "- {train.seed: -1}\n"): "a.yaml: sweep.train.seed: is -1, and it must be at least 0; write 0 or more",
-    ("a.yaml", "x"): "a.yaml: sweep: is 'x', and a sweep is a mapping from key paths to lists of values, or a list of "
-    "mappings; write for example {train.seed: [0, 1, 2]}",
+    ("a.csv", ""): ("a.csv: contains no element", "write a list of mappings"),
+    ("a.csv", "train.seed,train.seed\n1,2\n"): ("a.csv:1: has an empty or a duplicate key path", "name each once"),
+    ("a.csv", "train.seed\n1,2\n"): ("a.csv:2: has 2 cells", "1 in its first line", "write the same number"),
+    ("a.csv", 'train.seed\n"1"2\n'): ("a.csv:2: is not valid CSV (',' expected after '\"')", "check quotes and commas"),
+    ("a.csv", "train.seed\n.inf\n"): ("a.csv:2: has a cell for train.seed", "not a finite number", "write a number"),
+    ("a.json", "[{]"): ("a.json:1: is not valid JSON", "write a list of mappings", "YAML in a file"),
+    ("a.yaml", "- {train.seed: -1}\n"): ("a.yaml: sweep.train.seed: is -1", "at least 0", "write 0 or more"),
+    ("a.yaml", "x"): ("a.yaml: sweep: is 'x'", "write for example {train.seed: [0, 1, 2]}"),
 }
 
 
-@pytest.mark.parametrize(("file", "line"), BAD_FILES.items())
-def test_a_file_that_cannot_be_is_refused_with_its_line(file: tuple[str, str], line: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "facts"), BAD_FILES.items(), ids=map(" ".join, BAD_FILES))
+def test_a_file_that_cannot_be_is_refused_with_its_line(
+    file: tuple[str, str], facts: tuple[str, ...], tmp_path: Path, golden: GoldenMessages
+) -> None:
     name, text = file
     (tmp_path / name).write_text(text)
-    assert refusal(tmp_path, file=name) == line
+    assert_facts(golden.message(refusal(tmp_path, file=name)), *facts)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path, file="nothing.csv") == "nothing.csv: does not exist; check the path"
 
 
-def test_a_file_beside_axes_is_refused(tmp_path: Path) -> None:
+def test_a_file_beside_axes_is_refused(tmp_path: Path, golden: GoldenMessages) -> None:
     (tmp_path / "a.csv").write_text("train.seed\n1\n")
-    line = "--sweep-file: cannot be combined with --sweep; write the values of both into the file"
-    assert refusal(tmp_path, "train.seed=1", file="a.csv") == line
+    message = golden.message(refusal(tmp_path, "train.seed=1", file="a.csv"))
+    assert_facts(message, "--sweep-file: cannot be combined with --sweep", "into the file")

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.jobfile.units import LONGEST_SECONDS, TimeLimit, UnitError, format_duration, parse_duration
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 
 TIMES = {
     "90": 90 * 60,
@@ -38,25 +40,25 @@ TIMES = {
     "1 day 12 hours": 129_600,
 }
 NO_TIMES = {
-    "0": "Slurm reads 0 as unlimited",
-    "00:00": "Slurm reads 0 as unlimited",
-    "0-0": "Slurm reads 0 as unlimited",
-    "0min": "Slurm reads 0 as unlimited",
-    "10:60": "60 stands where minutes or seconds below 60 belong",
-    "1:60:00": "60 stands where minutes or seconds below 60 belong",
-    "1-24": "24 hours stand after the days, and a day has 24",
-    "1-23:60": "60 stands where minutes or seconds below 60 belong",
-    "": "it is not a time that Slurm accepts",
-    "-5": "it is not a time that Slurm accepts",
-    "1:2:3:4": "it is not a time that Slurm accepts",
-    "1x": "it is not a time that Slurm accepts",
-    "30m1h": "it is not a time that Slurm accepts",
-    "1h1h": "it is not a time that Slurm accepts",
-    "1h30": "it is not a time that Slurm accepts",
-    "1-2h": "it is not a time that Slurm accepts",
-    "٣": "it is not a time that Slurm accepts",
-    "1.0001s": "it is not a whole number of seconds",
-    "99999999999": "it is longer than Slurm can count (24855 days)",
+    "0": ("reads 0 as unlimited",),
+    "00:00": ("reads 0 as unlimited",),
+    "0-0": ("reads 0 as unlimited",),
+    "0min": ("reads 0 as unlimited",),
+    "10:60": ("60 stands where", "below 60"),
+    "1:60:00": ("60 stands where", "below 60"),
+    "1-24": ("24 hours stand after the days", "a day has 24"),
+    "1-23:60": ("60 stands where", "below 60"),
+    "": ("not a time",),
+    "-5": ("not a time",),
+    "1:2:3:4": ("not a time",),
+    "1x": ("not a time",),
+    "30m1h": ("not a time",),
+    "1h1h": ("not a time",),
+    "1h30": ("not a time",),
+    "1-2h": ("not a time",),
+    "٣": ("not a time",),
+    "1.0001s": ("not a whole number of seconds",),
+    "99999999999": ("longer than Slurm can count (24855 days)",),
 }
 
 
@@ -71,11 +73,11 @@ def test_unlimited_has_no_seconds(text: str) -> None:
     assert str(TimeLimit.parse(text)) == "UNLIMITED"
 
 
-@pytest.mark.parametrize(("text", "why"), NO_TIMES.items())
-def test_what_is_no_time_is_refused_with_the_reason(text: str, why: str) -> None:
+@pytest.mark.parametrize(("text", "why"), NO_TIMES.items(), ids=NO_TIMES)
+def test_what_is_no_time_is_refused_with_the_reason(text: str, why: tuple[str, ...], golden: GoldenMessages) -> None:
     with pytest.raises(UnitError) as caught:
         TimeLimit.parse(text)
-    assert str(caught.value) == why
+    assert_facts(golden.message(caught.value), *why)
 
 
 @given(st.integers(1, LONGEST_SECONDS))
@@ -125,14 +127,14 @@ def test_a_duration_is_a_number_with_its_unit(text: str, seconds: int) -> None:
         ("10x", "it is not a duration"),
         ("10:00", "it is not a duration"),
         ("0s", "it must be longer than zero"),
-        ("0.5s", "it is not a whole number of seconds"),
+        ("0.5s", "it is not a whole number"),
         ("99999999h", "it is longer than 24855 days"),
     ],
 )
-def test_what_is_no_duration_is_refused_with_the_reason(text: str, why: str) -> None:
+def test_what_is_no_duration_is_refused_with_the_reason(text: str, why: str, golden: GoldenMessages) -> None:
     with pytest.raises(UnitError) as caught:
         parse_duration(text)
-    assert str(caught.value) == why
+    assert_facts(golden.message(caught.value), why)
 
 
 @given(st.integers(1, LONGEST_SECONDS))

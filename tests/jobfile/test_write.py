@@ -15,6 +15,8 @@ from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.units import TimeLimit
 from hpcddp.jobfile.write import dump_job, parse_resolved
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 
 Load = Callable[..., ResolvedJob]
 
@@ -102,17 +104,17 @@ def test_the_text_is_yaml_that_a_person_reads(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "facts"),
     [
         (
             "name: a\n",
-            "the resolved job: train: is missing; write for example train: {model: resnet18, dataset: digits}",
+            ("the resolved job: train: is missing", "train: {model: resnet18, dataset: digits}"),
         ),
-        ("- a\n", "the resolved job:1: is not a mapping at its top level; write keys with values, as in name: my-job"),
-        ("name: a\nname: b\n", "the resolved job:2: name: is a duplicate of line 1; remove one of the two"),
+        ("- a\n", ("the resolved job:1: is not a mapping", "write keys with values", "as in name: my-job")),
+        ("name: a\nname: b\n", ("the resolved job:2: name: is a duplicate of line 1", "remove one of the two")),
     ],
 )
-def test_a_resolved_job_that_was_changed_is_refused(text: str, line: str) -> None:
+def test_a_resolved_job_that_was_changed_is_refused(text: str, facts: tuple[str, ...], golden: GoldenMessages) -> None:
     with pytest.raises(JobFileError) as caught:
         parse_resolved(text)
-    assert line in str(caught.value).splitlines()
+    assert_facts(golden.message(caught.value), *facts)

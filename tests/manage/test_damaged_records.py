@@ -40,9 +40,8 @@ from hpcddp.submission.resume import resume
 from hpcddp.supervise.end import end
 from tests.manage.runs import queued
 from tests.run.damage import DAMAGES, Damage, link, newer, truncate, wrong_type
+from tests.supervise.attempts import PREEMPTED, SLURM, Command, Scenario
 from tests.supervise.fake_slurm import FakeSlurm
-from tests.supervise.test_end import PREEMPTED, SLURM, Scenario
-from tests.supervise.test_end_of_commands import Command
 
 Find = Callable[[AttemptDirectory], Path]
 RECORDS: Final[Mapping[str, Find]] = {

@@ -9,6 +9,8 @@ import pytest
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import parse_job
 from hpcddp.slurm.job_environment import submission_environment
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 from tests.slurm.programs import program
 
 # As printed by Slurm 22.05.8; the free texts hold what a user may write.
@@ -57,10 +59,10 @@ def test_the_job_id_is_found_in_what_sbatch_printed(output: str) -> None:
 
 
 @pytest.mark.parametrize(("output", "last"), [("", ""), ("Submitted batch job 123\n", "Submitted batch job 123")])
-def test_an_answer_without_a_job_id_is_an_error(output: str, last: str) -> None:
+def test_an_answer_without_a_job_id_is_an_error(output: str, last: str, golden: GoldenMessages) -> None:
     with pytest.raises(commands.SlurmCommandError) as caught:
         commands.parse_job_id(output)
-    assert str(caught.value) == f"sbatch --parsable printed {last!r}, which holds no job id"
+    assert_facts(golden.message(caught.value), f"sbatch --parsable printed {last!r}", "no job id")
 
 
 def test_variables_that_override_the_script_or_describe_other_ranks_are_dropped() -> None:
@@ -87,35 +89,37 @@ def test_sbatch_gets_the_script_and_only_the_given_environment(programs: Path, t
     assert "HOME=" not in (tmp_path / "env").read_text()
 
 
-def test_a_refused_job_carries_sbatchs_reason(programs: Path, tmp_path: Path) -> None:
+def test_a_refused_job_carries_sbatchs_reason(programs: Path, tmp_path: Path, golden: GoldenMessages) -> None:
     env = program(programs, "sbatch", 'echo "sbatch: error: invalid partition" >&2; echo "  more" >&2; exit 1')
     with pytest.raises(commands.SlurmCommandError) as caught:
         commands.sbatch(tmp_path / "s", environment=env)
-    assert str(caught.value) == "sbatch refused the job: sbatch: error: invalid partition; more"
+    assert_facts(golden.message(caught.value), "sbatch refused the job", "error: invalid partition; more")
     assert caught.value.exit_code == 1
 
 
-def test_a_command_that_fails_without_output_is_reported_with_its_code(programs: Path, tmp_path: Path) -> None:
+def test_a_command_that_fails_without_output_is_reported_with_its_code(
+    programs: Path, tmp_path: Path, golden: GoldenMessages
+) -> None:
     env = program(programs, "sbatch", "exit 3")
     with pytest.raises(commands.SlurmCommandError) as caught:
         commands.sbatch(tmp_path / "s", environment=env)
-    assert str(caught.value) == "sbatch refused the job: it exited with 3 and said nothing"
+    assert_facts(golden.message(caught.value), "sbatch refused the job", "exited with 3")
 
 
-def test_a_command_that_is_not_there_is_named(programs: Path, tmp_path: Path) -> None:
+def test_a_command_that_is_not_there_is_named(programs: Path, tmp_path: Path, golden: GoldenMessages) -> None:
     with pytest.raises(commands.SlurmUnavailableError) as caught:
         commands.sbatch(tmp_path / "s", environment={"PATH": str(programs)})
-    assert str(caught.value) == "sbatch was not found; Slurm's commands must be on PATH here"
+    assert_facts(golden.message(caught.value), "sbatch was not found", "on PATH here")
 
 
 def test_a_command_that_does_not_answer_times_out(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     monkeypatch.setattr("hpcddp.slurm.commands.TIMEOUT_S", 0.2)
     env = program(programs, "sbatch", "exec sleep 30")
     with pytest.raises(commands.SlurmUnavailableError) as caught:
         commands.sbatch(tmp_path / "s", environment=env)
-    assert str(caught.value) == "sbatch did not answer within 0.2 s; try again later"
+    assert_facts(golden.message(caught.value), "sbatch did not answer within 0.2 s", "try again later")
 
 
 def test_a_query_for_states_waits_less_than_a_submission(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

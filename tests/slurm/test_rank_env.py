@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.slurm.rank_env import RankEnv, RankEnvError
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 
 SLURM = {
     "SLURM_PROCID": "3",
@@ -168,61 +170,43 @@ def test_the_ranks_of_a_step_agree_on_everything(tasks: list[int]) -> None:
     assert all(env.host_of(other.rank) == f"n{other.node_rank + 1}" for env in envs for other in envs)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"SLURM_PROCID": "5"}, "the rank is 5, which must be below the world size, 5"),
-        ({"SLURM_LOCALID": "2"}, "the local rank is 2, which must be below the number of ranks on this node, 2"),
-        ({"SLURM_NODEID": "3"}, "the node rank is 3, which must be below the number of nodes, 3"),
-        (
-            {"SLURM_PROCID": "2"},
-            "rank 2 is local rank 1 of node 1, but the first rank of that node is 2",
-        ),
-        (
-            {"SLURM_STEP_NUM_TASKS": "6"},
-            "the tasks per node (2, 2, 1) are not 6 tasks on 3 nodes",
-        ),
-        ({"SLURM_STEP_NODELIST": "n[1-2]"}, "2 host names (n1, n2) stand for 3 nodes"),
-        (
-            {"SLURM_STEP_NODELIST": "n[1-"},
-            "SLURM_STEP_NODELIST: the host list 'n[1-' has a bracket without its other half at character 2",
-        ),
-        (
-            {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
-            "SLURM_STEP_TASKS_PER_NODE is '2(x2)', which does not give one number of tasks to each of 3 nodes",
-        ),
-        (
-            {"SLURM_STEP_TASKS_PER_NODE": "2(x999999999)"},
-            "SLURM_STEP_TASKS_PER_NODE is '2(x999999999)', which does not give one number of tasks to each of 3 nodes",
-        ),
-        (
-            {"SLURM_STEP_TASKS_PER_NODE": "two"},
-            "SLURM_STEP_TASKS_PER_NODE is 'two', which does not give one number of tasks to each of 3 nodes",
-        ),
-        ({"SLURM_PROCID": "-1"}, "SLURM_PROCID is '-1', which is no number of 0 or more"),
-        ({"SLURM_PROCID": "٣"}, "SLURM_PROCID is '٣', which is no number of 0 or more"),
-        ({"SLURM_PROCID": "9" * 10}, f"SLURM_PROCID is '{'9' * 10}', which is no number of 0 or more"),
-        ({"SLURM_STEP_NUM_NODES": "0"}, "SLURM_STEP_NUM_NODES is 0, and there is at least one"),
-    ],
-)
-def test_numbers_that_contradict_each_other_are_named(change: dict[str, str], message: str) -> None:
+CONTRADICTIONS = [
+    ({"SLURM_PROCID": "5"}, ("the rank is 5", "the world size, 5")),
+    ({"SLURM_LOCALID": "2"}, ("the local rank is 2", "the number of ranks on this node, 2")),
+    ({"SLURM_NODEID": "3"}, ("the node rank is 3", "the number of nodes, 3")),
+    ({"SLURM_PROCID": "2"}, ("rank 2 is local rank 1 of node 1", "the first rank of that node is 2")),
+    ({"SLURM_STEP_NUM_TASKS": "6"}, ("the tasks per node (2, 2, 1)", "6 tasks on 3 nodes")),
+    ({"SLURM_STEP_NODELIST": "n[1-2]"}, ("2 host names (n1, n2)", "3 nodes")),
+    ({"SLURM_STEP_NODELIST": "n[1-"}, ("SLURM_STEP_NODELIST", "'n[1-'", "at character 2")),
+    ({"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, ("SLURM_STEP_TASKS_PER_NODE is '2(x2)'", "3 nodes")),
+    ({"SLURM_STEP_TASKS_PER_NODE": "2(x999999999)"}, ("SLURM_STEP_TASKS_PER_NODE is '2(x999999999)'", "3 nodes")),
+    ({"SLURM_STEP_TASKS_PER_NODE": "two"}, ("SLURM_STEP_TASKS_PER_NODE is 'two'", "3 nodes")),
+    ({"SLURM_PROCID": "-1"}, ("SLURM_PROCID is '-1'", "0 or more")),
+    ({"SLURM_PROCID": "٣"}, ("SLURM_PROCID is '٣'", "0 or more")),
+    ({"SLURM_PROCID": "9" * 10}, (f"SLURM_PROCID is '{'9' * 10}'", "0 or more")),
+    ({"SLURM_STEP_NUM_NODES": "0"}, ("SLURM_STEP_NUM_NODES is 0", "at least one")),
+]
+
+
+@pytest.mark.parametrize(("change", "facts"), CONTRADICTIONS, ids=[str(change) for change, _ in CONTRADICTIONS])
+def test_numbers_that_contradict_each_other_are_named(
+    change: dict[str, str], facts: tuple[str, ...], golden: GoldenMessages
+) -> None:
     with pytest.raises(RankEnvError) as caught:
         RankEnv.from_env({**SLURM, **change})
-    assert str(caught.value) == message
+    assert_facts(golden.message(caught.value), *facts)
 
 
-def test_more_local_ranks_than_the_world_has_room_for_are_refused() -> None:
+def test_more_local_ranks_than_the_world_has_room_for_are_refused(golden: GoldenMessages) -> None:
     with pytest.raises(RankEnvError) as caught:
         RankEnv.from_env({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"})
-    assert str(caught.value) == (
-        "8 ranks on this node and at least one on each of the other 1 are more than the world size 8"
-    )
+    assert_facts(golden.message(caught.value), "8 ranks on this node", "the other 1", "the world size 8")
 
 
-def test_submitits_local_executor_has_one_node() -> None:
+def test_submitits_local_executor_has_one_node(golden: GoldenMessages) -> None:
     with pytest.raises(RankEnvError) as caught:
         RankEnv.from_env({**SUBMITIT, "SUBMITIT_LOCAL_JOB_NUM_NODES": "2"})
-    assert str(caught.value) == "SUBMITIT_LOCAL_JOB_NUM_NODES is 2, but submitit's local executor has one node"
+    assert_facts(golden.message(caught.value), "SUBMITIT_LOCAL_JOB_NUM_NODES is 2", "has one node")
 
 
 @pytest.mark.parametrize(
@@ -232,28 +216,23 @@ def test_submitits_local_executor_has_one_node() -> None:
         "TORCHELASTIC_RESTART_COUNT",
     }],
 )  # fmt: skip
-def test_a_variable_that_is_missing_is_named(env: dict[str, str], name: str) -> None:
+def test_a_variable_that_is_missing_is_named(env: dict[str, str], name: str, golden: GoldenMessages) -> None:
     with pytest.raises(RankEnvError) as caught:
         RankEnv.from_env({key: value for key, value in env.items() if key != name})
-    assert str(caught.value) == (
-        f"{name} is not set although the variables around it are; what starts the ranks should set it"
-    )
+    assert_facts(golden.message(caught.value), f"{name} is not set", "what starts the ranks should set it")
 
 
-def test_a_batch_script_is_not_a_rank() -> None:
+def test_a_batch_script_is_not_a_rank(golden: GoldenMessages) -> None:
     # Slurm gives the batch script itself a rank, a local rank and a node, but no step.
     with pytest.raises(RankEnvError) as caught:
         RankEnv.from_env({"SLURM_JOB_ID": "123", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"})
-    assert str(caught.value) == (
-        "this process runs inside Slurm job 123 but srun did not start it (SLURM_STEP_NUM_TASKS is not set); "
-        "start it with srun"
-    )
+    message = golden.message(caught.value)
+    assert_facts(message, "inside Slurm job 123", "SLURM_STEP_NUM_TASKS is not set", "start it with srun")
 
 
 @pytest.mark.parametrize("env", [{}, {"RANK": "0", "WORLD_SIZE": "1", "PATH": "/bin"}])
-def test_a_process_without_a_launcher_is_refused(env: dict[str, str]) -> None:
+def test_a_process_without_a_launcher_is_refused(env: dict[str, str], golden: GoldenMessages) -> None:
     with pytest.raises(RankEnvError) as caught:
         RankEnv.from_env(env)
-    assert str(caught.value) == (
-        "nothing in the environment says which rank this process is; start it with srun, torchrun, or hpcddp submit"
-    )
+    message = golden.message(caught.value)
+    assert_facts(message, "which rank this process is", "start it with srun, torchrun, or hpcddp submit")

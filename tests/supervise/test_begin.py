@@ -23,6 +23,8 @@ from hpcddp.run.result import Result
 from hpcddp.slurm import commands
 from hpcddp.supervise.__main__ import main
 from hpcddp.supervise.begin import PATIENCE_S, BudgetError, CancelledError, begin
+from tests.facts import assert_facts, line_from
+from tests.messages import GoldenMessages
 from tests.submission.local_run import script_process
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
 
@@ -64,18 +66,18 @@ def test_each_attempt_has_a_token_of_its_own(tmp_path: Path) -> None:
     assert read_json(first.start)["token"] != read_json(second.start)["token"]
 
 
-def test_a_second_job_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+def test_a_second_job_is_refused_while_the_first_lives(tmp_path: Path, golden: GoldenMessages) -> None:
     with script_process() as process:
         begin_in(tmp_path, environment={"HPCDDP_LOCAL_JOB_ID": str(process.pid)})
-        with pytest.raises(
-            RunDirectoryError, match=rf"is taken: job {process.pid} is still using it; use another run id"
-        ):
+        with pytest.raises(RunDirectoryError) as caught:
             begin_in(tmp_path, environment=another_process())
+    message = golden.message(caught.value, {f"job {process.pid}": "job PID"})
+    assert_facts(message, "is taken", f"job {process.pid}", "another run id")
 
 
 @pytest.mark.parametrize("is_away_s", [300, 3600])
 def test_a_second_job_waits_until_slurm_says_whether_the_first_lives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_away_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_away_s: float, golden: GoldenMessages
 ) -> None:
     slurm, now = FakeSlurm(monkeypatch), time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + slurm.waited)
@@ -83,9 +85,10 @@ def test_a_second_job_waits_until_slurm_says_whether_the_first_lives(
     write_start(attempt, Start(job_id="7", submit_time="then", host="n1", token="t", time=0.0, is_local=False))
     slurm.become("RUNNING", SubmitTime="then")
     slurm.errors = [AWAY] * int(is_away_s / 2)
-    why = "job 7 is still using it" if is_away_s < PATIENCE_S else "was used by job 7, and Slurm did not say"
-    with pytest.raises(RunDirectoryError, match=why):
+    why = "is still using it" if is_away_s < PATIENCE_S else "Slurm did not say"
+    with pytest.raises(RunDirectoryError) as caught:
         begin_in(tmp_path, environment=another_process())
+    assert_facts(golden.message(caught.value), "job 7", why)
     assert len(list(attempt.run.attempts.iterdir())) == 1
 
 
@@ -120,16 +123,19 @@ def begun_twice(root: Path, **changes: Any) -> AttemptDirectory:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "fact"),
     [
         ({"train__seed": 3}, "train.seed is 0 there and 3 here"),
         ({"batch__global_batch_size": 31}, "batch.global_batch_size is 30 there and 31 here"),
         ({"train__optimizer": {"name": "adamw"}}, 'train.optimizer.name is "sgd" there and "adamw" here'),
     ],
 )
-def test_a_run_never_changes_its_training(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(RunDirectoryError, match=rf"cannot go on with this job: {sentence}, .*restore the old value"):
+def test_a_run_never_changes_its_training(
+    tmp_path: Path, changes: dict[str, Any], fact: str, golden: GoldenMessages
+) -> None:
+    with pytest.raises(RunDirectoryError) as caught:
         begun_twice(tmp_path, **changes)
+    assert_facts(golden.message(caught.value), fact, "restore the old value")
 
 
 def test_a_run_goes_on_with_other_resources(tmp_path: Path) -> None:
@@ -156,13 +162,11 @@ def test_a_failed_result_goes_when_the_run_is_continued(tmp_path: Path) -> None:
 
 
 def test_a_script_for_sbatch_that_is_run_by_hand_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert main(["begin", "--run-root", str(tmp_path), "--name", "demo"], {}) == 2
-    assert capsys.readouterr().err == (
-        "hpcddp: this script was rendered for sbatch; run it with sbatch, or use hpcddp submit --cluster local\n"
-    )
+    assert_facts(golden.message(capsys.readouterr().err), "run it with sbatch", "hpcddp submit --cluster local")
 
 
 def test_the_derived_run_id_is_the_clusters_name_and_the_job_id(tmp_path: Path) -> None:
@@ -255,7 +259,7 @@ def test_a_requeue_says_whether_slurm_killed_the_tasks(
 @pytest.mark.parametrize("shown_by", ["hpcddp cancel", "scancel", "neither"])
 @pytest.mark.parametrize("later_s", [3, 3600])
 def test_a_cancelled_job_that_its_program_requeues_stays_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown_by: str, later_s: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown_by: str, later_s: int, golden: GoldenMessages
 ) -> None:
     slurm, environment, now = FakeSlurm(monkeypatch), {"SLURM_JOB_ID": "7"}, int(time.time())
     attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
@@ -268,8 +272,9 @@ def test_a_cancelled_job_that_its_program_requeues_stays_cancelled(
     if shown_by == "neither" or later_s > 60:
         assert AttemptDirectory.from_text(begin_in(tmp_path, environment=again)).number == 1
         return
-    with pytest.raises(CancelledError, match="its job 7 was cancelled, and then its program requeued it") as caught:
+    with pytest.raises(CancelledError) as caught:
         begin_in(tmp_path, environment=again)
+    assert_facts(golden.message(caught.value), "job 7 was cancelled", "its program requeued it")
     assert caught.value.exit_code == 130
     assert attempt.run.newest_attempt() == 0
     result = read_json(attempt.run.result)
@@ -294,7 +299,7 @@ def slurm_time(moment: float) -> str:
 
 
 def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_requeued(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     environment = {"SLURM_JOB_ID": "12", "PATH": ""}
     for count in ("0", "1"):
@@ -304,11 +309,13 @@ def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_reque
     monkeypatch.setattr("sys.stdin", io.StringIO(JOB))
     words = ["begin", "--run-root", str(tmp_path), "--name", "demo", "--run-id", "r1"]
     assert main(words, {**environment, "SLURM_RESTART_COUNT": "2"}) == 93
-    why = "the last 2 attempts saved no new step, and requeue.max_attempts_without_progress is 2"
+    why = ("the last 2 attempts", "requeue.max_attempts_without_progress is 2")
     resume = f"hpcddp submit JOB --resume {attempt.run.path}"
-    assert f"hpcddp: run r1 is not started again: {why}. To resume: {resume}\n" in capsys.readouterr().err
+    message = golden.message(line_from(capsys.readouterr().err, "run r1 is not started again"))
+    assert_facts(message, *why, resume)
     result = read_json(attempt.run.result)
-    assert (result["status"], result["reason"], result["exit_code"]) == ("failed", why, 93)
+    assert (result["status"], result["exit_code"]) == ("failed", 93)
+    assert_facts(golden.message(result["reason"]), *why)
     assert attempt.run.newest_attempt() == 1
 
 
@@ -323,16 +330,16 @@ def test_a_person_who_resumes_may_start_a_run_without_progress(tmp_path: Path) -
     assert attempt.run.newest_attempt() == 2
 
 
-def test_more_preemptions_than_are_allowed_end_the_run_at_its_start(tmp_path: Path) -> None:
+def test_more_preemptions_than_are_allowed_end_the_run_at_its_start(tmp_path: Path, golden: GoldenMessages) -> None:
     environment = {"SLURM_JOB_ID": "12", "PATH": ""}
     job = JOB + "requeue: {max_preemptions: 0}\n"
     attempt = AttemptDirectory.from_text(begin_in(tmp_path, job=job, environment=environment))
     append_event(attempt.run.events, kind="save", time=0.0, attempt=0, step=4)
     append_event(attempt.run.events, kind="stop", time=0.0, attempt=0, cause="preemption")
-    with pytest.raises(
-        BudgetError, match=r"requeue\.max_preemptions is 0, and this would be one more\. To resume: hpcddp"
-    ):
+    with pytest.raises(BudgetError) as caught:
         begin_in(tmp_path, job=job, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    resume = f"hpcddp submit JOB --resume {attempt.run.path}"
+    assert_facts(golden.message(caught.value), "requeue.max_preemptions is 0", resume)
     assert read_json(attempt.run.result)["saved_step"] == 4
 
 

@@ -7,6 +7,8 @@ import pytest
 from hpcddp.run.events import Event
 from hpcddp.stop.reasons import Cause
 from hpcddp.supervise.decision import Limits, Spent, is_interruption, spent_of, stuck, used_up
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 
 LIMITS = Limits(preemptions=None, time_limits=2, failures=0, attempts_without_progress=2)
 
@@ -52,20 +54,17 @@ def test_a_person_who_resumes_begins_the_count_anew_but_old_steps_stay_old() -> 
     assert spent_of([*events, event("start"), event("save", 10)]).attempts_without_progress == 1
 
 
-def test_a_run_without_progress_says_how_long_and_which_field() -> None:
+def test_a_run_without_progress_says_how_long_and_which_field(golden: GoldenMessages) -> None:
     assert stuck(Spent(attempts_without_progress=1), LIMITS) is None
-    assert stuck(Spent(attempts_without_progress=2), LIMITS) == (
-        "the last 2 attempts saved no new step, and requeue.max_attempts_without_progress is 2"
-    )
+    why = golden.message(stuck(Spent(attempts_without_progress=2), LIMITS))
+    assert_facts(why, "the last 2 attempts", "requeue.max_attempts_without_progress is 2")
     strict = Limits(preemptions=None, time_limits=2, failures=0, attempts_without_progress=1)
-    assert stuck(Spent(attempts_without_progress=1), strict) == (
-        "the last attempt saved no new step, and requeue.max_attempts_without_progress is 1"
-    )
+    why = golden.message(stuck(Spent(attempts_without_progress=1), strict))
+    assert_facts(why, "the last attempt", "requeue.max_attempts_without_progress is 1")
+    assert "HPCDDP_PROGRESS_FILE" not in why
     program = Limits(preemptions=None, time_limits=2, failures=0, attempts_without_progress=1, of_program=True)
-    assert stuck(Spent(attempts_without_progress=1), program) == (
-        "the last attempt saved no new step, nor touched HPCDDP_PROGRESS_FILE, and "
-        "requeue.max_attempts_without_progress is 1"
-    )
+    why = golden.message(stuck(Spent(attempts_without_progress=1), program))
+    assert_facts(why, "the last attempt", "HPCDDP_PROGRESS_FILE", "requeue.max_attempts_without_progress is 1")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import pytest
 
 from hpcddp.stop.reasons import Cause
 from hpcddp.supervise.decision import Action, ActionKind, EndFacts, decide
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 
 CAUSES = list(Cause)
 
@@ -92,10 +94,10 @@ def test_a_finished_run_is_left_alone_whatever_happened(cause: Cause, *, requeue
     ("facts", "why"),
     [
         ({"cause": Cause.TIME_LIMIT, "causes": frozenset()}, "requeue.causes does not name time_limit"),
-        ({"cause": Cause.PREEMPTION, "requeue_allowed": False}, "Slurm is not allowed to requeue it (Requeue=0)"),
+        ({"cause": Cause.PREEMPTION, "requeue_allowed": False}, "not allowed to requeue it (Requeue=0)"),
         ({"cause": Cause.TIME_LIMIT, "on_slurm": False}, "runs on this machine are not requeued"),
         ({"cause": Cause.PREEMPTION, "stuck": "no progress"}, "no progress"),
     ],
 )
-def test_what_does_not_go_on_says_why(facts: dict[str, Any], why: str) -> None:
-    assert decide(EndFacts(**facts)).why == why
+def test_what_does_not_go_on_says_why(facts: dict[str, Any], why: str, golden: GoldenMessages) -> None:
+    assert_facts(golden.message(decide(EndFacts(**facts)).why), why)

@@ -20,9 +20,11 @@ from hpcddp.run.job_records import read_decision, read_start
 from hpcddp.run.result import FINISHED, Result, finish_run, read_result
 from hpcddp.stop.reasons import StopReason
 from hpcddp.supervise.__main__ import main
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 from tests.small_disk import FILLS, make_room, small_disk
+from tests.supervise.attempts import LOCAL, PREEMPTED, SLURM, Scenario
 from tests.supervise.fake_slurm import FakeSlurm
-from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Scenario
 
 Fill = Callable[[Path], None]
 STOPPED = 75
@@ -52,6 +54,10 @@ def scenario(disk: Path, slurm: FakeSlurm) -> Scenario:
     return Scenario(disk, SLURM)
 
 
+def full_disk(scenario: Scenario) -> str:
+    return f"the disk of {scenario.attempt.run.path} is full"
+
+
 def after(seconds: float, slurm: FakeSlurm, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let something happen when so much has been slept."""
     done: list[object] = []
@@ -64,7 +70,9 @@ def after(seconds: float, slurm: FakeSlurm, action: Callable[[], object], monkey
     monkeypatch.setattr("time.sleep", sleep)
 
 
-def test_a_stop_on_a_full_disk_is_requeued(scenario: Scenario, disk: Path, slurm: FakeSlurm, fill: Fill) -> None:
+def test_a_stop_on_a_full_disk_is_requeued(
+    scenario: Scenario, disk: Path, slurm: FakeSlurm, fill: Fill, golden: GoldenMessages
+) -> None:
     append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=0, step=12)
     fill(disk)
     slurm.become("RUNNING", **PREEMPTED)
@@ -75,18 +83,19 @@ def test_a_stop_on_a_full_disk_is_requeued(scenario: Scenario, disk: Path, slurm
     assert (decision.step, decision.cause) == (12, "preemption")
     ending = scenario.end(code=STOPPED)
     assert (ending.exit_code, ending.expedite, slurm.calls) == (STOPPED, "7", ["requeue 7"])
-    full = f"the disk of {scenario.attempt.run.path} is full (No space left on device)"
-    assert ending.text.endswith(f"the run resumes from that step.\n{full}")
+    assert_facts(golden.message(ending.text), "resumes from that step", full_disk(scenario))
     assert scenario.result is None
 
 
-def test_ranks_that_exit_with_75_have_stopped_even_without_a_record(scenario: Scenario, slurm: FakeSlurm) -> None:
+def test_ranks_that_exit_with_75_have_stopped_even_without_a_record(
+    scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=0, step=12)
     append_event(scenario.attempt.run.events, kind="signal", time=0.0, attempt=0, reason="warned")
     ending = scenario.end(code=STOPPED)
     assert (ending.exit_code, slurm.calls) == (STOPPED, ["requeue 7"])
-    assert ending.text.startswith(
-        "attempt 0 of run r1 has ended: the time limit of job 7 is near; the newest checkpoint is of step 12."
+    assert_facts(
+        golden.message(ending.text), "attempt 0 of run r1", "the time limit of job 7", "checkpoint is of step 12"
     )
     assert scenario.events()[-2:] == [("stop", "time_limit"), ("requeue", "time_limit")]
 
@@ -110,18 +119,17 @@ def test_an_error_comes_before_the_exit_code_of_the_other_ranks(scenario: Scenar
     assert (ending.exit_code, slurm.calls) == (70, [])
 
 
-def test_the_result_names_the_full_disk(scenario: Scenario, disk: Path, fill: Fill) -> None:
+def test_the_result_names_the_full_disk(scenario: Scenario, disk: Path, fill: Fill, golden: GoldenMessages) -> None:
     fill(disk)
     scenario.fail(1, exit_code=71)
     (record,) = read_failures(scenario.attempt)
     assert record.rank == 1
     ending = scenario.end()
-    full = f"the disk of {scenario.attempt.run.path} is full (No space left on device)"
     assert ending.exit_code == 71
-    assert ending.text.endswith(full)
+    assert_facts(ending.text, full_disk(scenario))
     result = read_result(scenario.attempt.run)
     assert result is not None
-    assert result.reason == f"rank 1 on n2 failed first: ValueError: boom; {full}"
+    assert_facts(golden.message(result.reason), "rank 1 on n2", "ValueError: boom", full_disk(scenario))
 
 
 def test_a_run_that_finishes_on_a_full_disk_has_its_result(scenario: Scenario, disk: Path, fill: Fill) -> None:
@@ -140,6 +148,7 @@ def test_a_start_waits_for_space(
     fill: Fill,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    golden: GoldenMessages,
 ) -> None:
     fill(disk)
     after(60, slurm, lambda: make_room(disk), monkeypatch)
@@ -150,8 +159,7 @@ def test_a_start_waits_for_space(
     assert start is not None
     assert start.restart_count == 1
     assert [event.attempt for event in read_events(attempt.run.events) if event.kind == "start"] == [0, 1]
-    full = f"the disk of {attempt.run.path} is full (No space left on device)"
-    assert capsys.readouterr().err == f"hpcddp: {full}; waiting up to 10 minutes for space\n"
+    assert_facts(golden.message(capsys.readouterr().err), full_disk(scenario), "waiting up to 10 minutes")
 
 
 def test_a_first_start_waits_for_space(
@@ -171,6 +179,7 @@ def test_a_disk_that_stays_full_ends_the_start_with_one_sentence(
     fill: Fill,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    golden: GoldenMessages,
 ) -> None:
     slurm.become("RUNNING", Restarts="1")
     fill(disk)
@@ -178,24 +187,25 @@ def test_a_disk_that_stays_full_ends_the_start_with_one_sentence(
     words = ["begin", f"--run-root={disk / 'runs'}", "--name=demo", "--run-id=r1"]
     code = main(words, {**SLURM, "SLURM_RESTART_COUNT": "1"})
     run = scenario.attempt.run
-    full = f"the disk of {run.path} is full (No space left on device)"
     assert code == 71
     assert slurm.waited == pytest.approx(600, abs=10)
     said = capsys.readouterr()
     assert said.out == ""
-    why = f"{full}, and no space became free in 10 minutes"
-    assert said.err.splitlines()[1:] == [
-        f"hpcddp: run r1 is not started: {why}; make room, and resume: {scenario.resume}"
-    ]
+    _, sentence = golden.message(said.err).splitlines()
+    assert_facts(sentence, "run r1 is not started", full_disk(scenario), "10 minutes", "make room", scenario.resume)
     result = read_result(run)
     assert result is not None
     assert (result.status, result.exit_code) == ("stopped", 71)
-    assert result.reason == f"it was not started again: {why}"
+    assert_facts(golden.message(result.reason), "not started again", full_disk(scenario), "10 minutes")
     assert run.newest_attempt() == 0
 
 
 def test_a_directory_that_is_away_for_a_time_is_waited_for(
-    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    slurm: FakeSlurm,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    golden: GoldenMessages,
 ) -> None:
     scenario = Scenario(tmp_path, SLURM)
     slurm.become("RUNNING", **PREEMPTED)
@@ -205,10 +215,8 @@ def test_a_directory_that_is_away_for_a_time_is_waited_for(
     after(20, slurm, lambda: away.rename(run), monkeypatch)
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (STOPPED, ["requeue 7"])
-    assert (
-        capsys.readouterr().err
-        == f"hpcddp: {scenario.attempt.path} is missing, or its file server does not answer; waiting up to 10 minutes\n"
-    )
+    said = golden.message(capsys.readouterr().err)
+    assert_facts(said, f"{scenario.attempt.path} is missing", "file server", "waiting up to 10 minutes")
 
 
 @pytest.mark.parametrize("record", ["decision.json", "start.json", "events.jsonl"])
@@ -231,21 +239,25 @@ def test_a_record_whose_file_server_does_not_answer_is_waited_for(
     assert (ending.exit_code, slurm.calls) == (STOPPED, ["requeue 7"])
 
 
-def test_a_directory_that_stays_away_ends_the_attempt_with_one_sentence(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_a_directory_that_stays_away_ends_the_attempt_with_one_sentence(
+    tmp_path: Path, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     scenario = Scenario(tmp_path, SLURM)
     scenario.stop()
     scenario.attempt.run.path.rename(tmp_path / "away")
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (71, [])
     assert slurm.waited == pytest.approx(600, abs=2)
-    assert ending.text.startswith(
-        f"attempt 0 of run r1 has ended, and it will not be requeued: {scenario.attempt.path} has been missing, or "
-        "its file server has not answered, for 10 minutes; when it is back, resume: hpcddp submit "
-    )
+    text = golden.message(ending.text)
+    assert_facts(text, "will not be requeued", str(scenario.attempt.path), "10 minutes", scenario.resume)
 
 
 def test_a_requeued_run_waits_for_its_directory(
-    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    slurm: FakeSlurm,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    golden: GoldenMessages,
 ) -> None:
     scenario = Scenario(tmp_path, SLURM)
     slurm.become("RUNNING", Restarts="1")
@@ -253,7 +265,7 @@ def test_a_requeued_run_waits_for_its_directory(
     run.rename(away)
     after(20, slurm, lambda: away.rename(run), monkeypatch)
     assert scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"}).number == 1
-    assert capsys.readouterr().err == f"hpcddp: {run} is not there; waiting up to 10 minutes for it\n"
+    assert_facts(golden.message(capsys.readouterr().err), f"{run} is not there", "waiting up to 10 minutes")
 
 
 @pytest.mark.parametrize("known", [{"SLURM_RESTART_COUNT": "1"}, {"HPCDDP_PICKLE_SHA256": "0" * 64}])
@@ -263,6 +275,7 @@ def test_a_run_whose_directory_stays_away_does_not_begin_anew(
     slurm: FakeSlurm,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    golden: GoldenMessages,
 ) -> None:
     scenario = Scenario(tmp_path, SLURM)
     slurm.become("RUNNING", Restarts="1")
@@ -271,10 +284,8 @@ def test_a_run_whose_directory_stays_away_does_not_begin_anew(
     monkeypatch.setattr(sys, "stdin", StringIO(scenario.text))
     assert main(["begin", f"--run-root={run.parents[1]}", "--name=demo", "--run-id=r1"], {**SLURM, **known}) == 71
     assert slurm.waited == pytest.approx(600, abs=10)
-    assert capsys.readouterr().err.endswith(
-        f"hpcddp: {run} is not there after 10 minutes, and a new one would begin the training anew; mount its file "
-        "system again, then submit the job again\n"
-    )
+    said = golden.message(capsys.readouterr().err)
+    assert_facts(said, f"{run} is not there after 10 minutes", "mount its file system again", "submit the job again")
     assert not run.exists()
 
 

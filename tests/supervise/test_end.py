@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcddp.jobfile.read import load_job
-from hpcddp.jobfile.write import dump_job
-from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event, read_events
-from hpcddp.run.failure import FailureRecord, beginning, cause_in_log, write_failure
-from hpcddp.run.files import read_json, write_json
-from hpcddp.run.job_records import Decision, write_decision
+from hpcddp.run.failure import beginning, cause_in_log
+from hpcddp.run.files import write_json
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
 from hpcddp.slurm import commands
 from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.supervise import end as supervisor
-from hpcddp.supervise.begin import BudgetError, begin
-from hpcddp.supervise.end import Ending
+from hpcddp.supervise.begin import BudgetError
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
+from tests.supervise.attempts import LOCAL, PREEMPTED, SLURM, Scenario
 from tests.supervise.fake_slurm import AWAY, MISSING, REFUSED, FakeSlurm
-
-SLURM = {"SLURM_JOB_ID": "7"}
-LOCAL = {"HPCDDP_LOCAL_JOB_ID": str(os.getpid())}
-JOB = """
-name: demo
-resources: {nodes: 2, tasks_per_node: 1, time_limit: 10}
-batch: {global_batch_size: 8}
-train: {model: resnet18, dataset: digits}
-"""
-PREEMPTED = {"PreemptTime": "2026-01-01T00:00:00"}
 
 
 @pytest.fixture
@@ -42,137 +29,55 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return fake
 
 
-class Scenario:
-    """An attempt, and what happens to it."""
-
-    def __init__(self, directory: Path, environment: dict[str, str], more: str = "", job: str = JOB) -> None:
-        path = directory / "job.yaml"
-        path.write_text(job + more)
-        self.environment = environment
-        self.directory = directory
-        self.text = dump_job(load_job(path).spec, environment_values=False)
-        self.attempt = self.begin(environment)
-        write_json(self.attempt.run.submission, {})
-        for rank in range(2):
-            self.attempt.rank_log(rank).touch()
-
-    def begin(self, environment: dict[str, str]) -> AttemptDirectory:
-        text = begin(
-            run_root=str(self.directory / "runs"),
-            name="demo",
-            run_id="r1",
-            job_text=self.text,
-            environment=environment,
-        )
-        return AttemptDirectory.from_text(text)
-
-    def stop(
-        self,
-        *,
-        step: int = 12,
-        reason: StopReason = StopReason.TERMINATED,
-        cause: str | None = "preemption",
-        saved: bool = True,
-    ) -> None:
-        """The ranks have agreed to stop."""
-        if saved:
-            append_event(self.attempt.run.events, kind="save", time=0.0, attempt=self.attempt.number, step=step)
-        append_event(
-            self.attempt.run.events, kind="stop", time=0.0, attempt=self.attempt.number, step=step, cause=cause
-        )
-        self.decide(step=step, reason=reason, cause=cause, saved=saved)
-
-    def decide(
-        self,
-        *,
-        step: int = 12,
-        reason: StopReason = StopReason.TERMINATED,
-        cause: str | None = "preemption",
-        saved: bool = True,
-    ) -> None:
-        """Rank 0 has written the decision."""
-        write_decision(
-            self.attempt,
-            Decision(
-                attempt=self.attempt.number, step=step, reason=reason, cause=cause, saved=saved, save_s=0.4, time=0.0
-            ),
-        )
-
-    def fail(self, rank: int, *, exit_code: int, secondary: bool = False) -> None:
-        """A rank has failed."""
-        record = FailureRecord(
-            rank=rank,
-            host=f"n{rank + 1}",
-            time=1.0 + rank,
-            kind="ValueError",
-            message="boom",
-            traceback="Traceback",
-            exit_code=exit_code,
-            secondary=secondary,
-        )
-        write_failure(self.attempt, record)
-
-    def end(self, *, code: int = 137, cancelled: bool = False) -> Ending:
-        return supervisor.end(self.attempt, code=code, environment=self.environment, cancelled=cancelled)
-
-    @property
-    def result(self) -> dict[str, Any] | None:
-        document: dict[str, Any] | None = read_json(self.attempt.run.result)
-        return document
-
-    @property
-    def resume(self) -> str:
-        return f"hpcddp submit --resume {self.attempt.run.path}"
-
-    def events(self) -> list[tuple[str, str | None]]:
-        return [(event.kind, event.cause) for event in read_events(self.attempt.run.events)]
-
-
 @pytest.fixture
 def scenario(tmp_path: Path, slurm: FakeSlurm) -> Scenario:
     del slurm
     return Scenario(tmp_path, SLURM)
 
 
-def test_a_preempted_and_saved_attempt_is_requeued_and_hurried(scenario: Scenario, slurm: FakeSlurm) -> None:
+def test_a_preempted_and_saved_attempt_is_requeued_and_hurried(
+    scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     slurm.become("RUNNING", **PREEMPTED)
     scenario.stop()
     ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", ["requeue 7"])
-    assert ending.text == (
-        "attempt 0 of run r1 has ended: job 7 was preempted; step 12 is saved in 0.4 s. Slurm runs job 7 again in a "
-        "few seconds, if its nodes are free, and the run resumes from that step."
-    )
+    text = golden.message(ending.text)
+    assert_facts(text, "attempt 0 of run r1", "job 7 was preempted", "step 12 is saved in 0.4 s")
+    assert_facts(text, "Slurm runs job 7 again in a few seconds", "resumes from that step")
     assert scenario.events() == [("start", None), ("save", None), ("stop", "preemption"), ("requeue", "preemption")]
     assert scenario.result is None
 
 
-def test_without_expedite_slurm_takes_its_own_time(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_without_expedite_slurm_takes_its_own_time(tmp_path: Path, slurm: FakeSlurm, golden: GoldenMessages) -> None:
     scenario = Scenario(tmp_path, SLURM, "requeue: {expedite: false}\n")
     slurm.become("RUNNING", **PREEMPTED)
     scenario.stop()
     ending = scenario.end()
     assert ending.expedite is None
-    assert "Slurm runs job 7 again in about two minutes, and the run resumes from that step." in ending.text
+    assert_facts(golden.message(ending.text), "Slurm runs job 7 again in about two minutes")
 
 
-def test_the_warning_before_the_time_limit_is_the_time_limit(scenario: Scenario, slurm: FakeSlurm) -> None:
+def test_the_warning_before_the_time_limit_is_the_time_limit(
+    scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     scenario.stop(reason=StopReason.WARNED, cause=None)
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
-    assert ending.text.startswith("attempt 0 of run r1 has ended: the time limit of job 7 is near; step 12 is saved")
+    assert_facts(golden.message(ending.text), "attempt 0 of run r1", "the time limit of job 7", "step 12 is saved")
     assert scenario.events()[-1] == ("requeue", "time_limit")
 
 
-def test_a_requeue_that_its_user_asked_for_is_done_whatever_the_budgets_say(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_a_requeue_that_its_user_asked_for_is_done_whatever_the_budgets_say(
+    tmp_path: Path, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     scenario = Scenario(tmp_path, SLURM, "requeue: {causes: [preemption], max_time_limits: 0}\n")
     write_json(scenario.attempt.requeue_request, {})
     scenario.stop(reason=StopReason.WARNED, cause="requeued")
     ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", ["requeue 7"])
-    assert ending.text.startswith(
-        "attempt 0 of run r1 has ended: its user requested the requeue of job 7; step 12 is saved in 0.4 s. Slurm runs"
-    )
+    text = golden.message(ending.text)
+    assert_facts(text, "its user requested the requeue of job 7", "step 12 is saved in 0.4 s", "Slurm runs")
     (event,) = [event for event in read_events(scenario.attempt.run.events) if event.kind == "requeue"]
     assert (event.cause, event.by) == ("requeued", "user")
 
@@ -210,15 +115,13 @@ def test_a_preemption_that_the_ranks_saw_is_counted_as_one_when_slurm_shows_it_n
     assert scenario.events()[-1] == ("requeue", "preemption")
 
 
-def test_a_cancelled_job_is_never_requeued(scenario: Scenario, slurm: FakeSlurm) -> None:
+def test_a_cancelled_job_is_never_requeued(scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages) -> None:
     scenario.stop(cause="preemption")
     slurm.become("COMPLETING")
     ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (130, None, [])
-    assert ending.text == (
-        "attempt 0 of run r1 has ended: job 7 was cancelled; step 12 is saved in 0.4 s. The run is not "
-        f"requeued. To resume: {scenario.resume}"
-    )
+    text = golden.message(ending.text)
+    assert_facts(text, "job 7 was cancelled", "step 12 is saved in 0.4 s", f"To resume: {scenario.resume}")
     assert scenario.result == {
         "status": "cancelled",
         "reason": "cancelled by a signal to the job",
@@ -319,21 +222,24 @@ def test_a_requeue_that_slurm_has_forgotten_is_repeated_and_counted_once(
     assert scenario.events() == [("start", None), ("save", None), ("stop", "preemption"), ("requeue", "preemption")]
 
 
-def test_the_users_error_is_never_requeued_and_comes_with_its_traceback(scenario: Scenario, slurm: FakeSlurm) -> None:
+def test_the_users_error_is_never_requeued_and_comes_with_its_traceback(
+    scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     slurm.become("RUNNING", **PREEMPTED)
     scenario.fail(1, exit_code=70)
     scenario.fail(0, exit_code=71, secondary=True)
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (70, [])
-    assert ending.text.startswith("rank 1 on n2 failed first: ValueError: boom")
+    assert ending.text.startswith("rank 1 on n2 failed first: ")
+    assert_facts(golden.message(ending.text), "ValueError: boom")
     assert scenario.result is not None
     assert (scenario.result["status"], scenario.result["exit_code"]) == ("failed", 70)
 
 
-def test_tasks_that_end_with_no_word_at_all_are_never_a_success(scenario: Scenario) -> None:
+def test_tasks_that_end_with_no_word_at_all_are_never_a_success(scenario: Scenario, golden: GoldenMessages) -> None:
     ending = scenario.end()
     assert ending.exit_code == 71
-    assert ending.text.endswith(f"The run is not requeued: requeue.max_failures is 0. To resume: {scenario.resume}")
+    assert_facts(golden.message(ending.text), "requeue.max_failures is 0", f"To resume: {scenario.resume}")
 
 
 def test_an_infrastructure_failure_within_its_budget_is_requeued(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -350,7 +256,7 @@ def test_an_infrastructure_failure_within_its_budget_is_requeued(tmp_path: Path,
 
 
 def test_a_lost_node_is_no_failure_of_the_run(
-    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     asked: list[dict[str, Any]] = []
 
@@ -362,12 +268,14 @@ def test_a_lost_node_is_no_failure_of_the_run(
     scenario.fail(0, exit_code=71, secondary=True)
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
-    assert "has ended: node n2 was lost; no step is saved yet." in ending.text
+    assert_facts(golden.message(ending.text), "node n2 was lost", "no step is saved yet")
     assert asked == [{"environment": SLURM, "tasks_per_node": 1, "recorded": [0]}]
     assert scenario.events()[-1] == ("requeue", "node_failure")
 
 
-def test_two_attempts_that_save_nothing_new_end_the_run(scenario: Scenario, slurm: FakeSlurm) -> None:
+def test_two_attempts_that_save_nothing_new_end_the_run(
+    scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     scenario.stop(step=5)
     slurm.become("RUNNING", **PREEMPTED)
     scenario.end()
@@ -378,20 +286,24 @@ def test_two_attempts_that_save_nothing_new_end_the_run(scenario: Scenario, slur
         scenario.stop(step=5)
         ending = scenario.end()
     assert (ending.exit_code, len(slurm.calls)) == (93, 2)
-    why = "the last 2 attempts saved no new step, and requeue.max_attempts_without_progress is 2"
-    assert f"The run is not requeued: {why}. To resume: {scenario.resume}" in ending.text
+    why = ("the last 2 attempts", "requeue.max_attempts_without_progress is 2")
+    assert_facts(golden.message(ending.text), "not requeued", *why, f"To resume: {scenario.resume}")
     assert scenario.result is not None
-    assert (scenario.result["exit_code"], scenario.result["reason"]) == (93, f"job 7 was preempted; {why}")
+    assert scenario.result["exit_code"] == 93
+    assert_facts(golden.message(scenario.result["reason"]), "job 7 was preempted", *why)
 
 
-def test_a_cause_that_the_user_did_not_name_stops_the_run(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_a_cause_that_the_user_did_not_name_stops_the_run(
+    tmp_path: Path, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     scenario = Scenario(tmp_path, SLURM, "requeue: {causes: [preemption]}\n")
     scenario.stop(reason=StopReason.DEADLINE, cause="time_limit")
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (75, [])
     assert scenario.result is not None
     assert (scenario.result["status"], scenario.result["saved_step"]) == ("stopped", 12)
-    assert "The run is not requeued: requeue.causes does not name time_limit. To resume: hpcddp" in ending.text
+    text = golden.message(ending.text)
+    assert_facts(text, "requeue.causes does not name time_limit", f"To resume: {scenario.resume}")
 
 
 def test_slurm_that_was_kept_off_is_let_in_for_a_cause_that_is_named(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -405,16 +317,19 @@ def test_slurm_that_was_kept_off_is_let_in_for_a_cause_that_is_named(tmp_path: P
     assert slurm.calls[2:] == ["update 7 {'Requeue': '0'}"]
 
 
-def test_where_requeue_is_forbidden_the_command_that_continues_is_told(scenario: Scenario, slurm: FakeSlurm) -> None:
+def test_where_requeue_is_forbidden_the_command_that_continues_is_told(
+    scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     slurm.become("RUNNING", Requeue="0", **PREEMPTED)
     scenario.stop()
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (75, [])
-    assert f"Slurm is not allowed to requeue it (Requeue=0). To resume: {scenario.resume}" in ending.text
+    text = golden.message(ending.text)
+    assert_facts(text, "not allowed to requeue it (Requeue=0)", f"To resume: {scenario.resume}")
 
 
 def test_where_requeue_is_forbidden_another_job_continues_if_that_is_allowed(
-    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     scenario = Scenario(tmp_path, SLURM, "requeue: {allow_continuation: true}\n")
 
@@ -426,19 +341,19 @@ def test_where_requeue_is_forbidden_another_job_continues_if_that_is_allowed(
     scenario.stop()
     ending = scenario.end()
     assert (ending.exit_code, ending.expedite, slurm.calls) == (75, None, [])
-    assert ending.text.endswith("Job 8 was submitted, and the run resumes from that step.")
+    assert_facts(golden.message(ending.text), "Job 8 was submitted", "resumes from that step")
 
 
-def test_without_scontrol_the_run_is_marked_and_the_command_is_told(scenario: Scenario, slurm: FakeSlurm) -> None:
+def test_without_scontrol_the_run_is_marked_and_the_command_is_told(
+    scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     scenario.stop(reason=StopReason.WARNED, cause=None)
     slurm.errors = [MISSING] * 1000
     ending = scenario.end()
     assert ending.exit_code == 75
     assert scenario.result is not None
     assert scenario.result["status"] == "stopped"
-    assert ending.text.endswith(
-        f"scontrol was not found; Slurm's commands must be on PATH here. To resume: {scenario.resume}"
-    )
+    assert_facts(golden.message(ending.text), MISSING.message, f"To resume: {scenario.resume}")
 
 
 def test_a_controller_that_is_away_for_half_a_minute_is_waited_for(scenario: Scenario, slurm: FakeSlurm) -> None:
@@ -464,7 +379,9 @@ def test_a_preemption_that_a_controller_shows_only_later_is_requeued(scenario: S
     assert scenario.events()[-1] == ("requeue", "preemption")
 
 
-def test_a_preemption_without_a_grace_time_is_counted_as_one(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_a_preemption_without_a_grace_time_is_counted_as_one(
+    tmp_path: Path, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     scenario = Scenario(tmp_path, SLURM, "requeue: {max_preemptions: 0}\n")
     scenario.attempt.run.batch_log.write_text(
         f"{beginning(scenario.attempt)}"
@@ -473,10 +390,11 @@ def test_a_preemption_without_a_grace_time_is_counted_as_one(tmp_path: Path, slu
     slurm.become_requeued()
     scenario.stop(cause="requeued")
     ending = scenario.end()
-    assert "has ended: job 7 was preempted; step 12 is saved" in ending.text
+    assert_facts(golden.message(ending.text), "job 7 was preempted", "step 12 is saved")
     assert scenario.events()[-1] == ("requeue", "preemption")
-    with pytest.raises(BudgetError, match=r"requeue\.max_preemptions is 0, and this would be one more"):
+    with pytest.raises(BudgetError) as caught:
         scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"})
+    assert_facts(golden.message(caught.value), "requeue.max_preemptions is 0", "one more")
 
 
 def test_a_requeue_that_is_refused_outlasts_the_grace_time(
@@ -499,13 +417,13 @@ def test_a_requeue_that_is_refused_outlasts_the_grace_time(
     assert (scenario.result, scenario.events()[-1]) == (None, ("requeue", "preemption"))
 
 
-def test_a_fenced_attempt_writes_nothing(scenario: Scenario, slurm: FakeSlurm) -> None:
+def test_a_fenced_attempt_writes_nothing(scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages) -> None:
     scenario.stop()
     scenario.attempt.run.attempt(1).path.mkdir()
     before = scenario.events()
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls, scenario.events(), scenario.result) == (76, [], before, None)
-    assert ending.text == "attempt 1 owns run r1, so attempt 0 ends here and writes nothing"
+    assert_facts(golden.message(ending.text), "attempt 1 owns run r1", "attempt 0 ends here")
 
 
 def test_an_attempt_that_is_overtaken_while_slurm_does_not_answer_writes_nothing(
@@ -529,7 +447,11 @@ def test_the_end_of_a_finished_run_is_0_whatever_srun_said(scenario: Scenario) -
 
 
 def test_a_full_disk_keeps_no_job_from_its_requeue(
-    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scenario: Scenario,
+    slurm: FakeSlurm,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    golden: GoldenMessages,
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -539,7 +461,7 @@ def test_a_full_disk_keeps_no_job_from_its_requeue(
     monkeypatch.setattr(supervisor, "append_event", full)
     assert scenario.end().exit_code == 75
     assert slurm.calls == ["requeue 7"]
-    assert "events.jsonl cannot be written (No space left on device)" in capsys.readouterr().err
+    assert_facts(golden.message(capsys.readouterr().err), str(scenario.attempt.run.events), "No space left on device")
 
 
 def test_a_local_run_that_its_user_ended_is_cancelled_and_resumable(tmp_path: Path) -> None:
@@ -570,15 +492,14 @@ def test_a_job_whose_tasks_were_interrupted_is_cancelled_and_says_so(scenario: S
     assert scenario.result["reason"] == "cancelled by SIGINT to its tasks"
 
 
-def test_the_time_limit_of_a_local_run_stops_it(tmp_path: Path) -> None:
+def test_the_time_limit_of_a_local_run_stops_it(tmp_path: Path, golden: GoldenMessages) -> None:
     scenario = Scenario(tmp_path, LOCAL)
     scenario.stop(reason=StopReason.WARNED, cause=None)
     ending = scenario.end()
     assert ending.exit_code == 75
-    assert ending.text == (
-        "attempt 0 of run r1 has ended: the time limit of this run is near; step 12 is saved in 0.4 s. The run is not "
-        f"requeued: runs on this machine are not requeued. To resume: {scenario.resume}"
-    )
+    text = golden.message(ending.text)
+    assert_facts(text, "attempt 0 of run r1", "the time limit of this run", "step 12 is saved in 0.4 s")
+    assert_facts(text, "runs on this machine are not requeued", f"To resume: {scenario.resume}")
 
 
 HERE = {**LOCAL, "SLURM_JOB_ID": "7"}
@@ -589,7 +510,7 @@ HERE = {**LOCAL, "SLURM_JOB_ID": "7"}
     [("COMPLETING", {}), ("COMPLETED", {}), ("CANCELLED", {}), ("TIMEOUT", {}), ("RUNNING", PREEMPTED)],
 )
 def test_a_run_whose_allocation_ends_is_stopped_and_resumable(
-    tmp_path: Path, slurm: FakeSlurm, state: str, fields: dict[str, str]
+    tmp_path: Path, slurm: FakeSlurm, state: str, fields: dict[str, str], golden: GoldenMessages
 ) -> None:
     scenario = Scenario(tmp_path, HERE)
     scenario.stop(cause=None)
@@ -600,10 +521,9 @@ def test_a_run_whose_allocation_ends_is_stopped_and_resumable(
     assert scenario.result is not None
     assert (scenario.result["status"], scenario.result["saved_step"]) == ("stopped", 12)
     assert scenario.result["resume"] == scenario.resume
-    assert ending.text == (
-        "attempt 0 of run r1 has ended: the allocation of this run, job 7, has ended; step 12 is saved in 0.4 s. The "
-        f"run is not requeued: runs in an allocation are not requeued. To resume: {scenario.resume}"
-    )
+    text = golden.message(ending.text)
+    assert_facts(text, "attempt 0 of run r1", "the allocation of this run, job 7", "step 12 is saved in 0.4 s")
+    assert_facts(text, "runs in an allocation are not requeued", f"To resume: {scenario.resume}")
 
 
 def test_a_run_whose_allocation_goes_on_ends_as_a_local_one(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -624,20 +544,26 @@ def test_a_rank_that_fails_in_an_allocation_that_ends_later_has_failed(tmp_path:
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
-def test_the_time_limit_of_a_run_in_an_allocation_stops_it(tmp_path: Path, slurm: FakeSlurm, state: str) -> None:
+def test_the_time_limit_of_a_run_in_an_allocation_stops_it(
+    tmp_path: Path, slurm: FakeSlurm, state: str, golden: GoldenMessages
+) -> None:
     scenario = Scenario(tmp_path, HERE)
     scenario.stop(reason=StopReason.WARNED, cause=None)
     slurm.become(state)
     assert scenario.end().exit_code == 75
     assert scenario.result is not None
-    assert scenario.result["reason"] == ("the time limit of this run is near; runs in an allocation are not requeued")
+    reason = golden.message(scenario.result["reason"])
+    assert_facts(reason, "the time limit of this run", "in an allocation are not requeued")
 
 
-def test_a_step_that_could_not_be_saved_says_what_there_is(scenario: Scenario, slurm: FakeSlurm) -> None:
+def test_a_step_that_could_not_be_saved_says_what_there_is(
+    scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     slurm.become("RUNNING", **PREEMPTED)
     append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=0, step=9)
     scenario.stop(saved=False)
-    assert "; step 12 could not be saved, the newest checkpoint is of step 9. Slurm runs" in scenario.end().text
+    text = golden.message(scenario.end().text)
+    assert_facts(text, "step 12 could not be saved", "checkpoint is of step 9", "Slurm runs")
 
 
 @pytest.mark.parametrize("more", ["", "requeue: {allow_continuation: true}\n"])

@@ -9,19 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from hpcddp.run.events import Event, EventKind, append_event, read_events
-from hpcddp.run.failure import beginning
+from hpcddp.run.events import EventKind, append_event
 from hpcddp.run.files import write_json
-from hpcddp.run.job_records import ProgramExit, Start, StopNotice, read_start, write_exit, write_start
+from hpcddp.run.job_records import Start, StopNotice, read_start, write_start
 from hpcddp.supervise.begin import BudgetError
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
+from tests.supervise.attempts import LOCAL, PREEMPTED, SLURM, Command
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
-from tests.supervise.test_end import LOCAL, PREEMPTED, SLURM, Scenario
-
-COMMAND = """
-name: demo
-resources: {nodes: 2, tasks_per_node: 1, time_limit: 10}
-command: [python, train.py]
-"""
 
 
 @pytest.fixture
@@ -29,28 +24,6 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm(monkeypatch)
     monkeypatch.setattr("time.monotonic", lambda: fake.waited)
     return fake
-
-
-class Command(Scenario):
-    """An attempt of a command."""
-
-    def __init__(self, directory: Path, environment: dict[str, str], more: str = "") -> None:
-        super().__init__(directory, environment, more, job=COMMAND)
-
-    def leave(self, *codes: int, notice: StopNotice | None = None) -> None:
-        """The programs of the first ranks have ended."""
-        append_event(self.attempt.run.events, kind="train", time=0.0, attempt=self.attempt.number)
-        for rank, code in enumerate(codes):
-            write_exit(self.attempt, ProgramExit(rank=rank, host="n1", time=0.0, code=code, notice=notice))
-
-    def slurm_says(self, why: str) -> None:
-        """slurmstepd writes into the batch log."""
-        notice = f"slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T05:17:38 DUE TO {why} ***\n"
-        with self.attempt.run.batch_log.open("a") as log:
-            log.write(f"{beginning(self.attempt)}{notice}")
-
-    def last(self, kind: EventKind) -> Event:
-        return [event for event in read_events(self.attempt.run.events) if event.kind == kind][-1]
 
 
 @pytest.fixture
@@ -94,15 +67,15 @@ def test_the_time_of_a_command_is_that_of_its_attempts(command: Command, end: st
 
 @pytest.mark.parametrize("codes", [(0, 0), (1, 143), (-15, -15), (75, 0), (3,)])
 def test_a_preempted_command_is_requeued_whatever_its_exit_code(
-    command: Command, slurm: FakeSlurm, codes: tuple[int, ...]
+    command: Command, slurm: FakeSlurm, codes: tuple[int, ...], golden: GoldenMessages
 ) -> None:
     slurm.become("RUNNING", **PREEMPTED)
     command.leave(*codes, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
-    assert ending.text == (
-        "attempt 0 of run r1 has ended: job 7 was preempted. Slurm runs job 7 again in a few seconds, if its nodes are "
-        "free, and the program starts again."
+    text = golden.message(ending.text)
+    assert_facts(
+        text, "attempt 0 of run r1", "job 7 was preempted", "Slurm runs job 7 again", "the program starts again"
     )
     assert command.last("requeue").cause == "preemption"
 
@@ -116,11 +89,14 @@ def test_a_command_that_is_out_of_time_is_requeued(
     assert command.last("requeue").cause == "time_limit"
 
 
-def test_a_command_that_asks_to_go_on_is_requeued_and_says_so(command: Command, slurm: FakeSlurm) -> None:
+def test_a_command_that_asks_to_go_on_is_requeued_and_says_so(
+    command: Command, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     command.leave(75, 0)
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
-    assert "the command requested a requeue (exit code 75, or a file at HPCDDP_REQUEUE_FILE)" in ending.text
+    text = golden.message(ending.text)
+    assert_facts(text, "the command requested a requeue", "exit code 75", "HPCDDP_REQUEUE_FILE")
     assert command.last("requeue").cause == "unknown"
 
 
@@ -138,12 +114,15 @@ def test_a_cancelled_command_is_never_requeued(command: Command, slurm: FakeSlur
     assert command.result["status"] == "cancelled"
 
 
-def test_a_failure_comes_before_what_the_others_were_told(command: Command, slurm: FakeSlurm) -> None:
+def test_a_failure_comes_before_what_the_others_were_told(
+    command: Command, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     command.fail(1, exit_code=70)
     command.leave(-15, 1, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (70, [])
-    assert ending.text.startswith("rank 1 on n2 failed first: ValueError: boom")
+    assert ending.text.startswith("rank 1 on n2 failed first: ")
+    assert_facts(golden.message(ending.text), "ValueError: boom")
 
 
 def test_ranks_that_only_lost_their_peers_do_not_hide_a_preemption(command: Command, slurm: FakeSlurm) -> None:
@@ -162,14 +141,14 @@ def test_a_killed_task_is_a_failure_of_the_infrastructure(command: Command) -> N
 
 @pytest.mark.parametrize("code", [0, -15, 75])
 def test_a_task_that_left_no_record_is_a_failure_whatever_its_peers_were_told(
-    command: Command, slurm: FakeSlurm, code: int
+    command: Command, slurm: FakeSlurm, code: int, golden: GoldenMessages
 ) -> None:
     """srun tells the others to end when one task has failed (--kill-on-bad-exit)."""
     command.leave(code, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (71, [])
     assert ending.text.startswith("rank 1 ended without an error message")
-    assert "The run is not requeued: requeue.max_failures is 0." in ending.text
+    assert_facts(golden.message(ending.text), "requeue.max_failures is 0")
 
 
 def test_tasks_that_are_killed_each_time_are_run_again_as_often_as_max_failures_says(
@@ -187,12 +166,13 @@ def test_tasks_that_are_killed_each_time_are_run_again_as_often_as_max_failures_
 
 
 def test_tasks_that_were_told_to_end_while_slurm_shows_no_reason_are_a_failure(
-    command: Command, slurm: FakeSlurm
+    command: Command, slurm: FakeSlurm, golden: GoldenMessages
 ) -> None:
     command.leave(0, -15, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (71, [])
-    assert ending.text.startswith("the tasks received SIGTERM, and the sender of SIGTERM is unknown")
+    assert ending.text.startswith("the tasks received SIGTERM")
+    assert_facts(golden.message(ending.text), "the sender of SIGTERM is unknown")
 
 
 def test_a_preemption_takes_tasks_that_leave_no_record(command: Command, slurm: FakeSlurm) -> None:
@@ -202,7 +182,7 @@ def test_a_preemption_takes_tasks_that_leave_no_record(command: Command, slurm: 
 
 
 def test_a_node_that_is_lost_is_no_failure_of_the_command_until_it_makes_no_progress(
-    command: Command, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    command: Command, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     recorded: list[list[int]] = []
 
@@ -214,7 +194,7 @@ def test_a_node_that_is_lost_is_no_failure_of_the_command_until_it_makes_no_prog
     command.leave(-15, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, recorded) == (75, [[0]])
-    assert "has ended: node n2 was lost. Slurm runs" in ending.text
+    assert_facts(golden.message(ending.text), "node n2 was lost", "Slurm runs job 7 again")
     assert command.last("requeue").cause == "node_failure"
     again(command, slurm, 1)
     command.leave(-15, notice="terminated")
@@ -363,14 +343,14 @@ def test_any_other_requeue_by_slurm_itself_counts_toward_attempts_without_progre
 
 @pytest.mark.parametrize("survives", [True, False])
 def test_a_requeue_that_its_user_asked_for_counts_toward_nothing(
-    command: Command, slurm: FakeSlurm, *, survives: bool
+    command: Command, slurm: FakeSlurm, golden: GoldenMessages, *, survives: bool
 ) -> None:
     for restarts in range(1, 6):
         write_json(command.attempt.requeue_request, {})
         if survives:
             slurm.become_requeued()
             command.leave(-15, -15, notice="terminated")
-            assert "its user requested the requeue of job 7" in command.end().text
+            assert_facts(golden.message(command.end().text), "its user requested the requeue")
         again(command, slurm, restarts)
         assert command.last("requeue").by == "user"
 

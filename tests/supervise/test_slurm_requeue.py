@@ -17,6 +17,8 @@ from hpcddp.supervise.slurm_requeue import (
     stay_until_saved,
     wait_for_preemption,
 )
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 from tests.supervise.fake_slurm import AWAY, MISSING, REFUSED, FakeSlurm
 
 
@@ -45,12 +47,13 @@ def test_slurm_says_nothing_either_way_so_it_is_asked_three_times(slurm: FakeSlu
     assert slurm.calls == ["requeue 7"] * 3
 
 
-def test_three_requeues_that_do_nothing_are_told(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
+def test_three_requeues_that_do_nothing_are_told(
+    slurm: FakeSlurm, attempt: AttemptDirectory, golden: GoldenMessages
+) -> None:
     slurm.ignored_requeues = 9
     done = requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False)
-    assert done == Requeued(
-        outcome=RequeueOutcome.REFUSED, why="scontrol requeue was called 3 times, and nothing happened"
-    )
+    assert done.outcome is RequeueOutcome.REFUSED
+    assert_facts(golden.message(done.why), "scontrol requeue", "3 times", "nothing happened")
 
 
 def test_a_job_that_was_cancelled_meanwhile_is_left_alone(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
@@ -132,14 +135,11 @@ def test_a_damaged_event_log_does_not_hold_up_the_end(attempt: AttemptDirectory)
 
 
 def test_a_start_that_cannot_be_hurried_is_told_and_no_error(
-    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
 ) -> None:
     slurm.errors = [AWAY]
     expedite("7")
-    assert capsys.readouterr().err == (
-        "hpcddp: scontrol failed: Unable to contact slurm controller; the job starts after Slurm's "
-        "default requeue delay, usually in two minutes\n"
-    )
+    assert_facts(golden.message(capsys.readouterr().err), AWAY.message, "the job starts", "in two minutes")
 
 
 def stay(attempt: AttemptDirectory, *, set_start_time: bool = True) -> Requeued:
@@ -156,7 +156,11 @@ def test_the_script_stays_until_slurm_has_saved_the_requeue(
 
 
 def test_a_controller_that_keeps_forgetting_is_asked_three_times_more(
-    slurm: FakeSlurm, attempt: AttemptDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    slurm: FakeSlurm,
+    attempt: AttemptDirectory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    golden: GoldenMessages,
 ) -> None:
     def sleep(seconds: float) -> None:
         slurm.sleep(seconds)
@@ -165,9 +169,7 @@ def test_a_controller_that_keeps_forgetting_is_asked_three_times_more(
     monkeypatch.setattr(time, "sleep", sleep)
     assert stay(attempt).outcome is RequeueOutcome.REQUEUED
     assert slurm.calls == ["requeue 7"] * 3
-    assert capsys.readouterr().err.startswith(
-        "hpcddp: slurmctld has lost the requeue of job 7; the job is requeued again\n"
-    )
+    assert_facts(golden.message(capsys.readouterr().err), "lost the requeue of job 7", "requeued again")
 
 
 def test_a_controller_that_is_away_when_it_is_looked_at_is_waited_for(

@@ -18,6 +18,8 @@ from hpcddp.jobfile.environment import Stage
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord, failure_sentence, read_failures
 from hpcddp.supervise.stage import MARK
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 from tests.small_disk import small_disk
 from tests.waiting import wait_until
 
@@ -66,7 +68,9 @@ def archive(path: Path, members: dict[str, str], mode: Any = "w:gz") -> Path:
 
 
 @pytest.mark.parametrize("name", ["images.tar", "images.tar.gz", "images.tgz", "images.tar.xz"])
-def test_an_archive_is_unpacked_once(name: str, attempt: AttemptDirectory, tmp_path: Path) -> None:
+def test_an_archive_is_unpacked_once(
+    name: str, attempt: AttemptDirectory, tmp_path: Path, golden: GoldenMessages
+) -> None:
     kind = {"gz": "w:gz", "tgz": "w:gz", "xz": "w:xz"}.get(name.rpartition(".")[2], "w")
     source = archive(tmp_path / name, {"train/cat/1.jpg": "a cat", "val/dog/2.jpg": "a dog"}, kind)
     target = tmp_path / "node" / "images"
@@ -76,7 +80,9 @@ def test_an_archive_is_unpacked_once(name: str, attempt: AttemptDirectory, tmp_p
     # An archive may say that all users may write.
     assert target.stat().st_mode & 0o777 == 0o700
     kept = (target / "val" / "dog" / "2.jpg").stat().st_mtime_ns
-    assert run(attempt, source, target) == (0, f"{target} has it from an earlier attempt or job")
+    code, said = run(attempt, source, target)
+    assert code == 0
+    assert_facts(golden.message(said), f"{target} has it", "an earlier attempt")
     assert (target / "val" / "dog" / "2.jpg").stat().st_mtime_ns == kept
     assert [path.name for path in target.parent.iterdir()] == ["images"]
 
@@ -104,15 +110,16 @@ def test_what_another_attempt_has_left_half_done_is_removed(attempt: AttemptDire
     assert (target / "f").read_text() == "whole"
 
 
-def test_what_cannot_be_used_is_a_failure_record_and_one_sentence(attempt: AttemptDirectory, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_a_failure_record_and_one_sentence(
+    attempt: AttemptDirectory, tmp_path: Path, golden: GoldenMessages
+) -> None:
     source = archive(tmp_path / "a.tar", {"f": "text"}, "w")
     mine = tmp_path / "mine"
     mine.mkdir(mode=0o700)
     assert run(attempt, source, mine, SLURM_PROCID="3", SLURMD_NODENAME="n4")[0] == 70
-    assert failure_sentence(attempt, read_failures(attempt)) == (
-        f"environment.stage on n4 failed first: {mine} is there already, and "
-        "environment.stage has not made it; remove it on that node, or write another environment.stage.target"
-    )
+    message = golden.message(failure_sentence(attempt, read_failures(attempt)))
+    assert_facts(message, "environment.stage on n4", f"{mine} is there already")
+    assert_facts(message, "remove it on that node", "another environment.stage.target")
     assert failed(attempt).rank == 3
     assert list(mine.iterdir()) == []
 
@@ -120,13 +127,13 @@ def test_what_cannot_be_used_is_a_failure_record_and_one_sentence(attempt: Attem
     assert run(attempt, source, target)[0] == 0
     os.utime(source, ns=(0, 0))
     assert run(attempt, source, target)[0] == 70
-    assert f"{target} holds {source} as it was before, or another source; remove it" in failed(attempt).message
+    assert_facts(golden.message(failed(attempt).message), f"{target} holds {source}", "as it was before", "remove it")
     (target / MARK).write_text("{")
     assert run(attempt, source, target)[0] == 70
-    assert "remove the directory on that node, so that the data is copied again" in failed(attempt).message
+    assert_facts(golden.message(failed(attempt).message), str(target), "remove the directory on that node")
     target.chmod(0o777)
     assert run(attempt, source, target)[0] == 70
-    assert f"{target} is there already, and is no directory that only you can change" in failed(attempt).message
+    assert_facts(golden.message(failed(attempt).message), f"{target} is there already", "only you can change")
 
     assert run(attempt, source, "$NOT_SET_HERE/a") == (70, failed(attempt).message)
     # Another node may see the file.
@@ -135,10 +142,8 @@ def test_what_cannot_be_used_is_a_failure_record_and_one_sentence(attempt: Attem
     torn = tmp_path / "torn.tar"
     torn.write_bytes(archive(tmp_path / "long.tar", {"f": "text" * 9999}, "w").read_bytes()[:5000])
     assert run(attempt, torn, tmp_path / "b")[0] == 70
-    assert failed(attempt).message == (
-        f"environment.stage.source is {str(torn)!r}, which cannot be unpacked (tar: Unexpected EOF in archive); "
-        "correct it"
-    )
+    message = golden.message(failed(attempt).message)
+    assert_facts(message, f"environment.stage.source is {str(torn)!r}", "cannot be unpacked", "correct it")
     assert not (tmp_path / "b").exists()
 
 

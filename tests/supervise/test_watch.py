@@ -16,7 +16,7 @@ from hpcddp.run.failure import FailureRecord, write_failure
 from hpcddp.run.job_records import ProgramExit, read_start, write_exit, write_start
 from hpcddp.run.result import FINISHED, Result, write_result
 from hpcddp.supervise.watch import tasks_have_ended, watch
-from tests.supervise.test_end import LOCAL, Scenario
+from tests.supervise.attempts import LOCAL, Scenario
 from tests.waiting import wait_until
 
 

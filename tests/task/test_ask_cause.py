@@ -84,7 +84,7 @@ def test_a_controller_that_does_not_answer_is_asked_again_within_the_patience(
     slurm.errors = [AWAY] * 1000
     assert ask_slurm("7", patience_s=10.0) is None
     assert 10 <= slurm.waited < 15
-    assert capsys.readouterr().err == "hpcddp: scontrol failed: Unable to contact slurm controller\n"
+    assert capsys.readouterr().err == f"hpcddp: {AWAY.message}\n"
     slurm.errors = [AWAY, AWAY]
     assert ask_slurm("7", patience_s=10.0) == slurm.job
 

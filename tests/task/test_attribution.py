@@ -15,6 +15,8 @@ from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, 
 from hpcddp.task.process_state import ProcessState
 from hpcddp.task.rendezvous import PeerFailedError
 from hpcddp.train.errors import DataError, UserCodeError
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 
 PEER_LOSS = RuntimeError("Connection closed by peer [10.0.0.2]:4242")
 
@@ -56,7 +58,7 @@ def test_a_rank_whose_peer_has_gone_is_secondary(process_state: ProcessState) ->
 
 
 def test_a_rank_that_stood_still_is_the_first_cause_although_it_fails_last(
-    process_state: ProcessState, now: list[float]
+    process_state: ProcessState, now: list[float], golden: GoldenMessages
 ) -> None:
     now[0] += 262.0
     process_state.heartbeat.look()
@@ -65,47 +67,39 @@ def test_a_rank_that_stood_still_is_the_first_cause_although_it_fails_last(
         peer_failure_record(failure_record(PEER_LOSS), process_state),
     ):
         assert (record.kind, record.secondary, record.exit_code) == ("stood_still", False, 124)
-        assert record.message == (
-            "the process did not run for 262 s, and the other ranks ended meanwhile; it was stopped, or its host was"
-        )
+        assert_facts(golden.message(record.message), "the process did not run for 262 s", "it was stopped, or its host")
 
 
-def test_the_record_of_a_rank_that_ends_because_of_another_names_the_other(process_state: ProcessState) -> None:
+def test_the_record_of_a_rank_that_ends_because_of_another_names_the_other(
+    process_state: ProcessState, golden: GoldenMessages
+) -> None:
     record = peer_failure_record(failure_record(ValueError("boom"), process_state=process_state), process_state)
     assert (record.kind, record.secondary, record.exit_code) == ("peer_failed", True, 71)
-    assert record.message == "rank 3 on n2 (cuda:1) failed, and this rank was told to end: ValueError: boom"
+    message = golden.message(record.message)
+    assert_facts(message, "rank 3 on n2 (cuda:1) failed", "this rank was told to end", "ValueError: boom")
 
 
 @pytest.mark.parametrize(
-    ("error", "sentences"),
+    ("error", "facts"),
     [
-        (
-            ValueError("boom"),
-            [
-                "hpcddp: rank 3 on n2 (cuda:1) failed after step 120: ValueError: boom",
-                "hpcddp: an error of the job's own code or data would occur again, so the job is not requeued",
-            ],
-        ),
-        (
-            PEER_LOSS,
-            [
-                f"hpcddp: rank 3 on n2 (cuda:1) failed after step 120: RuntimeError: {PEER_LOSS}",
-                "hpcddp: this rank failed as a consequence; the end of the batch log names the one that failed first",
-            ],
-        ),
+        (ValueError("boom"), ("ValueError: boom", "the job is not requeued")),
+        (PEER_LOSS, (f"RuntimeError: {PEER_LOSS}", "failed as a consequence", "the batch log names the one")),
     ],
+    ids=["an error of its own", "the loss of a peer"],
 )
 def test_the_failure_text_names_the_error_and_what_follows_from_it(
-    process_state: ProcessState, error: Exception, sentences: list[str]
+    process_state: ProcessState, error: Exception, facts: tuple[str, ...], golden: GoldenMessages
 ) -> None:
-    assert failure_text(failure_record(error, process_state=process_state)).splitlines()[-2:] == sentences
+    lines = failure_text(failure_record(error, process_state=process_state)).splitlines()[-2:]
+    assert_facts(golden.message("\n".join(lines)), "rank 3 on n2 (cuda:1) failed after step 120", *facts)
 
 
-def test_the_failure_text_of_an_infrastructure_failure_names_max_failures(process_state: ProcessState) -> None:
+def test_the_failure_text_of_an_infrastructure_failure_names_max_failures(
+    process_state: ProcessState, golden: GoldenMessages
+) -> None:
     record = failure_record(OSError("gone"), exit_code=71, process_state=process_state)
-    assert failure_text(record).endswith(
-        "hpcddp: requeue.max_failures says how often a job is requeued after such a failure\n"
-    )
+    last_line = failure_text(record).splitlines()[-1]
+    assert_facts(golden.message(last_line), "requeue.max_failures", "how often a job is requeued")
 
 
 @pytest.mark.parametrize(

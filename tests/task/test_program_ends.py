@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import assert_facts, line_from
+from tests.messages import GoldenMessages
 from tests.slurm.programs import program
 from tests.waiting import wait_until
 
@@ -82,22 +84,22 @@ sys.stdout.flush()
 os.kill(running._process.pid, signal.SIGKILL)
 os._exit(0)
 """
-NEAR = "hpcddp: the time limit is near"
 
 
 @pytest.mark.parametrize(
-    ("signalled", "left_s", "line", "sent"),
+    ("signalled", "left_s", "facts", "sent"),
     [
-        ("no", "100", f"{NEAR}: SIGTERM", "SIGTERM"),
-        ("warned", "100", f"{NEAR}, and the program does not handle SIGUSR2: SIGTERM", "SIGUSR2\nSIGTERM"),
-        ("no", "-1", "hpcddp: the time limit is reached, and the program still runs: SIGKILL", "SIGKILL"),
+        ("no", "100", ("is near: SIGTERM",), "SIGTERM"),
+        ("warned", "100", ("is near", "does not handle SIGUSR2: SIGTERM"), "SIGUSR2\nSIGTERM"),
+        ("no", "-1", ("is reached", "the program still runs: SIGKILL"), "SIGKILL"),
     ],
+    ids=["near", "near, after a warning", "reached"],
 )
 def test_a_program_gets_each_signal_of_the_end_of_the_job_once_and_its_log_says_why(
-    signalled: str, left_s: str, line: str, sent: str
+    signalled: str, left_s: str, facts: tuple[str, ...], sent: str, golden: GoldenMessages
 ) -> None:
     done = run_script(CHECKS, signalled, left_s)
-    assert [text for text in done.stderr.splitlines() if "time limit" in text] == [line], done.stderr
+    assert_facts(golden.message(line_from(done.stderr, "the time limit")), *facts)
     assert done.stdout.strip().removeprefix("SIGUSR2\n") == sent.removeprefix("SIGUSR2\n")
 
 
@@ -304,7 +306,7 @@ os._exit(0)
     ("ranks", "known_s", "moved_s", "told"), [(2, 2, 1200, "0 None"), (1, 1200, 25, f"{-signal.SIGTERM} deadline")]
 )
 def test_an_end_of_the_job_that_slurm_has_moved_counts(
-    ranks: int, known_s: float, moved_s: float, told: str, tmp_path: Path
+    ranks: int, known_s: float, moved_s: float, told: str, tmp_path: Path, golden: GoldenMessages
 ) -> None:
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + moved_s))
     answer = f"JobState=RUNNING PreemptTime=None TimeLimit=00:20:00 EndTime={text}"
@@ -323,6 +325,8 @@ def test_an_end_of_the_job_that_slurm_has_moved_counts(
             wait_until((attempt / "end-time.json").exists, "the answer to rank 0")
     said = [rank.communicate(timeout=60) for rank in running]
     assert [out.strip() for out, _ in said] == [told] * ranks, said
-    assert all("Slurm has moved the end of the job to" in errors for _, errors in said), said
+    for _, errors in said:
+        message = golden.message(line_from(errors, "Slurm has moved"), {text.replace("T", " "): "TIME"})
+        assert_facts(message, "the end of the job", text.replace("T", " "))
     # Every 5 s before the end is acted on.
     assert (tmp_path / "asked").read_text().count("asked") in ({1} if ranks > 1 else {3, 4})

@@ -33,6 +33,8 @@ from hpcddp.task.rendezvous import (
     missing_sentence,
     shared_gpu_sentence,
 )
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 from tests.run.damage import DAMAGES, Damage
 from tests.task.strangers import STRANGERS
 from tests.waiting import wait_until
@@ -104,39 +106,36 @@ def test_the_port_that_the_ranks_hear_of_and_the_key_are_not_in_the_published_ad
     assert read_json(attempt.rendezvous)["port"] != first.port
 
 
-def test_every_rank_hears_who_is_missing(attempt: AttemptDirectory) -> None:
+def test_every_rank_hears_who_is_missing(attempt: AttemptDirectory, golden: GoldenMessages) -> None:
     envs = [rank_env(rank, 4) for rank in (0, 2)]
     errors = all_meet(attempt, envs, [Identity(host="n1")] * 2, timeout_s=1)
     for error in errors:
         assert isinstance(error, MissingRankError)
-        assert error.message == (
-            "2 of 4 ranks did not start within the rendezvous timeout of 1 s: rank 1 on n1, rank 3 on n1; "
-            "look at those hosts, or raise launch.rendezvous_timeout"
-        )
+        message = golden.message(error.message)
+        assert_facts(message, "2 of 4 ranks", "the rendezvous timeout of 1 s", "rank 1 on n1", "rank 3 on n1")
+        assert_facts(message, "look at those hosts", "raise launch.rendezvous_timeout")
 
 
-def test_every_rank_hears_which_rank_differs(attempt: AttemptDirectory) -> None:
+def test_every_rank_hears_which_rank_differs(attempt: AttemptDirectory, golden: GoldenMessages) -> None:
     identities = [Identity(host="n1", must_agree={"Python": version}) for version in ("3.11", "3.12", "3.11")]
     for error in all_meet(attempt, [rank_env(rank, 3) for rank in range(3)], identities):
         assert isinstance(error, DisagreementError)
         assert error.exit_code == 70
-        assert error.message == (
-            "rank 1 on n1 has Python 3.12, the other ranks have 3.11; "
-            "every host must see the same environment and the same run directory"
-        )
+        message = golden.message(error.message)
+        assert_facts(message, "rank 1 on n1 has Python 3.12", "the other ranks have 3.11", "the same environment")
 
 
-def test_every_rank_hears_which_rank_has_failed(attempt: AttemptDirectory) -> None:
+def test_every_rank_hears_which_rank_has_failed(attempt: AttemptDirectory, golden: GoldenMessages) -> None:
     record = FailureRecord(
         rank=2, host="n1", time=1.0, kind="X", message="no GPU", traceback="", exit_code=70, secondary=False
     )
     Timer(0.5, write_failure, (attempt, record)).start()
     for error in all_meet(attempt, [rank_env(rank, 3) for rank in (0, 1)], [Identity(host="n1")] * 2):
         assert isinstance(error, PeerFailedError)
-        assert error.message == "rank 2 on n1 failed before all ranks had met: no GPU"
+        assert_facts(golden.message(error.message), "rank 2 on n1 failed", "no GPU")
 
 
-def test_a_rank_that_loses_rank_0_says_so(attempt: AttemptDirectory) -> None:
+def test_a_rank_that_loses_rank_0_says_so(attempt: AttemptDirectory, golden: GoldenMessages) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         port = listener.getsockname()[1]
         publish_address(attempt, PublishedAddress(host="n1", addresses=("127.0.0.1",), port=port))
@@ -145,7 +144,7 @@ def test_a_rank_that_loses_rank_0_says_so(attempt: AttemptDirectory) -> None:
             server.gather(deadline=time.monotonic() + 2, watch=lambda: None)
         (error,) = lost.result()
     assert isinstance(error, PeerFailedError)
-    assert error.message == "rank 1 on n1 lost rank 0 on n1 before all ranks had met: the connection is closed"
+    assert_facts(golden.message(error.message), "rank 1 on n1 lost rank 0 on n1", "the connection is closed")
 
 
 def test_ranks_do_not_meet_by_an_empty_key(attempt: AttemptDirectory) -> None:
@@ -161,7 +160,7 @@ def test_a_rank_of_another_attempt_is_not_counted(attempt: AttemptDirectory) -> 
         published = read_address(attempt)
         assert published is not None
         write_start(attempt, Start(job_id="1", host="n1", time=0.0, is_local=False, token="of another attempt"))
-        with pytest.raises(RendezvousError, match="rank 1 on n2 cannot reach rank 0 on n1"):
+        with pytest.raises(RendezvousError, match="cannot reach rank 0 on n1"):
             meet(rank_env(1), attempt, Identity(host="n2"), timeout=timedelta(seconds=0.5))
         (error,) = first.result()
     assert isinstance(error, MissingRankError)
@@ -194,11 +193,10 @@ def test_strangers_at_the_port_hold_up_neither_the_ranks_nor_the_timeout(
     assert isinstance(error, MissingRankError)
 
 
-def test_shared_gpus_are_named() -> None:
+def test_shared_gpus_are_named(golden: GoldenMessages) -> None:
     identities = [Identity(host="n1", gpu=f"GPU-{number}") for number in (1, 2, 1)]
     sentence = shared_gpu_sentence(identities)
-    assert sentence is not None
-    assert sentence.startswith("ranks 0 and 2 on n1 share the GPU GPU-1;")
+    assert_facts(golden.message(sentence), "ranks 0 and 2 on n1", "GPU-1")
     assert shared_gpu_sentence([Identity(host="n1")] * 2) is None
 
 
@@ -230,15 +228,19 @@ def test_a_port_range_without_a_free_port_is_an_error(monkeypatch: pytest.Monkey
             bind_port()
 
 
-def test_a_missing_rank_0_of_a_job_on_one_host_is_named_with_this_host(attempt: AttemptDirectory) -> None:
+def test_a_missing_rank_0_of_a_job_on_one_host_is_named_with_this_host(
+    attempt: AttemptDirectory, golden: GoldenMessages
+) -> None:
     env = replace(rank_env(1), hosts=(), tasks_per_node=(), source="submitit")
-    with pytest.raises(RendezvousError, match="rank 0 on laptop did not appear within the rendezvous timeout"):
+    with pytest.raises(RendezvousError) as caught:
         meet(env, attempt, Identity(host="laptop"), timeout=timedelta(seconds=0.1))
+    assert_facts(golden.message(caught.value), "rank 0 on laptop did not appear", "the rendezvous timeout")
 
 
-def test_a_missing_rank_0_is_named_with_its_host(attempt: AttemptDirectory) -> None:
-    with pytest.raises(RendezvousError, match="rank 0 on n1 did not appear within the rendezvous timeout"):
+def test_a_missing_rank_0_is_named_with_its_host(attempt: AttemptDirectory, golden: GoldenMessages) -> None:
+    with pytest.raises(RendezvousError) as caught:
         meet(rank_env(1), attempt, Identity(host="n2"), timeout=timedelta(seconds=0.2))
+    assert_facts(golden.message(caught.value), "rank 0 on n1 did not appear", "the rendezvous timeout", "n2")
 
 
 @pytest.mark.parametrize(("world_size", "most"), [(2, 22), (10_240, 2)])
@@ -252,22 +254,28 @@ def test_many_waiting_ranks_look_rarely_for_rank_0(
     assert 1 <= len(looks) <= most
 
 
-def test_a_rank_0_that_cannot_be_reached_is_named_with_its_addresses(attempt: AttemptDirectory) -> None:
+def test_a_rank_0_that_cannot_be_reached_is_named_with_its_addresses(
+    attempt: AttemptDirectory, golden: GoldenMessages
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     publish_address(attempt, PublishedAddress(host="n1", addresses=("127.0.0.1",), port=port))
-    with pytest.raises(RendezvousError, match=f"rank 1 on n2 cannot reach rank 0 on n1 at 127.0.0.1 port {port}"):
+    with pytest.raises(RendezvousError) as caught:
         meet(rank_env(1), attempt, Identity(host="n2"), timeout=timedelta(seconds=0.2))
+    message = golden.message(caught.value, {f"port {port}": "port PORT"})
+    assert_facts(message, "rank 1 on n2 cannot reach rank 0 on n1", f"127.0.0.1 port {port}")
+    assert_facts(message, "let the hosts", f"ports {PORTS.start}-{PORTS.stop - 1}")
 
 
-def test_no_rank_waits_for_a_rank_that_has_failed(attempt: AttemptDirectory) -> None:
+def test_no_rank_waits_for_a_rank_that_has_failed(attempt: AttemptDirectory, golden: GoldenMessages) -> None:
     record = FailureRecord(
         rank=0, host="n1", time=1.0, kind="X", message="no GPU", traceback="", exit_code=70, secondary=False
     )
     write_failure(attempt, record)
     assert read_json(attempt.rank_error(0)) == record.as_document()
-    with pytest.raises(RendezvousError, match="rank 0 on n1 failed before all ranks had met: no GPU"):
+    with pytest.raises(RendezvousError) as caught:
         meet(rank_env(1), attempt, Identity(host="n1"), timeout=timedelta(seconds=60))
+    assert_facts(golden.message(caught.value), "rank 0 on n1 failed", "no GPU")
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())

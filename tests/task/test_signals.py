@@ -18,6 +18,8 @@ from hpcddp.run.job_records import read_decision
 from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.task import signals
 from hpcddp.task.signals import CauseQuery
+from tests.facts import assert_facts, line_from
+from tests.messages import GoldenMessages
 from tests.submission.local_run import ROOT
 from tests.waiting import wait_until
 
@@ -79,13 +81,16 @@ def start_task(attempt: AttemptDirectory, *words: str, rank: int = 3) -> subproc
     return process
 
 
-def test_a_rank_in_a_collective_that_never_ends_follows_a_failed_one_after_term(attempt: AttemptDirectory) -> None:
+def test_a_rank_in_a_collective_that_never_ends_follows_a_failed_one_after_term(
+    attempt: AttemptDirectory, golden: GoldenMessages
+) -> None:
     process = start_task(attempt)
     process.send_signal(signal.SIGTERM)
     write_failure(attempt, record())
     _, said = process.communicate(timeout=60)
     assert process.returncode == 71
-    assert "rank 3 on n4 ends here: rank 1 on n2 failed, and this rank was told to end: ValueError: boom" in said
+    message = golden.message(line_from(said, "rank 3 on n4 ends here"))
+    assert_facts(message, "rank 1 on n2 failed", "this rank was told to end", "ValueError: boom")
     assert [(found.rank, found.secondary) for found in read_failures(attempt)] == [(1, False), (3, True)]
 
 
@@ -116,7 +121,9 @@ def test_without_a_failure_term_ends_no_rank_and_is_an_event(attempt: AttemptDir
     )
 
 
-def test_ranks_that_have_made_no_step_exit_at_once_when_the_job_is_preempted(attempt: AttemptDirectory) -> None:
+def test_ranks_that_have_made_no_step_exit_at_once_when_the_job_is_preempted(
+    attempt: AttemptDirectory, golden: GoldenMessages
+) -> None:
     append_event(attempt.run.events, kind="save", time=0.0, attempt=0, step=46)
     other, first = start_task(attempt), start_task(attempt, "preemption", rank=0)
     for process in (other, first):
@@ -124,7 +131,7 @@ def test_ranks_that_have_made_no_step_exit_at_once_when_the_job_is_preempted(att
     for process in (other, first):
         _, said = process.communicate(timeout=60)
         assert process.returncode == 75
-        assert "no step was made yet, so there is nothing to save" in said
+        assert_facts(golden.message(line_from(said, "no step was made")), "nothing to save")
     decision = read_decision(attempt)
     assert decision is not None
     assert (decision.step, decision.saved, decision.reason, decision.cause) == (

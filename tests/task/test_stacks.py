@@ -14,6 +14,8 @@ import pytest
 
 from hpcddp.task import stacks
 from hpcddp.task.stacks import ProcessStacks, lines_of, parse_lines, stacks_of_host
+from tests.facts import assert_facts
+from tests.messages import GoldenMessages
 
 LISTENING = """
 import sys, time
@@ -81,20 +83,22 @@ def test_a_task_that_does_not_listen_is_not_ended_by_the_signal(tmp_path: Path) 
         assert process.poll() is None
 
 
-def test_a_task_that_is_stopped_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_is_stopped_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
     monkeypatch.setattr(stacks, "_ANSWER_TIMEOUT_S", 0.3)
     with task(tmp_path, LISTENING) as process:
         process.send_signal(signal.SIGSTOP)
         (found,) = seen(tmp_path)
-        assert found.lines == ("this process does not answer within 0.3 s: it may be stopped",)
+        (line,) = found.lines
+        assert_facts(golden.message(line), "does not answer within 0.3 s", "it may be stopped")
 
 
-def test_the_program_of_a_command_is_read_by_py_spy(tmp_path: Path) -> None:
+def test_the_program_of_a_command_is_read_by_py_spy(tmp_path: Path, golden: GoldenMessages) -> None:
     with task(tmp_path, STARTING, path=str(tmp_path)):
         (found,) = seen(tmp_path, programs=True)
-        assert found.lines == (
-            "the stacks of your own program need py-spy, which this node does not have; run: pip install py-spy",
-        )
+        (line,) = found.lines
+        assert_facts(golden.message(line), "need py-spy", "run: pip install py-spy")
         py_spy = tmp_path / "py-spy"
         py_spy.write_text('#!/bin/sh\necho "$@"\n')
         py_spy.chmod(0o755)
@@ -102,7 +106,8 @@ def test_the_program_of_a_command_is_read_by_py_spy(tmp_path: Path) -> None:
         assert found.lines == (f"dump --pid {found.pid}",)
         py_spy.write_text("#!/bin/sh\necho Permission denied >&2\nexit 1\n")
         (found,) = seen(tmp_path, programs=True)
-        assert found.lines == ("py-spy could not read this process: Permission denied",)
+        (line,) = found.lines
+        assert_facts(golden.message(line), "py-spy could not read", "Permission denied")
 
 
 def test_lines_of_several_nodes_are_put_together_in_the_order_of_the_ranks() -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
 from hpcddp.run.collectives import read_collectives
 from hpcddp.stop.reasons import StopReason
+from tests.facts import assert_facts, line_from
+from tests.messages import GoldenMessages
 from tests.submission.local_run import start
 from tests.waiting import wait_until
 
 SHORT_TIMEOUT = "launch: {hang_timeout: 5s}"
 
 
-def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(
+    tmp_path: Path, golden: GoldenMessages
+) -> None:
     run = start(tmp_path)
     run.wait_until_it_trains()
     for _ in range(3):
@@ -29,7 +34,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(t
     assert [(event.facts["rank"], event.facts["signal"]) for event in run.events("signal")] == [(1, "SIGUSR2")]
     assert [event.step for event in run.events("save")].count(decision.step) == 1
     assert run.failures == []
-    assert "SIGUSR2: the training will be saved and stop at the end of a step" in run.log(1)
+    assert_facts(golden.message(line_from(run.log(1), "SIGUSR2: the training")), "saved", "at the end of a step")
     for rank in (0, 1):
         check_handlers(json.loads((tmp_path / f"handlers-{rank}.json").read_text()))
 
@@ -58,32 +63,36 @@ def test_a_signal_before_torch_is_imported_is_not_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["kill", "exit=0"])
-def test_a_rank_that_ends_without_a_record_is_named_and_is_no_success(tmp_path: Path, fault: str) -> None:
+def test_a_rank_that_ends_without_a_record_is_named_and_is_no_success(
+    tmp_path: Path, fault: str, golden: GoldenMessages
+) -> None:
     run = start(tmp_path, f"{fault}@step:5,rank=1")
     run.wait_for_end()
     assert run.result["status"] == "failed"
     assert run.result["exit_code"] == 71
-    assert run.result["reason"].startswith("rank 1 on ")
-    assert "ended without an error message after step 5" in run.result["reason"]
+    reason = golden.message(run.result["reason"], {f" on {socket.gethostname()}": " on HOST"})
+    assert reason.startswith("rank 1 on ")
+    assert_facts(reason, "ended without an error message", "step 5")
     assert [(failure.rank, failure.secondary) for failure in run.failures] == [(0, True)]
     wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 
-def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(tmp_path: Path) -> None:
+def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(
+    tmp_path: Path, golden: GoldenMessages
+) -> None:
     run = start(tmp_path, "exception@step:5,rank=1")
     run.wait_for_end()
     first, follower = run.failures
     assert (first.rank, first.kind, first.exit_code, first.step, first.device) == (1, "InjectedError", 70, 5, "cpu")
     assert (follower.rank, follower.secondary, follower.exit_code) == (0, True, 71)
     assert run.result["exit_code"] == 70
-    assert run.result["reason"].endswith(
-        "(cpu) failed first after step 5: InjectedError: a fault was asked for at step"
-    )
+    reason = golden.message(run.result["reason"], {f" on {socket.gethostname()}": " on HOST"})
+    assert_facts(reason, "rank 1", "(cpu) failed first after step 5", "InjectedError")
     said = run.run.batch_log.read_text(encoding="utf-8")
     assert "raise InjectedError" in said
     assert "failed as a consequence" in said
-    assert "an error of the job's own code or data would occur again, so the job is not requeued" in run.log(1)
-    assert "this rank failed as a consequence; the end of the batch log names the one that failed first" in run.log(0)
+    assert_facts(golden.message(line_from(run.log(1), "an error of the job's own code")), "the job is not requeued")
+    assert_facts(golden.message(line_from(run.log(0), "failed as a consequence")), "the batch log names the one")
     wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 

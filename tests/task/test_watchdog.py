@@ -21,6 +21,8 @@ from hpcddp.stop.heartbeat import HeartbeatGap
 from hpcddp.task.local_peers import end_tasks, tasks_of
 from hpcddp.task.process_state import ProcessState
 from hpcddp.task.watchdog import end_hung_rank, hang_record, start_watchdog, trace_variables, waits_for_others
+from tests.facts import assert_facts, line_from
+from tests.messages import GoldenMessages
 from tests.waiting import wait_until
 
 
@@ -55,20 +57,22 @@ def test_a_rank_in_a_collective_or_a_backward_waits_for_others(path: str, *, wai
     assert waits_for_others(frame_in(path)) is waits
 
 
-def test_the_record_of_a_stuck_rank_names_the_place() -> None:
+def test_the_record_of_a_stuck_rank_names_the_place(golden: GoldenMessages) -> None:
     record = hang_record(HeartbeatGap(seconds=301.2, step=40), frame_in("/home/me/model.py"), ProcessState())
-    assert record.message == ("nothing happened for 301 s after step 40; this rank is at /home/me/model.py:3 in stand")
+    message = golden.message(record.message)
+    assert_facts(message, "nothing happened for 301 s after step 40", "this rank is at /home/me/model.py:3 in stand")
     assert (record.kind, record.exit_code, record.waiting, record.secondary) == ("hang", 124, False, False)
 
 
-def test_the_record_of_a_waiting_rank_says_so() -> None:
+def test_the_record_of_a_waiting_rank_says_so(golden: GoldenMessages) -> None:
     record = hang_record(HeartbeatGap(seconds=1801.0, step=None), frame_in("torch/distributed/c10d.py"), ProcessState())
-    assert record.message == "nothing happened for 1801 s before the first step; this rank waits for other ranks"
+    message = golden.message(record.message)
+    assert_facts(message, "nothing happened for 1801 s before the first step", "this rank waits for other ranks")
     assert record.waiting
 
 
 def test_a_hung_rank_dumps_all_stacks_writes_a_record_and_exits_with_124(
-    attempt: AttemptDirectory, capfd: pytest.CaptureFixture[str]
+    attempt: AttemptDirectory, capfd: pytest.CaptureFixture[str], golden: GoldenMessages
 ) -> None:
     ended: list[tuple[int, AttemptDirectory]] = []
     end_hung_rank(
@@ -81,7 +85,8 @@ def test_a_hung_rank_dumps_all_stacks_writes_a_record_and_exits_with_124(
     assert ended == [(124, attempt)]
     assert [record.kind for record in read_failures(attempt)] == ["hang"]
     said = capfd.readouterr().err
-    assert "hangs: nothing happened for 5 s after step 3" in said
+    sentence, _, _ = line_from(said, "hangs: ").partition("; this rank is at ")
+    assert_facts(golden.message(sentence), "nothing happened for 5 s", "after step 3")
     assert "the stacks of all threads:\n" in said
     assert "test_a_hung_rank_dumps" in said
 

@@ -14,16 +14,23 @@ from hpcddp.run.failure import read_failures
 from hpcddp.stop.listener import LISTENER
 from hpcddp.task.rendezvous import RendezvousError
 from hpcddp.task.work import NotATaskError, opening, run
+from tests.facts import assert_facts, line_from
+from tests.messages import GoldenMessages
 from tests.submission.local_run import ROOT
 
 
-def test_the_function_of_the_pickle_runs_in_a_task_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_function_of_the_pickle_runs_in_a_task_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
     monkeypatch.setattr(LISTENER, "reinstall", lambda: None)
-    with pytest.raises(NotATaskError, match="outside of a task; start tasks with python -m"):
+    with pytest.raises(NotATaskError) as caught:
         run(str(tmp_path))
+    assert_facts(golden.message(caught.value), "outside of a task", "start tasks with python -m hpcddp.task")
 
 
-def test_a_task_whose_rank_environment_is_wrong_writes_a_record_of_its_rank(tmp_path: Path) -> None:
+def test_a_task_whose_rank_environment_is_wrong_writes_a_record_of_its_rank(
+    tmp_path: Path, golden: GoldenMessages
+) -> None:
     attempt = RunDirectory(tmp_path / "run").attempt(0)
     attempt.path.mkdir(parents=True)
     environment = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURMD_NODENAME": "n4"}
@@ -38,20 +45,19 @@ def test_a_task_whose_rank_environment_is_wrong_writes_a_record_of_its_rank(tmp_
     (record,) = read_failures(attempt)
     assert (record.rank, record.host, record.kind, record.exit_code) == (3, "n4", "rank_environment", 71)
     assert done.returncode == 71
-    assert "rank 3 on n4 failed: this process runs inside Slurm job 7" in done.stderr
+    assert_facts(golden.message(line_from(done.stderr, "rank 3 on n4 failed")), "inside Slurm job 7")
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError, ValueError])
 def test_an_error_of_torch_while_the_group_opens_is_one_of_the_infrastructure(
-    tmp_path: Path, kind: type[Exception]
+    tmp_path: Path, kind: type[Exception], golden: GoldenMessages
 ) -> None:
     attempt = RunDirectory(tmp_path).attempt(0)
     with pytest.raises(RendezvousError) as caught, opening(attempt, timedelta(minutes=1)):
         raise kind("unexpected key \x1b[31m\nException raised from ...")
     assert caught.value.exit_code == 71
-    assert caught.value.message == (
-        r"the ranks have met, but torch could not open their process group: unexpected key \x1b[31m"
-    )
+    message = golden.message(caught.value.message)
+    assert_facts(message, "torch could not open their process group", r"unexpected key \x1b[31m")
 
 
 def test_a_rank_that_is_lost_while_the_group_opens_stays_the_first_cause(tmp_path: Path) -> None:
@@ -72,7 +78,9 @@ with opening(AttemptDirectory.from_text(sys.argv[1]), timedelta(seconds=0.2)):
 """
 
 
-def test_a_group_that_does_not_open_ends_the_rank_at_the_rendezvous_timeout(tmp_path: Path) -> None:
+def test_a_group_that_does_not_open_ends_the_rank_at_the_rendezvous_timeout(
+    tmp_path: Path, golden: GoldenMessages
+) -> None:
     attempt = RunDirectory(tmp_path / "run").attempt(0)
     attempt.path.mkdir(parents=True)
     words = [sys.executable, "-P", "-c", OPENS_FOR_EVER, str(attempt.path)]
@@ -80,8 +88,7 @@ def test_a_group_that_does_not_open_ends_the_rank_at_the_rendezvous_timeout(tmp_
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
     (record,) = read_failures(attempt)
     assert (done.returncode, record.kind, record.exit_code) == (71, "rendezvous", 71)
-    assert record.message == (
-        "the ranks have met, but torch did not open their process group within 0 s; look at the network between the "
-        "hosts, or raise launch.rendezvous_timeout"
-    )
+    message = golden.message(record.message)
+    assert_facts(message, "torch did not open their process group within 0 s", "look at the network")
+    assert_facts(message, "raise launch.rendezvous_timeout")
     assert record.message in done.stderr
