@@ -19,7 +19,8 @@ from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import ResumeError, StoppedError
 from hpcddp.train.model import replica
 from tests.distributed.training import evaluations, records, result, steps
-from tests.run.test_checkpoints import as_before_checksums, flip
+from tests.run.checkpoints import flip
+from tests.run.test_checkpoints import as_before_checksums
 from tests.train.conftest import Training
 from tests.waiting import wait_until
 
