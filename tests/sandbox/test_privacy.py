@@ -152,7 +152,7 @@ def test_it_listens_where_the_name_of_its_host_leads_and_nowhere_else(
 
 @pytest.mark.parametrize(
     ("address", "what"),
-    [("", "has no IPv4 address"), ("203.0.113.9", "has the address 203.0.113.9, which is not")],
+    [("", "has no IPv4 address"), ("203.0.113.9", "has the address 203.0.113.9")],
 )
 def test_a_host_that_cannot_be_reached_by_its_own_name_is_refused(
     new_place: NewPlace, desk: Path, address: str, what: str, golden: GoldenMessages
