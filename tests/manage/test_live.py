@@ -53,7 +53,7 @@ def test_a_rank_that_does_not_exist_is_refused_with_those_that_do(
 ) -> None:
     with pytest.raises(UserError, match=f"--rank is {rank}, ") as caught:
         running(tmp_path, OTHER).node_of(rank)
-    assert "ranks 0 to 3; write one of them" in golden.message(caught.value)
+    assert "ranks 0 to 3; write one" in golden.message(caught.value)
 
 
 def test_the_stacks_of_a_rank_that_does_not_exist_are_refused_with_those_that_do(
@@ -64,7 +64,7 @@ def test_the_stacks_of_a_rank_that_does_not_exist_are_refused_with_those_that_do
     assert boundary.run(app, ["stacks", str(live.attempt.run.path), "--rank", "5"]) == 2
     said = golden.message(capsys.readouterr().err)
     assert said.startswith("hpcddp: --rank is 5, ")
-    assert "ranks 0 to 3; write one of them" in said
+    assert "ranks 0 to 3; write one" in said
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

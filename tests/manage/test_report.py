@@ -190,6 +190,7 @@ def test_attempts_that_slurm_has_ended_are_what_a_longer_limit_makes_fewer(
     made.event("finish", at=340, attempt=1, step=10).ended("finished", steps=10)
     advice = golden.message(report(made).advice.sentence)
     assert advice.startswith("Start less often: 1 of 2 attempts")
+    assert "A longer time_limit" in advice
     assert "The queue took longer, 4m" in advice
 
 

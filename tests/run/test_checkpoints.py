@@ -211,7 +211,7 @@ DAMAGES = {
     damage_record: "manifest.json is damaged (what it says of a.bin is not a size and a sha256)",
     damage_manifest_that_is_a_pipe: "manifest.json is not a regular file",
     damage_pipe: "a.bin is not a regular file",
-    damage_link: "a.bin cannot be read (it is a symbolic link)",
+    damage_link: "cannot be read (it is a symbolic link)",
     damage_directory: "a.bin cannot be read (Is a directory)",
     damage_file_for_a_directory: "manifest.json cannot be read (Not a directory)",
     damage_other_step: "manifest.json is of step 3, not of its directory's",
