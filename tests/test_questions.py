@@ -19,7 +19,6 @@ PROGRAMS = {"hpcddp": ["-P", "-m", "hpcddp"], "python": ["-P"]}
 pytestmark = pytest.mark.depends_on("docs/questions.md", "hpcddp/doctor", "hpcddp/batch", "tests/test_questions.py")
 
 
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write every file of the page, named in its first line."""

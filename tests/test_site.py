@@ -18,7 +18,6 @@ SECRET = "kept-out-of-every-page"
 pytestmark = pytest.mark.depends_on("docs", "scripts/build-docs", "pyproject.toml", "tests/test_site.py")
 
 
-
 def build(source: Path, directory: Path) -> subprocess.CompletedProcess[str]:
     """Build a site as scripts/build-docs does."""
     script = (ROOT / "scripts" / "build-docs").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from hpcddp.cli.checkpoints import age_text
 from hpcddp.cli.main import app
 from hpcddp.manage.format import size_text
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
-from tests.run.test_checkpoints import save
+from tests.run.checkpoints import save
 
 
 def checkpoints(*words: str) -> Result:

@@ -10,8 +10,7 @@ import pytest
 from hpcddp.slurm.job import ENDED_STATES
 from tests.cluster.jobs import HPCDDP, submit, write_job
 from tests.cluster.sandbox import Sandbox
-from tests.manage.crashes import crash
-from tests.manage.test_crashes import check
+from tests.manage.crashes import check, crash
 
 
 @pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20) if seed != 2)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from hpcddp.manage.format import ranks_text
+
 RANKS = 8
 # What happens to one rank: an exception, or an end without an error message.
 KINDS = ("exception", "oserror=ENOENT", "kill", "kill=SEGV", "kill=ABRT", "exit=3", "exit=0")
@@ -44,3 +46,16 @@ def crash(seed: int) -> Crash:
     generator = random.Random(seed)
     stragglers = tuple(sorted(generator.sample(range(RANKS), generator.randint(1, 3))))
     return Crash(generator.randrange(RANKS), generator.randint(2, 12), KINDS[seed % len(KINDS)], stragglers)
+
+
+def check(told: Crash, lines: str) -> None:
+    """Compare what was printed with what was done."""
+    first, *middle, last = lines.splitlines()
+    assert first.startswith(f"attempt 0: rank {told.rank} on "), lines
+    assert f" after step {told.step}" in first, lines
+    others = ranks_text([rank for rank in range(RANKS) if rank != told.rank])
+    assert last.startswith(f"ranks {others} failed as a consequence: "), lines
+    if told.leaves_a_record:
+        assert any("hpcddp/stop/faults.py" in line for line in middle), lines
+    else:
+        assert "ended without an error message" in first, lines

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.manage.format import ranks_text
-from tests.manage.crashes import RANKS, Crash, crash
+from tests.manage.crashes import RANKS, check, crash
 from tests.submission.local_run import MODEL, ROOT
 
 JOB = {
@@ -30,19 +29,6 @@ def hpcddp(directory: Path, *words: str) -> str:
         [sys.executable, "-m", "hpcddp", *words],
         cwd=directory, env={**environment, **_ENVIRONMENT}, capture_output=True, text=True, timeout=300, check=False,
     ).stdout  # fmt: skip
-
-
-def check(told: Crash, lines: str) -> None:
-    """Compare what was printed with what was done."""
-    first, *middle, last = lines.splitlines()
-    assert first.startswith(f"attempt 0: rank {told.rank} on "), lines
-    assert f" after step {told.step}" in first, lines
-    others = ranks_text([rank for rank in range(RANKS) if rank != told.rank])
-    assert last.startswith(f"ranks {others} failed as a consequence: "), lines
-    if told.leaves_a_record:
-        assert any("hpcddp/stop/faults.py" in line for line in middle), lines
-    else:
-        assert "ended without an error message" in first, lines
 
 
 @pytest.mark.distributed

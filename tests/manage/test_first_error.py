@@ -11,6 +11,7 @@ from hpcddp.manage.logs import sources
 from hpcddp.run.failure import beginning
 from hpcddp.run.job_records import Rank, write_ranks
 from tests.manage.runs import FakeRun, make
+from tests.messages import GoldenMessages
 
 CLOSED = "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:16816. GLHF!"
 TOLD = "rank 3 on n1 failed, and this rank was told to end: ValueError: no"
@@ -45,12 +46,15 @@ def follow(made: FakeRun, *ranks: int, message: str = CLOSED, kind: str = "Runti
         made.failed(rank, secondary=True, message=message, kind=kind, exit_code=71, at=at, step=20)
 
 
-def test_the_first_rank_is_named_with_its_traceback_and_the_followers_in_one_line(made: FakeRun) -> None:
+def test_the_first_rank_is_named_with_its_traceback_and_the_followers_in_one_line(
+    made: FakeRun, golden: GoldenMessages
+) -> None:
     follow(made, 0, 1, 2, 4, 6, 7)
     follow(made, 5, message=TOLD, kind="peer_failed")
     made.failed(3, at=30, traceback=TRACEBACK, step=20)
     lines = list(first_error(made.attempt()).lines())
-    assert lines[0] == "attempt 0: rank 3 on n1 failed first after step 20: ValueError: no"
+    assert golden.message(lines[0]).startswith("attempt 0: rank 3 on n1")
+    assert lines[0].endswith("failed first after step 20: ValueError: no")
     assert lines[1:-1] == [
         "  Traceback (most recent call last):",
         "    ... 2 frames of libraries",
@@ -60,17 +64,23 @@ def test_the_first_rank_is_named_with_its_traceback_and_the_followers_in_one_lin
         '      raise ValueError("no")',
         "  ValueError: no",
     ]
-    assert lines[-1] == "ranks 0-2, 4-7 failed as a consequence: connection closed by peer"
+    assert golden.message(lines[-1]).startswith("ranks 0-2, 4-7 failed as a consequence")
+    assert lines[-1].endswith(": connection closed by peer")
 
 
 @pytest.mark.parametrize(
     ("kind", "short"),
-    [("peer_failed", "ended after the failure of another rank"), ("RuntimeError", TOLD)],
+    [("peer_failed", "the failure of another rank"), ("RuntimeError", TOLD)],
+    ids=["peer_failed", "RuntimeError"],
 )
-def test_the_kind_of_a_record_shows_that_a_rank_ended_after_another_one(made: FakeRun, kind: str, short: str) -> None:
+def test_the_kind_of_a_record_shows_that_a_rank_ended_after_another_one(
+    made: FakeRun, kind: str, short: str, golden: GoldenMessages
+) -> None:
     follow(made, *(rank for rank in range(8) if rank != 3), message=TOLD, kind=kind)
     made.failed(3, at=30)
-    assert first_error(made.attempt()).secondary == f"ranks 0-2, 4-7 failed as a consequence: {short}"
+    followers = golden.message(first_error(made.attempt()).secondary)
+    assert followers.startswith("ranks 0-2, 4-7 failed as a consequence")
+    assert followers.endswith(short)
 
 
 def test_the_document_holds_the_whole_traceback(made: FakeRun) -> None:
@@ -82,26 +92,26 @@ def test_the_document_holds_the_whole_traceback(made: FakeRun) -> None:
     assert document["secondary"].startswith("ranks 0-2, 4-7 failed as a consequence: ")
 
 
-def test_a_rank_that_went_without_a_word_is_named_with_the_end_of_its_log(made: FakeRun) -> None:
+def test_a_rank_that_went_without_a_word_is_named_with_the_end_of_its_log(
+    made: FakeRun, golden: GoldenMessages
+) -> None:
     follow(made, 0, 1, 2, 3, 4, 6, 7)
     lines = list(first_error(made.attempt()).lines())
-    assert lines[0].startswith(
-        "attempt 0: rank 5 on n2 ended without an error message after step 20: killed, out of memory"
-    )
+    assert golden.message(lines[0]).startswith("attempt 0: rank 5 on n2")
+    assert "without an error message after step 20" in lines[0]
     assert lines[1:-1] == ["the last lines of rank 5:", "  the log of rank 5", "  its last line"]
-    assert lines[-1] == "ranks 0-4, 6-7 failed as a consequence: connection closed by peer"
+    assert golden.message(lines[-1]).startswith("ranks 0-4, 6-7 failed as a consequence")
 
 
-def test_of_several_silent_ranks_the_one_that_srun_saw_first_is_named(made: FakeRun) -> None:
+def test_of_several_silent_ranks_the_one_that_srun_saw_first_is_named(made: FakeRun, golden: GoldenMessages) -> None:
     follow(made, 0, 1, 2, 3)
     srun = "srun: error: n2: task 6: Killed\nsrun: error: n2: tasks 4-5,7: Killed\n"
     made.run.batch_log.write_text(f"{beginning(made.attempt())}{srun}")
     found = first_error(made.attempt())
     assert found.ranks == (6,)
-    assert found.sentence.startswith(
-        "rank 6 on n2 ended without an error message after step 20: Killed (by SIGKILL, most often"
-    )
-    assert found.secondary == "ranks 0-5, 7 failed as a consequence: connection closed by peer"
+    assert golden.message(found.sentence).startswith("rank 6 on n2 ended without")
+    assert "step 20: Killed (by SIGKILL" in found.sentence
+    assert golden.message(found.secondary).startswith("ranks 0-5, 7 failed as a consequence")
 
 
 def test_what_srun_says_of_another_attempt_does_not_count(made: FakeRun) -> None:
@@ -111,13 +121,12 @@ def test_what_srun_says_of_another_attempt_does_not_count(made: FakeRun) -> None
     assert first_error(made.attempt()).ranks == (6,)
 
 
-def test_other_errors_of_their_own_are_told_too(made: FakeRun) -> None:
+def test_other_errors_of_their_own_are_told_too(made: FakeRun, golden: GoldenMessages) -> None:
     follow(made, *range(6))
     made.failed(6, at=30).failed(7, at=31, message="another bug")
-    assert list(first_error(made.attempt()).lines())[-2:] == [
-        "also rank 7 on n2: ValueError: another bug",
-        "ranks 0-5 failed as a consequence: connection closed by peer",
-    ]
+    another, followers = list(first_error(made.attempt()).lines())[-2:]
+    assert another == "also rank 7 on n2: ValueError: another bug"
+    assert golden.message(followers).startswith("ranks 0-5 failed as a consequence")
 
 
 def test_tasks_that_start_a_launcher_are_not_called_ranks(made: FakeRun) -> None:

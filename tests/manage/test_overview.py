@@ -18,6 +18,7 @@ from hpcddp.run.index import add_to_index
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import NOON, make, queued
+from tests.messages import GoldenMessages
 
 
 def look(root: Path, *jobs: QueuedJob, everything: bool = False) -> Overview:
@@ -91,10 +92,11 @@ def test_elements_that_were_cancelled_before_they_began_stay_so(tmp_path: Path, 
     assert line.sentence == "1 running, 1 finished, 3 cancelled"
 
 
-def test_a_sweep_is_no_run(sweep: Sweep) -> None:
+def test_a_sweep_is_no_run(sweep: Sweep, golden: GoldenMessages) -> None:
     assert one_run(sweep.run(1)) == sweep.run(1)
-    with pytest.raises(UserError, match="sweep is a sweep of 5 runs; name one of them, such as sweep_0"):
+    with pytest.raises(UserError, match="sweep is a sweep of 5 runs") as caught:
         one_run(sweep.directory)
+    assert "such as sweep_0" in golden.message(caught.value)
 
 
 def test_an_element_that_has_not_begun_is_known_by_its_own_id(tmp_path: Path, sweep: Sweep) -> None:

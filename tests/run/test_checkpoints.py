@@ -16,9 +16,7 @@ from typing import IO, Any
 import pytest
 
 from hpcddp.run.checkpoints import (
-    Checkpoint,
     InvalidCheckpointError,
-    Manifest,
     NoCheckpointError,
     list_checkpoints,
     newest_valid,
@@ -29,36 +27,8 @@ from hpcddp.run.checkpoints import (
 )
 from hpcddp.run.ownership import FencedError
 from hpcddp.run.publish import advance_latest, prune, publish
-
-
-def manifest(step: int, attempt: int = 0) -> Manifest:
-    return Manifest(
-        step=step,
-        attempt=attempt,
-        time=1.5,
-        contract={"seed": 1},
-        progress={"epoch": 2},
-        information={"world_size": 3},
-        files={},
-    )
-
-
-def write(content: bytes) -> Callable[[IO[bytes]], None]:
-    def writer(stream: IO[bytes]) -> None:
-        stream.write(content)
-
-    return writer
-
-
-def nothing() -> None:
-    pass
-
-
-def save(directory: Path, step: int, content: bytes = b"state") -> Checkpoint:
-    writers = {"a.bin": write(content), "b.bin": write(b"more")}
-    published = publish(directory, manifest(step), writers, may_publish=nothing)
-    advance_latest(directory, step, may_publish=nothing)
-    return published
+from tests.messages import GoldenMessages
+from tests.run.checkpoints import correct_checksum, flip, manifest, nothing, replace, save, with_flipped_bit, write
 
 
 def names(directory: Path) -> list[str]:
@@ -115,33 +85,6 @@ def test_latest_that_names_a_step_that_was_never_saved_is_written_anew(tmp_path:
     latest.write_text("step-" + "9" * 5000)
     advance_latest(tmp_path, 20, may_publish=nothing)
     assert latest.read_bytes() == whole
-
-
-def sha256_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def with_flipped_bit(content: bytes, bit: int) -> bytes:
-    flipped = bytearray(content)
-    flipped[bit // 8] ^= 1 << bit % 8
-    return bytes(flipped)
-
-
-def flip(path: Path, part: bytes, bit: int) -> None:
-    """Flip a bit of a part of a file, counted from the part's beginning."""
-    replace(path, part, with_flipped_bit(part, bit))
-
-
-def replace(path: Path, part: bytes, by: bytes) -> None:
-    content = path.read_bytes()
-    assert content.count(part) == 1 or part == b'"sha256": '
-    path.write_bytes(content.replace(part, by, 1))
-
-
-def correct_checksum(path: Path) -> None:
-    """Write the checksum of a checkpoint's manifest that fits its other lines."""
-    first, _, rest = (path / "manifest.json").read_text().split("\n", 2)
-    (path / "manifest.json").write_text(f'{first}\n  "sha256": "{sha256_of(rest.encode())}",\n{rest}')
 
 
 def change_manifest(path: Path, **changes: Any) -> None:
@@ -278,27 +221,27 @@ DAMAGES = {
     damage_record: "manifest.json is damaged (what it says of a.bin is not a size and a sha256)",
     damage_manifest_that_is_a_pipe: "manifest.json is not a regular file",
     damage_pipe: "a.bin is not a regular file",
-    damage_link: "a.bin cannot be read (it is a symbolic link)",
+    damage_link: "cannot be read (it is a symbolic link)",
     damage_directory: "a.bin cannot be read (Is a directory)",
     damage_file_for_a_directory: "manifest.json cannot be read (Not a directory)",
     damage_other_step: "manifest.json is of step 3, not of its directory's",
     damage_missing_file: "a.bin is missing",
-    damage_truncated: "a.bin has 4 bytes, not the 5 of its manifest",
-    damage_flipped: "a.bin has another sha256 than its manifest says",
+    damage_truncated: "a.bin has 4 bytes, not the 5",
+    damage_flipped: "a.bin has another sha256",
 }
 
 
-@pytest.mark.parametrize(("damage", "sentence"), DAMAGES.items())
+@pytest.mark.parametrize(("damage", "fact"), DAMAGES.items(), ids=[damage.__name__ for damage in DAMAGES])
 def test_damaged_checkpoint_is_passed_over_and_named(
-    tmp_path: Path, damage: Callable[[Path], None], sentence: str
+    tmp_path: Path, damage: Callable[[Path], None], fact: str, golden: GoldenMessages
 ) -> None:
     older = save(tmp_path, 10)
     damage(save(tmp_path, 20).path)
     warnings: list[str] = []
     assert newest_valid(tmp_path, expected=True, warn=warnings.append) == older
-    assert len(warnings) == 1
-    assert "checkpoint step-000020 is skipped: " in warnings[0]
-    assert sentence in warnings[0]
+    (warning,) = warnings
+    assert "checkpoint step-000020 is skipped: " in golden.message(warning)
+    assert fact in warning
     with pytest.raises(InvalidCheckpointError):
         verify(tmp_path / "step-000020")
     assert [state.damage is None for state in survey(tmp_path)] == [False, True]
@@ -307,13 +250,17 @@ def test_damaged_checkpoint_is_passed_over_and_named(
 @pytest.mark.parametrize(
     "name", ["../step-000010/a.bin", "../../dev/zero", "/etc/hostname", "", ".", "..", ".hidden", "a\0b", "a" * 300]
 )
-def test_manifest_that_names_files_outside_of_its_directory_is_damaged(tmp_path: Path, name: str) -> None:
+def test_manifest_that_names_files_outside_of_its_directory_is_damaged(
+    tmp_path: Path, name: str, golden: GoldenMessages
+) -> None:
     older = save(tmp_path, 10)
     newer = save(tmp_path, 20)
     files = {name: older.manifest.files["a.bin"]}
     (newer.path / "manifest.json").write_text(dataclasses.replace(newer.manifest, files=files).to_text())
-    with pytest.raises(InvalidCheckpointError, match="is not the name of a file of a checkpoint"):
+    with pytest.raises(InvalidCheckpointError, match="not the name of a file") as caught:
         verify(newer.path)
+    # A long name is cut.
+    assert repr(name)[:50] in golden.message(caught.value)
 
 
 def test_files_that_the_manifest_does_not_name_are_not_looked_at(tmp_path: Path) -> None:
@@ -357,11 +304,14 @@ def test_checksum_of_a_manifest_can_be_computed_by_hand(tmp_path: Path) -> None:
     assert lines[1] == f'  "sha256": "{hashlib.sha256(b"".join(lines[2:])).hexdigest()}",\n'.encode()
 
 
-def test_manifest_that_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_that_could_not_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
     monkeypatch.setattr("hpcddp.run.checkpoints.LARGEST_MANIFEST", 1000)
     large = dataclasses.replace(manifest(10), progress={"log": "x" * 1000})
-    with pytest.raises(ValueError, match="put what is large into the objects that are saved"):
+    with pytest.raises(ValueError, match="put what is large into the objects") as caught:
         publish(tmp_path, large, {}, may_publish=nothing)
+    assert "1000" in golden.message(caught.value)
     assert names(tmp_path) == []
 
 
@@ -371,10 +321,11 @@ def test_other_names_are_no_checkpoints(tmp_path: Path, name: str) -> None:
     assert list_checkpoints(tmp_path) == []
 
 
-def test_all_damaged_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
+def test_all_damaged_is_an_error_and_no_fresh_start(tmp_path: Path, golden: GoldenMessages) -> None:
     damage_flipped(save(tmp_path, 10).path)
-    with pytest.raises(NoCheckpointError, match="holds no valid checkpoint although the run has saved some") as caught:
+    with pytest.raises(NoCheckpointError, match="holds no valid checkpoint") as caught:
         newest_valid(tmp_path, expected=False, warn=lambda _: None)
+    assert str(tmp_path) in golden.message(caught.value)
     assert caught.value.exit_code == 65
 
 

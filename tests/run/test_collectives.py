@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcddp.run.collectives import Collective, read_collectives, write_trace
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from tests.run.traces import entry, trace
 
 
 @pytest.fixture
@@ -18,22 +18,6 @@ def attempt(tmp_path: Path) -> AttemptDirectory:
     made = RunDirectory(tmp_path / "run").attempt(0)
     made.path.mkdir(parents=True)
     return made
-
-
-def entry(number: int, **facts: Any) -> dict[str, Any]:
-    """Return an entry as torch 2.15 writes it for gloo."""
-    return {
-        "collective_seq_id": number, "input_dtypes": ["Float"], "input_sizes": [[3]], "is_p2p": False,
-        "op_id": number, "output_dtypes": ["Float"], "output_sizes": [[3]], "p2p_seq_id": 0, "pg_id": 0,
-        "process_group": ["0", "default_pg"], "profiling_name": "gloo:all_reduce", "record_id": number - 1,
-        "retired": True, "state": "scheduled", "thread_id": "139814078696320", "thread_name": "python",
-        "time_created_ns": 1795361294260992868, "time_discovered_completed_ns": 0,
-        "time_discovered_started_ns": 0, "timeout_ms": 1800000, **facts,
-    }  # fmt: skip
-
-
-def trace(*entries: dict[str, Any]) -> str:
-    return json.dumps({"version": "2.10", "entries": entries, "pg_status": {}})
 
 
 def test_a_trace_is_read_as_it_was_written(attempt: AttemptDirectory) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, cause_in_log, exit_of, exits_in, failure_sentence, never_started
 from hpcddp.stop.reasons import Cause
+from tests.messages import GoldenMessages
 
 
 @pytest.mark.parametrize(
@@ -60,10 +61,12 @@ def test_slurmstepd_says_why_slurm_ends_a_job(tmp_path: Path, text: str, cause: 
     assert cause_in_log(attempt) is cause
 
 
-def test_a_killed_rank_has_a_likely_reason(tmp_path: Path) -> None:
+def test_a_killed_rank_has_a_likely_reason(tmp_path: Path, golden: GoldenMessages) -> None:
     attempt = attempt_in(tmp_path)
     attempt.run.batch_log.write_text("srun: error: n2: task 1: Killed\n")
-    assert exit_of(attempt, 1) == "Killed (by SIGKILL, most often because memory ran out)"
+    reason = golden.message(exit_of(attempt, 1))
+    assert reason.startswith("Killed (by SIGKILL")
+    assert "memory ran out" in reason
 
 
 def test_a_crash_below_python_is_read_from_the_ranks_own_log(tmp_path: Path) -> None:
@@ -103,16 +106,20 @@ def test_without_any_log_nothing_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "said", ["srun: forcing job termination\n", "srun: Force Terminated StepId=3.0\n", "srun: Force Terminated job 3\n"]
 )
-def test_tasks_that_a_signal_to_srun_has_killed_did_not_run_out_of_memory(tmp_path: Path, said: str) -> None:
+def test_tasks_that_a_signal_to_srun_has_killed_did_not_run_out_of_memory(
+    tmp_path: Path, said: str, golden: GoldenMessages
+) -> None:
     attempt = attempt_in(tmp_path)
     log = attempt.run.batch_log
     log.write_text(f"{beginning(attempt)}{said}srun: error: n1: task 1: Killed\n")
-    assert (
-        exit_of(attempt, 1) == "Killed (by srun, which a signal to the whole job has ended, as scancel --full sends it)"
-    )
+    reason = golden.message(exit_of(attempt, 1))
+    assert reason.startswith("Killed (by srun")
+    assert "scancel --full" in reason
 
 
-def test_a_task_that_was_killed_before_srun_ended_the_others_was_not_killed_by_srun(tmp_path: Path) -> None:
+def test_a_task_that_was_killed_before_srun_ended_the_others_was_not_killed_by_srun(
+    tmp_path: Path, golden: GoldenMessages
+) -> None:
     attempt = attempt_in(tmp_path)
     attempt.run.batch_log.write_text(
         f"{beginning(attempt)}srun: error: n1: task 0: Killed\n"
@@ -120,4 +127,4 @@ def test_a_task_that_was_killed_before_srun_ended_the_others_was_not_killed_by_s
         "srun: error: n2: task 1: Killed\n"
         "srun: Force Terminated StepId=1.0\n"
     )
-    assert exit_of(attempt, 0) == "Killed (by SIGKILL, most often because memory ran out)"
+    assert golden.message(exit_of(attempt, 0)).startswith("Killed (by SIGKILL")

@@ -5,6 +5,7 @@ from pathlib import Path
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import FailureRecord, describe_failure, failure_sentence, read_failures, write_failure
 from hpcddp.run.job_records import Rank, write_ranks
+from tests.messages import GoldenMessages
 
 
 def record(rank: int, *, time: float, secondary: bool = False, message: str = "boom") -> FailureRecord:
@@ -26,13 +27,13 @@ def attempt_in(tmp_path: Path) -> AttemptDirectory:
     return attempt
 
 
-def test_a_follower_never_takes_the_place_of_the_first_cause(tmp_path: Path) -> None:
+def test_a_follower_never_takes_the_place_of_the_first_cause(tmp_path: Path, golden: GoldenMessages) -> None:
     attempt = attempt_in(tmp_path)
     write_failure(attempt, record(0, time=1.0, secondary=True, message="Connection closed by peer"))
     write_failure(attempt, record(3, time=2.0))
     text = describe_failure(attempt, read_failures(attempt))
-    assert text.startswith("rank 3 on n3 failed first: ValueError: boom")
-    assert "rank 0 failed as a consequence: Connection closed by peer" in text
+    assert golden.message(text).startswith("rank 3 on n3 failed first: ValueError")
+    assert "rank 0 failed as a consequence" in text
 
 
 def test_a_failure_of_all_ranks_is_told_once(tmp_path: Path) -> None:
@@ -49,15 +50,14 @@ def test_the_first_record_of_a_rank_stays(tmp_path: Path) -> None:
     assert [found.message for found in read_failures(attempt)] == ["first"]
 
 
-def test_a_rank_that_was_killed_is_told_by_its_silence(tmp_path: Path) -> None:
+def test_a_rank_that_was_killed_is_told_by_its_silence(tmp_path: Path, golden: GoldenMessages) -> None:
     attempt = attempt_in(tmp_path)
     for rank in range(2):
         attempt.rank_log(rank).touch()
     write_failure(attempt, record(0, time=1.0, secondary=True, message="Connection reset by peer"))
-    assert describe_failure(attempt, read_failures(attempt)).splitlines()[:2] == [
-        "rank 1 ended without an error message: killed, out of memory, a crash in native code, or os._exit",
-        "rank 0 failed as a consequence: Connection reset by peer",
-    ]
+    silent, follower, *_ = golden.message(describe_failure(attempt, read_failures(attempt))).splitlines()
+    assert silent.startswith("rank 1 ended without an error message")
+    assert follower.startswith("rank 0 failed as a consequence")
 
 
 def test_a_long_message_is_cut_to_a_headline() -> None:
@@ -80,35 +80,38 @@ def hang(rank: int, *, waiting: bool, step: int | None = 12) -> FailureRecord:
     )
 
 
-def test_the_rank_that_others_waited_for_is_the_first_of_a_hang(tmp_path: Path) -> None:
+def test_the_rank_that_others_waited_for_is_the_first_of_a_hang(tmp_path: Path, golden: GoldenMessages) -> None:
     attempt = attempt_in(tmp_path)
     for rank in (0, 2):
         write_failure(attempt, hang(rank, waiting=True))
     write_failure(attempt, hang(3, waiting=False))
     assert [found.rank for found in read_failures(attempt)] == [3, 0, 2]
     text = describe_failure(attempt, read_failures(attempt))
-    assert text.startswith("rank 3 on n3 (cuda:0) failed first after step 12: nothing happened for 300 s")
-    assert "ranks 0, 2 waited for the others; the stacks of all threads are in the logs" in text
+    assert golden.message(text).startswith("rank 3 on n3 (cuda:0) failed first")
+    assert "step 12: nothing happened for 300 s" in text
+    assert "ranks 0, 2 waited for the others" in text
 
 
-def test_a_rank_that_stopped_answering_is_named_by_those_that_waited_with_its_host(tmp_path: Path) -> None:
+def test_a_rank_that_stopped_answering_is_named_by_those_that_waited_with_its_host(
+    tmp_path: Path, golden: GoldenMessages
+) -> None:
     attempt = attempt_in(tmp_path)
     for rank in range(2):
         attempt.rank_log(rank).touch()
     write_ranks(attempt, [Rank(host="n1"), Rank(host="n2")])
     write_failure(attempt, hang(0, waiting=True))
-    assert failure_sentence(attempt, read_failures(attempt)) == (
-        "rank 1 on n2 stopped answering after step 12: stopped, stuck in native code, or its host is lost; "
-        "rank 0 on n0 (cuda:0) waited for other ranks"
-    )
+    sentence = golden.message(failure_sentence(attempt, read_failures(attempt)))
+    assert sentence.startswith("rank 1 on n2 stopped answering")
+    assert "after step 12" in sentence
+    assert "rank 0 on n0 (cuda:0) waited" in sentence
 
 
-def test_a_hang_of_all_ranks_says_so(tmp_path: Path) -> None:
+def test_a_hang_of_all_ranks_says_so(tmp_path: Path, golden: GoldenMessages) -> None:
     attempt = attempt_in(tmp_path)
     write_failure(attempt, hang(0, waiting=True, step=None))
-    assert failure_sentence(attempt, read_failures(attempt)) == (
-        "all ranks waited for each other: nothing happened for 300 s"
-    )
+    sentence = golden.message(failure_sentence(attempt, read_failures(attempt)))
+    assert sentence.startswith("all ranks waited")
+    assert "nothing happened for 300 s" in sentence
 
 
 def test_clocks_of_hosts_put_no_follower_before_the_first_cause(tmp_path: Path) -> None:

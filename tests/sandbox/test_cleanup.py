@@ -12,6 +12,7 @@ import pytest
 
 from hpcddp.processes import Process, find
 from hpcddp.sandbox import cleanup, sandbox, state
+from tests.messages import GoldenMessages
 
 CONF = Path("/somewhere/sandbox/slurm.conf")
 TOKEN = "0123456789abcdef" * 2
@@ -60,15 +61,15 @@ def test_a_later_process_with_the_same_id_is_left_alone() -> None:
         assert process.wait() == -signal.SIGKILL
 
 
-def test_a_process_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages) -> None:
     monkeypatch.setattr(cleanup, "_TIMEOUT_S", 0.0)
     monkeypatch.setattr(cleanup, "end", lambda _: None)
     with running("sleep", "60", HPCDDP_SANDBOX=TOKEN) as process, pytest.raises(cleanup.StillRunningError) as caught:
         cleanup.end_all(TOKEN, CONF, manager=None)
-    assert caught.value.message == (
-        f"process {process.pid} of the sandbox is still there 0 s after SIGKILL, it waits for a device or a file "
-        "system; run hpcddp sandbox down again"
-    )
+    message = golden.message(caught.value, {f"process {process.pid} ": "process PID "})
+    assert f"process {process.pid} of the sandbox" in message
+    assert "0 s after SIGKILL" in message
+    assert "hpcddp sandbox down" in message
 
 
 def test_a_daemon_manager_whose_environment_cannot_be_read_for_a_moment_is_waited_for(

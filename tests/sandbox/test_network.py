@@ -5,7 +5,8 @@ from ipaddress import IPv4Network
 import pytest
 
 from hpcddp.sandbox import network
-from tests.sandbox.test_configuration import cluster
+from tests.messages import GoldenMessages
+from tests.sandbox.clusters import cluster
 
 
 def test_a_subnet_is_free_if_it_overlaps_nothing_in_use() -> None:
@@ -14,13 +15,12 @@ def test_a_subnet_is_free_if_it_overlaps_nothing_in_use() -> None:
     assert network.free_subnet([IPv4Network("198.19.255.7/32")], 511) == IPv4Network("198.18.0.0/24")
 
 
-def test_no_free_subnet_is_an_error_with_a_way_out() -> None:
+def test_no_free_subnet_is_an_error_with_a_way_out(golden: GoldenMessages) -> None:
     with pytest.raises(network.NetworkError) as caught:
         network.free_subnet([IPv4Network("198.0.0.0/8")], 3)
-    assert caught.value.message == (
-        "every /24 in 198.18.0.0/15 is in use on this machine, and each sandbox with hosts of its own needs one; "
-        "end another sandbox, or use --hosts shared"
-    )
+    message = golden.message(caught.value)
+    assert "198.18.0.0/15 is in use" in message
+    assert "use --hosts shared" in message
 
 
 def test_the_default_route_and_words_are_no_networks_in_use() -> None:

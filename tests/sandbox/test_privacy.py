@@ -18,10 +18,10 @@ import pytest
 
 from hpcddp.sandbox import cleanup
 from hpcddp.sandbox.state import Sandbox
-from tests.sandbox.test_lifecycle import AS_ORDINARY_USER, ORDINARY_USER, Place, new_place
+from tests.messages import GoldenMessages
+from tests.sandbox.places import AS_ORDINARY_USER, ORDINARY_USER, Place
 from tests.waiting import wait_until
 
-__all__ = ["new_place"]
 pytestmark = pytest.mark.slurm
 
 ANOTHER_USER = pwd.getpwnam("daemon").pw_uid
@@ -84,7 +84,7 @@ def test_nobody_else_can_look_into_its_directory(owned: Place, *, there: bool) -
     assert stat.S_IMODE(owned.directory.stat().st_mode) == 0o700
 
 
-def test_a_link_of_another_users_is_refused(owned: Place) -> None:
+def test_a_link_of_another_users_is_refused(owned: Place, golden: GoldenMessages) -> None:
     """Its owner could let it lead to another directory later."""
     owned.directory.parent.chmod(0o1777)
     subprocess.run((*AS_ANOTHER_USER, "ln", "-s", f"{owned.directory}-of-mine", owned.directory), check=True)
@@ -94,21 +94,20 @@ def test_a_link_of_another_users_is_refused(owned: Place) -> None:
             shutil.chown(target_directory, ORDINARY_USER)
         done = owned.call("up")
         assert done.returncode == 2
-        assert done.stderr == (
-            f"hpcddp: the sandbox in {owned.directory} is user {ANOTHER_USER}'s; let that user run the command, "
-            "or give another directory with --dir\n"
-        )
+        message = golden.message(done.stderr, {str(owned.directory): "PLACE", f"user {ANOTHER_USER}": "user UID"})
+        assert f"{owned.directory} is user {ANOTHER_USER}'s" in message
+        assert "another directory with --dir" in message
 
 
-def test_a_place_in_which_everybody_can_put_another_directory_is_refused(owned: Place) -> None:
+def test_a_place_in_which_everybody_can_put_another_directory_is_refused(owned: Place, golden: GoldenMessages) -> None:
     parent = owned.directory.parent
     parent.chmod(0o777)
     done = owned.call("up")
     assert done.returncode == 2
-    assert done.stderr == (
-        f"hpcddp: {parent}, above the sandbox's directory, can be written by everyone, who could put another directory "
-        "in its place; give another one with --dir\n"
-    )
+    message = golden.message(done.stderr, {str(parent): "PARENT"})
+    assert f"{parent}, above the sandbox's directory" in message
+    assert "can be written by everyone" in message
+    assert "another one with --dir" in message
     assert not owned.directory.exists()
 
 
@@ -153,18 +152,18 @@ def test_it_listens_where_the_name_of_its_host_leads_and_nowhere_else(
 
 @pytest.mark.parametrize(
     ("address", "what"),
-    [("", "has no IPv4 address"), ("203.0.113.9", "has the address 203.0.113.9, which is not this host's")],
+    [("", "has no IPv4 address"), ("203.0.113.9", "has the address 203.0.113.9")],
 )
 def test_a_host_that_cannot_be_reached_by_its_own_name_is_refused(
-    new_place: NewPlace, desk: Path, address: str, what: str
+    new_place: NewPlace, desk: Path, address: str, what: str, golden: GoldenMessages
 ) -> None:
     with host_called(address, desk) as on_host:
         done = new_place(prefix=(*on_host, *AS_ORDINARY_USER)).call("up")
     assert done.returncode == 2
-    assert done.stderr == (
-        f"hpcddp: this host is called 'somehost', and that name {what}; Slurm's daemons listen there: "
-        "put 127.0.0.1 and the name into /etc/hosts, or use --hosts namespaces as root\n"
-    )
+    message = golden.message(done.stderr)
+    assert f"'somehost', and that name {what}" in message
+    assert "put 127.0.0.1 and the name into /etc/hosts" in message
+    assert "use --hosts namespaces as root" in message
 
 
 def listening(sandbox: Sandbox) -> Mapping[str, set[str]]:

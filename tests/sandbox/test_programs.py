@@ -5,7 +5,7 @@ from pathlib import Path
 from hpcddp.sandbox.network import build_commands
 from hpcddp.sandbox.programs import Command, Instructions
 from hpcddp.sandbox.sandbox import daemons_of
-from tests.sandbox.test_configuration import SHARED, cluster
+from tests.sandbox.clusters import SHARED, cluster
 
 
 def test_instructions_are_read_back_as_they_were_written() -> None:

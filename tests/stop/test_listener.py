@@ -16,6 +16,7 @@ import pytest
 
 from hpcddp.stop.listener import REASONS, ReceivedSignal, do_nothing
 from hpcddp.stop.reasons import StopReason
+from tests.messages import GoldenMessages
 
 ROOT = Path(__file__).parents[2]
 BEGIN = """
@@ -47,14 +48,17 @@ def run(program: str) -> tuple[Any, str]:
 
 
 @pytest.mark.parametrize(("signum", "reason"), list(REASONS.items()))
-def test_each_signal_has_its_reason_and_ends_no_process(signum: signal.Signals, reason: StopReason) -> None:
+def test_each_signal_has_its_reason_and_ends_no_process(
+    signum: signal.Signals, reason: StopReason, golden: GoldenMessages
+) -> None:
     answer, said = run(f"""
 kill_oneself({int(signum)})
 wait_for(LISTENER.reason)
 print(json.dumps([LISTENER.reason().word, LISTENER.first(signal.Signals({int(signum)})).signum.name]))
 """)
     assert answer == [reason.word, signum.name]
-    assert f"{signum.name}: the training will be saved and stop at the end of a step\n" in said
+    time_of_day = said.split()[1]
+    assert f"{signum.name}: the training will be saved" in golden.message(said, {time_of_day: "TIME"})
 
 
 def test_the_most_important_reason_is_returned() -> None:

@@ -23,7 +23,7 @@ from hpcddp.train.checkpoint import writer
 from hpcddp.train.checkpoint.checkpointer import Checkpointer, CheckpointerError, SaveSettings, Stateful
 from hpcddp.train.distributed import NoGroupError
 from hpcddp.train.errors import ResumeError, SaveError
-from tests.run.test_checkpoints import flip
+from tests.run.checkpoints import flip
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import ResumeError, StoppedError
 from hpcddp.train.model import replica
 from tests.distributed.training import evaluations, records, result, steps
-from tests.run.test_checkpoints import correct_checksum, flip
+from tests.run.checkpoints import correct_checksum, flip
 from tests.train.conftest import Training
 from tests.waiting import wait_until
 
