@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.messages import GoldenMessages
+from tests.slurm_version import expected_failure, slurm_version
 
 # A busy machine makes an example slow, never wrong.
 settings.register_profile("hpcddp", deadline=None)
@@ -47,6 +48,11 @@ def pytest_configure() -> None:
     # A shell starts its background jobs with SIGINT ignored, and so would every program of a test be.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str | None:
+    version = slurm_version()
+    return None if version is None else f"Slurm {version}"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -93,6 +99,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix() in SLOW:
             item.add_marker(pytest.mark.slow)
+        failure = expected_failure(item.iter_markers("fails_on_slurm"), slurm_version() or "0")
+        if failure is not None:
+            item.add_marker(failure)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -42,8 +42,6 @@ def check(root: Path) -> None:
     Raises:
         UserError: for the first error; says what to do instead.
     """
-    if os.geteuid() != 0:
-        raise UserError("--slurm is given, and only root can change its root directory; leave it out")
     if root == Path("/"):
         raise UserError("--slurm is /, which is this machine's own root directory; leave it out")
     if not root.exists():
@@ -56,7 +54,7 @@ def check(root: Path) -> None:
             raise UserError(f"--slurm is {root}, which has no directory /{name}; {_EXAMPLE}")
     missing = [name for name in _PROGRAMS if find_program(root, name) is None]
     if missing:
-        raise UserError(f"--slurm is {root}, where {' and '.join(missing)} are not installed; {_EXAMPLE}")
+        raise UserError(f"--slurm is {root}, which lacks {' and '.join(missing)}; {_EXAMPLE}")
     for name in _PROGRAMS:
         program = find_program(root, name)
         if program is not None:
