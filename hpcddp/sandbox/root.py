@@ -117,16 +117,16 @@ def _is_system(name: str) -> bool:
 
 
 def _check_owner(root: Path, path: Path) -> None:
-    """Reject a file that somebody else could replace: root runs what is in it."""
+    """Reject a file that somebody else could replace: the user, who is root, runs the programs."""
     status = path.lstat()
-    if status.st_uid != 0:
+    if status.st_uid != os.geteuid():
         raise UserError(
-            f"--slurm is {root}, and {path} is user {status.st_uid}'s, whose programs root would run; "
-            "give a directory of root's"
+            f"--slurm is {root}, and {path} is user {status.st_uid}'s, who could put other programs there; "
+            "give a directory of your own"
         )
     if not stat.S_ISLNK(status.st_mode) and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UserError(
-            f"--slurm is {root}, and {path} can be written by others, whose programs root would run; "
+            f"--slurm is {root}, and {path} can be written by others, who could put other programs there; "
             f"run: chmod go-w {path}"
         )
 

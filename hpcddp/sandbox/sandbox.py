@@ -192,6 +192,7 @@ def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
         cpus_per_node=request.cpus_per_node,
         gpus_per_node=request.gpus_per_node,
         overrides=request.overrides,
+        machine=(network.machine_address(address), socket.gethostname()) if request.isolated else None,
     )
     sandbox = Sandbox(
         directory=request.directory,
