@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from tests.environment import isolate_session, isolate_test
 from tests.messages import GoldenMessages
+from tests.slurm_version import expected_failure, slurm_version
 
 # A busy machine makes an example slow, never wrong. scripts/test --long asks for the profile "long".
 settings.register_profile("once", deadline=None, max_examples=50)
@@ -52,6 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_report_header() -> str | None:
+    version = slurm_version()
+    return None if version is None else f"Slurm {version}"
+
+
 @pytest.fixture(autouse=True)
 def isolation(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test a user's configuration and an index of runs of its own."""
@@ -88,6 +94,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if subject and config.getoption("--skip-unchanged") and not _has_changed(subject.args):
             reason = f"{', '.join(subject.args)} did not change since the parent commit; scripts/test --long runs it"
             item.add_marker(pytest.mark.skip(reason))
+        failure = expected_failure(item.iter_markers("fails_on_slurm"), slurm_version() or "0")
+        if failure is not None:
+            item.add_marker(failure)
 
 
 @cache

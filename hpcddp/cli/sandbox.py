@@ -6,8 +6,9 @@ import json
 import os
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -53,12 +54,20 @@ def up(
         list[str] | None,
         typer.Option("--conf", metavar="KEY=VALUE", help="Change a setting of slurm.conf; repeatable."),
     ] = None,
+    slurm: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="ROOT",
+            help="Run the Slurm in this root directory of another Linux (root only). [default: this machine's Slurm]",
+        ),
+    ] = None,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
     """Start the sandbox and print how to use it.
 
-    The command prints a line for the shell that sets SLURM_CONF, so that Slurm's commands and hpcddp use the sandbox.
+    The command prints a line for the shell that sets SLURM_CONF, so that Slurm's commands and hpcddp use the sandbox;
+    with --slurm also one that puts the commands of that Slurm first in PATH.
 
     Example: eval "$(hpcddp sandbox up --nodes 2)" && sinfo
 
@@ -75,6 +84,7 @@ def up(
         cpus_per_node=cpus_per_node,
         gpus_per_node=gpus_per_node,
         overrides=parse_overrides(conf or ()),
+        slurm_root=None if slurm is None else slurm.expanduser().resolve(),
     )
     running = sandboxes.up(request, environment=dict(os.environ))
     if as_json:
@@ -86,7 +96,7 @@ def up(
         f"partitions {' '.join(running.partitions)}; {end} ends it",
         err=True,
     )
-    echo(f"export SLURM_CONF={shlex.quote(str(running.slurm_conf))}")
+    _print_exports(running.as_json())
 
 
 @sandbox.command()
@@ -122,7 +132,14 @@ def status(*, directory: Directory = None, as_json: AsJson = False) -> None:
     for name, word in (found.get("node_states") or {}).items():
         echo(f"  {name}  {word}")
     if found["state"] in {"up", "degraded"}:
-        echo(f"export SLURM_CONF={shlex.quote(found['slurm_conf'])}")
+        _print_exports(found)
+
+
+def _print_exports(document: Mapping[str, Any]) -> None:
+    """Print the lines that make a shell use the sandbox."""
+    echo(f"export SLURM_CONF={shlex.quote(document['slurm_conf'])}")
+    if document["bin"] is not None:
+        echo(f'export PATH={shlex.quote(document["bin"])}:"$PATH"')
 
 
 def _directory(given: Path | None) -> Path:

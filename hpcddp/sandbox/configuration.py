@@ -82,6 +82,7 @@ class Cluster:
         cpus_per_node: processors that each node claims.
         gpus_per_node: GPUs that each node claims, 0 for none.
         overrides: settings of slurm.conf that the user changes.
+        machine: address and name of this machine in the nodes' network, None if the nodes are this machine.
     """
 
     directory: Path
@@ -94,6 +95,7 @@ class Cluster:
     cpus_per_node: int
     gpus_per_node: int
     overrides: Mapping[str, str] = field(default_factory=dict)
+    machine: tuple[str, str] | None = None
 
     @property
     def slurm_conf(self) -> Path:
@@ -151,6 +153,9 @@ def hosts_file(cluster: Cluster) -> str:
     """Return the text of the nodes' own ``/etc/hosts``."""
     names = [("127.0.0.1", "localhost"), (cluster.controller_address, cluster.controller_host)]
     names += [(node.address, node.name) for node in cluster.nodes]
+    if cluster.machine is not None:
+        # Since 24.11 slurmctld looks for the host that has submitted a job, and waits for seconds if it is not there.
+        names.append(cluster.machine)
     return _text(f"{address} {name}" for address, name in names)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from hpcddp.errors import HpcddpError
 from hpcddp.polling import wait_until
 from hpcddp.processes import find
-from hpcddp.sandbox import cleanup, programs, state
+from hpcddp.sandbox import cleanup, programs, root, state
 from hpcddp.sandbox.programs import Command, Daemon, Instructions
 from hpcddp.sandbox.state import Sandbox
 
@@ -44,13 +44,13 @@ def manager_environment(token: str, environment: Mapping[str, str]) -> dict[str,
     return {**programs.daemon_environment(token), **kept}
 
 
-def start(directory: Path, *, isolated: bool, log: Path, environment: Mapping[str, str]) -> int:
+def start(sandbox: Sandbox, *, log: Path, environment: Mapping[str, str]) -> int:
     """Start the daemon manager of a sandbox, detached from this process.
 
     Args:
-        directory: the sandbox's directory.
-        isolated: whether it gets its own namespaces (needs root). Then the kernel ends all processes of the sandbox
-            and removes its network and mounts as soon as the daemon manager ends for any reason.
+        sandbox: if its nodes are hosts of their own, the daemon manager gets its own namespaces (needs root). Then the
+            kernel ends all processes of the sandbox and removes its network and mounts as soon as the daemon manager
+            ends for any reason.
         log: the file for its output.
         environment: its whole environment.
 
@@ -58,8 +58,10 @@ def start(directory: Path, *, isolated: bool, log: Path, environment: Mapping[st
         The end of a pipe to write its instructions to. The sandbox ends when the pipe is closed before ``stay`` was
         written.
     """
-    manager: tuple[str, ...] = (sys.executable, "-P", "-m", "hpcddp.sandbox.daemon_manager", str(directory))
-    if isolated:
+    manager: tuple[str, ...] = (sys.executable, "-P", "-m", "hpcddp.sandbox.daemon_manager", str(sandbox.directory))
+    if sandbox.slurm_root is not None:
+        manager = root.command_in(sandbox.slurm_root, manager)
+    if sandbox.isolated:
         # ip netns exec would hide /sys/fs/cgroup, without which slurmd does not start.
         own = ("--mount", "--uts", "--net", "--pid", "--fork", "--kill-child=SIGKILL")
         manager = ("unshare", *own, "--", *manager)

@@ -70,9 +70,8 @@ def node_addresses(subnet: IPv4Network, count: int) -> list[str]:
 
 
 def machine_address(controller: str) -> str:
-    """Return this machine's own address in the controller's network, with the prefix length."""
-    subnet = IPv4Network(f"{controller}/{_PREFIX}", strict=False)
-    return f"{subnet[_MACHINE_OFFSET]}/{_PREFIX}"
+    """Return this machine's own address in the controller's network."""
+    return str(IPv4Network(f"{controller}/{_PREFIX}", strict=False)[_MACHINE_OFFSET])
 
 
 def interface_name(token: str) -> str:
@@ -220,13 +219,13 @@ def connect_machine(interface: str, address: str, *, manager: int, environment: 
 
     Args:
         interface: the name of this machine's end.
-        address: this machine's address in the sandbox's network, with the prefix length.
+        address: this machine's address in the sandbox's network.
         manager: the daemon manager's process id.
         environment: the environment of the commands.
     """
     lines = (
         f"link add {interface} type veth peer name {UPLINK} netns {manager}\n"
-        f"address add {address} dev {interface}\n"
+        f"address add {address}/{_PREFIX} dev {interface}\n"
         f"link set {interface} up\n"
     )
     run(Command(argv=("ip", "-batch", "-"), standard_input=lines), environment)

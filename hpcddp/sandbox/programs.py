@@ -13,7 +13,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.sandbox.cleanup import TOKEN_VARIABLE
 
 # Daemons are in sbin, which an ordinary user's PATH lacks on Debian.
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 COMMAND_TIMEOUT_S = 30.0
 
 
@@ -84,12 +84,12 @@ class ProcessError(HpcddpError):
 
 def daemon_environment(token: str) -> dict[str, str]:
     """Return a daemon's environment: nothing of the caller's, and the token of the sandbox."""
-    return {"PATH": _PATH, "LANG": "C.UTF-8", TOKEN_VARIABLE: token}
+    return {"PATH": PATH, "LANG": "C.UTF-8", TOKEN_VARIABLE: token}
 
 
 def missing_programs(programs: Sequence[str]) -> list[str]:
     """Return those of ``programs`` that are not installed."""
-    path = os.pathsep.join((os.environ.get("PATH", ""), _PATH))
+    path = os.pathsep.join((os.environ.get("PATH", ""), PATH))
     return [program for program in programs if shutil.which(program, path=path) is None]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from hpcddp.errors import UserError
 from hpcddp.run.files import user_name
 from hpcddp.sandbox import cgroups
+from hpcddp.sandbox import root as roots
 from hpcddp.sandbox.network import MOST_NODES
 
 _PACKAGES: Mapping[str, str] = {
@@ -49,6 +50,7 @@ class Request:
         cpus_per_node: processors that each claims.
         gpus_per_node: GPUs that each claims.
         overrides: settings of slurm.conf.
+        slurm_root: the root directory of another Slurm, without symbolic links; None for this machine's Slurm.
     """
 
     directory: Path
@@ -57,6 +59,7 @@ class Request:
     cpus_per_node: int
     gpus_per_node: int
     overrides: Mapping[str, str] = field(default_factory=dict)
+    slurm_root: Path | None = None
 
     @property
     def isolated(self) -> bool:
@@ -104,12 +107,35 @@ def check(request: Request, *, missing_programs: Callable[[Sequence[str]], list[
         raise UserError(
             f"user id {os.geteuid()} has no name on this machine, and Slurm's daemons need one; add it to /etc/passwd"
         )
-    programs = [name for name in _PACKAGES if request.isolated or name not in _ISOLATION_ONLY]
+    if request.slurm_root is not None:
+        _check_slurm_root(request, request.slurm_root)
+    programs = _needed_programs(request)
     if missing := missing_programs(programs):
         raise UserError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, and a sandbox needs "
             f"{'it' if len(missing) == 1 else 'them'}; run as root: "
             f"apt-get install --no-install-recommends {' '.join(_PACKAGES[name] for name in _PACKAGES)}"
+        )
+
+
+def _needed_programs(request: Request) -> list[str]:
+    """Return the programs of this machine that the sandbox needs."""
+    if request.slurm_root is not None:
+        return list(_ISOLATION_ONLY)
+    return [name for name in _PACKAGES if request.isolated or name not in _ISOLATION_ONLY]
+
+
+def _check_slurm_root(request: Request, slurm_root: Path) -> None:
+    if not request.isolated:
+        raise UserError(
+            "--slurm is given and --hosts is shared, and only nodes with hosts of their own can have another root "
+            "directory; use --hosts namespaces as root, or leave --slurm out"
+        )
+    roots.check(slurm_root)
+    if not roots.is_shared(request.directory):
+        raise UserError(
+            f"--slurm is given, and the sandbox's directory {request.directory} is in a system directory, which is "
+            "another one in that root; give another one with --dir"
         )
 
 

@@ -14,10 +14,19 @@ from typing import Any
 
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.run.files import user_name, write_text
-from hpcddp.sandbox import cgroups, cleanup, configuration, daemon_manager, network, programs, state
+from hpcddp.sandbox import (
+    cgroups,
+    cleanup,
+    client_commands,
+    configuration,
+    daemon_manager,
+    network,
+    programs,
+    state,
+)
 from hpcddp.sandbox import request as requests
 from hpcddp.sandbox.configuration import PARTITIONS, Cluster, Node
-from hpcddp.sandbox.programs import Daemon, Instructions
+from hpcddp.sandbox.programs import Command, Daemon, Instructions
 from hpcddp.sandbox.request import Request
 from hpcddp.sandbox.state import Sandbox
 from hpcddp.slurm.commands import SlurmCommandError, node_states
@@ -183,6 +192,7 @@ def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
         cpus_per_node=request.cpus_per_node,
         gpus_per_node=request.gpus_per_node,
         overrides=request.overrides,
+        machine=(network.machine_address(address), socket.gethostname()) if request.isolated else None,
     )
     sandbox = Sandbox(
         directory=request.directory,
@@ -193,6 +203,7 @@ def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
         nodes=names,
         partitions=PARTITIONS,
         uses_cgroups=request.uses_cgroups,
+        slurm_root=request.slurm_root,
     )
     return sandbox, cluster
 
@@ -312,8 +323,7 @@ def _one_at_a_time() -> Iterator[None]:
 def _start(sandbox: Sandbox, cluster: Cluster, environment: Mapping[str, str]) -> None:
     _write_files(sandbox, cluster)
     descriptor = daemon_manager.start(
-        sandbox.directory,
-        isolated=sandbox.isolated,
+        sandbox,
         log=sandbox.directory / "log" / "daemon-manager.log",
         environment=daemon_manager.manager_environment(sandbox.token, environment),
     )
@@ -328,7 +338,10 @@ def _start(sandbox: Sandbox, cluster: Cluster, environment: Mapping[str, str]) -
             )
         commands = network.build_commands(cluster) if sandbox.isolated else ()
         groups = cgroups.make(sandbox.directory, sandbox.token) if sandbox.uses_cgroups else ()
-        instructions = Instructions(commands=commands + groups, daemons=daemons_of(cluster))
+        clients: tuple[Command, ...] = ()
+        if sandbox.slurm_root is not None:
+            clients = (client_commands.write(sandbox, sandbox.slurm_root, manager=manager),)
+        instructions = Instructions(commands=commands + groups + clients, daemons=daemons_of(cluster))
         pipe.write(f"{instructions.as_line()}\n")
         pipe.flush()
         _wait_for_daemons(sandbox)
@@ -374,7 +387,10 @@ def _wait_for_nodes(sandbox: Sandbox, environment: Mapping[str, str]) -> None:
 
 def slurm_environment(sandbox: Sandbox, environment: Mapping[str, str]) -> dict[str, str]:
     """Return ``environment`` changed so that Slurm's commands use the sandbox."""
-    return {**environment, "SLURM_CONF": str(sandbox.slurm_conf)}
+    changed = {**environment, "SLURM_CONF": str(sandbox.slurm_conf)}
+    if sandbox.slurm_root is not None:
+        changed["PATH"] = os.pathsep.join((str(sandbox.client_commands), environment.get("PATH", programs.PATH)))
+    return changed
 
 
 def _end(sandbox: Sandbox) -> None:

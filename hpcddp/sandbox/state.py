@@ -39,6 +39,7 @@ class Sandbox:
         nodes: the nodes' names.
         partitions: the partitions' names, the default one first.
         uses_cgroups: whether Slurm makes control groups.
+        slurm_root: the root directory of its Slurm, None if it is this machine's.
     """
 
     directory: Path
@@ -49,6 +50,12 @@ class Sandbox:
     nodes: tuple[str, ...]
     partitions: tuple[str, ...]
     uses_cgroups: bool
+    slurm_root: Path | None = None
+
+    @property
+    def client_commands(self) -> Path:
+        """The directory of Slurm's client commands, if its Slurm is in another root directory."""
+        return self.directory / "bin"
 
     @property
     def slurm_conf(self) -> Path:
@@ -63,6 +70,7 @@ class Sandbox:
             "partitions": list(self.partitions),
             "hosts": "namespaces" if self.isolated else "shared",
             "directory": str(self.directory),
+            "bin": None if self.slurm_root is None else str(self.client_commands),
         }
 
 
@@ -72,12 +80,21 @@ def read(directory: Path) -> Sandbox | None:
     if document is None:
         return None
     lists = {key: tuple(document.pop(key)) for key in ("nodes", "partitions")}
-    return Sandbox(**{**document, **lists, "directory": Path(document["directory"])})
+    slurm_root = document.get("slurm_root")
+    paths = {
+        "directory": Path(document["directory"]),
+        "slurm_root": None if slurm_root is None else Path(slurm_root),
+    }
+    return Sandbox(**{**document, **lists, **paths})
 
 
 def write(sandbox: Sandbox) -> None:
     """Mark the sandbox's directory as ours."""
-    write_json(sandbox.directory / _MARKER, {**asdict(sandbox), "directory": str(sandbox.directory)})
+    paths = {
+        "directory": str(sandbox.directory),
+        "slurm_root": None if sandbox.slurm_root is None else str(sandbox.slurm_root),
+    }
+    write_json(sandbox.directory / _MARKER, {**asdict(sandbox), **paths})
 
 
 def write_manager(sandbox: Sandbox, manager: Process) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcddp.sandbox import state
+from hpcddp.sandbox.sandbox import slurm_environment
 from tests.cluster.sandbox import Sandbox
 from tests.sandbox.leftovers import leftovers
 
@@ -44,7 +45,7 @@ def _sandbox(parent: Path, settings: Sequence[str], more: Sequence[str]) -> Iter
     try:
         yield Sandbox(
             slurm_conf=slurm_conf,
-            environment={**_without_slurm(), "SLURM_CONF": str(slurm_conf)},
+            environment=slurm_environment(known, _without_slurm()),
             nodes=tuple(document["nodes"]),
         )
     finally:

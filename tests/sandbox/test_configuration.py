@@ -42,4 +42,6 @@ def test_without_gpus_nothing_speaks_of_them() -> None:
 
 
 def test_every_host_is_known_by_name() -> None:
-    assert hosts_file(cluster()) == "127.0.0.1 localhost\n198.18.7.1 ctl\n198.18.7.11 n1\n198.18.7.12 n2\n"
+    nodes = "127.0.0.1 localhost\n198.18.7.1 ctl\n198.18.7.11 n1\n198.18.7.12 n2\n"
+    assert hosts_file(cluster()) == nodes
+    assert hosts_file(cluster(machine=("198.18.7.254", "laptop"))) == f"{nodes}198.18.7.254 laptop\n"

@@ -1,0 +1,241 @@
+"""What every version of Slurm must do for a run, with small programs: ``scripts/test`` runs it with another Slurm too.
+
+The programs compute nothing and import nothing, so that the scenarios wait for Slurm alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.job_records import read_ranks
+from hpcddp.run.sweep import read_sweep
+from tests.cluster.jobs import HPCDDP
+from tests.cluster.scenarios import ScenarioContext, after_scenario
+from tests.cluster.slurm_faults import without_slurmd
+from tests.cluster.test_commands import script, start
+from tests.cluster.test_here import result_when_ended, salloc
+from tests.cluster.tracked_run import TrackedRun
+from tests.waiting import wait_for_text
+
+pytestmark = pytest.mark.each_slurm
+
+# Preemptions take the first host; nobody preempts on the others.
+PREEMPTED = "n1"
+ON_ONE = ("--nodelist", "n2")
+ON_TWO = ("--nodes", "2", "--tasks-per-node", "2", "--nodelist", "n3,n4")
+# In its first attempt it is at work until it is told to stop.
+WORKS = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print("at work", flush=True)
+    if os.environ["HPCDDP_ATTEMPT"] == "0":
+        time.sleep(600)
+"""
+# Longer than a requeued job waits here before it starts again.
+_SECOND_LIFE_S = 10
+
+
+def start_working(context: ScenarioContext, name: str, *words: str, text: str = WORKS) -> TrackedRun:
+    """Submit the program, and wait until it is at work."""
+    tracked = start_program(context, name, *words, text=text)
+    wait_for_text(tracked.run.attempts / "0" / "rank-0.log", "at work")
+    return tracked
+
+
+def start_program(context: ScenarioContext, name: str, *words: str, text: str = WORKS) -> TrackedRun:
+    directory = directory_of(context, name)
+    return start(context.sandbox, directory, "--time", "5", *words, "--", sys.executable, script(directory, text))
+
+
+def directory_of(context: ScenarioContext, name: str) -> Path:
+    directory = context.directory / name
+    directory.mkdir(parents=True)
+    return directory
+
+
+def wait_for_result(tracked: TrackedRun) -> dict[str, str]:
+    """Wait until the run has a result and its job has left its hosts; return what Slurm says about the job."""
+    tracked.wait_until(tracked.run.result.exists, "a result")
+    on_hosts = {"RUNNING", "COMPLETING"}
+    tracked.wait_until(lambda: tracked.sandbox.job(tracked.job_id)["JobState"] not in on_hosts, "the end of the job")
+    return tracked.sandbox.job(tracked.job_id)
+
+
+def causes(tracked: TrackedRun) -> list[str | None]:
+    return [event.cause for event in tracked.events("requeue")]
+
+
+def finished(context: ScenarioContext) -> TrackedRun:
+    tracked = start_program(context, "run", *ON_TWO, text="print('here')")
+    wait_for_result(tracked)
+    return tracked
+
+
+def preempted(context: ScenarioContext) -> dict[str, tuple[TrackedRun, dict[str, str]]]:
+    """One job of ``high`` preempts three runs at once."""
+    tracked_runs = {
+        partition: start_working(context, partition, "--partition", partition, "--nodelist", PREEMPTED)
+        for partition in ("low", "low0", "lowc")
+    }
+    context.preempt(PREEMPTED, seconds=1)
+    return {partition: (tracked, wait_for_result(tracked)) for partition, tracked in tracked_runs.items()}
+
+
+def out_of_time(context: ScenarioContext) -> TrackedRun:
+    tracked = start_working(context, "run", "--time", "1", *ON_ONE)
+    wait_for_result(tracked)
+    return tracked
+
+
+def cancelled(context: ScenarioContext) -> TrackedRun:
+    tracked = start_working(context, "run", *ON_ONE)
+    context.sandbox.run("scancel", tracked.job_id)
+    wait_for_result(tracked)
+    time.sleep(_SECOND_LIFE_S)
+    return tracked
+
+
+def requeued_by_hpcddp(context: ScenarioContext) -> TrackedRun:
+    tracked = start_working(context, "run", *ON_ONE)
+    context.sandbox.run(*HPCDDP, "requeue", tracked.run.path)
+    wait_for_result(tracked)
+    return tracked
+
+
+def requeued_by_scontrol(context: ScenarioContext) -> TrackedRun:
+    tracked = start_working(context, "run", *ON_ONE)
+    context.sandbox.run("scontrol", "requeue", tracked.job_id)
+    wait_for_result(tracked)
+    return tracked
+
+
+def node_lost(context: ScenarioContext) -> TrackedRun:
+    tracked = start_working(context, "run", "--nodes", "2")
+    ranks = read_ranks(tracked.attempt)
+    assert ranks is not None
+    with without_slurmd(context.sandbox, ranks[1].host):
+        wait_for_result(tracked)
+    return tracked
+
+
+def swept(context: ScenarioContext) -> Mapping[str, str]:
+    """Return what the elements of a job array have written, by the name of the file."""
+    directory = directory_of(context, "sweep")
+    words = ("--name", "mine", "--time", "5", *ON_ONE, "--sweep", "environment.env.RATE=0.10,'a b'")
+    program = ("sh", "-c", 'printf %s "$RATE" >"rate-$HPCDDP_SWEEP_INDEX"')
+    done = context.sandbox.run(*HPCDDP, "submit", *words, "--json", "--", *program, cwd=directory)
+    sweep = read_sweep(Path(json.loads(done.stdout)["sweep_dir"]))
+    assert sweep is not None
+    for index in range(2):
+        context.sandbox.wait(str(sweep.job_id(index)))
+    return {path.name: path.read_text() for path in directory.glob("rate-*")}
+
+
+def waited(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun, str]:
+    """A run that waits for another one, and why it was pending while the other one was at work."""
+    text = """
+        import pathlib, time
+        print("at work", flush=True)
+        while not pathlib.Path("enough").exists():
+            time.sleep(0.1)
+    """
+    first = start_working(context, "first", *ON_ONE, text=text)
+    second = start_program(context, "second", "--after", str(first.run.path), *ON_ONE, text="print('here')")
+    reason = context.sandbox.job(second.job_id)["Reason"]
+    (context.directory / "first" / "enough").touch()
+    wait_for_result(second)
+    return first, second, reason
+
+
+def ran_here(context: ScenarioContext) -> tuple[dict[str, Any], list[str]]:
+    """A run in the allocation of a shell: its result and the hosts of its ranks."""
+    directory = directory_of(context, "here")
+    options = ("--nodes=2", "--ntasks-per-node=2", "--time=5", "--nodelist=n3,n4")
+    with salloc(context.sandbox, directory, *options) as shell:
+        words = ("--nodes", "2", "--tasks-per-node", "2", "--time", "2min", "--cluster", "here")
+        document = shell.submit(*words, "--run-root", directory / "runs", "--", sys.executable, "-c", "print('here')")
+        run = RunDirectory(Path(document["run_dir"]))
+        result = result_when_ended(run)
+        ranks = read_ranks(run.attempt(0))
+    assert ranks is not None
+    return result, [rank.host for rank in ranks]
+
+
+@after_scenario(finished)
+def test_a_run_starts_on_its_hosts_and_ends(scenario_result: TrackedRun) -> None:
+    ranks = read_ranks(scenario_result.attempt)
+    assert ranks is not None
+    assert [rank.host for rank in ranks] == ["n3", "n3", "n4", "n4"]
+    assert scenario_result.result["status"] == "finished"
+    assert scenario_result.sandbox.job(scenario_result.job_id)["ExitCode"] == "0:0"
+
+
+@after_scenario(preempted)
+@pytest.mark.parametrize("partition", ["low", "low0", "lowc"])
+def test_a_preempted_run_comes_back_once(
+    scenario_result: dict[str, tuple[TrackedRun, dict[str, str]]], partition: str
+) -> None:
+    tracked, fields = scenario_result[partition]
+    assert causes(tracked) == ["preemption"]
+    assert (tracked.attempts, tracked.result["status"]) == (2, "finished")
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1")
+
+
+@after_scenario(out_of_time, long=True)
+def test_a_run_at_its_time_limit_comes_back(scenario_result: TrackedRun) -> None:
+    assert causes(scenario_result) == ["time_limit"]
+    assert (scenario_result.attempts, scenario_result.result["status"]) == (2, "finished")
+
+
+@after_scenario(cancelled)
+def test_a_cancelled_run_stays_cancelled(scenario_result: TrackedRun) -> None:
+    assert scenario_result.sandbox.job(scenario_result.job_id)["JobState"] == "CANCELLED"
+    assert (scenario_result.attempts, scenario_result.result["status"]) == (1, "cancelled")
+
+
+@after_scenario(requeued_by_hpcddp)
+def test_a_run_that_its_user_requeues_comes_back_once(scenario_result: TrackedRun) -> None:
+    assert [event.by for event in scenario_result.events("requeue")] == ["user"]
+    assert (scenario_result.attempts, scenario_result.result["status"]) == (2, "finished")
+
+
+@after_scenario(requeued_by_scontrol)
+def test_a_run_that_scontrol_requeues_comes_back_once(scenario_result: TrackedRun) -> None:
+    assert causes(scenario_result) == ["requeued"]
+    assert (scenario_result.attempts, scenario_result.result["status"]) == (2, "finished")
+
+
+@after_scenario(node_lost, own_slurm=True)
+def test_a_run_that_loses_a_host_comes_back_on_others(scenario_result: TrackedRun) -> None:
+    assert causes(scenario_result) == ["node_failure"]
+    assert (scenario_result.attempts, scenario_result.result["status"]) == (2, "finished")
+    hosts = [read_ranks(scenario_result.run.attempt(number)) for number in range(2)]
+    assert hosts[0] != hosts[1]
+
+
+@after_scenario(swept)
+def test_each_element_of_an_array_has_its_own_values(scenario_result: Mapping[str, str]) -> None:
+    assert scenario_result == {"rate-0": "0.10", "rate-1": "a b"}
+
+
+@after_scenario(waited)
+def test_a_run_waits_for_another_one(scenario_result: tuple[TrackedRun, TrackedRun, str]) -> None:
+    first, second, reason = scenario_result
+    assert reason == "Dependency"
+    assert [tracked.result["status"] for tracked in (first, second)] == ["finished", "finished"]
+    assert first.run.result.stat().st_mtime < second.run.attempt(0).path.stat().st_ctime
+
+
+@after_scenario(ran_here)
+def test_a_run_in_an_allocation_has_its_hosts(scenario_result: tuple[dict[str, Any], list[str]]) -> None:
+    result, hosts = scenario_result
+    assert result["status"] == "finished"
+    assert hosts == ["n3", "n3", "n4", "n4"]
