@@ -17,11 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from hpcddp.version import __version__
+
 # With more load at the start a measurement is invalid.
 QUIET: Final = 0.5
-_PACKAGES: Final = (
-    "hpcddp", "torch", "torchvision", "typer", "submitit", "accelerate", "lightning", "torchx", "pillow",
-)  # fmt: skip
+_PACKAGES: Final = ("torch", "torchvision", "typer", "submitit", "accelerate", "lightning", "torchx", "pillow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def report(cases: Callable[[], Iterable[Case]], *, load: float | None = None) ->
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    found = {"hpcddp": __version__}
     for package in _PACKAGES:
         try:
             found[package] = version(package)
