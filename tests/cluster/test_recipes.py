@@ -207,6 +207,10 @@ def test_lightning_resumes_on_two_hosts_after_a_preemption(sandbox: Sandbox, tmp
 
 
 @pytest.mark.depends_on("docs/recipes.md", "pyproject.toml", "tests/cluster/test_recipes.py")
+@pytest.mark.xfail(
+    sys.version_info >= (3, 14),
+    reason="Hydra 1.3 does not start on Python 3.14, whose argparse takes no object for the text of a help",
+)
 def test_hydra_resumes_after_a_preemption_and_writes_into_the_run_directory(sandbox: Sandbox, tmp_path: Path) -> None:
     write_files(HYDRA, tmp_path)
     tracked = check_that_it_resumes(HYDRA, sandbox, tmp_path)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cluster.scenarios import OTHER_HOSTS, ScenarioContext, after_scenario
 from tests.cluster.tracked_run import TrackedRun
-from tests.train.shown import same, shown_by_mlflow, shown_by_tensorboard, shown_by_wandb, wandb_records, written
+from tests.train.shown import (
+    MLFLOW_OPENS_FILES,
+    same,
+    shown_by_mlflow,
+    shown_by_tensorboard,
+    shown_by_wandb,
+    wandb_records,
+    written,
+)
 
 
 def requeued(context: ScenarioContext) -> TrackedRun:
@@ -41,6 +51,7 @@ def test_wandb_shows_one_run(scenario_result: TrackedRun) -> None:
     assert [record.exit_code for kind, record in records if kind == "exit"] == [75, 0]
 
 
+@pytest.mark.filterwarnings(MLFLOW_OPENS_FILES)
 @scenario
 def test_mlflow_shows_one_run(scenario_result: TrackedRun) -> None:
     (run,), curves = shown_by_mlflow(f"file:{scenario_result.job.parent.parent}/mlruns")

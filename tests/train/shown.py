@@ -90,6 +90,10 @@ def shown_by_wandb(run: Path) -> Curves:
     return curves
 
 
+# MLflow 3.17 opens the files of its file store with codecs.open, which Python 3.14 deprecates.
+MLFLOW_OPENS_FILES = r"ignore:codecs\.open\(\) is deprecated:DeprecationWarning:mlflow\.utils\."
+
+
 def shown_by_mlflow(uri: str) -> tuple[list[Any], Curves]:
     """Return the runs of MLflow, and the curves of the first."""
     from mlflow import MlflowClient

@@ -21,7 +21,17 @@ from hpcddp.train.tracking import opening
 from hpcddp.train.tracking.protocol import AttemptEnding
 from tests.distributed.training import evaluations, job_document
 from tests.train.conftest import Training
-from tests.train.shown import same, shown_by_mlflow, shown_by_tensorboard, shown_by_wandb, wandb_records, written
+from tests.train.shown import (
+    MLFLOW_OPENS_FILES,
+    same,
+    shown_by_mlflow,
+    shown_by_tensorboard,
+    shown_by_wandb,
+    wandb_records,
+    written,
+)
+
+pytestmark = pytest.mark.filterwarnings(MLFLOW_OPENS_FILES)
 
 NewTraining = Callable[[str], Training]
 
