@@ -34,7 +34,7 @@ ON_TWO = ("--nodes", "2", "--tasks-per-node", "2", "--nodelist", "n3,n4")
 # In its first attempt it is at work until it is told to stop.
 WORKS = """
     import os, signal, sys, time
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     print("at work", flush=True)
     if os.environ["HPCDDP_ATTEMPT"] == "0":
         time.sleep(600)
