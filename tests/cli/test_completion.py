@@ -16,7 +16,7 @@ import pytest
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
-from tests.cli.test_imports import SLOW, UNINSTALL
+from tests.cli.slow_libraries import SLOW, UNINSTALL
 
 BASH = """
 eval "$(_HPCDDP_COMPLETE=source_bash hpcddp)"

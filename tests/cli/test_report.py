@@ -12,7 +12,7 @@ import pytest
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.slurm import commands
-from tests.cli.test_imports import UNINSTALL, python
+from tests.cli.slow_libraries import UNINSTALL, run_python
 from tests.manage.example import example
 from tests.manage.three_attempts import three_attempts
 
@@ -70,14 +70,14 @@ def test_json_prints_the_numbers(capsys: pytest.CaptureFixture[str], root: Path)
 def test_json_needs_neither_matplotlib_nor_numpy(root: Path) -> None:
     names = {"matplotlib", "numpy", "torch", "submitit"}
     run = UNINSTALL.format(names=names) + "from hpcddp.cli import main; main()"
-    done = python(run, "report", "run-1", "--json", "--run-root", str(root))
+    done = run_python(run, "report", "run-1", "--json", "--run-root", str(root))
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["runs"][0]["step"] == 60
 
 
 def test_without_matplotlib_one_sentence_says_how_to_install_it(root: Path) -> None:
     run = UNINSTALL.format(names={"matplotlib"}) + "from hpcddp.cli import main; main()"
-    done = python(run, "report", "run-1", "--run-root", str(root))
+    done = run_python(run, "report", "run-1", "--run-root", str(root))
     assert done.returncode == 2
     assert f"install it: {sys.executable} -m pip install 'matplotlib>=3.9'" in done.stderr
     assert "Traceback" not in done.stderr
