@@ -77,7 +77,7 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
         (("submit", "--gpus-per-task=1"), ("no option --gpus-per-task;", "did you mean --gpus-per-node?")),
         (("submit", "-o", "out.log"), ("no option -o:", "into the run directory; set run_root")),
         (("submit", "-a", "0-3"), ("no option -a:", "write a sweep", "hpcddp submit --sweep KEY=VALUES")),
-        (("submit", "--wrap=true"), ("no option --wrap:", "write the command in the job file, or after --")),
+        (("submit", "--wrap=true"), ("no option --wrap:", "in the job file, or after --\n")),
         (("submit", "--signal=USR1@120"), ("no option --signal:", "write requeue.signal_lead")),
         (("submit", "x.yaml", "--epochs", "4"), ("no option --epochs;", "write --set train.epochs=4,")),
         (("render", "--batch-size=64", "x.yaml"), ("no option --batch-size;", "did you mean --global-batch-size?")),

@@ -95,7 +95,7 @@ def test_why_a_job_waits_is_said_in_words_each_time_that_it_changes(
     outcome = watch.follow(made.run, PlainDisplay(None, 1), job_state=poller, waits_for=poller.waits_for)
     assert outcome.status == "finished"
     first, resources, limit, *end = golden.message(capsys.readouterr().err).splitlines()
-    assert first.endswith(": Slurm has not looked at it yet")
+    assert first.endswith("Slurm has not looked at it yet")
     assert resources.endswith(f": {waiting('Resources', job_id='', run='').why}")
     assert limit.endswith(f": {waiting('QOSMaxJobsPerUserLimit', job_id='', run='').why}")
     assert end == ["the job is running", "the job has ended"]
@@ -134,7 +134,7 @@ def test_a_terminal_shows_a_spinner_with_the_reason_until_the_first_step() -> No
     text = shown.decode()
     first, ranks, step = (
         text.index("jobs of higher priority come first"),
-        text.index("the ranks start: imports, data and the first step"),
+        text.index("the ranks start: imports, data"),
         text.index("loss 0.2500"),
     )
     assert first < ranks < step
