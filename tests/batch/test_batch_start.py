@@ -154,5 +154,5 @@ def test_an_epoch_whose_rest_is_dropped_is_over() -> None:
 
 
 def test_steps_before_the_start_have_no_place() -> None:
-    with pytest.raises(ValueError, match="these batches begin with step 5, not with 4"):
+    with pytest.raises(ValueError, match="begin with step 5, not with 4"):
         changed(steps_of(100, 10), 5, 20).place(4)

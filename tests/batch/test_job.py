@@ -11,6 +11,7 @@ from hpcddp.batch.refusals import PlanError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.resources import Resources
 from hpcddp.jobfile.sections import Batch, LearningRate, Optimizer, Train
+from tests.messages import GoldenMessages
 
 KEYS = [
     "global_batch_size",
@@ -68,49 +69,50 @@ def test_every_field_of_the_batch_reaches_the_plan() -> None:
         plan_job(job(batch={"split": "error"}), samples=1000)
 
 
-def test_unknown_samples_are_null_with_the_note_that_says_why() -> None:
+def test_unknown_samples_are_null_with_the_note_that_says_why(golden: GoldenMessages) -> None:
     document = plan_job(job(), samples=None, notes=("The disk is away.",)).as_json()
     unknown = ["steps_per_epoch", "tail_samples", "samples_per_epoch", "duplicated", "dropped", "total_steps"]
     assert [document[key] for key in unknown] == [None] * 6
     assert document["notes"] == ["The disk is away."]
-    assert plan_job(job(), samples=None).notes == ("The number of samples is unknown; give it with --samples.",)
+    (note,) = plan_job(job(), samples=None).notes
+    assert golden.message(note).endswith("samples is unknown; give it with --samples.")
 
 
-def test_numbers_alone_leave_null_what_was_not_given_with_a_note_each() -> None:
+def test_numbers_alone_leave_null_what_was_not_given_with_a_note_each(golden: GoldenMessages) -> None:
     batch = plan_batch(global_batch_size=256, world_size=3, samples=None)
     document = plan_numbers(batch, epochs=None, learning_rate=None).as_json()
     assert (document["learning_rate"], document["total_steps"], document["steps_per_epoch"]) == (None, None, None)
-    assert document["notes"] == [
-        "steps_per_epoch and what follows from it are unknown: no number of samples was given (--samples).",
-        "total_steps is unknown: no number of epochs was given (--epochs).",
-        "learning_rate is unknown: no base was given (--base-lr).",
+    expected = [
+        ("steps_per_epoch ", "(--samples)."),
+        ("total_steps ", "(--epochs)."),
+        ("learning_rate ", "(--base-lr)."),
     ]
+    for note, (unknown, option) in zip(document["notes"], expected, strict=True):
+        assert golden.message(note).startswith(unknown)
+        assert note.endswith(option)
 
 
 def test_numbers_that_are_all_given_need_no_note() -> None:
     batch = plan_batch(global_batch_size=256, world_size=3, samples=1_281_167)
     plan = plan_numbers(batch, epochs=90, learning_rate=0.1)
     assert (plan.total_steps, plan.notes) == (450_450, ())
-    with pytest.raises(PlanError, match=r"^epochs is 0, and there is nothing to split below 1; write 1 or more$"):
+    with pytest.raises(PlanError, match=r"^epochs is 0, .*; write 1 or"):
         plan_numbers(batch, epochs=0, learning_rate=0.1)
 
 
-def test_lists_of_more_than_a_million_numbers_are_left_out_with_the_rule() -> None:
+def test_lists_of_more_than_a_million_numbers_are_left_out_with_the_rule(golden: GoldenMessages) -> None:
     plan = JobPlan(batch=plan_batch(global_batch_size=10**12, world_size=10**9, samples=None))
     document = plan.as_json()
     assert (document["per_rank_samples"], document["micro_batches"]) == (None, None)
-    assert document["notes"] == [
-        (
-            "per_rank_samples and micro_batches are left out, being more than a million numbers: rank r gets "
-            "floor(B/W) + (1 if r < B mod W else 0) samples, and micro-step a of its n likewise "
-            "floor(n/A) + (1 if a < n mod A else 0)."
-        )
-    ]
+    (note,) = document["notes"]
+    assert golden.message(note).startswith("per_rank_samples and micro_batches are left out,")
+    assert "floor(B/W) + (1 if r < B" in note
+    assert "floor(n/A) + (1 if a < n" in note
 
 
 @pytest.mark.parametrize(("optimizer", "law", "rate"), [("sgd", "linear", "0.8"), ("adamw", "square-root", "0.282843")])
 def test_a_base_tuned_for_another_batch_says_what_the_fitting_rule_would_give(
-    optimizer: Any, law: str, rate: str
+    optimizer: Any, law: str, rate: str, golden: GoldenMessages
 ) -> None:
     spec = job(
         batch={"global_batch_size": 2048},
@@ -119,28 +121,25 @@ def test_a_base_tuned_for_another_batch_says_what_the_fitting_rule_would_give(
     )
     plan = plan_job(spec, samples=10_000)
     assert plan.learning_rate == 0.1
-    assert plan.notes == (
-        (
-            "learning_rate.base 0.1 was tuned for a global batch of 256, and this one has 2048: rule 'none' leaves it. "
-            f"The {law} rule would give {rate}; no rule fits every model (Shallue et al. 2019)."
-        ),
-    )
+    (note,) = plan.notes
+    assert golden.message(note).startswith("learning_rate.base 0.1 was tuned for")
+    assert "256, and this one has 2048:" in note
+    assert f"The {law} rule would give {rate};" in note
 
 
-def test_a_warm_up_as_long_as_the_training_is_noted() -> None:
+def test_a_warm_up_as_long_as_the_training_is_noted(golden: GoldenMessages) -> None:
     plan = plan_job(job(train={"epochs": 3}, learning_rate=LearningRate(warmup_epochs=3.0)), samples=2560)
-    assert plan.notes == (
-        "learning_rate.warmup_epochs is 3 and the training has 3 epochs: the rate rises until the end of the training.",
-    )
+    (note,) = plan.notes
+    assert golden.message(note).startswith("learning_rate.warmup_epochs is 3 and ")
+    assert " 3 epochs: " in note
 
 
-def test_a_loss_over_the_global_batch_is_planned_without_micro_steps() -> None:
+def test_a_loss_over_the_global_batch_is_planned_without_micro_steps(golden: GoldenMessages) -> None:
     loss = {"loss": "losses:clip", "loss_reduction": "global"}
     assert plan_job(job(train=loss), samples=1000).batch.grad_accum_steps == 1
     with pytest.raises(PlanError) as caught:
         plan_job(job(batch={"max_per_device_batch_size": 32}, train=loss), samples=1000)
-    assert caught.value.message == (
-        "train.loss_reduction is global, and grad_accum_steps is 2: no call of the loss then gets all samples of a "
-        "global batch; use more ranks, allow more samples per device, or make the two passes in a loop of your own "
-        "(hpcddp.accumulate_additive, hpcddp.accumulate_gathered)"
-    )
+    message = golden.message(caught.value)
+    assert message.startswith("train.loss_reduction is global, and grad_accum_steps is 2:")
+    assert "; use more ranks, allow more samples" in message
+    assert message.endswith("(hpcddp.accumulate_additive, hpcddp.accumulate_gathered)")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hpcddp.batch.plan import BatchPlan, has_single_sample, plan_batch, refuse_single_over_ranks, refuse_single_sample
 from hpcddp.batch.refusals import PlanError
 from hpcddp.jobfile.sections import Tail
+from tests.messages import GoldenMessages
 
 TAILS: tuple[Tail, ...] = ("keep", "drop", "wrap")
 
@@ -146,7 +147,7 @@ def test_accumulation_by_hand_is_kept() -> None:
 @pytest.mark.parametrize("step", [-1, 4])
 def test_a_step_outside_the_epoch_is_refused(step: int) -> None:
     plan = plan_batch(global_batch_size=32, world_size=2, samples=100)
-    with pytest.raises(ValueError, match=rf"a step of an epoch is 0\.\.3, not {step}"):
+    with pytest.raises(ValueError, match=rf"step of an epoch is 0\.\.3, not {step}"):
         plan.batch_size(step)
 
 
@@ -154,68 +155,71 @@ def test_a_share_of_a_rank_or_batch_that_is_not_there_is_refused() -> None:
     plan = plan_batch(global_batch_size=32, world_size=2, samples=None)
     with pytest.raises(ValueError, match=r"a rank is 0\.\.1, not 2"):
         plan.rank_share(32, 2)
-    with pytest.raises(ValueError, match=r"a global batch has 0\.\.32 samples, not 33"):
+    with pytest.raises(ValueError, match=r"global batch has 0\.\.32 samples, not 33"):
         plan.rank_share(33, 0)
 
 
-def test_fewer_samples_than_ranks_names_a_batch_and_a_world_size_that_work() -> None:
-    message = refusal(global_batch_size=2, world_size=3)
-    assert message == (
-        "global_batch_size is 2, fewer samples than the 3 ranks of the job, so that some ranks would always idle; "
-        "write global_batch_size 3 or more, or use 2 ranks or fewer"
-    )
+def test_fewer_samples_than_ranks_names_a_batch_and_a_world_size_that_work(golden: GoldenMessages) -> None:
+    message = golden.message(refusal(global_batch_size=2, world_size=3))
+    assert message.startswith("global_batch_size is 2, fewer")
+    assert "the 3 ranks" in message
+    assert "write global_batch_size 3 or more," in message
+    assert message.endswith("use 2 ranks or fewer")
     assert plan_batch(global_batch_size=3, world_size=3, samples=None).per_rank_samples == (1, 1, 1)
     assert plan_batch(global_batch_size=2, world_size=2, samples=None).per_rank_samples == (1, 1)
 
 
-def test_uneven_split_names_the_nearest_sizes_that_work() -> None:
-    assert refusal(global_batch_size=256, world_size=6, split="error") == (
-        "global_batch_size is 256, which 6 ranks do not divide, and split is 'error'; write 252 or 258, or split "
-        "'exact' for shares that differ by one sample"
-    )
+def test_uneven_split_names_the_nearest_sizes_that_work(golden: GoldenMessages) -> None:
+    message = golden.message(refusal(global_batch_size=256, world_size=6, split="error"))
+    assert message.startswith("global_batch_size is 256, which 6 ranks ")
+    assert "write 252 or 258, or split 'exact'" in message
     assert plan_batch(global_batch_size=252, world_size=6, samples=None, split="error").imbalance == 0
 
 
-def test_accumulation_by_hand_that_breaks_the_cap_names_what_fits() -> None:
-    assert refusal(global_batch_size=256, world_size=3, max_per_device_batch_size=32, grad_accum_steps=2) == (
-        "grad_accum_steps is 2, which makes micro-batches of 43 samples from a share of 86, and "
-        "max_per_device_batch_size allows 32; write grad_accum_steps 3 or more, leave it out, or allow 43 samples"
-    )
+def test_accumulation_by_hand_that_breaks_the_cap_names_what_fits(golden: GoldenMessages) -> None:
+    numbers = {"global_batch_size": 256, "world_size": 3, "max_per_device_batch_size": 32, "grad_accum_steps": 2}
+    message = golden.message(refusal(**numbers))
+    assert message.startswith("grad_accum_steps is 2, ")
+    assert "micro-batches of 43 samples" in message
+    assert "86, and max_per_device_batch_size allows 32;" in message
+    assert "write grad_accum_steps 3 or more, leave it" in message
+    assert message.endswith("or allow 43 samples")
 
 
-def test_dropping_the_only_batch_is_refused() -> None:
-    assert refusal(global_batch_size=32, world_size=2, samples=31, tail="drop") == (
-        "tail is 'drop' and the training data has 31 samples, fewer than one global batch of 32, so that an epoch "
-        "would have no step; write global_batch_size 31 or less, or tail 'keep' or 'wrap'"
-    )
+def test_dropping_the_only_batch_is_refused(golden: GoldenMessages) -> None:
+    message = golden.message(refusal(global_batch_size=32, world_size=2, samples=31, tail="drop"))
+    assert message.startswith("tail is 'drop' and ")
+    assert "31 samples, fewer than one global batch" in message
+    assert "; write global_batch_size 31 or less, " in message
+    assert message.endswith(", or tail 'keep' or 'wrap'")
 
 
 @pytest.mark.parametrize(
     "name", ["global_batch_size", "world_size", "samples", "max_per_device_batch_size", "grad_accum_steps"]
 )
 @pytest.mark.parametrize("value", [0, -3])
-def test_numbers_below_one_are_refused_by_name(name: str, value: int) -> None:
-    message = refusal(**{"global_batch_size": 8, "world_size": 2, name: value})
-    assert message == f"{name} is {value}, and there is nothing to split below 1; write 1 or more"
+def test_numbers_below_one_are_refused_by_name(name: str, value: int, golden: GoldenMessages) -> None:
+    message = golden.message(refusal(**{"global_batch_size": 8, "world_size": 2, name: value}))
+    assert message.startswith(f"{name} is {value}, ")
+    assert message.endswith("; write 1 or more")
 
 
-def test_a_single_sample_in_the_tail_names_the_step_and_the_ways_out() -> None:
+def test_a_single_sample_in_the_tail_names_the_step_and_the_ways_out(golden: GoldenMessages) -> None:
     plan = plan_batch(global_batch_size=32, world_size=3, samples=1029)
     with pytest.raises(PlanError) as caught:
         refuse_single_sample(plan)
-    assert caught.value.message == (
-        "step 32 of every epoch has 5 samples, which leaves rank 2 one sample in micro-step 0, and BatchNorm has no "
-        "variance over one sample; use tail 'drop' or global_batch_size 33 or 2 ranks or train.batch_norm sync or a "
-        "model without BatchNorm"
-    )
+    message = golden.message(caught.value)
+    assert message.startswith("step 32 of every epoch has 5 ")
+    assert "rank 2 one sample in micro-step 0," in message
+    assert "use tail 'drop' or global_batch_size 33 or " in message
+    assert " or 2 ranks or train.batch_norm sync or " in message
 
 
-def test_a_single_sample_in_every_step_is_found_before_the_tail() -> None:
+def test_a_single_sample_in_every_step_is_found_before_the_tail(golden: GoldenMessages) -> None:
     plan = plan_batch(global_batch_size=8, world_size=3, samples=1000, max_per_device_batch_size=2)
-    with pytest.raises(
-        PlanError, match=r"step 0 of every epoch has 8 samples, which leaves rank 0 one sample in micro"
-    ):
+    with pytest.raises(PlanError, match=r"^step 0 of every epoch has 8 ") as caught:
         refuse_single_sample(plan)
+    assert "rank 0 one sample in micro-step 1," in golden.message(caught.value)
 
 
 @given(plan=plans())

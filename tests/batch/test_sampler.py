@@ -89,7 +89,7 @@ def test_torch_order_gives_the_batches_of_randperm() -> None:
 
 
 def test_a_step_beyond_the_epoch_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a step of an epoch is 0\.\.3, not 4"):
+    with pytest.raises(ValueError, match=r"of an epoch is 0\.\.3, not 4"):
         GlobalBatches(100, 32, "keep", "keyed", 0).indices(0, 4)
 
 

@@ -12,6 +12,7 @@ from hpcddp.cli.checkpoints import age_text
 from hpcddp.cli.main import app
 from hpcddp.manage.format import size_text
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
+from tests.messages import GoldenMessages
 from tests.run.checkpoints import save
 
 
@@ -29,14 +30,15 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_checkpoint_is_listed_with_what_a_resume_would_take(run: Path) -> None:
+def test_every_checkpoint_is_listed_with_what_a_resume_would_take(run: Path, golden: GoldenMessages) -> None:
     result = checkpoints(str(run))
     assert result.exit_code == 0
     header, *rows = result.stdout.splitlines()
     assert header.split() == ["step", "size", "age", "attempt"]
     assert [row.split()[0] for row in rows] == ["30", "20", "10"]
-    assert rows[0].endswith(f"not valid: {run}/checkpoints/step-000030/a.bin has another sha256 than its manifest says")
-    assert rows[1].endswith("0  valid; a resume goes on from here")
+    damage = golden.message(rows[0].partition("  not valid: ")[2])
+    assert damage.startswith(f"{run}/checkpoints/step-000030/a.bin has another sha256")
+    assert "0  valid; a resume goes on" in rows[1]
     assert rows[2].endswith("0  valid")
 
 
@@ -60,17 +62,21 @@ def test_the_best_checkpoint_is_listed_as_such(run: Path) -> None:
     assert [state["best"] for state in document["checkpoints"]] == [False, False, True]
 
 
-def test_all_damaged_is_said_plainly(run: Path) -> None:
+def test_all_damaged_is_said_plainly(run: Path, golden: GoldenMessages) -> None:
     for path in run.glob("checkpoints/step-*/a.bin"):
         path.unlink()
-    assert "None of them is valid: a resume refuses to start anew" in checkpoints(str(run)).stdout
+    last_line = golden.message(checkpoints(str(run)).stdout.splitlines()[-1])
+    assert last_line.startswith("None of them is valid:")
+    assert last_line.endswith("exit code 65.")
 
 
-def test_a_sweep_is_refused_with_the_name_of_one_of_its_runs(run: Path) -> None:
+def test_a_sweep_is_refused_with_the_name_of_one_of_its_runs(run: Path, golden: GoldenMessages) -> None:
     chunks = (Chunk(job_id="50", first=0, count=2),)
     write_sweep(Sweep(sweep_id=run.name, path=run, elements=({"a": 1}, {"a": 2}), chunks=chunks))
     result = checkpoints(str(run))
-    assert str(result.exception) == "cluster-12 is a sweep of 2 runs; name one of them, such as cluster-12_0"
+    message = golden.message(result.exception)
+    assert message.startswith("cluster-12 is a sweep of 2 runs;")
+    assert message.endswith("such as cluster-12_0")
 
 
 def test_run_without_checkpoints_is_no_error(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm import commands
 from tests.manage.runs import make
+from tests.messages import GoldenMessages
 
 TRAINING = "name: digits\ntrain: {model: resnet18, dataset: digits}\nbatch: {global_batch_size: 8}\n"
 
@@ -37,7 +38,7 @@ class Submitted:
 
 
 def test_ctrl_c_names_the_commands_that_follow_again_and_that_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -48,14 +49,14 @@ def test_ctrl_c_names_the_commands_that_follow_again_and_that_end_the_run(
     with pytest.raises(typer.Exit) as ended:
         follow_run(Submitted(made.run))  # type: ignore[arg-type]
     assert ended.value.exit_code == 130
-    assert capsys.readouterr().err == (
-        f"\nno longer following; run run-1 goes on\nto follow it again   hpcddp logs {made.run.path} --follow\n"
-        f"to end it            hpcddp cancel {made.run.path}\n"
-    )
+    _, state, follow, end = golden.message(capsys.readouterr().err).splitlines()
+    assert state.endswith("run run-1 goes on")
+    assert follow == f"to follow it again   hpcddp logs {made.run.path} --follow"
+    assert end == f"to end it            hpcddp cancel {made.run.path}"
 
 
 def test_the_second_ctrl_c_leaves_a_run_on_this_machine_that_is_being_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
 ) -> None:
     made = make(tmp_path).submitted()
     made.run.job_file.write_text(TRAINING)
@@ -68,15 +69,15 @@ def test_the_second_ctrl_c_leaves_a_run_on_this_machine_that_is_being_stopped(
     monkeypatch.setattr(watch, "follow", interrupted_twice)
     with subprocess.Popen(["sleep", "60"]) as script, pytest.raises(typer.Exit):
         follow_run(Submitted(made.run, cluster="local", job_id=str(script.pid)))  # type: ignore[arg-type]
-    assert capsys.readouterr().err == (
-        "\nstopping: the run gets SIGTERM, saves and ends; Ctrl-C again to stop following it\n"
-        "\nno longer following; run run-1 saves and ends\n"
-        f"to follow it again   hpcddp logs {made.run.path} --follow\n"
-    )
+    _, stopping, _, state, follow = golden.message(capsys.readouterr().err).splitlines()
+    assert stopping.startswith("stopping: the run gets SIGTERM,")
+    assert "Ctrl-C again" in stopping
+    assert state.endswith("run run-1 saves and ends")
+    assert follow == f"to follow it again   hpcddp logs {made.run.path} --follow"
 
 
 def test_why_a_job_waits_is_said_in_words_each_time_that_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
 ) -> None:
     answers = [
         {"JobState": "PENDING", "Reason": "None"},
@@ -93,13 +94,11 @@ def test_why_a_job_waits_is_said_in_words_each_time_that_it_changes(
     poller = watch.JobPoller(made.run)
     outcome = watch.follow(made.run, PlainDisplay(None, 1), job_state=poller, waits_for=poller.waits_for)
     assert outcome.status == "finished"
-    assert capsys.readouterr().err.splitlines() == [
-        "waiting for Slurm to start the job: Slurm has not looked at it yet",
-        f"waiting for Slurm to start the job: {waiting('Resources', job_id='', run='').why}",
-        f"waiting for Slurm to start the job: {waiting('QOSMaxJobsPerUserLimit', job_id='', run='').why}",
-        "the job is running",
-        "the job has ended",
-    ]
+    first, resources, limit, *end = golden.message(capsys.readouterr().err).splitlines()
+    assert first.endswith("Slurm has not looked at it yet")
+    assert resources.endswith(f": {waiting('Resources', job_id='', run='').why}")
+    assert limit.endswith(f": {waiting('QOSMaxJobsPerUserLimit', job_id='', run='').why}")
+    assert end == ["the job is running", "the job has ended"]
 
 
 SPINNER = """
@@ -135,7 +134,7 @@ def test_a_terminal_shows_a_spinner_with_the_reason_until_the_first_step() -> No
     text = shown.decode()
     first, ranks, step = (
         text.index("jobs of higher priority come first"),
-        text.index("the ranks start: imports, data and the first step"),
+        text.index("the ranks start: imports, data"),
         text.index("loss 0.2500"),
     )
     assert first < ranks < step

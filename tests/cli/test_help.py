@@ -14,7 +14,7 @@ from hpcddp.cli import boundary
 from hpcddp.cli.help import examples_of
 from hpcddp.cli.main import app
 from hpcddp.cli.reference import walk
-from tests.cli.test_imports import SLOW
+from tests.cli.slow_libraries import SLOW
 
 SCREEN = 80, 40
 COMMANDS = {" ".join(words): command for words, command in walk(app)}

@@ -1,41 +1,16 @@
 """The command line starts fast: slow libraries are imported by whoever needs them, when they are needed."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SLOW = {"torch", "torchvision", "submitit", "asyncio", "numpy", "sklearn"}
+from tests.cli.slow_libraries import SLOW, UNINSTALL, run_python
+
 JOBS = Path(__file__).parents[2] / "jobs"
-
-# Makes every slow library unimportable, as where it is not installed.
-UNINSTALL = """
-import sys
-
-class Uninstalled:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {names!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Uninstalled())
-"""
-
-
-def python(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def test_importing_the_command_line_loads_nothing_slow() -> None:
-    done = python("import sys, hpcddp.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))")
+    done = run_python("import sys, hpcddp.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))")
     assert SLOW & set(done.stdout.split()) == set()
 
 
@@ -61,7 +36,7 @@ def test_importing_the_command_line_loads_nothing_slow() -> None:
 )
 def test_commands_that_only_look_work_where_the_slow_libraries_are_not_installed(words: list[str]) -> None:
     run = UNINSTALL.format(names=SLOW - {"asyncio"}) + "from hpcddp.cli import main; main()"
-    done = python(run, *words)
+    done = run_python(run, *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 
@@ -77,7 +52,7 @@ def test_commands_that_only_look_load_nothing_slow(words: list[str]) -> None:
         "atexit.register(lambda: print(*sorted({n.partition('.')[0] for n in sys.modules}), file=sys.stderr))\n"
         "from hpcddp.cli import main; main()"
     )
-    done = python(run, *words)
+    done = run_python(run, *words)
     assert done.returncode == 0
     assert SLOW & set(done.stderr.split()) == set()
 
@@ -91,7 +66,7 @@ def test_the_list_of_commands_loads_no_models_and_builds_no_command(words: list[
         "atexit.register(lambda: print(built, 'pydantic' in sys.modules, file=sys.stderr))\n"
         "from hpcddp.cli import main; main()"
     )
-    done = python(run, *words)
+    done = run_python(run, *words)
     assert (done.returncode, done.stderr) == (0, "[] False\n")
 
 
@@ -103,6 +78,6 @@ def test_rendering_a_script_loads_neither_the_planner_nor_progress_bars() -> Non
         "boundary.run(app, sys.argv[1:])\n"
         "print(*sorted({'hpcddp.batch.job', 'hpcddp.task', 'rich'} & set(sys.modules)), file=sys.stderr)"
     )
-    done = python(run, "render", str(JOBS / "quickstart.yaml"))
+    done = run_python(run, "render", str(JOBS / "quickstart.yaml"))
     assert (done.returncode, done.stderr.split()) == (0, [])
     assert "#SBATCH" in done.stdout

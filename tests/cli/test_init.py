@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import getpass
 import json
 import tomllib
 from collections.abc import Callable
@@ -10,12 +11,9 @@ import pytest
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
+from tests.messages import GoldenMessages
 
 RECORDED = Path(__file__).parents[1] / "slurm" / "site"
-NO_SLURM = (
-    "so there is no cluster to look at; run hpcddp init on a login node, or without a name, --partition, --account and "
-    "--qos: it then writes a job file for this machine\n"
-)
 
 Run = Callable[..., tuple[str, str]]
 
@@ -79,15 +77,15 @@ def test_it_says_what_it_found_what_it_wrote_and_what_is_next(run: Run) -> None:
     assert run("render", "job.yaml")[0].startswith("#!/bin/bash\n#SBATCH --job-name=first-job\n")
 
 
-def test_a_profile_that_is_there_is_replaced_only_by_force(programs: Path, run: Run) -> None:
+def test_a_profile_that_is_there_is_replaced_only_by_force(programs: Path, run: Run, golden: GoldenMessages) -> None:
     run("init")
     PROFILE.write_text("# mine\n")
     (programs / "scontrol").unlink()
     _, errors = run("init", code=2)
-    assert errors == (
-        f"hpcddp: the profile {Path.cwd() / PROFILE} is there already; add --force to write it anew, or give another "
-        "NAME\n"
+    assert golden.message(errors).startswith(
+        f"hpcddp: the profile {Path.cwd() / PROFILE} is there already; add --force "
     )
+    assert errors.endswith("or give another NAME\n")
     assert PROFILE.read_text() == "# mine\n"
 
 
@@ -98,7 +96,7 @@ def test_force_writes_the_profile_anew_and_keeps_the_job_file(run: Run) -> None:
     output, _ = run("init", "--force", "--partition", "lowc")
     assert tomllib.loads(PROFILE.read_text())["resources"] == {"partition": "lowc"}
     assert Path("job.yaml").read_text() == "# mine\n"
-    assert "job file       job.yaml, which was there and is kept\n" in output
+    assert "job file       job.yaml, which was there" in output
 
 
 def test_another_name_makes_another_profile_which_the_job_file_names(run: Run) -> None:
@@ -128,18 +126,18 @@ def test_the_document_holds_the_facts(run: Run) -> None:
     assert document["next"] == "hpcddp submit job.yaml --follow"
 
 
-def test_an_unknown_partition_is_refused_and_nothing_written(run: Run) -> None:
+def test_an_unknown_partition_is_refused_and_nothing_written(run: Run, golden: GoldenMessages) -> None:
     _, errors = run("init", "--partition", "lwo", code=2)
-    assert errors == "hpcddp: --partition is 'lwo', and cluster sandbox has no such partition; did you mean low?\n"
+    assert golden.message(errors).startswith("hpcddp: --partition is 'lwo', and cluster sandbox ")
+    assert errors.endswith("; did you mean low?\n")
     assert list(Path().iterdir()) == []
 
 
-def test_the_name_of_a_profile_is_no_path(run: Run) -> None:
+def test_the_name_of_a_profile_is_no_path(run: Run, golden: GoldenMessages) -> None:
     _, errors = run("init", "../x", code=2)
-    assert errors == (
-        "hpcddp: NAME is '../x', and the name of a profile is ASCII letters, digits, '.', '_' and '-', and begins with "
-        "a letter or digit; write for example default\n"
-    )
+    assert golden.message(errors).startswith("hpcddp: NAME is '../x', ")
+    assert "ASCII letters, digits, '.', '_' and '-'" in errors
+    assert errors.endswith("; write for example default\n")
 
 
 def test_without_slurm_it_writes_a_first_job_for_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +154,7 @@ def test_without_slurm_it_writes_a_first_job_for_this_machine(run: Run, monkeypa
     assert "64 samples" in run("plan", "my job.yaml")[0]
     Path("my job.yaml").write_text("# mine\n")
     output, _ = run("init", "--job", "my job.yaml")
-    assert "job file       my job.yaml, which was there and is kept\n" in output
+    assert "job file       my job.yaml, which was there" in output
     assert Path("my job.yaml").read_text() == "# mine\n"
 
 
@@ -179,11 +177,14 @@ def test_without_slurm_a_dry_run_writes_nothing_and_json_is_one_document(
 
 
 @pytest.mark.parametrize("words", [["hpc1"], ["--partition", "gpu"], ["--account", "lab"], ["--qos", "long"]])
-def test_without_slurm_there_is_nothing_to_choose(words: list[str], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_there_is_nothing_to_choose(
+    words: list[str], run: Run, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     output, errors = run("init", *words, code=2)
     assert output == ""
-    assert errors == f"hpcddp: there is no Slurm here (scontrol was not found), {NO_SLURM}"
+    assert "no Slurm here (scontrol was not found)" in golden.message(errors)
+    assert "without a name, --partition, --account and --qos:" in errors
     assert list(Path().iterdir()) == []
 
 
@@ -192,15 +193,15 @@ def test_commands_without_a_configuration_are_no_slurm(programs: Path, run: Run)
     assert run("init")[0].startswith("cluster        none: Slurm's commands find no slurm.conf\n")
 
 
-def test_a_controller_that_is_away_is_one_sentence(programs: Path, run: Run) -> None:
+def test_a_controller_that_is_away_is_one_sentence(programs: Path, run: Run, golden: GoldenMessages) -> None:
     command(programs, "scontrol", 'echo "error: Unable to contact slurm controller (connect failure)" >&2; exit 1')
     document = json.loads(run("init", "--json", code=2)[0])
-    assert document["error"]["message"] == (
-        "Slurm's controller does not answer, and only it knows the cluster; try again later"
-    )
+    message = golden.message(document["error"]["message"])
+    assert message.startswith("Slurm's controller does not answer,")
+    assert message.endswith("; try again later")
 
 
-def test_accounts_are_named_and_a_silent_accounting_is_told(programs: Path, run: Run) -> None:
+def test_accounts_are_named_and_a_silent_accounting_is_told(programs: Path, run: Run, golden: GoldenMessages) -> None:
     enforced = "AccountingStorageEnforce = associations\\nAccountingStorageType = accounting_storage/slurmdbd\\n"
     command(
         programs,
@@ -213,36 +214,45 @@ def test_accounts_are_named_and_a_silent_accounting_is_told(programs: Path, run:
     assert errors == ""
     command(programs, "sacctmgr", "echo 'Connection refused' >&2; exit 1")
     output, errors = run("init", "--force")
-    assert "accounts       needed, and none of yours is known\n" in output
-    assert errors.startswith("hpcddp: your accounts are not known: sacctmgr --noheader")
+    assert "accounts       needed, and none of yours" in output
+    golden.message(errors, {f"user={getpass.getuser()}": "user=USER"})
+    assert errors.startswith("hpcddp: your accounts are not known: sacctmgr ")
+    assert "Connection refused" in errors
 
 
-def test_a_cluster_whose_partitions_are_all_closed_has_no_next_step(programs: Path, run: Run) -> None:
+def test_a_cluster_whose_partitions_are_all_closed_has_no_next_step(
+    programs: Path, run: Run, golden: GoldenMessages
+) -> None:
     closed = "PartitionName=a Default=NO State=DOWN PreemptMode=OFF MaxTime=UNLIMITED"
     command(programs, "scontrol", f'case $* in *config) echo "ClusterName = c";; *) echo "{closed}";; esac')
     command(programs, "sinfo", "true")
     output, _ = run("init")
     assert "partitions     a: no nodes; DOWN\n" in output
-    assert "next           no partition is open to you: ask your site, or name one with --partition\n" in output
+    next_line = golden.message(output.splitlines()[-1])
+    assert next_line.startswith("next           no partition is open to you:")
+    assert next_line.endswith("with --partition")
 
 
-def test_a_job_for_slurm_is_held_to_what_was_found(programs: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_for_slurm_is_held_to_what_was_found(
+    programs: Path, run: Run, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
     run("init")
     command(programs, "sbatch", "echo 'nothing is to be submitted' >&2; exit 1")
     command(programs, "srun", "exit 1")
     Path("slurm.conf").touch()
     monkeypatch.setenv("SLURM_CONF", "slurm.conf")
     asked = ("--set", "resources.nodes=3", "--set", "resources.partition=lowc", "--set", "resources.time_limit=3h")
-    expected = (
-        "hpcddp: resources.time_limit (--set) is 03:00:00, and partition lowc takes 02:00:00 at most; write that or "
-        "less, or use partition low\n"
-        "resources.nodes (--set) is 3, and partition lowc gives one job 1; write 1 or less\n"
-    )
-    for more in ((), ("--dry-run",)):
+    for more in ((), ("--dry-run",), ("--sweep", "train.seed=0..3")):
         _, errors = run("submit", "job.yaml", *asked, *more, code=2)
-        assert errors.replace("use partition low or high", "use partition low").startswith(expected)
-    _, errors = run("submit", "job.yaml", *asked, "--sweep", "train.seed=0..3", code=2)
-    assert "resources.nodes (--set) is 3, and partition lowc gives one job 1" in errors
+        time_limit, nodes, *_ = errors.splitlines()
+        # Whether partition high is open depends on who runs the test.
+        golden.message(time_limit, {"partition low or high": "partition low"})
+        assert time_limit.startswith("hpcddp: resources.time_limit (--set) is 03:00:00, ")
+        assert "partition lowc takes 02:00:00 at most" in time_limit
+        assert "use partition low" in time_limit
+        assert golden.message(nodes).startswith("resources.nodes (--set) is 3, ")
+        assert "partition lowc gives one job 1;" in nodes
+        assert nodes.endswith("; write 1 or less")
     # Here nothing is known of a partition's limits, and render is for a look at any time.
     run("submit", "job.yaml", "--set", "resources.partition=x", "--cluster", "local", "--dry-run")
     run("render", "job.yaml", *asked)
@@ -260,15 +270,15 @@ def test_the_origin_of_each_value_is_shown_from_profile_to_set(run: Run) -> None
     assert fields["checkpoint.keep"] == {"value": 5, "origin": "project hpcddp.toml"}
 
 
-def test_what_cannot_be_written_is_one_sentence(run: Run) -> None:
+def test_what_cannot_be_written_is_one_sentence(run: Run, golden: GoldenMessages) -> None:
     Path("config").write_text("in the way")
     _, errors = run("init", code=2)
-    assert errors == (
-        f"hpcddp: {Path.cwd() / PROFILE} cannot be written (Not a directory); XDG_CONFIG_HOME names another directory, "
-        "and --dry-run prints it\n"
-    )
+    assert golden.message(errors).startswith(f"hpcddp: {Path.cwd() / PROFILE} cannot be written (Not a directory);")
+    assert "XDG_CONFIG_HOME names another directory" in errors
+    assert "--dry-run prints it" in errors
     _, errors = run("init", "--job", "config/job.yaml", code=2)
-    assert errors == "hpcddp: config/job.yaml cannot be written (Not a directory); --job names another file\n"
+    assert golden.message(errors).startswith("hpcddp: config/job.yaml cannot be written (Not")
+    assert errors.endswith("--job names another file\n")
 
 
 def test_a_profile_that_its_user_keeps_elsewhere_stays_there(run: Run) -> None:
@@ -287,5 +297,5 @@ def test_of_many_partitions_the_first_are_listed_and_the_profile_has_all(program
     command(programs, "sinfo", f"echo '{nodes}'")
     output, _ = run("init")
     assert output.count(" nodes of ") + output.count(" node of ") == 20
-    assert "               and 5 more: the profile has them all\n" in output
+    assert "               and 5 more: the profile" in output
     assert len(tomllib.loads(PROFILE.read_text())["cluster"]["partitions"]) == 25
