@@ -7,10 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,23 +19,8 @@ from hpcddp.run.events import read_events
 from hpcddp.run.ownership import processes_left
 from hpcddp.run.result import Result
 from hpcddp.submission.submit import Submission
+from tests.submission.local_commands import ended, program, result, submit
 from tests.waiting import wait_for_text, wait_until, wait_until_gone
-
-
-def submit(directory: Path, *words: str, code: int = 0) -> dict[str, Any]:
-    """Submit a command and return what ``--json`` says."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcddp", "submit", "--cluster", "local", "--json", *words],
-        cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
 
 
 def called(directory: Path, *words: str) -> str:
@@ -52,25 +35,6 @@ def called(directory: Path, *words: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def program(directory: Path, text: str) -> tuple[str, ...]:
-    path = directory / "program.py"
-    path.write_text(textwrap.dedent(text))
-    return ("--", sys.executable, str(path))
-
-
-def ended(document: dict[str, Any], timeout_s: float = 60) -> RunDirectory:
-    """Wait for the run's result, and for the end of its script."""
-    run = RunDirectory(Path(document["run_dir"]))
-    script = Path(f"/proc/{document['job_id']}")
-    wait_until(lambda: run.result.exists() and not script.exists(), run.batch_log.read_text, timeout_s)
-    return run
-
-
-def result(run: RunDirectory) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(run.result.read_text())
-    return document
 
 
 def task_in(log: Path) -> int:
@@ -372,12 +336,12 @@ def test_the_last_lines_of_a_run_that_failed_lead_to_its_error(tmp_path: Path) -
 
 def test_the_seconds_of_the_last_line_say_what_they_count(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     made = Submission(run=RunDirectory(tmp_path), cluster="local", job=None, dropped=(), epochs=1)  # type: ignore[arg-type]
-    for result, said in (
+    for run_result, said in (
         (Result(status="finished", steps=1, wall_s=0.71, world_size=2), "1 step, 0.7 s of training on 2 ranks"),
         (Result(status="finished", wall_s=11.0, attempts=1), "11.0 s on 1 rank"),
         (Result(status="finished", wall_s=57.0, attempts=3, world_size=2), "57.0 s in 3 attempts on 2 ranks"),
     ):
-        print_outcome(made, Outcome(status="finished", result=result), as_json=False)
+        print_outcome(made, Outcome(status="finished", result=run_result), as_json=False)
         assert capsys.readouterr().out.startswith(f"finished: {said}\n")
 
 

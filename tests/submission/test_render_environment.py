@@ -18,8 +18,7 @@ from tests.submission.fake_environments import (
     variables,
     write_program,
 )
-from tests.submission.script_runner import ScriptRunner
-from tests.submission.test_render_script import LAUNCHERS, script_of
+from tests.submission.script_runner import LAUNCHERS, ScriptRunner, script_of
 from tests.waiting import wait_until
 
 HOST = socket.gethostname()

@@ -8,30 +8,12 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcddp.jobfile.cluster import Cluster
-from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.submission.render import render_script
-from tests.submission.requests import request_of
-from tests.submission.script_runner import MODULE, ScriptRunner
+from tests.submission.script_runner import LAUNCHERS, MODULE, ScriptRunner, script_of
 from tests.waiting import wait_until
-
-LAUNCHERS: tuple[Cluster, ...] = ("slurm", "local", "here")
-
-
-def script_of(runner: ScriptRunner, *, launcher: Cluster = "slurm", run_id: str | None = "r1", **fields: Any) -> str:
-    job = {
-        "name": "example",
-        "batch": {"global_batch_size": 8},
-        "train": {"model": "resnet18", "dataset": "digits"},
-        **fields,
-    }
-    resolved = ResolvedJob(spec=JobSpec.model_validate(job), origins={})
-    return render_script(request_of(resolved, python=str(runner.python), run_id=run_id, cluster=launcher)).text
 
 
 def test_srun_is_told_how_many_tasks_and_each_has_a_log(runner: ScriptRunner) -> None:

@@ -15,9 +15,9 @@ from hpcddp.jobfile.fields import unexpanded_range
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.submission.render import render_script
+from tests.submission.hostile_text import MARKER, TEXT
 from tests.submission.requests import request_of
 from tests.submission.script_runner import ScriptRunner
-from tests.submission.test_render_properties import MARKER, TEXT
 
 VARIABLES = ("V_A", "V_B")
 

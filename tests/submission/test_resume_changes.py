@@ -31,9 +31,8 @@ from hpcddp.submission.submit import prepare, write_run
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import begin_element
 from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
+from tests.submission.local_training import metrics_of, run_of, start, steps_of, submit, wait_for_step, write_job
 from tests.submission.requests import request_of
-from tests.submission.test_resume import directory as directory  # noqa: PLC0414  a fixture
-from tests.submission.test_resume import metrics_of, run_of, start, steps_of, submit, wait_for_step
 
 TRAIN = """
 name: again
@@ -56,6 +55,11 @@ name: again
 batch: {global_batch_size: 64}
 entrypoint: "mine:main"
 """
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_job(tmp_path)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.failure import read_failures
-from tests.submission.test_commands_local import ended, result, submit
+from tests.submission.local_commands import ended, result, submit
 
 BIN = Path(sys.executable).parent
 # A training that ends well in a world of any size.
