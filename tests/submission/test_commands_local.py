@@ -327,7 +327,8 @@ def test_the_last_lines_of_a_run_that_failed_lead_to_its_error(tmp_path: Path, g
     (run,) = (tmp_path / "runs" / "trian").iterdir()
     assert done.returncode == 1
     short_id = run.name.rpartition("-")[2]
-    varying = {run.name: "RUN", short_id: "ID", sys.executable: "PYTHON", socket.gethostname(): "HOST"}
+    host = f" on {socket.gethostname()} "
+    varying = {run.name: "RUN", f" {short_id} ": " ID ", sys.executable: "PYTHON", host: " on HOST "}
     failed, look, resume, story = golden.message(done.stdout, varying).splitlines()
     assert " ended with exit code 1; " in failed
     assert failed.endswith(f": {sys.executable}: No module named trian")
