@@ -11,6 +11,7 @@ from hpcddp.jobfile.profiles import Profile, read_profile
 from hpcddp.jobfile.read import DefaultSettings, ResolvedJob, load_job
 from hpcddp.site.profile_writer import Choice, UnknownChoiceError, choose, first_job, profile_text
 from hpcddp.site.rules import check_site
+from tests.messages import GoldenMessages
 from tests.site.sites import CPU_NODES, laptop, university
 
 
@@ -66,16 +67,16 @@ def read_profile_from(written: str) -> Profile:
         return read_back(Path(directory), written)
 
 
-def test_nothing_is_said_that_the_site_does_not_need(tmp_path: Path) -> None:
+def test_nothing_is_said_that_the_site_does_not_need(tmp_path: Path, golden: GoldenMessages) -> None:
     profile = read_back(tmp_path, text(university()))
     assert profile.settings.job == {"resources": {}, "requeue": {}}
-    said = text(university())
+    said = golden.message(text(university()).partition("[cluster]\n")[0])
     assert '# partition = "batch"' in said
-    assert "the default one: 100 nodes of 64 CPUs, 250G, 3-00:00:00 at most" in said
-    assert "secret" not in said.partition("[cluster]")[0]
-    assert '# account = "grant"                 # another account of yours' in said
-    assert "# without it a job gets 01:00:00, at most 3-00:00:00" in said
-    assert "# without it a job gets 2000M per CPU" in said
+    assert ": 100 nodes of 64 CPUs, 250G, 3-00:00:00 " in said
+    assert "secret" not in said
+    assert '# account = "grant" ' in said
+    assert " 01:00:00, at most 3-00:00:00\n" in said
+    assert " 2000M per CPU\n" in said
 
 
 def test_what_is_asked_for_stands_there(tmp_path: Path) -> None:
@@ -86,24 +87,23 @@ def test_what_is_asked_for_stands_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "sentence"),
+    ("option", "value", "advice"),
     [
-        ({"partition": "gpux"}, "--partition is 'gpux', and cluster hpc1 has no such partition; did you mean gpu?"),
-        (
-            {"partition": "zzz"},
-            (
-                "--partition is 'zzz', and cluster hpc1 has no such partition; write one of batch, gpu.v100, gpu, "
-                "secret, old"
-            ),
-        ),
-        ({"account": "labb"}, "--account is 'labb', and it is not one of your accounts; did you mean lab?"),
-        ({"qos": "zz"}, "--qos is 'zz', and none of your accounts has it; write one of long, normal"),
+        ("partition", "gpux", "did you mean gpu?"),
+        ("partition", "zzz", "write one of batch, gpu.v100, gpu, secret, old"),
+        ("account", "labb", "did you mean lab?"),
+        ("qos", "zz", "write one of long, normal"),
     ],
 )
-def test_what_the_cluster_does_not_have_is_refused(wanted: dict[str, str], sentence: str) -> None:
+def test_what_the_cluster_does_not_have_is_refused(
+    golden: GoldenMessages, option: str, value: str, advice: str
+) -> None:
     with pytest.raises(UnknownChoiceError) as caught:
-        choice(university(), **wanted)
-    assert (caught.value.message, caught.value.exit_code) == (sentence, 2)
+        choice(university(), **{option: value})
+    message = golden.message(caught.value.message)
+    assert message.startswith(f"--{option} is {value!r}, ")
+    assert message.endswith(f"; {advice}")
+    assert caught.value.exit_code == 2
 
 
 def test_what_is_not_known_is_taken_as_it_is_asked_for() -> None:
@@ -111,34 +111,55 @@ def test_what_is_not_known_is_taken_as_it_is_asked_for() -> None:
     assert (chosen.account, chosen.qos) == (("any", "as requested"), ("any", "as requested"))
 
 
-def test_a_site_without_a_usable_default_partition_needs_one() -> None:
+def partition_of(site: ClusterFacts, golden: GoldenMessages) -> tuple[str, str]:
+    """Return the partition that is chosen, and why."""
+    chosen = choice(site).partition
+    assert chosen is not None
+    name, reason = chosen
+    return name, golden.message(reason)
+
+
+def test_a_site_without_a_usable_default_partition_needs_one(golden: GoldenMessages) -> None:
     up, down = Partition(kinds=(CPU_NODES,)), Partition(kinds=(CPU_NODES,), state="DOWN", default=True)
     empty = CPU_NODES.model_copy(update={"available": 0})
     site = university(partitions={"down": down, "idle": Partition(kinds=(empty,)), "up": up, "none": Partition()})
-    assert choice(site).partition == ("up", "the site's default, down, is down or without nodes")
+    name, reason = partition_of(site, golden)
+    assert name == "up"
+    assert "default, down, is down" in reason
     site = university(partitions={"up": up})
-    assert choice(site).partition == ("up", "the site has no default partition")
+    name, reason = partition_of(site, golden)
+    assert name == "up"
+    assert "no default partition" in reason
     closed = Partition(kinds=(CPU_NODES,), default=True, allow_groups=("others",))
     site = university(partitions={"closed": closed, "up": up})
-    assert choice(site).partition == ("up", "the site's default, closed, is only for the groups others")
+    name, reason = partition_of(site, golden)
+    assert name == "up"
+    assert "closed, is only for the groups others" in reason
     site = university(partitions={"down": down})
     assert (choice(site).partition, choice(site).runs_in) == (None, "down")
     assert choice(ClusterFacts(name="x")).runs_in is None
 
 
-def test_an_account_is_given_where_slurm_would_not_find_one() -> None:
+def account_of(chosen: Choice, golden: GoldenMessages) -> tuple[str, str]:
+    """Return the account that is chosen, and why."""
+    assert chosen.account is not None
+    name, reason = chosen.account
+    return name, golden.message(reason)
+
+
+def test_an_account_is_given_where_slurm_would_not_find_one(golden: GoldenMessages) -> None:
     accounts = Accounts(required=True, names=("grant", "lab"))
-    why = "the site runs no job without one, and you have no default one"
-    assert choice(university(accounts=accounts)).account == ("grant", why)
-    assert choice(university(), partition="gpu").account == (
-        "grant", "partition gpu does not take lab, your default one",
-    )  # fmt: skip
+    name, reason = account_of(choice(university(accounts=accounts)), golden)
+    assert name == "grant"
+    assert "you have no default one" in reason
+    name, reason = account_of(choice(university(), partition="gpu"), golden)
+    assert name == "grant"
+    assert "partition gpu does not take lab" in reason
     assert choice(laptop()).account is None
     unknown = university(accounts=Accounts(required=True))
     assert choice(unknown).account is None
-    assert '# account = "..."                   # the site runs no job without one, and names none of yours' in text(
-        unknown
-    )
+    (line,) = [line for line in text(unknown).splitlines() if line.startswith('# account = "..." ')]
+    assert golden.message(line).endswith(" names none of yours")
 
 
 def test_a_time_limit_is_given_where_the_site_refuses_jobs_without() -> None:
@@ -152,44 +173,36 @@ def test_a_time_limit_is_given_where_the_site_refuses_jobs_without() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "partition", "sentence"),
+    ("policy", "partition", "facts"),
     [
-        (Preemption(type="none"), Partition(preempt_mode="REQUEUE"), "# Nobody preempts the jobs of p."),
-        (Preemption(type="partition_prio"), Partition(preempt_mode="OFF"), "# Nobody preempts the jobs of p."),
+        (Preemption(type="none"), Partition(preempt_mode="REQUEUE"), ("# Nobody preempts ", " of p.\n")),
+        (Preemption(type="partition_prio"), Partition(preempt_mode="OFF"), ("# Nobody preempts ", " of p.\n")),
         (
             Preemption(type="partition_prio", kill_wait_s=30),
             Partition(preempt_mode="REQUEUE", grace_time_s=60),
-            "# A preempted job of p has 60 s of grace and 30 s (KillWait) to save; then it is requeued.",
+            ("job of p has 60 s of grace and 30 s (KillWait) ", "; then it is requeued.\n"),
         ),
         (
             Preemption(type="partition_prio", kill_wait_s=30),
             Partition(preempt_mode="CANCEL"),
-            (
-                "# A preempted job of p has 30 s (KillWait) to save; then it is cancelled, unless it has been "
-                "requeued before, which hpcddp does."
-            ),
+            ("job of p has 30 s (KillWait) ", "; then it is cancelled, "),
         ),
-        (
-            Preemption(type="partition_prio"),
-            Partition(preempt_mode="GANG,SUSPEND"),
-            "# A preempted job of p is suspended, and continues later by itself.",
-        ),
+        (Preemption(type="partition_prio"), Partition(preempt_mode="GANG,SUSPEND"), ("job of p is suspended, ",)),
         (
             Preemption(type="qos", mode="REQUEUE"),
             Partition(preempt_mode="REQUEUE"),
-            "# Jobs of another QOS may preempt a job (REQUEUE); its own QOS sets the time to save.",
+            ("of another QOS ", "(REQUEUE); its own QOS "),
         ),
-        (
-            Preemption(requeue=False),
-            Partition(),
-            "# JobRequeue=0: only jobs that ask for it are requeued, and those of hpcddp do.",
-        ),
+        (Preemption(requeue=False), Partition(), ("# JobRequeue=0: only jobs that ask for it ",)),
     ],
 )
-def test_the_policy_is_told_in_words(policy: Preemption, partition: Partition, sentence: str) -> None:
+def test_the_policy_is_told_in_words(
+    golden: GoldenMessages, policy: Preemption, partition: Partition, facts: tuple[str, ...]
+) -> None:
     place = partition.model_copy(update={"default": True, "kinds": (CPU_NODES,)})
-    said = text(university(preemption=policy, partitions={"p": place})).splitlines()
-    assert sentence in said[said.index("[requeue]") : said.index("[cluster]")]
+    said = text(university(preemption=policy, partitions={"p": place}))
+    section = golden.message(said.partition("[requeue]\n")[2].partition("[cluster]\n")[0])
+    assert [fact for fact in facts if fact not in section] == []
 
 
 @pytest.mark.parametrize("facts", [university(), laptop(), ClusterFacts(name="x")])

@@ -9,6 +9,7 @@ from hpcddp.jobfile.cluster import Accounts, ClusterFacts, NodeKind, Partition
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.site.rules import SiteError, broken_site_rules, check_site
+from tests.messages import GoldenMessages
 from tests.site.sites import laptop, university
 
 
@@ -46,140 +47,118 @@ def test_what_the_cluster_can_give_is_not_refused(resources: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("resources", "sentence"),
+    ("resources", "facts"),
     [
-        (
-            {"partition": "bacth"},
-            "resources.partition is 'bacth', and cluster hpc1 has no partition 'bacth'; did you mean batch?",
-        ),
+        ({"partition": "bacth"}, ("resources.partition is 'bacth', ", "no partition 'bacth'; did you mean batch?")),
         (
             {"partition": "batch,zzz"},
-            ("resources.partition is 'batch,zzz', and cluster hpc1 has no partition 'zzz'; write one of batch, "
-            "gpu.v100, gpu"),
+            ("resources.partition is 'batch,zzz', ", "no partition 'zzz'; write one of batch, gpu.v100, gpu"),
         ),
         (
             {"partition": "secret"},
-            ("resources.partition is 'secret', which you may not use (only for the groups chemistry); write "
-            "one of batch, gpu.v100, gpu"),
+            ("resources.partition is 'secret', ", "(only for the groups chemistry); write one of batch, gpu.v100, gpu"),
         ),
         (
             {"time_limit": "4-00:00:00"},
-            ("resources.time_limit is 4-00:00:00, and partition batch takes 3-00:00:00 at most; write that or less, or "
-            "use partition gpu"),
+            ("resources.time_limit is 4-00:00:00, ", " batch takes 3-00:00:00 at most; ", "use partition gpu"),
         ),
         (
             {"time_limit": "unlimited", "partition": "batch,gpu.v100"},
-            ("resources.time_limit is UNLIMITED, and partition batch takes 3-00:00:00 at most; write that or less, or "
-            "use partition gpu"),
+            ("resources.time_limit is UNLIMITED, ", " batch takes 3-00:00:00 at most; ", "use partition gpu"),
         ),
-        (
-            {"nodes": 101},
-            "resources.nodes is 101, and partition batch has 100; write 100 or less",
-        ),
+        ({"nodes": 101}, ("resources.nodes is 101, ", " batch has 100; ", "write 100 or less")),
         (
             {"nodes": 4, "partition": "gpu.v100"},
-            "resources.nodes is 4, and partition gpu.v100 gives one job 3; write 3 or less",
+            ("resources.nodes is 4, ", " gpu.v100 gives one job 3; ", "write 3 or less"),
         ),
         (
             {"gpus_per_node": 1},
-            ("resources.gpus_per_node is 1, and the nodes of partition batch have none; use partition gpu.v100 "
-            "or gpu"),
+            ("resources.gpus_per_node is 1, ", " batch have none; ", "use partition gpu.v100 or gpu"),
         ),
         (
             {"gpus_per_node": 16, "partition": "gpu.v100"},
-            ("resources.gpus_per_node is 16, and a node of partition gpu.v100 has 4 GPUs at most; write 4 or less, and "
-            "more nodes"),
+            ("resources.gpus_per_node is 16, ", " gpu.v100 has 4 GPUs at most; ", "write 4 or less, and more nodes"),
         ),
         (
             {"gpus_per_node": 2, "gpu_type": "h100", "partition": "gpu.v100"},
-            "resources.gpu_type is 'h100', and the GPUs of partition gpu.v100 are v100; did you mean v100?",
+            ("resources.gpu_type is 'h100', ", " gpu.v100 are v100; ", "did you mean v100?"),
         ),
         (
             {"gpus_per_node": 2, "gpu_type": "a100", "partition": "gpu.v100"},
-            "resources.gpu_type is 'a100', which partition gpu.v100 does not have; use partition gpu",
+            ("resources.gpu_type is 'a100', ", " gpu.v100 does not have; ", "use partition gpu"),
         ),
         (
             {"cpus_per_task": 9, "tasks_per_node": 8},
-            ("resources.cpus_per_task is 9, which is 72 CPUs for the 8 tasks of a node, and a node of partition batch "
-            "has 64 CPUs at most; use partition gpu"),
+            ("resources.cpus_per_task is 9, ", " 72 CPUs for the 8 tasks ", " batch has 64 CPUs ", "use partition gpu"),
         ),
         (
             {"cpus_per_task": 200},
-            "resources.cpus_per_task is 200, and a node of partition batch has 64 CPUs at most; write 64 or less",
+            ("resources.cpus_per_task is 200, ", " batch has 64 CPUs at most; ", "write 64 or less"),
         ),
         (
             {"tasks_per_node": 200},
-            ("resources.cpus_per_task is 1, which is 200 CPUs for the 200 tasks of a node, and a node of partition "
-            "batch has 64 CPUs at most; use 64 tasks on a node or less, and more nodes"),
+            ("resources.cpus_per_task is 1, ", " 200 CPUs for the 200 tasks ", " batch has 64 CPUs ", "use 64 tasks "),
         ),
-        (
-            {"mem": "2T"},
-            "resources.mem is 2T, and a node of partition batch has 250G at most; ask for 250G or less",
-        ),
+        ({"mem": "2T"}, ("resources.mem is 2T, ", " batch has 250G at most; ", "ask for 250G or less")),
         (
             {"mem_per_cpu": "100G", "cpus_per_task": 4},
-            ("resources.mem_per_cpu is 100G, which is 400G on a node, and a node of partition batch has 250G at most; "
-            "use partition gpu.v100 or gpu"),
+            ("resources.mem_per_cpu is 100G, ", " 400G on a node, ", " 250G ", "use partition gpu.v100 or gpu"),
         ),
         (
             {"nodes": 5, "gpus_per_node": 8, "partition": "gpu", "account": "grant", "cpus_per_task": 16},
-            "resources.nodes is 5, and 2 nodes of gpu have 8 GPUs, 128 CPUs; write 2 or less",
+            ("resources.nodes is 5, ", " 2 nodes of gpu have 8 GPUs, 128 CPUs; ", "write 2 or less"),
         ),
-        (
-            {"account": "labs"},
-            "resources.account is 'labs', which is not one of your accounts; did you mean lab?",
-        ),
-        (
-            {"account": "x"},
-            "resources.account is 'x', which is not one of your accounts; write one of grant, lab",
-        ),
-        (
-            {"qos": "lon"},
-            "resources.qos is 'lon', which none of your accounts has; did you mean long?",
-        ),
+        ({"account": "labs"}, ("resources.account is 'labs', ", "; did you mean lab?")),
+        ({"account": "x"}, ("resources.account is 'x', ", "; write one of grant, lab")),
+        ({"qos": "lon"}, ("resources.qos is 'lon', ", "; did you mean long?")),
         (
             {"partition": "gpu"},
-            "resources.account is not given, so that it is 'lab', which may not use partition gpu; write grant",
+            ("resources.account is not given, ", " 'lab', which may not use partition gpu; ", "write grant"),
         ),
         (
             {"partition": "gpu", "account": "lab"},
-            "resources.account is 'lab', which may not use partition gpu; write grant",
+            ("resources.account is 'lab', ", " may not use partition gpu; ", "write grant"),
         ),
     ],
-)  # fmt: skip
-def test_what_the_cluster_cannot_give_is_refused_with_a_way_out(resources: dict[str, Any], sentence: str) -> None:
-    assert findings(**resources) == [sentence]
+)
+def test_what_the_cluster_cannot_give_is_refused_with_a_way_out(
+    golden: GoldenMessages, resources: dict[str, Any], facts: tuple[str, ...]
+) -> None:
+    (message,) = findings(**resources)
+    assert golden.message(message).startswith(facts[0])
+    assert [fact for fact in facts if fact not in message] == []
 
 
-def test_a_site_without_default_partition_and_without_default_account_asks_for_both() -> None:
+def test_a_site_without_default_partition_and_without_default_account_asks_for_both(golden: GoldenMessages) -> None:
     facts = university(
         accounts=Accounts(required=True, names=("grant", "lab")),
         partitions={"a": Partition(kinds=()), "b": Partition()},
     )
-    assert findings(facts) == [
-        "resources.account is missing, and cluster hpc1 runs no job without one; write one of grant, lab",
-        "resources.partition is missing, and cluster hpc1 has no default partition; write one of a, b",
-    ]
+    account, partition = findings(facts)
+    assert golden.message(account).startswith("resources.account is missing, ")
+    assert account.endswith("; write one of grant, lab")
+    assert golden.message(partition).startswith("resources.partition is missing, ")
+    assert partition.endswith("; write one of a, b")
     # A rule of the site's may fill in what is missing.
     assert findings(facts.model_copy(update={"submit_plugins": ("lua",)}), account="lab") == []
     assert findings(facts, account="lab", reservation="course") == []
 
 
-def test_no_node_may_have_all_that_is_asked_for_together() -> None:
+def test_no_node_may_have_all_that_is_asked_for_together(golden: GoldenMessages) -> None:
     both = university().partitions["gpu"].model_copy(update={"allow_accounts": None})
     few_cpus = both.kinds[0].model_copy(update={"cpus": 16})
     facts = university(partitions={"gpu": both.model_copy(update={"kinds": (few_cpus, both.kinds[1])})})
-    assert findings(facts, partition="gpu", gpus_per_node=8, cpus_per_task=5) == [
-        "resources.nodes is 1, and no node of gpu has all of 8 GPUs, 40 CPUs; ask for less of one"
-    ]
+    (message,) = findings(facts, partition="gpu", gpus_per_node=8, cpus_per_task=5)
+    assert golden.message(message).startswith("resources.nodes is 1, ")
+    assert " of 8 GPUs, 40 CPUs; " in message
 
 
-def test_gpus_without_a_type_are_asked_for_without_one() -> None:
+def test_gpus_without_a_type_are_asked_for_without_one(golden: GoldenMessages) -> None:
     kinds = (laptop().partitions["all"].kinds[0].model_copy(update={"gpus": 2, "cpus": 8}),)
     facts = university(partitions={"all": Partition(default=True, kinds=kinds)})
-    assert findings(facts, gpus_per_node=2, gpu_type="a100") == [
-        "resources.gpu_type is 'a100', and cluster hpc1 gives the GPUs of all no type; leave it out"
-    ]
+    (message,) = findings(facts, gpus_per_node=2, gpu_type="a100")
+    assert golden.message(message).startswith("resources.gpu_type is 'a100', ")
+    assert message.endswith("no type; leave it out")
     assert findings(facts, gpus_per_node=2) == []
 
 
@@ -200,39 +179,42 @@ def job(facts: ClusterFacts | None, **resources: Any) -> ResolvedJob:
 
 
 @pytest.mark.parametrize(
-    ("mem_mb", "requests", "said"),
+    ("mem_mb", "requests", "requested", "most"),
     [
-        (1_000_000, {"mem": "977G"}, "977G, and a node of partition batch has 976G at most; ask for 976G or less"),
-        (9_500, {"mem": "1T"}, "1T, and a node of partition batch has 9500M at most; ask for 9500M or less"),
-        (2_048, {"mem": "1T"}, "1T, and a node of partition batch has 2G at most; ask for 2G or less"),
+        (1_000_000, {"mem": "977G"}, "resources.mem is 977G, ", "976G"),
+        (9_500, {"mem": "1T"}, "resources.mem is 1T, ", "9500M"),
+        (2_048, {"mem": "1T"}, "resources.mem is 1T, ", "2G"),
         (
             1_000_000,
             {"mem_per_cpu": "1000100M"},
-            (
-                "1000100M, which is 977G on a node, and a node of partition batch has 976G at most; "
-                "ask for 976G on a node or less"
-            ),
+            "resources.mem_per_cpu is 1000100M, which is 977G on a node, ",
+            "976G",
         ),
     ],
 )
-def test_the_memory_that_is_proposed_fits_the_node(mem_mb: int, requests: dict[str, Any], said: str) -> None:
+def test_the_memory_that_is_proposed_fits_the_node(
+    golden: GoldenMessages, mem_mb: int, requests: dict[str, Any], requested: str, most: str
+) -> None:
     batch = Partition(default=True, kinds=(NodeKind(nodes=1, cpus=64, mem_mb=mem_mb),))
     facts = university().model_copy(update={"partitions": {"batch": batch}})
-    (sentence,) = findings(facts, **requests)
-    assert sentence.partition(" is ")[2] == said
+    (message,) = findings(facts, **requests)
+    assert golden.message(message).startswith(requested)
+    assert f" has {most} at most; ask for {most} " in message
 
 
-def test_all_is_found_together_and_says_where_it_came_from_and_how_old_the_facts_are() -> None:
+def test_all_is_found_together_and_says_where_it_came_from_and_how_old_the_facts_are(golden: GoldenMessages) -> None:
     with pytest.raises(SiteError) as caught:
         check_site(job(university(), nodes=200, mem="2T", qos="x"), "slurm", {})
-    assert caught.value.message.splitlines() == [
-        "resources.qos is 'x', which none of your accounts has; write one of long, normal",
-        "resources.nodes (--set) is 200, and partition batch has 100; write 100 or less",
-        "resources.mem (profile default) is 2T, and a node of partition batch has 250G at most; ask for 250G or less",
-    ]
-    assert caught.value.hint == (
-        "Profile default knows hpc1 as of 2026-11-21; if it has changed: hpcddp init default --force"
-    )
+    qos, nodes, memory = golden.message(caught.value.message).splitlines()
+    assert qos.startswith("resources.qos is 'x', ")
+    assert qos.endswith("; write one of long, normal")
+    assert nodes.startswith("resources.nodes (--set) is 200, ")
+    assert nodes.endswith("; write 100 or less")
+    assert memory.startswith("resources.mem (profile default) is 2T, ")
+    assert memory.endswith("; ask for 250G or less")
+    hint = golden.message(caught.value.hint)
+    assert hint.startswith("Profile default knows hpc1 as of 2026-11-21; ")
+    assert hint.endswith(": hpcddp init default --force")
     assert caught.value.exit_code == 2
     problems = caught.value.as_json()["error"]["problems"]
     assert [problem["key"] for problem in problems] == ["resources.qos", "resources.nodes", "resources.mem"]

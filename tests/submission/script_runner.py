@@ -5,7 +5,15 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.submission.render import render_script
+from tests.submission.requests import request_of
+
+LAUNCHERS: tuple[Cluster, ...] = ("slurm", "local", "here")
 PYTHON = r"""#!/bin/bash
 case " $* " in
   *" hpcddp.supervise begin "*)
@@ -107,3 +115,15 @@ class ScriptRunner:
         """Return the words that a program was called with, or [] if it was not."""
         path = self.record / name
         return path.read_bytes().decode().split("\0")[:-1] if path.exists() else []
+
+
+def script_of(runner: ScriptRunner, *, launcher: Cluster = "slurm", run_id: str | None = "r1", **fields: Any) -> str:
+    """Render the script of a small training, changed by ``fields``, for the runner's interpreter."""
+    job = {
+        "name": "example",
+        "batch": {"global_batch_size": 8},
+        "train": {"model": "resnet18", "dataset": "digits"},
+        **fields,
+    }
+    resolved = ResolvedJob(spec=JobSpec.model_validate(job), origins={})
+    return render_script(request_of(resolved, python=str(runner.python), run_id=run_id, cluster=launcher)).text

@@ -12,6 +12,7 @@ from hpcddp.slurm.hostlist import HostListError
 from hpcddp.submission.allocation_checks import NodeCapacity, capacities_of
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import prepare
+from tests.messages import GoldenMessages
 from tests.submission.requests import request_of
 from tests.submission.submitting import errors_of, program, spec_of, warnings_of
 
@@ -28,10 +29,7 @@ JobId=12 JobName=interactive
    MinCPUsNode=1 MinMemoryNode=0 MinTmpDiskNode=0
 """
 RESOURCES: dict[str, Any] = {"nodes": 2, "tasks_per_node": 2, "time_limit": "1h", "partition": "gpu"}
-SALLOC = (
-    "; submit in the shell that this command opens: salloc --nodes=2 --ntasks-per-node=2 --cpus-per-task=1 "
-    "--time=01:00:00 --partition=gpu; or give the job to the queue: --cluster slurm"
-)
+SALLOC = "salloc --nodes=2 --ntasks-per-node=2 --cpus-per-task=1 --time=01:00:00 --partition=gpu"
 
 
 def answer(here: Path, text: str) -> None:
@@ -43,19 +41,20 @@ def answer(here: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("variables", "problem"),
     [
-        ({}, "this shell is in no allocation, because SLURM_JOB_ID is not set"),
+        ({}, "SLURM_JOB_ID is not set"),
         ({"SLURM_JOB_ID": "12;id"}, "SLURM_JOB_ID is '12;id', which is no job id"),
-        (
-            {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"},
-            "srun has started this shell as a step of job 12, and the step holds the CPUs that the tasks need",
-        ),
+        ({"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}, "srun has started this shell as a step of job 12"),
     ],
 )
 def test_a_shell_without_an_allocation_is_told_how_to_get_one(
-    here: Path, variables: dict[str, str], problem: str
+    here: Path, golden: GoldenMessages, variables: dict[str, str], problem: str
 ) -> None:
     answer(here, DETAILS)
-    assert errors_of(here, {}, "here", variables, resources=RESOURCES) == [f"--cluster here: {problem}{SALLOC}"]
+    (error,) = errors_of(here, {}, "here", variables, resources=RESOURCES)
+    message = golden.message(error)
+    assert problem in message
+    assert SALLOC in message
+    assert message.endswith("--cluster slurm")
 
 
 @pytest.mark.parametrize(
@@ -63,59 +62,59 @@ def test_a_shell_without_an_allocation_is_told_how_to_get_one(
     [
         ("RUNNING", "COMPLETED", "that job does not run"),
         ("RUNNING", "PENDING", "that job does not run"),
-        (f"({os.getuid()})", f"({os.getuid() + 1})", "that is the job of another user"),
+        (f"({os.getuid()})", f"({os.getuid() + 1})", "of another user"),
     ],
+    ids=["completed", "pending", "of another user"],
 )
-def test_an_allocation_that_cannot_be_used_is_named(here: Path, before: str, after: str, problem: str) -> None:
+def test_an_allocation_that_cannot_be_used_is_named(
+    here: Path, golden: GoldenMessages, before: str, after: str, problem: str
+) -> None:
     answer(here, DETAILS.replace(before, after))
     (error,) = errors_of(here, {}, "here", {"SLURM_JOB_ID": "12"}, resources=RESOURCES)
-    assert error == f"--cluster here: SLURM_JOB_ID is 12, and {problem}{SALLOC}"
+    message = golden.message(error)
+    assert "SLURM_JOB_ID is 12, and that" in message
+    assert problem in message
+    assert SALLOC in message
 
 
-def test_an_allocation_that_slurm_does_not_show_is_named_with_slurms_reason(here: Path) -> None:
+def test_an_allocation_that_slurm_does_not_show_is_named_with_slurms_reason(here: Path, golden: GoldenMessages) -> None:
     program(here, "scontrol", "#!/bin/sh\necho 'scontrol: error: Unable to contact slurm controller' >&2; exit 1\n")
     (error,) = errors_of(here, {}, "here", {"SLURM_JOB_ID": "12"}, resources=RESOURCES)
-    assert error == (
-        "--cluster here: SLURM_JOB_ID is 12, and Slurm does not show that job (scontrol show job 12 failed: scontrol: "
-        f"error: Unable to contact slurm controller){SALLOC}"
-    )
+    message = golden.message(error)
+    assert "SLURM_JOB_ID is 12" in message
+    assert "(scontrol show job 12 failed: " in message
+    assert "Unable to contact slurm controller)" in message
+    assert SALLOC in message
     program(here, "scontrol", "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
     (error,) = errors_of(here, {}, "here", {"SLURM_JOB_ID": "12"}, resources=RESOURCES)
-    assert error == f"--cluster here: SLURM_JOB_ID is 12, and that job does not run{SALLOC}"
+    message = golden.message(error)
+    assert "SLURM_JOB_ID is 12, and that job does not run" in message
+    assert SALLOC in message
 
 
 @pytest.mark.parametrize(
-    ("resources", "problem"),
+    ("resources", "facts"),
     [
-        ({"nodes": 3}, None),
-        ({"nodes": 2, "gpus_per_node": 2, "cpus_per_task": 2}, None),
-        ({"nodes": 4}, "resources.nodes is 4, and the allocation, job 12, has 3"),
-        (
-            {"nodes": 3, "tasks_per_node": 3},
-            "the job needs 3 CPUs on each of 3 nodes, and the allocation, job 12, has so many on 2 only",
-        ),
-        (
-            {"cpus_per_task": 5},
-            "the job needs 5 CPUs on its node, and the allocation, job 12, has at most 4 on a node",
-        ),
-        (
-            {"nodes": 3, "gpus_per_node": 1},
-            "the job needs 1 GPU on each of 3 nodes, and the allocation, job 12, has so many on 2 only",
-        ),
-        (
-            {"nodes": 2, "gpus_per_node": 4},
-            "the job needs 4 GPUs on each of 2 nodes, and the allocation, job 12, has at most 2 on a node",
-        ),
+        ({"nodes": 4}, ("resources.nodes is 4", "has 3;", "--nodes=4 ")),
+        ({"nodes": 3, "tasks_per_node": 3}, ("3 CPUs on each of 3 nodes", "on 2 only;", "--ntasks-per-node=3 ")),
+        ({"cpus_per_task": 5}, ("5 CPUs on its node", "at most 4 on a node;", "--cpus-per-task=5;")),
+        ({"nodes": 3, "gpus_per_node": 1}, ("1 GPU on each of 3 nodes", "on 2 only;", "--gres=gpu:1 ")),
+        ({"nodes": 2, "gpus_per_node": 4}, ("4 GPUs on each of 2 nodes", "at most 2 on a node;", "--gres=gpu:4 ")),
     ],
 )
-def test_what_the_allocation_does_not_have_is_named(here: Path, resources: dict[str, Any], problem: str | None) -> None:
+def test_what_the_allocation_does_not_have_is_named(
+    here: Path, golden: GoldenMessages, resources: dict[str, Any], facts: tuple[str, ...]
+) -> None:
     answer(here, DETAILS)
-    variables = {"SLURM_JOB_ID": "12"}
-    if problem is None:
-        assert warnings_of(here, {}, "here", variables, resources=resources) == []
-        return
-    (error,) = errors_of(here, {}, "here", variables, resources=resources)
-    assert error.startswith(f"--cluster here: {problem}; submit in the shell that this command opens: salloc --nodes=")
+    (error,) = errors_of(here, {}, "here", {"SLURM_JOB_ID": "12"}, resources=resources)
+    message = golden.message(error)
+    assert [fact for fact in (*facts, "the allocation, job 12,") if fact not in message] == []
+
+
+@pytest.mark.parametrize("resources", [{"nodes": 3}, {"nodes": 2, "gpus_per_node": 2, "cpus_per_task": 2}])
+def test_what_the_allocation_has_is_accepted(here: Path, resources: dict[str, Any]) -> None:
+    answer(here, DETAILS)
+    assert warnings_of(here, {}, "here", {"SLURM_JOB_ID": "12"}, resources=resources) == []
 
 
 def test_an_answer_in_another_form_leaves_the_question_to_srun(here: Path) -> None:
@@ -127,9 +126,12 @@ def test_an_answer_in_another_form_leaves_the_question_to_srun(here: Path) -> No
         assert warnings_of(here, {}, "here", {"SLURM_JOB_ID": "12"}, resources={"nodes": 8}) == []
 
 
-def test_a_sweep_is_refused(here: Path) -> None:
+def test_a_sweep_is_refused(here: Path, golden: GoldenMessages) -> None:
     answer(here, DETAILS)
     environment = {"PATH": f"{here / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "12"}
     spec = spec_of({}, sweep={"train.seed": [0, 1]})
-    with pytest.raises(SubmissionError, match="--cluster here runs one job, and this one is a sweep; submit its"):
+    with pytest.raises(SubmissionError) as caught:
         prepare(request_of(spec, cluster="here", environment=environment))
+    message = golden.message(caught.value)
+    assert message.startswith("--cluster here ")
+    assert "is a sweep; submit its" in message

@@ -11,22 +11,25 @@ from hpcddp.submission import checks
 from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import prepare
+from tests.messages import GoldenMessages
 from tests.submission.requests import request_of
 from tests.submission.submitting import errors_of, program, spec_of, virtual, warnings_of
 
 
-def test_everything_that_is_missing_is_said_at_once(here: Path) -> None:
+def test_everything_that_is_missing_is_said_at_once(here: Path, golden: GoldenMessages) -> None:
     environment = {"venv": "gone", "pass_env": ("TOKEN",)}
     train = {"model": "resnet18", "dataset": "imagefolder", "data_dir": "nowhere"}
-    assert errors_of(here, environment, "local", resources={"nodes": 2}, train=train) == [
-        "resources.nodes is 2, but this machine is one node; add --set resources.nodes=1",
-        "environment.pass_env names TOKEN, not set here; export it, or remove the name",
-        (
-            "environment.venv is 'gone', and there is no directory gone; make it (python -m venv gone), or correct "
-            "the path"
-        ),
-        "train.data_dir is 'nowhere', and there is no such directory; give the directory that holds the data",
-    ]
+    errors = errors_of(here, environment, "local", resources={"nodes": 2}, train=train)
+    golden.message("\n".join(errors))
+    nodes, variable, venv, data = errors
+    assert nodes.startswith("resources.nodes is 2, ")
+    assert nodes.endswith("add --set resources.nodes=1")
+    assert variable.startswith("environment.pass_env names TOKEN, ")
+    assert "; export it" in variable
+    assert venv.startswith("environment.venv is 'gone', ")
+    assert "(python -m venv gone)" in venv
+    assert data.startswith("train.data_dir is 'nowhere', ")
+    assert "no such directory" in data
 
 
 @pytest.fixture
@@ -38,22 +41,27 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_gpus_are_looked_for_on_this_machine_if_the_job_runs_here(here: Path, devices: Path) -> None:
+def test_gpus_are_looked_for_on_this_machine_if_the_job_runs_here(
+    here: Path, devices: Path, golden: GoldenMessages
+) -> None:
     two = {"gpus_per_node": 2}
-    found = f"and this machine has no GPU in {devices}; to run on its CPUs, add --set"
-    assert errors_of(here, {}, "local", resources=two) == [
-        f"resources.gpus_per_node is 2, {found} train.device=cpu",
-    ]
-    assert errors_of(here, {}, "local", train={"model": "resnet18", "dataset": "digits", "device": "cuda"}) == [
-        f"train.device is cuda, {found} train.device=cpu",
-    ]
+
+    def assert_refused(message: str, field: str, advice: str) -> None:
+        assert golden.message(message).startswith(f"{field}, ")
+        assert f"no GPU in {devices}; " in message
+        assert message.endswith(f" add --set {advice}")
+
+    (error,) = errors_of(here, {}, "local", resources=two)
+    assert_refused(error, "resources.gpus_per_node is 2", "train.device=cpu")
+    (error,) = errors_of(here, {}, "local", train={"model": "resnet18", "dataset": "digits", "device": "cuda"})
+    assert_refused(error, "train.device is cuda", "train.device=cpu")
     on_cpus = {"model": "resnet18", "dataset": "digits", "device": "cpu"}
     assert warnings_of(here, {}, "local", resources=two, train=on_cpus) == []
     # A program may do without.
     program(here, "train")
-    assert warnings_of(here, {}, "local", train=None, command=("train",), resources=two) == [
-        f"resources.gpus_per_node is 2, {found} resources.gpus_per_node=0 --set resources.tasks_per_node=2",
-    ]
+    (warning,) = warnings_of(here, {}, "local", train=None, command=("train",), resources=two)
+    advice = "resources.gpus_per_node=0 --set resources.tasks_per_node=2"
+    assert_refused(warning, "resources.gpus_per_node is 2", advice)
     assert warnings_of(here, {}, "slurm", resources=two) == []
     forced = replace(request_of(spec_of({}, resources=two), cluster="local"), force=True)
     assert len(check_submittable(forced)) == 1
@@ -61,7 +69,7 @@ def test_gpus_are_looked_for_on_this_machine_if_the_job_runs_here(here: Path, de
     assert warnings_of(here, {}, "local", resources=two) == []
 
 
-def test_the_data_are_looked_for_where_a_mount_takes_them_from(here: Path) -> None:
+def test_the_data_are_looked_for_where_a_mount_takes_them_from(here: Path, golden: GoldenMessages) -> None:
     program(here, "apptainer")
     Path("i.sif").touch()
     scratch = here / "scratch"
@@ -70,12 +78,8 @@ def test_the_data_are_looked_for_where_a_mount_takes_them_from(here: Path) -> No
     train = {"model": "resnet18", "dataset": "imagefolder", "data_dir": "/data/train"}
     assert warnings_of(here, container, train=train) == []
     shutil.rmtree(scratch / "train")
-    assert errors_of(here, container, train=train) == [
-        (
-            f"train.data_dir is '/data/train', which is '{scratch}/train' here, and there is no such directory; "
-            "give the directory that holds the data"
-        )
-    ]
+    (error,) = errors_of(here, container, train=train)
+    assert golden.message(error).startswith(f"train.data_dir is '/data/train', which is '{scratch}/train' here, ")
 
 
 def test_the_environment_of_a_sweep_is_looked_at_once(here: Path) -> None:
@@ -88,19 +92,22 @@ def test_the_environment_of_a_sweep_is_looked_at_once(here: Path) -> None:
     assert (here / "looks").read_text() == "look\n"
 
 
-def test_the_elements_of_a_sweep_have_the_same_launcher_and_ranks(here: Path) -> None:
+def test_the_elements_of_a_sweep_have_the_same_launcher_and_ranks(here: Path, golden: GoldenMessages) -> None:
     Path("a.py").touch()
     job = {"train": None, "command": ("python", "a.py"), "resources": {"tasks_per_node": 2}}
     spec = spec_of({}, sweep={"command": [["python", "a.py"], ["torchrun", "a.py"]]}, **job)
-    with pytest.raises(SubmissionError, match=r"element 1 of the sweep, .* needs 1 Slurm tasks for 2 ranks"):
+    with pytest.raises(SubmissionError) as caught:
         prepare(request_of(spec, environment={"PATH": f"{here}/bin:/usr/bin:/bin"}))
+    message = golden.message(caught.value)
+    assert message.startswith("element 1 of the sweep, ")
+    assert "needs 1 Slurm tasks for 2 ranks" in message
 
 
 @pytest.mark.parametrize(
     "words", [["/bin/torchrun", "--nproc-per-node", "2"], ["python", "-m", "torch.distributed.run"]]
 )
 def test_torchrun_that_knows_of_one_task_only_is_refused_in_several(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").touch()
@@ -113,22 +120,23 @@ def test_torchrun_that_knows_of_one_task_only_is_refused_in_several(
         job = {"name": "a", "resources": {"tasks_per_node": tasks}, "command": [*words, *options, "a.py"]}
         return check_submittable(request_of(JobSpec.model_validate(job), environment={"PATH": "/usr/bin:/bin"}))
 
-    refusal = r"each of the 4 tasks would start a training of its own; leave .* a\.py$"
     for options in (("--standalone",), ("--nnodes", "1:1", "--rdzv-endpoint=localhost:29500")):
-        with pytest.raises(SubmissionError, match=refusal):
+        with pytest.raises(SubmissionError, match=r"each of the 4 tasks .* a\.py$") as caught:
             checked(4, *options)
+        golden.message(caught.value)
     assert (checked(1), checked(4, "--nnodes=4")) == ((), ())
 
 
 @pytest.mark.parametrize(("limit", "earliest"), [("1min", "90s"), ("2min", "2min"), ("3min", "3min")])
-def test_a_time_limit_that_slurm_may_warn_about_at_once_is_told(here: Path, limit: str, earliest: str) -> None:
+def test_a_time_limit_that_slurm_may_warn_about_at_once_is_told(
+    here: Path, golden: GoldenMessages, limit: str, earliest: str
+) -> None:
     resources = {"time_limit": limit}
     (note,) = warnings_of(here, {}, resources=resources)
-    assert note == (
-        f"resources.time_limit is 00:0{limit[0]}:00, and Slurm may warn the job {earliest} before its end "
-        "(requeue.signal_lead, and 1min earlier), so that it stops soon after its start; write a longer limit, or "
-        "requeue.signal_lead null, with which it stops by the clock"
-    )
+    message = golden.message(note)
+    assert message.startswith(f"resources.time_limit is 00:0{limit[0]}:00, ")
+    assert f" {earliest} before its end (requeue.signal_lead, and 1min earlier)" in message
+    assert "or requeue.signal_lead null" in message
     program(here, "train")
     assert warnings_of(here, {}, train=None, command=("train",), resources=resources) == []
     assert warnings_of(here, {}, "local", resources={**resources, "tasks_per_node": 1}) == []

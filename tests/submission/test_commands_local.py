@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,23 +20,9 @@ from hpcddp.run.events import read_events
 from hpcddp.run.ownership import processes_left
 from hpcddp.run.result import Result
 from hpcddp.submission.submit import Submission
+from tests.messages import GoldenMessages
+from tests.submission.local_commands import ended, program, result, submit
 from tests.waiting import wait_for_text, wait_until, wait_until_gone
-
-
-def submit(directory: Path, *words: str, code: int = 0) -> dict[str, Any]:
-    """Submit a command and return what ``--json`` says."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcddp", "submit", "--cluster", "local", "--json", *words],
-        cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
 
 
 def called(directory: Path, *words: str) -> str:
@@ -52,25 +37,6 @@ def called(directory: Path, *words: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def program(directory: Path, text: str) -> tuple[str, ...]:
-    path = directory / "program.py"
-    path.write_text(textwrap.dedent(text))
-    return ("--", sys.executable, str(path))
-
-
-def ended(document: dict[str, Any], timeout_s: float = 60) -> RunDirectory:
-    """Wait for the run's result, and for the end of its script."""
-    run = RunDirectory(Path(document["run_dir"]))
-    script = Path(f"/proc/{document['job_id']}")
-    wait_until(lambda: run.result.exists() and not script.exists(), run.batch_log.read_text, timeout_s)
-    return run
-
-
-def result(run: RunDirectory) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(run.result.read_text())
-    return document
 
 
 def task_in(log: Path) -> int:
@@ -304,21 +270,20 @@ def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path)
     assert " failed: ValueError: my own mistake" in run.attempt(0).rank_log(1).read_text()
 
 
-def test_a_program_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_refused_at_once(tmp_path: Path, golden: GoldenMessages) -> None:
     document = submit(tmp_path, "--", "no-such-program", "x", code=2)
-    assert document["error"]["message"] == (
-        "command is no-such-program x, and there is no program 'no-such-program' on PATH here; correct its name, or "
-        "write its path"
-    )
+    message = golden.message(document["error"]["message"])
+    assert message.startswith("command is no-such-program x, ")
+    assert "no program 'no-such-program' on PATH" in message
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_script_without_its_interpreter_is_told_with_it(tmp_path: Path) -> None:
+def test_a_script_without_its_interpreter_is_told_with_it(tmp_path: Path, golden: GoldenMessages) -> None:
     (tmp_path / "train.py").touch()
     document = submit(tmp_path, "--", "train.py", "--lr", "1", code=2)
-    assert document["error"]["message"] == (
-        "command is train.py --lr 1, and there is no program 'train.py' on PATH here; write python train.py --lr 1"
-    )
+    message = golden.message(document["error"]["message"])
+    assert message.startswith("command is train.py --lr 1, ")
+    assert message.endswith("; write python train.py --lr 1")
 
 
 def test_a_batch_that_a_command_cannot_be_told_is_refused_at_once(tmp_path: Path) -> None:
@@ -355,29 +320,31 @@ def test_a_program_that_only_the_task_misses_is_named_without_a_traceback(tmp_pa
     assert "Traceback" not in run.batch_log.read_text()
 
 
-def test_the_last_lines_of_a_run_that_failed_lead_to_its_error(tmp_path: Path) -> None:
+def test_the_last_lines_of_a_run_that_failed_lead_to_its_error(tmp_path: Path, golden: GoldenMessages) -> None:
     words = ("submit", "--cluster", "local", "--follow", "--", sys.executable, "-m", "trian")
     command = [sys.executable, "-m", "hpcddp", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     (run,) = (tmp_path / "runs" / "trian").iterdir()
     assert done.returncode == 1
-    failed, look, resume, story = done.stdout.splitlines()
-    assert failed.endswith(
-        f"python -m trian ended with exit code 1; its last line: {sys.executable}: No module named trian"
-    )
-    assert look == f"the error: hpcddp logs {run.name.rpartition('-')[2]} --first-error"
-    assert resume == f"when its cause is removed, resume with: hpcddp submit --resume {run}"
-    assert story == f"the whole story: {run / 'batch.log'}"
+    short_id = run.name.rpartition("-")[2]
+    host = f" on {socket.gethostname()} "
+    varying = {run.name: "RUN", f" {short_id} ": " ID ", sys.executable: "PYTHON", host: " on HOST "}
+    failed, look, resume, story = golden.message(done.stdout, varying).splitlines()
+    assert " ended with exit code 1; " in failed
+    assert failed.endswith(f": {sys.executable}: No module named trian")
+    assert look.endswith(f": hpcddp logs {short_id} --first-error")
+    assert resume.endswith(f" resume with: hpcddp submit --resume {run}")
+    assert story.endswith(f": {run / 'batch.log'}")
 
 
 def test_the_seconds_of_the_last_line_say_what_they_count(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     made = Submission(run=RunDirectory(tmp_path), cluster="local", job=None, dropped=(), epochs=1)  # type: ignore[arg-type]
-    for result, said in (
+    for run_result, said in (
         (Result(status="finished", steps=1, wall_s=0.71, world_size=2), "1 step, 0.7 s of training on 2 ranks"),
         (Result(status="finished", wall_s=11.0, attempts=1), "11.0 s on 1 rank"),
         (Result(status="finished", wall_s=57.0, attempts=3, world_size=2), "57.0 s in 3 attempts on 2 ranks"),
     ):
-        print_outcome(made, Outcome(status="finished", result=result), as_json=False)
+        print_outcome(made, Outcome(status="finished", result=run_result), as_json=False)
         assert capsys.readouterr().out.startswith(f"finished: {said}\n")
 
 

@@ -16,6 +16,7 @@ from hpcddp.run.result import Result
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.submission.dependencies import DependencyError, dependency_on
+from tests.messages import GoldenMessages
 
 ROOT = Path("runs")
 
@@ -88,62 +89,62 @@ def test_runs_that_wait_or_run_are_waited_for_by_their_job_ids(known: Known) -> 
     assert waits(after=("a", "b", "a"), after_any=("c",)) == ("afterok:7:8,afterany:9_4", ())
 
 
-def test_a_run_that_has_finished_is_not_waited_for(known: Known) -> None:
+def test_a_run_that_has_finished_is_not_waited_for(known: Known, golden: GoldenMessages) -> None:
     run_called("a", status="finished")
-    assert waits(after=("a",)) == (None, ("--after a: it has ended already, and is not waited for",))
+    condition, (note,) = waits(after=("a",))
+    assert condition is None
+    assert golden.message(note).startswith("--after a: it has ended already")
     assert waits(after_any=("a",))[0] is None
     assert known.jobs == {}
 
 
-def test_a_run_that_has_failed_ends_the_wish_for_success_alone(known: Known) -> None:
+def test_a_run_that_has_failed_ends_the_wish_for_success_alone(known: Known, golden: GoldenMessages) -> None:
     run = run_called("a", status="failed")
-    assert refusal(after=("a",)) == (
-        "--after a: a has ended as failed (a reason), so that it does not finish; continue it first: hpcddp submit "
-        f"--resume {run.path}, or use --after-any"
-    )
+    message = golden.message(refusal(after=("a",)))
+    assert message.startswith("--after a: ")
+    assert "failed (a reason)" in message
+    assert message.endswith(f" hpcddp submit --resume {run.path}, or use --after-any")
     assert waits(after_any=("a",))[0] is None
     assert known.jobs == {}
 
 
-def test_a_job_that_ended_without_a_result_is_known_by_its_state(known: Known) -> None:
+def test_a_job_that_ended_without_a_result_is_known_by_its_state(known: Known, golden: GoldenMessages) -> None:
     run_called("a")
     known.jobs = {"j7": "CANCELLED"}
-    assert refusal(after=("a",)) == (
-        "--after a: job 7 is CANCELLED, so that the run does not finish; continue it first, with hpcddp submit "
-        "--resume RUN, or use --after-any"
-    )
+    message = golden.message(refusal(after=("a",)))
+    assert message.startswith("--after a: job 7 is CANCELLED, ")
+    assert message.endswith(" hpcddp submit --resume RUN, or use --after-any")
     assert waits(after_any=("a",))[0] is None
 
 
-def test_a_job_that_slurm_has_forgotten_is_refused(known: Known) -> None:
+def test_a_job_that_slurm_has_forgotten_is_refused(known: Known, golden: GoldenMessages) -> None:
     run_called("a")
-    sentence = (
-        "a: Slurm does not know job 7 any more, and what waits for it would start at once; see what became of the run, "
-        "and leave {0} out"
-    )
-    assert refusal(after=("a",)) == f"--after {sentence.format('--after')}"
-    assert refusal(after_any=("a",)) == f"--after-any {sentence.format('--after-any')}"
+    for option, message in (("--after", refusal(after=("a",))), ("--after-any", refusal(after_any=("a",)))):
+        assert golden.message(message).startswith(f"{option} a: Slurm does not know job 7 ")
+        assert message.endswith(f" leave {option} out")
     assert known.jobs == {}
 
 
-def test_a_run_of_this_machine_is_refused(known: Known) -> None:
+def test_a_run_of_this_machine_is_refused(known: Known, golden: GoldenMessages) -> None:
     run_called("a", cluster="local")
-    assert refusal(after=("a",)) == (
-        "--after a: a runs on this machine without Slurm, which cannot wait for it; wait for its end"
-    )
+    message = golden.message(refusal(after=("a",)))
+    assert message.startswith("--after a: ")
+    assert "without Slurm" in message
     assert known.jobs == {}
 
 
-def test_a_run_that_was_never_submitted_is_refused(known: Known) -> None:
-    run_called("a", job=None)
-    assert refusal(after=("a",)) == "--after a: a was never submitted; submit it first"
-    assert known.jobs == {}
-
-
-def test_a_submission_without_a_job_id_is_refused(known: Known) -> None:
-    """As ``begin_element`` records an element whose job array is not known."""
-    run_called("a", job="")
-    assert refusal(after=("a",)) == "--after a: a was never submitted; submit it first"
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(None, id="not submitted"),
+        # As ``begin_element`` records an element whose job array is not known.
+        pytest.param("", id="without a job id"),
+    ],
+)
+def test_a_run_that_was_never_submitted_is_refused(known: Known, golden: GoldenMessages, job: str | None) -> None:
+    run_called("a", job=job)
+    message = golden.message(refusal(after=("a",)))
+    assert message.startswith("--after a: a was never submitted; ")
     assert known.jobs == {}
 
 
@@ -171,10 +172,10 @@ def test_an_element_is_waited_for_before_it_has_begun(known: Known) -> None:
     assert waits(after=("s_3",)) == ("afterok:7_3", ())
 
 
-def test_a_sweep_of_which_one_has_failed_cannot_be_waited_for(known: Known) -> None:
+def test_a_sweep_of_which_one_has_failed_cannot_be_waited_for(known: Known, golden: GoldenMessages) -> None:
     sweep_called("s", 2)
     known.jobs = {"j7": [element_record("0", "RUNNING"), element_record("1", "FAILED")]}
-    assert refusal(after=("s",)).startswith("--after s: job 7_1 is FAILED, so that the run does not finish; ")
+    assert golden.message(refusal(after=("s",))).startswith("--after s: job 7_1 is FAILED, ")
     assert waits(after_any=("s",)) == ("afterany:7", ())
 
 
@@ -189,15 +190,17 @@ def test_a_sweep_of_which_one_was_resumed_is_waited_for_one_by_one(known: Known)
     assert waits(after=("s",)) == ("afterok:7_0:9_1", ())
 
 
-def test_a_sweep_that_has_finished_is_not_waited_for(known: Known) -> None:
+def test_a_sweep_that_has_finished_is_not_waited_for(known: Known, golden: GoldenMessages) -> None:
     sweep_called("s", 2)
     for index in range(2):
         run_called(f"s_{index}", job=f"7_{index}", status="finished")
-    assert waits(after=("s",)) == (None, ("--after s: it has ended already, and is not waited for",))
+    condition, (note,) = waits(after=("s",))
+    assert condition is None
+    assert golden.message(note).startswith("--after s: it has ended already")
     assert known.jobs == {}
 
 
-def test_an_element_that_slurm_has_forgotten_is_refused(known: Known) -> None:
+def test_an_element_that_slurm_has_forgotten_is_refused(known: Known, golden: GoldenMessages) -> None:
     sweep_called("s", 2)
     known.jobs = {"j7": [element_record("0", "RUNNING")]}
-    assert refusal(after=("s",)).startswith("--after s: Slurm does not know job 7_1 any more, ")
+    assert "Slurm does not know job 7_1 " in golden.message(refusal(after=("s",)))

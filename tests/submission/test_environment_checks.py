@@ -12,6 +12,7 @@ import pytest
 import hpcddp
 from hpcddp.packages import pip_requirement
 from hpcddp.submission import environment_checks
+from tests.messages import GoldenMessages
 from tests.submission.submitting import errors_of, program, virtual, warnings_of
 
 CONDA = """#!/bin/sh
@@ -24,14 +25,12 @@ def test_a_virtual_environment_that_can_run_hpcddp_is_in_nobodys_way(here: Path)
     assert warnings_of(here, {"venv": "my venv"}) == []
 
 
-def test_a_virtual_environment_without_an_interpreter_is_named(here: Path) -> None:
+def test_a_virtual_environment_without_an_interpreter_is_named(here: Path, golden: GoldenMessages) -> None:
     Path("empty").mkdir()
-    assert errors_of(here, {"venv": "empty"}) == [
-        (
-            "environment.venv is 'empty', and there is no empty/bin/python; make it (python -m venv empty), or correct "
-            "the path"
-        )
-    ]
+    (error,) = errors_of(here, {"venv": "empty"})
+    assert golden.message(error).startswith("environment.venv is 'empty', ")
+    assert "no empty/bin/python; " in error
+    assert "(python -m venv empty)" in error
 
 
 @pytest.mark.parametrize(
@@ -55,76 +54,73 @@ def test_hpcddp_is_installed_elsewhere_from_where_it_came(
     assert pip_requirement() == requirement
 
 
-def test_a_virtual_environment_without_hpcddp_is_told_how_to_get_it(here: Path) -> None:
+REQUIREMENT = shlex.quote(pip_requirement())
+
+
+def test_a_virtual_environment_without_hpcddp_is_told_how_to_get_it(here: Path, golden: GoldenMessages) -> None:
     virtual(Path("bare venv"), with_hpcddp=False)
-    sentence = (
-        "environment.venv is 'bare venv', whose python cannot run hpcddp (ModuleNotFoundError: No module named "
-        f"'hpcddp'); run: 'bare venv/bin/python' -m pip install {shlex.quote(pip_requirement())}"
-    )
-    assert errors_of(here, {"venv": "bare venv"}) == [sentence]
+    (error,) = errors_of(here, {"venv": "bare venv"})
+    assert golden.message(error, {REQUIREMENT: "HPCDDP"}).startswith("environment.venv is 'bare venv', ")
+    assert "No module named 'hpcddp'" in error
+    assert error.endswith(f"; run: 'bare venv/bin/python' -m pip install {REQUIREMENT}")
     # Lines that run before may bring it.
-    assert warnings_of(here, {"venv": "bare venv", "setup": ("export PYTHONPATH=/opt/hpcddp",)}) == [sentence]
+    assert warnings_of(here, {"venv": "bare venv", "setup": ("export PYTHONPATH=/opt/hpcddp",)}) == [error]
 
 
-def test_another_version_of_hpcddp_is_a_warning(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_hpcddp_is_a_warning(
+    here: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
+    version = hpcddp.__version__
     virtual(Path("venv"))
     monkeypatch.setattr("hpcddp.submission.environment_checks.__version__", "99.0")
     (warning,) = warnings_of(here, {"venv": "venv"})
-    assert warning.startswith("environment.venv is 'venv', whose python has hpcddp 0.")
-    assert warning.endswith(", and the one that submits is 99.0; install the same")
+    assert golden.message(warning, {version: "VERSION"}).startswith("environment.venv is 'venv', ")
+    assert f"python has hpcddp {version}, " in warning
+    assert warning.endswith(" is 99.0; install the same")
 
 
-def test_an_interpreter_of_the_users_own_is_looked_at_too(here: Path) -> None:
+def test_an_interpreter_of_the_users_own_is_looked_at_too(here: Path, golden: GoldenMessages) -> None:
     python = str(virtual(Path("bare"), with_hpcddp=False) / "bin" / "python")
-    assert errors_of(here, {"python": python}) == [
-        (
-            f"environment.python is '{python}', which cannot run hpcddp (ModuleNotFoundError: No module named "
-            f"'hpcddp'); run: {python} -m pip install {shlex.quote(pip_requirement())}"
-        )
-    ]
+    (error,) = errors_of(here, {"python": python})
+    assert golden.message(error, {REQUIREMENT: "HPCDDP"}).startswith(f"environment.python is '{python}', ")
+    assert error.endswith(f"; run: {python} -m pip install {REQUIREMENT}")
     for name in ("/no/such/python", "python9.99"):
-        assert errors_of(here, {"python": name}) == [
-            f"environment.python is {name!r}, and this machine has no such program; correct it, or leave it out"
-        ]
+        (error,) = errors_of(here, {"python": name})
+        assert golden.message(error).startswith(f"environment.python is {name!r}, ")
+        assert "no such program; " in error
     # Modules may add it on the node.
     (*_, note) = warnings_of(here, {"python": "python9.99", "modules": ["python/9.99"]})
-    assert note.startswith("environment.python is 'python9.99', and this machine has no such program")
+    assert note == error
 
 
-def test_a_uv_project_says_what_to_run(here: Path) -> None:
-    assert errors_of(here, {"uv": "project"}) == [
-        "environment.uv is 'project', and there is no project/pyproject.toml; give the directory of a uv project"
-    ]
+def test_a_uv_project_says_what_to_run(here: Path, golden: GoldenMessages) -> None:
+    def refusal() -> str:
+        (error,) = errors_of(here, {"uv": "project"})
+        assert golden.message(error, {REQUIREMENT: "HPCDDP"}).startswith("environment.uv is 'project', ")
+        return error
+
+    assert "no project/pyproject.toml; " in refusal()
     Path("project").mkdir()
     Path("project/pyproject.toml").touch()
-    assert errors_of(here, {"uv": "project"}) == [
-        (
-            "environment.uv is 'project', and there is no directory project/.venv; install uv (python -m pip "
-            "install uv), then run: uv sync --project project"
-        )
-    ]
+    error = refusal()
+    assert "no directory project/.venv; " in error
+    assert "(python -m pip install uv)" in error
+    assert error.endswith(" run: uv sync --project project")
     program(here, "uv")
-    assert errors_of(here, {"uv": "project"}) == [
-        "environment.uv is 'project', and there is no directory project/.venv; run: uv sync --project project"
-    ]
+    assert refusal().endswith("project/.venv; run: uv sync --project project")
     virtual(Path("project/.venv"), with_hpcddp=False)
-    assert errors_of(here, {"uv": "project"}) == [
-        (
-            "environment.uv is 'project', whose python cannot run hpcddp (ModuleNotFoundError: No module named "
-            f"'hpcddp'); run: uv add --project project {shlex.quote(pip_requirement())}"
-        )
-    ]
+    assert refusal().endswith(f"; run: uv add --project project {REQUIREMENT}")
 
 
-def test_a_uv_environment_older_than_its_lock_file_is_a_warning(here: Path) -> None:
+def test_a_uv_environment_older_than_its_lock_file_is_a_warning(here: Path, golden: GoldenMessages) -> None:
     Path("project").mkdir()
     Path("project/pyproject.toml").touch()
     virtual(Path("elsewhere"))
     at = {"UV_PROJECT_ENVIRONMENT": str(Path("elsewhere").absolute())}
     program(here, "uv", '#!/bin/sh\necho "$@" > asked\nexit 1\n')
-    assert warnings_of(here, {"uv": "project"}, more=at) == [
-        "environment.uv is 'project', whose environment is not what its lock file says; run: uv sync --project project"
-    ]
+    (warning,) = warnings_of(here, {"uv": "project"}, more=at)
+    assert golden.message(warning).startswith("environment.uv is 'project', ")
+    assert warning.endswith("; run: uv sync --project project")
     assert Path("asked").read_text() == "sync --check --frozen --inexact --offline --project project\n"
     program(here, "uv")
     assert warnings_of(here, {"uv": "project"}, more=at) == []
@@ -149,102 +145,90 @@ def test_conda_environments_are_found_by_name_and_by_directory(here: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "advice"),
     [
-        (
-            "gone",
-            (
-                "environment.conda is 'gone', and conda has no such environment here; correct it (conda env list "
-                "shows all), or make it: conda create --name gone python"
-            ),
-        ),
-        (
-            "./gone",
-            (
-                "environment.conda is './gone', and conda has no such environment here; correct it (conda env list "
-                "shows all), or make it: conda create --prefix ./gone python"
-            ),
-        ),
-        (
-            "empty",
-            (
-                "environment.conda is 'empty', and there is no HERE/conda/envs/empty/bin/python; install python "
-                "and hpcddp in it"
-            ),
-        ),
+        ("gone", "make it: conda create --name gone python"),
+        ("./gone", "make it: conda create --prefix ./gone python"),
+        ("empty", "no {here}/conda/envs/empty/bin/python; install python and hpcddp in it"),
     ],
 )
-def test_a_conda_environment_that_cannot_be_used_is_named(here: Path, name: str, sentence: str) -> None:
+def test_a_conda_environment_that_cannot_be_used_is_named(
+    here: Path, golden: GoldenMessages, name: str, advice: str
+) -> None:
     conda(here)
-    assert errors_of(here, {"conda": name}) == [sentence.replace("HERE", str(here))]
+    (error,) = errors_of(here, {"conda": name})
+    assert golden.message(error).startswith(f"environment.conda is '{name}', ")
+    assert error.endswith(advice.format(here=here))
     # A module may bring another conda.
     assert warnings_of(here, {"conda": name, "modules": ("miniforge",)}, more={"MODULESHOME": "/m"}) == []
 
 
-def test_where_conda_is_not_here_only_this_machine_is_certain(here: Path) -> None:
-    sentence = (
-        "environment.conda needs conda, which is neither on PATH nor in CONDA_EXE here; submit from a shell in "
-        "which conda works, or load its module in environment.modules"
-    )
-    assert warnings_of(here, {"conda": "train"}) == [sentence]
-    assert errors_of(here, {"conda": "train"}, "local") == [sentence]
+def test_where_conda_is_not_here_only_this_machine_is_certain(here: Path, golden: GoldenMessages) -> None:
+    (warning,) = warnings_of(here, {"conda": "train"})
+    assert golden.message(warning).startswith("environment.conda needs conda, ")
+    assert "CONDA_EXE" in warning
+    assert warning.endswith("environment.modules")
+    assert errors_of(here, {"conda": "train"}, "local") == [warning]
 
 
-def test_modules_without_the_module_command_are_a_warning(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_without_the_module_command_are_a_warning(
+    here: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
     monkeypatch.setattr(environment_checks, "_MODULE_PROFILES", (str(here / "modules.sh"),))
-    sentence = (
-        "environment.modules needs the module command, which this machine does not have; the job ends at its start "
-        "unless its nodes have it"
-    )
-    assert warnings_of(here, {"modules": ("cuda",)}) == [sentence]
+    (warning,) = warnings_of(here, {"modules": ("cuda",)})
+    assert golden.message(warning).startswith("environment.modules needs the module command, ")
+    assert "; the job ends at its start" in warning
     assert warnings_of(here, {"modules": ("cuda",)}, more={"LMOD_CMD": "/lmod"}) == []
     (here / "modules.sh").touch()
     assert warnings_of(here, {"modules": ("cuda",)}) == []
 
 
-def test_a_program_that_does_not_run_counts_as_one_that_says_no(here: Path) -> None:
+def test_a_program_that_does_not_run_counts_as_one_that_says_no(here: Path, golden: GoldenMessages) -> None:
     Path("venv/bin").mkdir(parents=True)
     Path("venv/bin/python").write_text("not for this machine")
     Path("venv/bin/python").chmod(0o700)
     (error,) = errors_of(here, {"venv": "venv"})
-    assert error.startswith("environment.venv is 'venv', whose python cannot run hpcddp ([Errno 8] Exec format error")
+    assert golden.message(error, {REQUIREMENT: "HPCDDP"}).startswith("environment.venv is 'venv', ")
+    assert "([Errno 8] Exec format error" in error
     assert os.access("venv/bin/python", os.X_OK)
 
 
-def test_data_to_copy_that_is_not_here_is_a_warning_and_an_error_on_this_machine(here: Path) -> None:
+def test_data_to_copy_that_is_not_here_is_a_warning_and_an_error_on_this_machine(
+    here: Path, golden: GoldenMessages
+) -> None:
     stage = {"stage": {"source": "/nowhere/a.tar", "target": "/tmp/a"}}
-    sentence = "environment.stage.source is '/nowhere/a.tar', which is not here; correct it, unless the nodes have it"
-    assert warnings_of(here, stage) == [sentence]
-    assert errors_of(here, stage, cluster="local") == [sentence]
+    (warning,) = warnings_of(here, stage)
+    assert golden.message(warning).startswith("environment.stage.source is '/nowhere/a.tar', which is not here; ")
+    assert errors_of(here, stage, cluster="local") == [warning]
     (here / "a.tar").touch()
     stage["stage"]["source"] = str(here / "a.tar")
     assert warnings_of(here, stage) == []
 
 
-def test_a_data_directory_that_the_nodes_get_by_a_copy_need_not_be_here(here: Path) -> None:
+def test_a_data_directory_that_the_nodes_get_by_a_copy_need_not_be_here(here: Path, golden: GoldenMessages) -> None:
     stage = {"stage": {"source": str(here), "target": "/scratch-of-node/images"}}
     train = {"model": "resnet18", "dataset": "imagefolder", "data_dir": "/scratch-of-node/images/full"}
     assert warnings_of(here, stage, train=train) == []
     (error,) = errors_of(here, stage, train=train | {"data_dir": "/scratch-of-node/images2"})
-    assert error.startswith("train.data_dir is '/scratch-of-node/images2', and there is no such directory; ")
+    assert golden.message(error).startswith("train.data_dir is '/scratch-of-node/images2', ")
 
 
 OTHER_PYTHON = "#!/bin/sh\necho {version} torch sklearn\n"
 
 
-def test_an_interpreter_without_the_packages_of_a_training_is_told_how_to_get_them(here: Path) -> None:
+def test_an_interpreter_without_the_packages_of_a_training_is_told_how_to_get_them(
+    here: Path, golden: GoldenMessages
+) -> None:
     python = virtual(Path("venv"), with_hpcddp=False) / "bin" / "python"
     python.unlink()
     python.write_text(OTHER_PYTHON.format(version=hpcddp.__version__))
     python.chmod(0o700)
-    sentence = (
-        "this training needs torch, scikit-learn, which venv/bin/python does not have; run: venv/bin/python -m pip "
-        "install 'hpcddp[train]'"
-    )
-    assert errors_of(here, {"venv": "venv"}) == [sentence]
+    (error,) = errors_of(here, {"venv": "venv"})
+    assert " torch, scikit-learn, which venv/bin/python does not have" in golden.message(error)
+    assert error.endswith("; run: venv/bin/python -m pip install 'hpcddp[train]'")
     # Lines and variables that come before may bring them, and an image has its own.
-    assert warnings_of(here, {"venv": "venv", "setup": ("true",)}) == [sentence]
-    assert warnings_of(here, {"venv": "venv", "env": {"PYTHONPATH": "/opt/torch"}}) == [sentence]
+    assert warnings_of(here, {"venv": "venv", "setup": ("true",)}) == [error]
+    assert warnings_of(here, {"venv": "venv", "env": {"PYTHONPATH": "/opt/torch"}}) == [error]
 
 
 def test_this_interpreter_is_asked_for_the_packages_of_the_job_and_only_for_those(

@@ -26,6 +26,7 @@ from hpcddp.submission.resume import resume
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import find_to_resume
 from hpcddp.supervise.begin import begin
+from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import make_fake_slurm
 from tests.submission.requests import request_of
 
@@ -100,7 +101,7 @@ def test_a_run_goes_on_after_its_whole_project_was_moved(tmp_path: Path) -> None
     assert not project.exists()
 
 
-def test_a_run_is_not_followed_where_the_directory_of_its_code_has_gone(tmp_path: Path) -> None:
+def test_a_run_is_not_followed_where_the_directory_of_its_code_has_gone(tmp_path: Path, golden: GoldenMessages) -> None:
     project = tmp_path / "project"
     project.mkdir()
     run = failed_run(project, "--set", f"run_root={tmp_path / 'runs'}")
@@ -108,10 +109,9 @@ def test_a_run_is_not_followed_where_the_directory_of_its_code_has_gone(tmp_path
     shutil.rmtree(project)
     done = hpcddp(tmp_path, "submit", "--resume", place)
     assert done.returncode == 2
-    assert done.stderr == (
-        f"hpcddp: the run {place} was submitted from {project}, which no longer exists; give the job file too, in "
-        f"the directory that the code is in now: hpcddp submit JOB --resume {place}\n"
-    )
+    message = golden.message(done.stderr)
+    assert f"{project}, which no longer exists; " in message
+    assert message.endswith(f": hpcddp submit JOB --resume {place}\n")
 
 
 def test_a_moved_run_is_followed_although_a_copy_lies_in_its_old_place(tmp_path: Path) -> None:
@@ -153,17 +153,18 @@ def test_a_run_that_is_called_by_another_path_goes_on_as_its_script_calls_it(tmp
     assert json.loads(done.stdout)["run_dir"] == str(run.path)
 
 
-def test_a_copy_is_not_resumed_in_place_of_the_original(failed: RunDirectory, tmp_path: Path) -> None:
+def test_a_copy_is_not_resumed_in_place_of_the_original(
+    failed: RunDirectory, tmp_path: Path, golden: GoldenMessages
+) -> None:
     copy = tmp_path / "again" / "r2"
     shutil.copytree(failed.path, copy)
     before = content_of(failed.path)
     done = hpcddp(tmp_path, "submit", "--resume", copy, "--follow")
     assert done.returncode == 2
-    assert done.stderr == (
-        f"hpcddp: {copy} is a copy of the run {failed.path}, and its script continues that run; name that run\n"
-        "  To continue the copy, give a job file with the name again: hpcddp submit JOB --resume "
-        f"{copy} --set run_root={tmp_path}\n"
-    )
+    message = golden.message(done.stderr, {failed.run_id: "RUN"})
+    assert f"{copy} is a copy of the run {failed.path}, " in message
+    assert "; name that run\n" in message
+    assert message.endswith(f": hpcddp submit JOB --resume {copy} --set run_root={tmp_path}\n")
     assert content_of(failed.path) == before
     # What the sentence says is done, and the original is left alone.
     (copy / "trackers").mkdir()
@@ -204,29 +205,30 @@ def living(tmp_path: Path) -> Iterator[RunDirectory]:
 
 @pytest.mark.parametrize("command", ["cancel", "requeue"])
 def test_the_job_of_the_original_is_left_alone_by_who_names_a_copy(
-    command: str, living: RunDirectory, tmp_path: Path
+    command: str, living: RunDirectory, tmp_path: Path, golden: GoldenMessages
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(living.path, copy)
     done = hpcddp(tmp_path, command, copy)
     assert done.returncode == 2
-    assert done.stderr == (
-        f"hpcddp: {copy} is a copy of the run {living.path}, whose job it does not own; name that run, or use Slurm's "
-        "own commands\n"
-    )
+    message = golden.message(done.stderr, {living.run_id: "RUN"})
+    assert f"{copy} is a copy of the run {living.path}, " in message
+    assert "; name that run, " in message
     assert Path(f"/proc/{read_json(living.submission)['job_id']}").exists()
 
 
-def test_a_copy_of_a_living_run_does_not_become_a_run_of_its_own_yet(living: RunDirectory, tmp_path: Path) -> None:
+def test_a_copy_of_a_living_run_does_not_become_a_run_of_its_own_yet(
+    living: RunDirectory, tmp_path: Path, golden: GoldenMessages
+) -> None:
     copy = tmp_path / "again" / "r2"
     shutil.copytree(living.path, copy)
     words = ("job.yaml", "--resume", copy, "--set", f"run_root={tmp_path}", "--cluster", "local")
     done = hpcddp(tmp_path, "submit", *words)
     job_id = read_json(living.submission)["job_id"]
     assert done.returncode == 2
-    assert done.stderr == (
-        f"hpcddp: {copy} is a copy of the run {living.path}, which is alive as {job_id}; wait for the end of that run\n"
-    )
+    message = golden.message(done.stderr, {living.run_id: "RUN", f" {job_id};": " PID;"})
+    assert f"{copy} is a copy of the run {living.path}, " in message
+    assert f"alive as {job_id}; wait for the end" in message
 
 
 def job_of(directory: Path, text: str) -> ResolvedJob:
@@ -275,26 +277,32 @@ def test_an_element_goes_on_after_its_sweep_was_moved(sweep: Sweep, tmp_path: Pa
     assert {"--array=1", f"--output={place}/s1_1/batch.log"} < set(call)
 
 
-def test_an_element_of_a_copied_sweep_is_neither_resumed_nor_cancelled(sweep: Sweep, tmp_path: Path) -> None:
+def test_an_element_of_a_copied_sweep_is_neither_resumed_nor_cancelled(
+    sweep: Sweep, tmp_path: Path, golden: GoldenMessages
+) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(sweep.path.parent, copy)
     calls = (tmp_path / "calls").read_text()
-    with pytest.raises(SubmissionError, match=f"{copy}/s1_1 is a copy of the run {sweep.path}, and its script"):
+    with pytest.raises(SubmissionError, match=f"{copy}/s1_1 is a copy of the run {sweep.path}, ") as caught:
         resume(find_to_resume(str(copy / "s1_1"), tmp_path), environment=dict(os.environ))
+    golden.message(caught.value)
     done = hpcddp(tmp_path, "cancel", copy / "s1")
     assert done.returncode == 2
-    assert f"{copy}/s1 is a copy of the run {sweep.path}, whose job it does not own" in done.stderr
+    assert f"{copy}/s1 is a copy of the run {sweep.path}, " in golden.message(done.stderr)
     assert (tmp_path / "calls").read_text() == calls
 
 
-def test_an_element_without_its_sweep_says_what_is_missing(sweep: Sweep, tmp_path: Path) -> None:
+def test_an_element_without_its_sweep_says_what_is_missing(
+    sweep: Sweep, tmp_path: Path, golden: GoldenMessages
+) -> None:
     place = find_to_resume(str(sweep.run(1).path), tmp_path).path.rename(tmp_path / "alone")
-    with pytest.raises(RunDirectoryError, match="put the directory of its sweep beside it, or give the job file too"):
+    with pytest.raises(RunDirectoryError, match="its sweep beside it, or give the job file") as caught:
         resume(find_to_resume(str(place), tmp_path), environment=dict(os.environ))
+    golden.message(caught.value)
 
 
 def test_a_copied_script_that_is_given_to_sbatch_by_hand_does_not_act_on_the_original(
-    failed: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failed: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(failed.path, copy)
@@ -312,10 +320,9 @@ def test_a_copied_script_that_is_given_to_sbatch_by_hand_does_not_act_on_the_ori
 
     with pytest.raises(RunDirectoryError) as caught:
         by_hand()
-    assert caught.value.message == (
-        f"{copy}/job.sbatch acts on the run directory {failed.path}, because the directory that it is in was moved "
-        f"or copied; continue that one with: hpcddp submit --resume {copy}"
-    )
+    message = golden.message(caught.value, {failed.run_id: "RUN"})
+    assert message.startswith(f"{copy}/job.sbatch acts on the run directory {failed.path}, ")
+    assert message.endswith(f": hpcddp submit --resume {copy}")
     assert content_of(failed.path) == before
     monkeypatch.setattr(commands, "show_job", lambda _: {"JobState": "RUNNING", "Command": str(failed.script)})
     assert by_hand() == str(failed.attempt(1).path)

@@ -18,6 +18,7 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
 from hpcddp.run.ownership import identity
+from tests.messages import GoldenMessages
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
 
@@ -122,7 +123,7 @@ def shared() -> Iterator[Shared]:
 
 @pytest.mark.parametrize("command", [("submit", "--resume"), ("cancel",), ("requeue",)], ids=lambda words: words[0])
 def test_a_run_that_somebody_else_made_in_a_shared_root_is_not_acted_on(
-    command: tuple[str, ...], shared: Shared
+    command: tuple[str, ...], shared: Shared, golden: GoldenMessages
 ) -> None:
     victim = subprocess.Popen([*AS_USER, "sleep", "300"])
     try:
@@ -131,10 +132,9 @@ def test_a_run_that_somebody_else_made_in_a_shared_root_is_not_acted_on(
             # As its maker would, so that nothing else is in the way.
             for path in (run, run / "submitit"):
                 path.chmod(0o777)
-        assert shared.refused(*command, "r1", "--run-root", shared.path) == (
-            f"hpcddp: the run directory {run} belongs to user {STRANGER}, not to you; choose another run_root, or a "
-            "run of your own\n"
-        )
+        message = shared.refused(*command, "r1", "--run-root", shared.path)
+        assert f" {run} belongs to user {STRANGER}, " in golden.message(message, {str(shared.path): "SHARED"})
+        assert "; choose another run_root, " in message
         assert victim.poll() is None
     finally:
         victim.kill()
@@ -155,32 +155,33 @@ def test_the_runs_of_others_can_be_looked_at(command: str, shared: Shared) -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_an_own_run_that_others_can_write_to_is_not_acted_on_nor_what_they_left_in_it(shared: Shared) -> None:
+def test_an_own_run_that_others_can_write_to_is_not_acted_on_nor_what_they_left_in_it(
+    shared: Shared, golden: GoldenMessages
+) -> None:
     run = shared.ended_run(USER)
     run.chmod(0o777)
     os.chown(run / "job.sbatch", STRANGER, STRANGER)
     for command in (("submit", "--resume"), ("cancel",), ("requeue",)):
-        sentence = shared.refused(*command, run)
-        assert sentence == f"hpcddp: the run directory {run} can be written by others; run: chmod go-w {run}\n"
+        message = golden.message(shared.refused(*command, run), {str(shared.path): "SHARED"})
+        assert "can be written by others; " in message
+        assert message.endswith(f" run: chmod go-w {run}\n")
     run.chmod(0o700)
-    assert shared.refused("submit", "--resume", run) == (
-        f"hpcddp: {run}/job.sbatch belongs to user {STRANGER}, not to you; do not use this run, or remove what is not "
-        "yours first\n"
-    )
+    message = golden.message(shared.refused("submit", "--resume", run), {str(shared.path): "SHARED"})
+    assert f" {run}/job.sbatch belongs to user {STRANGER}, not to you; " in message
 
 
-def test_a_run_under_a_directory_of_another_ordinary_user_is_not_acted_on(shared: Shared) -> None:
+def test_a_run_under_a_directory_of_another_ordinary_user_is_not_acted_on(
+    shared: Shared, golden: GoldenMessages
+) -> None:
     theirs = shared.path / "theirs"
     run = shared.ended_run(USER, under=theirs)
     os.chown(theirs, STRANGER, STRANGER)
-    sentence = (
-        f"hpcddp: {theirs}, above the run directory, belongs to user {STRANGER}, who could put other files in its "
-        "place; choose another run_root\n"
-    )
-    assert shared.refused("submit", "--resume", run) == sentence
+    message = golden.message(shared.refused("submit", "--resume", run), {str(shared.path): "SHARED"})
+    assert f" {theirs}, above the run directory, belongs to user {STRANGER}, " in message
+    assert message.endswith("; choose another run_root\n")
     # Neither by a link that its user has made.
     (shared.home / "link").symlink_to(run)
-    assert shared.refused("submit", "--resume", "link") == sentence
+    assert shared.refused("submit", "--resume", "link") == message
 
 
 def test_an_own_run_in_a_shared_root_goes_on(shared: Shared) -> None:
@@ -204,15 +205,15 @@ def test_a_link_that_somebody_has_put_into_a_run_is_not_followed(shared: Shared)
 
 
 @pytest.mark.parametrize(
-    ("owner", "mode", "sentence"),
+    ("owner", "mode", "problem", "advice"),
     [
-        (STRANGER, 0o644, "belongs to another user and is here; make it your own, if you trust it, to use it"),
-        (USER, 0o664, "can be written by others; look at what it holds, and run: chmod go-w {file}"),
-        (USER, 0o646, "can be written by others; look at what it holds, and run: chmod go-w {file}"),
+        (STRANGER, 0o644, "belongs to another user", "make it your own"),
+        (USER, 0o664, "can be written by others", "run: chmod go-w {file}\n"),
+        (USER, 0o646, "can be written by others", "run: chmod go-w {file}\n"),
     ],
 )
 def test_a_project_file_that_others_could_write_is_not_obeyed(
-    owner: int, mode: int, sentence: str, shared: Shared
+    owner: int, mode: int, problem: str, advice: str, shared: Shared, golden: GoldenMessages
 ) -> None:
     file = shared.path / "hpcddp.toml"
     file.write_text(f'[environment]\nsetup = ["touch {shared.marker}"]\n')
@@ -220,5 +221,6 @@ def test_a_project_file_that_others_could_write_is_not_obeyed(
     os.chown(file, owner, owner)
     (shared.home / "job.yaml").write_text(JOB)
     words = ("submit", shared.home / "job.yaml", "--cluster", "local", "--set", f"run_root={shared.home}/runs")
-    expected = f"hpcddp: {file}: {sentence.format(file=file)}\n"
-    assert shared.refused(*words, "--follow", directory=shared.path) == expected
+    message = shared.refused(*words, "--follow", directory=shared.path)
+    assert golden.message(message, {str(shared.path): "SHARED"}).startswith(f"hpcddp: {file}: {problem}")
+    assert advice.format(file=file) in message

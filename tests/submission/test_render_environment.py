@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hpcddp.jobfile.cluster import Cluster
+from tests.messages import GoldenMessages
 from tests.submission.fake_environments import (
     APPTAINER,
     CONDA,
@@ -18,11 +19,11 @@ from tests.submission.fake_environments import (
     variables,
     write_program,
 )
-from tests.submission.script_runner import ScriptRunner
-from tests.submission.test_render_script import LAUNCHERS, script_of
+from tests.submission.script_runner import LAUNCHERS, ScriptRunner, script_of
 from tests.waiting import wait_until
 
 HOST = socket.gethostname()
+ON_HOST = {f" on {HOST}": " on HOST"}
 
 
 @pytest.mark.parametrize(("field", "name"), [("venv", "my venv"), ("uv", "my project/.venv"), ("conda", "envs/train")])
@@ -63,85 +64,53 @@ def test_modules_come_before_the_environment_and_setup_lines_behind_it(runner: S
 
 
 @pytest.mark.parametrize(
-    ("environment", "sentence"),
+    ("environment", "field", "advice"),
     [
-        (
-            {"venv": "it's gone"},
-            (
-                f"environment.venv is it's gone, and there is no it's gone/bin/python on {HOST}; make it on a file "
-                "system that every node sees, or correct the path"
-            ),
-        ),
-        (
-            {"uv": "gone"},
-            (
-                f"environment.uv is gone, and there is no gone/.venv/bin/python on {HOST}; run uv sync in the project, "
-                "on a file system that every node sees, or correct the path"
-            ),
-        ),
-        (
-            {"conda": "./gone"},
-            (
-                f"environment.conda is ./gone, which conda cannot activate on {HOST}; create it, or correct the name "
-                "(conda env list lists the environments)"
-            ),
-        ),
-        (
-            apptainer_job(image="gone.sif"),
-            (
-                f"environment.container.image is gone.sif, which was not found on {HOST}; put it on a file system that "
-                "every node sees, or correct the path"
-            ),
-        ),
-        (
-            {"container": {"image": "x"}},
-            (
-                f"environment.container.runtime is pyxis, which srun does not have on {HOST}; write runtime: "
-                "apptainer, or select a partition where pyxis is installed"
-            ),
-        ),
+        ({"venv": "it's gone"}, "environment.venv is it's gone", f"no it's gone/bin/python on {HOST}; make it "),
+        ({"uv": "gone"}, "environment.uv is gone", f"no gone/.venv/bin/python on {HOST}; run uv sync "),
+        ({"conda": "./gone"}, "environment.conda is ./gone", "(conda env list lists the environments)"),
+        (apptainer_job(image="gone.sif"), "environment.container.image is gone.sif", "correct the path"),
+        ({"container": {"image": "x"}}, "environment.container.runtime is pyxis", "; write runtime: apptainer, "),
     ],
+    ids=["venv", "uv", "conda", "image", "pyxis"],
 )
 def test_what_is_missing_ends_the_script_with_one_sentence_and_starts_nothing(
-    runner: ScriptRunner, environment: dict[str, Any], sentence: str
+    runner: ScriptRunner, golden: GoldenMessages, environment: dict[str, Any], field: str, advice: str
 ) -> None:
     install_programs(runner, conda=CONDA, apptainer=APPTAINER)
     code, errors = runner.run(script_of(runner, environment=environment))
-    assert (code, errors.splitlines()[-1]) == (2, f"hpcddp: {sentence}")
-    assert [line for line in errors.splitlines() if line.startswith("hpcddp")] == [f"hpcddp: {sentence}"]
+    assert code == 2
+    message = golden.message(errors.splitlines()[-1], ON_HOST)
+    assert message.startswith(f"hpcddp: {field}, ")
+    assert f" on {HOST}; " in message
+    assert advice in message
+    assert [line for line in errors.splitlines() if line.startswith("hpcddp")] == [message]
     assert runner.words("begin") == []
 
 
 @pytest.mark.parametrize(
-    ("environment", "sentence"),
+    ("environment", "missing"),
     [
-        (
-            {"conda": "x"},
-            (
-                f"environment.conda needs conda, which was not found on {HOST}; load its module in "
-                "environment.modules, or submit from a shell in which conda works"
-            ),
-        ),
-        (
-            apptainer_job(),
-            (
-                f"environment.container.runtime is apptainer, which was not found on {HOST}; load its module in "
-                "environment.modules"
-            ),
-        ),
+        ({"conda": "x"}, "environment.conda needs conda"),
+        (apptainer_job(), "environment.container.runtime is apptainer"),
     ],
+    ids=["conda", "apptainer"],
 )
-def test_a_program_that_is_missing_is_named(runner: ScriptRunner, environment: dict[str, Any], sentence: str) -> None:
-    assert runner.run(script_of(runner, environment=environment)) == (2, f"hpcddp: {sentence}\n")
+def test_a_program_that_is_missing_is_named(
+    runner: ScriptRunner, golden: GoldenMessages, environment: dict[str, Any], missing: str
+) -> None:
+    code, errors = runner.run(script_of(runner, environment=environment))
+    assert code == 2
+    assert golden.message(errors, ON_HOST).startswith(f"hpcddp: {missing}, which was not found on {HOST}; ")
+    assert "its module in environment.modules" in errors
 
 
-def test_an_activation_that_exits_is_no_job_that_has_trained(runner: ScriptRunner) -> None:
+def test_an_activation_that_exits_is_no_job_that_has_trained(runner: ScriptRunner, golden: GoldenMessages) -> None:
     fake_virtual_environment(runner, "venv")
     write_program(runner.directory / "venv" / "bin" / "activate", "exit 0\n")
-    sentence = (
-        "hpcddp: a module, an activation or environment.setup ended the script with exit code 0; no task was started\n"
-    )
-    assert runner.run(script_of(runner, environment={"venv": "venv"})) == (70, sentence)
+    code, errors = runner.run(script_of(runner, environment={"venv": "venv"}))
+    assert code == 70
+    assert "environment.setup ended the script with exit code 0; " in golden.message(errors)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -19,9 +19,8 @@ from tests.submission.fake_environments import (
     install_controller,
     install_programs,
 )
-from tests.submission.script_runner import ScriptRunner
-from tests.submission.test_render_properties import LINE, MARKER
-from tests.submission.test_render_script import LAUNCHERS, script_of
+from tests.submission.hostile_text import LINE, MARKER
+from tests.submission.script_runner import LAUNCHERS, ScriptRunner, script_of
 
 # The name of one directory or file, whatever is in it; PATH takes no colon.
 NAME = LINE.map(lambda text: f"x{text.replace('/', '_').replace(':', '_')[:30]}")

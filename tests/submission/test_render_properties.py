@@ -15,41 +15,10 @@ from hpcddp.jobfile.write import dump_job, parse_resolved
 from hpcddp.submission.render import quote_word, render_script
 from tests.examples import examples
 from tests.slurm.sbatch_reader import read_directives
+from tests.submission.hostile_text import LINE, MARKER, TEXT
 from tests.submission.requests import request_of
 from tests.submission.script_runner import ScriptRunner
 
-MARKER = "marker-of-a-payload"
-PAYLOADS = st.sampled_from(
-    [
-        f"$(touch {MARKER})",
-        f"`touch {MARKER}`",
-        f"'; touch {MARKER}; '",
-        f'"; touch {MARKER}; "',
-        f"a; touch {MARKER} #",
-        f"& touch {MARKER} &",
-        f"x | touch {MARKER}",
-        f"\\'; touch {MARKER} #",
-        f"${{x:=$(touch {MARKER})}}",
-        f">{MARKER}",
-        f"HPCDDP_JOB ) ; touch {MARKER}",
-        "#SBATCH --comment=injected",
-        "--comment=injected",
-        "%j%x%%",
-        "~",
-        "*",
-        "!!",
-        "{{ 7 * 7 }}{% raw %}",
-        "\\",
-        "'",
-        '"',
-        "\x01\x7f",
-        " leading and trailing ",
-    ]
-)
-LINE = (PAYLOADS | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"), min_size=1)).filter(
-    lambda text: bool(text.strip())
-)
-TEXT = PAYLOADS | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 HEREDOC = st.sampled_from(["\nHPCDDP_JOB\n", "HPCDDP_JOB", "\nHPCDDP_JOB_1\n) || touch marker-of-a-payload\n"])
 NAME = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 VARIABLE = st.from_regex(r"V_[A-Za-z0-9_]{0,8}", fullmatch=True)

@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from hpcddp.jobfile.cluster import Cluster
-from tests.submission.script_runner import PYTHON, ScriptRunner
-from tests.submission.test_render_script import LAUNCHERS, script_of
+from tests.submission.script_runner import LAUNCHERS, PYTHON, ScriptRunner, script_of
 from tests.waiting import wait_until
 
 # Like srun, it hands its program the words; this interpreter records those of the copy.

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,90 +19,36 @@ from hpcddp.run.job_records import SubmissionRecord, write_submission_record
 from hpcddp.run.ownership import identity
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
+from tests.messages import GoldenMessages
 from tests.submission.local_run import script_process
-from tests.waiting import wait_until
-
-MODEL = """
-import time
-from torch import nn
-
-class Slow(nn.Sequential):
-    def forward(self, x):
-        time.sleep(0.02)
-        return super().forward(x)
-
-def build(num_classes):
-    return Slow(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, num_classes))
-"""
-JOB = """
-name: again
-resources: {tasks_per_node: 2}
-batch: {global_batch_size: 64}
-learning_rate: {base: 0.1}
-train: {model: "slow:build", dataset: digits, epochs: 6}
-"""
+from tests.submission.local_training import JOB, start, steps_of, submit, wait_for_step, write_job
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    (tmp_path / "slow.py").write_text(MODEL)
-    (tmp_path / "job.yaml").write_text(JOB)
-    return tmp_path
+    return write_job(tmp_path)
 
 
-def start(directory: Path, *words: str) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "hpcddp", "submit", *words],
-        cwd=directory,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def submit(directory: Path, *words: str) -> tuple[int, str, str]:
-    process = start(directory, *words)
-    out, error = process.communicate(timeout=240)
-    return process.returncode, out, error
-
-
-def run_of(directory: Path) -> RunDirectory:
-    (path,) = (directory / "runs" / "again").iterdir()
-    return RunDirectory(path)
-
-
-def wait_for_step(directory: Path, step: int) -> RunDirectory:
-    def is_reached() -> bool:
-        return (directory / "runs" / "again").is_dir() and f'"step": {step},' in metrics_of(run_of(directory))
-
-    wait_until(is_reached, f"step {step}", 180)
-    return run_of(directory)
-
-
-def metrics_of(run: RunDirectory) -> str:
-    return run.metrics.read_text() if run.metrics.exists() else ""
-
-
-def steps_of(run: RunDirectory) -> list[int]:
-    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    return [record["step"] for record in records if "val_loss" not in record]
-
-
-def test_a_followed_run_that_is_interrupted_saves_and_goes_on_when_it_is_resumed(directory: Path) -> None:
+def test_a_followed_run_that_is_interrupted_saves_and_goes_on_when_it_is_resumed(
+    directory: Path, golden: GoldenMessages
+) -> None:
     follower = start(directory, "job.yaml", "--cluster", "local", "--follow")
     run = wait_for_step(directory, 30)
     follower.send_signal(signal.SIGINT)
     out, error = follower.communicate(timeout=120)
     assert follower.returncode == 130, error
-    assert "stopping: the run gets SIGTERM, saves and ends; Ctrl-C again to stop following it" in error
+    (stopping,) = [line for line in error.splitlines() if line.startswith("stopping: ")]
+    assert " SIGTERM, " in golden.message(stopping)
+    assert "; Ctrl-C again " in stopping
     result = read_json(run.result)
     resume = f"hpcddp submit --resume {run.path}"
     assert (result["status"], result["exit_code"], result["resume"]) == ("cancelled", 130, resume)
     stopped = result["saved_step"]
     assert 30 <= stopped == steps_of(run)[-1] < 138
-    assert f"cancelled: cancelled by its user; step {stopped} is saved\nto go on: {resume}\n" in out
+    last_lines = out[out.index("cancelled: ") :]
+    golden.message(last_lines, {f" {stopped} ": " STEP ", run.run_id: "RUN"})
+    assert f"; step {stopped} is saved\n" in last_lines
+    assert f": {resume}\n" in last_lines
 
     code, out, error = submit(directory, "--resume", run.run_id, "--follow", "--json")
     assert code == 0, error
@@ -141,48 +86,49 @@ def ended(directory: Path, **submission: Any) -> RunDirectory:
     return run
 
 
-def test_a_finished_run_is_not_resumed(directory: Path) -> None:
+def test_a_finished_run_is_not_resumed(directory: Path, golden: GoldenMessages) -> None:
     run = ended(directory)
     write_record(run.result, Result(status="finished"))
-    sentence = (
-        f"hpcddp: the run r1 has finished, and there is nothing to resume; see {run.result}\n"
-        f"  To train for more epochs: hpcddp submit --resume {run.path} --set train.epochs=N\n"
-    )
-    assert submit(directory, "--resume", "r1") == (2, "", sentence)
+    code, out, error = submit(directory, "--resume", "r1")
+    assert (code, out) == (2, "")
+    assert golden.message(error).startswith("hpcddp: the run r1 has finished, ")
+    assert f"; see {run.result}\n" in error
+    assert error.endswith(f": hpcddp submit --resume {run.path} --set train.epochs=N\n")
 
 
-def test_a_run_that_is_alive_is_not_resumed(directory: Path) -> None:
+def test_a_run_that_is_alive_is_not_resumed(directory: Path, golden: GoldenMessages) -> None:
     with script_process() as process:
         run = ended(directory, job_id=str(process.pid))
-        end = f"hpcddp cancel {run.path}"
-        sentence = f"hpcddp: the run r1 is alive as process {process.pid}; wait for its end, or end it: {end}\n"
-        assert submit(directory, "--resume", "r1") == (2, "", sentence)
+        code, out, error = submit(directory, "--resume", "r1")
+    assert (code, out) == (2, "")
+    message = golden.message(error, {f" {process.pid};": " PID;"})
+    assert message.startswith(f"hpcddp: the run r1 is alive as process {process.pid}; ")
+    assert message.endswith(f": hpcddp cancel {run.path}\n")
     assert read_events(run.events) == []
 
 
-def test_a_file_of_the_run_that_is_too_large_to_be_kept_is_named(directory: Path) -> None:
+def test_a_file_of_the_run_that_is_too_large_to_be_kept_is_named(directory: Path, golden: GoldenMessages) -> None:
     run = ended(directory)
     run.plan.touch()
     os.truncate(run.plan, 1 << 36)
     job = directory / "again.yaml"
     job.write_text(JOB)
     code, _, error = submit(directory, str(job), "--resume", "r1")
-    assert (code, error) == (
-        2,
-        f"hpcddp: nothing was submitted: {run.plan} has {1 << 36} bytes, so it is damaged; remove it\n",
-    )
+    assert code == 2
+    assert golden.message(error).startswith(f"hpcddp: nothing was submitted: {run.plan} has {1 << 36} bytes, ")
+    assert error.endswith("; remove it\n")
     assert read_events(run.events) == []
 
 
 @pytest.mark.parametrize("target", ["nowhere", "job.yaml"])
-def test_a_run_whose_event_log_is_a_link_is_not_resumed(directory: Path, target: str) -> None:
+def test_a_run_whose_event_log_is_a_link_is_not_resumed(directory: Path, golden: GoldenMessages, target: str) -> None:
     run = ended(directory)
     run.events.unlink(missing_ok=True)
     run.events.symlink_to(directory / target)
     before = sorted(path.name for path in run.path.rglob("*"))
     code, _, error = submit(directory, "--resume", "r1")
-    why = f"{run.events} cannot be written (it is a symbolic link); make it writable, or move it away"
-    assert (code, error) == (2, f"hpcddp: the run r1 is not resumed, because {why}\n")
+    assert code == 2
+    assert f"{run.events} cannot be written (it is a symbolic link); " in golden.message(error)
     assert sorted(path.name for path in run.path.rglob("*")) == before
     assert (directory / "job.yaml").read_text() == JOB
 
@@ -199,31 +145,27 @@ def test_a_process_with_the_id_of_a_local_run_is_not_the_run(directory: Path, ca
     assert f"the script of the run {run.path} does not exist" in error
 
 
-def test_a_run_whose_script_was_submitted_by_hand_needs_its_job_file(directory: Path) -> None:
+def test_a_run_whose_script_was_submitted_by_hand_needs_its_job_file(directory: Path, golden: GoldenMessages) -> None:
     run = ended(directory)
     run.submission.unlink()
     append_event(run.events, kind="start", time=0.0, attempt=0)
     code, _, error = submit(directory, "--resume", "r1")
     assert code == 2
-    assert error == (
-        f"hpcddp: the script of the run {run.path} was submitted by hand and is not kept there; give the job file too: "
-        f"hpcddp submit JOB --resume {run.path}\n"
-    )
+    assert f" {run.path} was submitted by hand " in golden.message(error)
+    assert error.endswith(f": hpcddp submit JOB --resume {run.path}\n")
 
 
-def test_a_job_of_another_run_is_refused(directory: Path) -> None:
+def test_a_job_of_another_run_is_refused(directory: Path, golden: GoldenMessages) -> None:
     run = ended(directory)
     code, _, error = submit(directory, "job.yaml", "--resume", "r1", "--cluster", "local", "--set", "name=other")
     assert code == 2
-    assert error == (
-        f"hpcddp: the job's run_root and name lead to {directory}/runs/other/r1, but the run is {run.path}; give the "
-        "job the run's own name and run_root, and submit from where it was submitted\n"
-    )
+    message = golden.message(error)
+    assert f"run_root and name lead to {directory}/runs/other/r1, " in message
+    assert f" the run is {run.path}; " in message
 
 
-def test_without_a_run_a_job_is_needed(directory: Path) -> None:
-    assert submit(directory) == (
-        2,
-        "",
-        "hpcddp: no JOB is given; write a job file, a command after --, or --resume RUN to continue a run\n",
-    )
+def test_without_a_run_a_job_is_needed(directory: Path, golden: GoldenMessages) -> None:
+    code, out, error = submit(directory)
+    assert (code, out) == (2, "")
+    assert golden.message(error).startswith("hpcddp: no JOB is given; write a job file, ")
+    assert " or --resume RUN " in error

@@ -16,6 +16,7 @@ from hpcddp.run.sweep import Chunk, read_sweep
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import prepare, submit
 from hpcddp.submission.sweep import SweepSubmission, submit_sweep
+from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
 from tests.submission.requests import request_of
 
@@ -98,19 +99,20 @@ def test_where_only_some_run_at_once_each_array_waits_for_the_one_before_it(slur
     ]
 
 
-def test_when_one_array_is_refused_nothing_is_left(slurm: FakeSlurm) -> None:
-    with pytest.raises(HpcddpError, match="sbatch refused the job: sbatch: error: no more"):
+def test_when_one_array_is_refused_nothing_is_left(slurm: FakeSlurm, golden: GoldenMessages) -> None:
+    with pytest.raises(HpcddpError, match=r"sbatch refused the job: .*no more") as caught:
         submitted(slurm, 2500, REFUSED_CALL="3", REFUSAL="no more")
+    golden.message(caught.value)
     assert slurm.cancelled == ["101", "102"]
     assert not Path("runs").exists()
 
 
-def test_a_site_without_arrays_says_so(slurm: FakeSlurm) -> None:
+def test_a_site_without_arrays_says_so(slurm: FakeSlurm, golden: GoldenMessages) -> None:
     with pytest.raises(SubmissionError) as caught:
         submitted(slurm, 1500, MAX_ARRAY_SIZE="0")
-    assert str(caught.value) == (
-        "this Slurm allows no job arrays (MaxArraySize); submit each run by itself, with --set"
-    )
+    message = golden.message(caught.value)
+    assert "no job arrays (MaxArraySize); " in message
+    assert message.endswith(" --set")
 
 
 def refusal_of(slurm: FakeSlurm, *axes: str) -> str:
@@ -120,17 +122,22 @@ def refusal_of(slurm: FakeSlurm, *axes: str) -> str:
     return str(caught.value)
 
 
-def test_an_element_whose_batch_has_no_plan_is_refused_with_its_values(slurm: FakeSlurm) -> None:
+def test_an_element_whose_batch_has_no_plan_is_refused_with_its_values(
+    slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
     Path("job.yaml").write_text(f"{JOB}resources: {{tasks_per_node: 2}}\n")
     axes = ("batch.global_batch_size=8,9", "train.seed=0..2")
-    assert refusal_of(slurm, *axes).startswith("element 3 and 2 more of the sweep, with batch.global_batch_size=9: ")
+    message = golden.message(refusal_of(slurm, *axes))
+    assert message.startswith("element 3 and 2 more ")
+    assert " with batch.global_batch_size=9: " in message
 
 
-def test_an_element_whose_data_is_not_there_is_refused_with_its_values(slurm: FakeSlurm) -> None:
-    assert refusal_of(slurm, "train.data_dir=/tmp,/no/such") == (
-        "element 1 of the sweep, with train.data_dir=\"/no/such\": train.data_dir is '/no/such', and there is no such "
-        "directory; give the directory that holds the data"
-    )
+def test_an_element_whose_data_is_not_there_is_refused_with_its_values(
+    slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
+    message = golden.message(refusal_of(slurm, "train.data_dir=/tmp,/no/such"))
+    assert message.startswith("element 1 ")
+    assert " with train.data_dir=\"/no/such\": train.data_dir is '/no/such', " in message
 
 
 def test_json_lists_every_element_with_its_values_and_its_job(slurm: FakeSlurm) -> None:
@@ -145,15 +152,17 @@ def test_json_lists_every_element_with_its_values_and_its_job(slurm: FakeSlurm) 
     }
 
 
-def test_a_sweep_of_one_run_says_so(slurm: FakeSlurm) -> None:
-    assert submitted(slurm, 1).warnings == [
-        "the sweep makes one run, because each key has one value; write several, as in 0.1,0.2 or 0..4"
-    ]
+def test_a_sweep_of_one_run_says_so(slurm: FakeSlurm, golden: GoldenMessages) -> None:
+    (warning,) = submitted(slurm, 1).warnings
+    assert golden.message(warning).startswith("the sweep makes one run, ")
+    assert "0.1,0.2 or 0..4" in warning
     shutil.rmtree("runs")
     assert submitted(slurm, 2).warnings == []
 
 
-def test_a_refused_run_leaves_nothing(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_run_leaves_nothing(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
     request = request_of(load_job(Path("job.yaml")), environment=slurm.environment(REFUSED_CALL="1", REFUSAL="no"))
     with pytest.raises(HpcddpError, match="sbatch refused the job"):
         submit(request)
@@ -165,8 +174,9 @@ def test_a_refused_run_leaves_nothing(slurm: FakeSlurm, monkeypatch: pytest.Monk
     monkeypatch.setattr("hpcddp.submission.submit.write_submission_record", no_space)
     cancelled: list[str] = []
     monkeypatch.setattr("submitit.SlurmJob.cancel", lambda job, **_: cancelled.append(job.job_id))
-    with pytest.raises(SubmissionError, match=r"job 102 was cancelled, because .*submission\.json cannot be written"):
+    with pytest.raises(SubmissionError, match=r"job 102 was cancelled, .*submission\.json") as caught:
         submit(request_of(load_job(Path("job.yaml")), environment=slurm.environment()))
+    golden.message(caught.value)
     assert cancelled == ["102"]
     assert not Path("runs").exists()
 

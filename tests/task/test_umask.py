@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import RunDirectory
+from tests.submission.local_commands import ended, program, result, submit
 from tests.submission.local_run import start
-from tests.submission.test_commands_local import ended, program, result, submit
 
 WRITES = """
 import os

@@ -12,7 +12,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.failure import read_failures
 from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
-from tests.submission.test_commands_local import ended, result, submit
+from tests.submission.local_commands import ended, result, submit
 
 BIN = Path(sys.executable).parent
 # A training that ends well in a world of any size.

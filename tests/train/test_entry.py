@@ -15,7 +15,7 @@ import pytest
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_decision
-from tests.submission.test_commands_local import ended, result
+from tests.submission.local_commands import ended, result
 from tests.waiting import wait_for_text
 
 MODULE = """

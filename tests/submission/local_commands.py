@@ -1,0 +1,49 @@
+"""Commands that are submitted to this machine, and the ends of their runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from hpcddp.run.directory import RunDirectory
+from tests.waiting import wait_until
+
+
+def submit(directory: Path, *words: str, code: int = 0) -> dict[str, Any]:
+    """Submit a command and return what ``--json`` says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "submit", "--cluster", "local", "--json", *words],
+        cwd=directory,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def program(directory: Path, text: str) -> tuple[str, ...]:
+    path = directory / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return ("--", sys.executable, str(path))
+
+
+def ended(document: dict[str, Any], timeout_s: float = 60) -> RunDirectory:
+    """Wait for the run's result, and for the end of its script."""
+    run = RunDirectory(Path(document["run_dir"]))
+    script = Path(f"/proc/{document['job_id']}")
+    wait_until(lambda: run.result.exists() and not script.exists(), run.batch_log.read_text, timeout_s)
+    return run
+
+
+def result(run: RunDirectory) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(run.result.read_text())
+    return document
