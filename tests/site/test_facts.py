@@ -177,8 +177,9 @@ def test_an_accounting_that_does_not_answer_is_only_silent(tmp_path: Path, golde
     assert answers.accounting_error.endswith("Sending PersistInit msg: Connection refused")
     (tmp_path / "sacctmgr").unlink()
     answers = ask_site({"PATH": str(tmp_path)}, user="ada")
-    assert golden.message(answers.accounting_error).startswith("sacctmgr was not found; ")
-    assert answers.accounting_error.endswith(" on PATH here")
+    message = golden.message(answers.accounting_error)
+    assert message.startswith("sacctmgr was not found; ")
+    assert message.endswith(" on PATH here")
 
 
 def test_a_controller_that_is_away_is_told_from_one_that_refuses(tmp_path: Path) -> None:

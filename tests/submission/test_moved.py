@@ -296,9 +296,9 @@ def test_an_element_without_its_sweep_says_what_is_missing(
     sweep: Sweep, tmp_path: Path, golden: GoldenMessages
 ) -> None:
     place = find_to_resume(str(sweep.run(1).path), tmp_path).path.rename(tmp_path / "alone")
-    with pytest.raises(RunDirectoryError, match="its sweep beside it, or give the job file") as caught:
+    with pytest.raises(RunDirectoryError, match="of its sweep beside it, ") as caught:
         resume(find_to_resume(str(place), tmp_path), environment=dict(os.environ))
-    golden.message(caught.value)
+    assert golden.message(caught.value).endswith(f": hpcddp submit JOB --resume {place}")
 
 
 def test_a_copied_script_that_is_given_to_sbatch_by_hand_does_not_act_on_the_original(

@@ -142,7 +142,7 @@ def test_a_flag_that_is_none_is_refused(golden: GoldenMessages) -> None:
         directives_for(broken, run_id=None)
     message = golden.message(caught.value)
     assert message.startswith("resources.sbatch holds '-x y', ")
-    assert message.endswith("; write a long name as in 'sbatch --help'")
+    assert message.endswith(" a long name as in 'sbatch --help'")
 
 
 @pytest.mark.parametrize("run_id", ["", ".", "..", "a/b", "-x", "a b", "a\n", "x" * 65, "é"])

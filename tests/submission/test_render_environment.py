@@ -110,7 +110,7 @@ def test_an_activation_that_exits_is_no_job_that_has_trained(runner: ScriptRunne
     write_program(runner.directory / "venv" / "bin" / "activate", "exit 0\n")
     code, errors = runner.run(script_of(runner, environment={"venv": "venv"}))
     assert code == 70
-    assert "environment.setup ended the script with exit code 0; " in golden.message(errors)
+    assert " environment.setup ended the script with exit code 0; " in golden.message(errors)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
