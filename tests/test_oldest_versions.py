@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.messages import GoldenMessages
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 QUICKSTART = str(ROOT / "jobs" / "quickstart.yaml")
@@ -167,12 +169,14 @@ def test_a_first_job_is_in_the_wheel(plain: Installed) -> None:
     assert (plain.directory / "first.yaml").read_text().endswith(Path(QUICKSTART).read_text().partition("\nname:")[2])
 
 
-def test_a_training_is_refused_with_the_command_that_installs_what_it_needs(plain: Installed) -> None:
+def test_a_training_is_refused_with_the_command_that_installs_what_it_needs(
+    plain: Installed, golden: GoldenMessages
+) -> None:
     python = plain.bin / "python"
-    assert plain.hpcddp("submit", QUICKSTART, "--cluster", "local", code=2) == (
-        f"hpcddp: this training needs torch, numpy, scikit-learn, torchvision, which {python} does not have; run: "
-        f"{python} -m pip install 'hpcddp[train]'\n"
-    )
+    message = plain.hpcddp("submit", QUICKSTART, "--cluster", "local", code=2)
+    golden.message(message, {str(python): "PYTHON"})
+    assert f"needs torch, numpy, scikit-learn, torchvision, which {python} does" in message
+    assert message.endswith(f"run: {python} -m pip install 'hpcddp[train]'\n")
     assert not (plain.directory / "runs").exists()
 
 
@@ -180,19 +184,22 @@ def test_a_rank_without_torch_says_so_in_one_sentence(plain: Installed) -> None:
     # With lines of setup only the node knows what is installed.
     words = ["--set", "environment.setup=['echo ready']", "--set", "resources.tasks_per_node=1"]
     shown = plain.hpcddp("submit", QUICKSTART, *words, "--cluster", "local", "--follow", code=1)
-    sentence = f"which {plain.bin / 'python'} does not have; run: {plain.bin / 'python'} -m pip install 'hpcddp[train]'"
-    assert f"a training of hpcddp needs torch, numpy, {sentence}" in " ".join(shown.split())
-    assert f"a training of hpcddp needs torch, numpy, {sentence}" in " ".join(plain.hpcddp("why").split())
+    python = plain.bin / "python"
+    for text in (shown, plain.hpcddp("why")):
+        sentence = " ".join(text.split())
+        assert f" needs torch, numpy, which {python} does not have;" in sentence
+        assert f" run: {python} -m pip install 'hpcddp[train]'" in sentence
 
 
 @pytest.mark.parametrize("name", ["Stopper", "Checkpointer", "additive_loss", "evaluate"])
-def test_a_public_name_without_torch_says_what_to_install(name: str, plain: Installed) -> None:
+def test_a_public_name_without_torch_says_what_to_install(name: str, plain: Installed, golden: GoldenMessages) -> None:
     done = plain.python(f"from hpcddp import {name}")
     python = plain.bin / "python"
-    assert done.stderr.splitlines()[-1] == (
-        f"hpcddp.packages.MissingPackageError: a training of hpcddp needs torch, numpy, which {python} does not have; "
-        f"run: {python} -m pip install 'hpcddp[train]'"
-    )
+    message = done.stderr.splitlines()[-1]
+    golden.message(message, {str(python): "PYTHON"})
+    assert message.startswith("hpcddp.packages.MissingPackageError: ")
+    assert f" needs torch, numpy, which {python} does" in message
+    assert message.endswith(f"run: {python} -m pip install 'hpcddp[train]'")
 
 
 @pytest.mark.parametrize(("command", "code"), [("loss", 2), ("ddp", 2)])

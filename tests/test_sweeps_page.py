@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.sweep import read_sweep
+from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
 
 ROOT = Path(__file__).parents[1]
@@ -79,17 +80,18 @@ def test_the_csv_leaves_an_empty_cell_to_the_job_file(slurm: FakeSlurm) -> None:
     )  # fmt: skip
 
 
-def test_following_a_sweep_is_refused(slurm: FakeSlurm) -> None:
-    assert run(slurm, "submit", "job.yaml", "--sweep", "train.seed=0..1", "--follow") == (
-        "hpcddp: --follow shows one run, and a sweep has many; leave it out, and see: hpcddp status SWEEP\n"
-    )
+def test_following_a_sweep_is_refused(slurm: FakeSlurm, golden: GoldenMessages) -> None:
+    message = golden.message(run(slurm, "submit", "job.yaml", "--sweep", "train.seed=0..1", "--follow"))
+    assert message.startswith("hpcddp: --follow shows one run, ")
+    assert "; leave it out, " in message
+    assert message.endswith(": hpcddp status SWEEP\n")
     assert slurm.calls == []
 
 
-def test_waiting_is_refused_on_this_machine(slurm: FakeSlurm) -> None:
-    assert run(slurm, "submit", "job.yaml", "--cluster", "local", "--after", "x") == (
-        "hpcddp: --after and --after-any are Slurm's, and this job runs here; submit it when the other run ends\n"
-    )
+def test_waiting_is_refused_on_this_machine(slurm: FakeSlurm, golden: GoldenMessages) -> None:
+    message = golden.message(run(slurm, "submit", "job.yaml", "--cluster", "local", "--after", "x"))
+    assert message.startswith("hpcddp: --after and --after-any are Slurm's,")
+    assert message.endswith("submit it when the other run ends\n")
 
 
 def test_json_lists_the_elements_before_and_without_a_submission(slurm: FakeSlurm) -> None:
