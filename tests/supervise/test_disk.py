@@ -249,7 +249,8 @@ def test_a_directory_that_stays_away_ends_the_attempt_with_one_sentence(
     assert (ending.exit_code, slurm.calls) == (71, [])
     assert slurm.waited == pytest.approx(600, abs=2)
     text = golden.message(ending.text)
-    assert_facts(text, "will not be requeued", str(scenario.attempt.path), "10 minutes", scenario.resume)
+    resume = f"resume: hpcddp submit JOB --resume {scenario.attempt.run.path}"
+    assert_facts(text, "will not be requeued", str(scenario.attempt.path), "10 minutes", resume)
 
 
 def test_a_requeued_run_waits_for_its_directory(
