@@ -13,11 +13,9 @@ import torch
 from torch import nn
 
 from hpcddp.batch.order import KeyedOrder
-from hpcddp.run.directory import RunDirectory
-from hpcddp.run.job_records import Change, SubmissionRecord, write_submission_record
-from hpcddp.run.ownership import identity
 from hpcddp.train.randomness import seed_initialisation
 from tests.distributed import own_code
+from tests.distributed.named_batches import name_batch
 from tests.distributed.training import job_document, parameters, result, run_ranks, steps
 
 SAMPLES, EPOCHS, BASE = 100, 4, 0.1
@@ -75,16 +73,6 @@ def reference() -> tuple[torch.Tensor, list[float], list[float], list[int]]:
                 epoch, taken = epoch + 1, 0
     assert (epoch, taken) == (EPOCHS, 0)
     return torch.cat([tensor.detach().reshape(-1) for tensor in model.state_dict().values()]), losses, rates, sizes
-
-
-def name_batch(run: Path, *batches: int) -> None:
-    """Record what the command line of resumptions has named."""
-    changes = tuple(Change(key="batch.global_batch_size", before=32, after=batch, attempt=1) for batch in batches)
-    run.mkdir(parents=True, exist_ok=True)
-    record = SubmissionRecord(
-        cluster="local", job_id="1", directory="/", python="python3", time=0.0, changes=changes, **identity(run)
-    )
-    write_submission_record(RunDirectory(run), record)
 
 
 @pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 3, 1)], ids=["one rank", "two, three and one"])

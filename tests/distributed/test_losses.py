@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.training import evaluations, job_document, parameters, run_ranks, steps
+from tests.messages import GoldenMessages
 
 CODE = "tests.distributed.loss_code"
 # 98 samples in batches of 24 leave a last batch of 2, so that from three ranks on some have none.
@@ -67,31 +68,28 @@ def test_evaluations_report_cross_entropy_whatever_is_trained(runs: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "kind", "message"),
+    ("name", "changes", "kind", "facts"),
     [
         (
             "failing",
             {},
             "user_code",
-            f"train.loss is {CODE}:failing, which failed on a micro-batch of 24 samples: ValueError: no loss of",
+            (f"train.loss is {CODE}:failing", "of 24 samples: ValueError: no loss of"),
         ),
-        (
-            "WithParameters",
-            {},
-            "user_code",
-            f"train.loss is {CODE}:WithParameters, which holds parameters, and no optimizer would train them;",
-        ),
+        ("WithParameters", {}, "user_code", (f"train.loss is {CODE}:WithParameters", "holds parameters")),
         (
             "per_sample",
             {"train__loss_reduction": "mean"},
             "loss",
-            "the loss is declared mean and returns a tensor of shape (24,) for 24 samples, not a tensor of shape ();",
+            ("declared mean", "of shape (24,) for 24 samples", "not a tensor of shape ();"),
         ),
     ],
 )
 def test_a_loss_that_cannot_be_trained_is_refused(
-    tmp_path: Path, name: str, changes: dict[str, Any], kind: str, message: str
+    golden: GoldenMessages, tmp_path: Path, name: str, changes: dict[str, Any], kind: str, facts: tuple[str, ...]
 ) -> None:
     outcome = run_ranks(tmp_path, 1, [{"run": tmp_path / "run", "spec": loss(name, **changes)}])
     assert outcome.errors[0]["kind"] == kind
-    assert outcome.errors[0]["message"].startswith(message)
+    message = golden.message(outcome.errors[0]["message"])
+    for fact in facts:
+        assert fact in message

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.messages import GoldenMessages
+
 RANKS = 4
 
 
@@ -54,9 +56,13 @@ def test_variance_of_numbers_far_from_zero_is_stable(answers: dict[str, list[Any
     assert max(answers["far_from_zero"]) < 1e-4
 
 
-def test_one_value_over_all_ranks_is_refused_by_every_rank(answers: dict[str, list[Any]]) -> None:
-    sentence = "Expected more than 1 value per channel over all ranks when training, got 1"
-    assert answers["one_value"] == [sentence] * RANKS
+def test_one_value_over_all_ranks_is_refused_by_every_rank(
+    golden: GoldenMessages, answers: dict[str, list[Any]]
+) -> None:
+    message = golden.message(answers["one_value"][0])
+    assert answers["one_value"] == [message] * RANKS
+    assert "more than 1 value per channel" in message
+    assert "got 1" in message
 
 
 def test_clipping_comes_once_after_the_reduction(answers: dict[str, list[Any]]) -> None:
@@ -72,14 +78,16 @@ def test_parameter_that_some_ranks_leave_out_gets_the_exact_gradient(answers: di
 
 
 def test_parameter_that_some_ranks_leave_out_unsaid_is_named_and_nobody_waits_for_ever(
+    golden: GoldenMessages,
     answers: dict[str, list[Any]],
 ) -> None:
     first, *others = answers["unreached"]
-    assert others == [
-        f"in step 1 no gradient reached sometimes.weight on rank {rank}, and train.model uses all of its parameters on "
-        "other samples; give the model an attribute find_unused_parameters = True"
-        for rank in (1, 2, 3)
-    ]
+    for rank, message in enumerate(others, start=1):
+        golden.message(message)
+        assert "in step 1 no gradient reached" in message
+        assert f"sometimes.weight on rank {rank}" in message
+        assert "find_unused_parameters = True" in message
+    assert len(others) == RANKS - 1
     assert "nothing" not in first
 
 
@@ -96,18 +104,24 @@ def test_average_moves_once_per_step_statistics_included(answers: dict[str, list
     assert max(answers["average"]) <= 1e-14
 
 
-def test_guard_finds_a_rate_that_differs_and_is_silent_before(answers: dict[str, list[Any]]) -> None:
+def test_guard_finds_a_rate_that_differs_and_is_silent_before(
+    golden: GoldenMessages, answers: dict[str, list[Any]]
+) -> None:
     ((step, rank, code, message),) = answers["guard"][0]["alarms"]
     assert (step, rank, code) == (55, 1, 70)
-    assert message.startswith(
-        "after step 55 rank 1 differs from the other ranks in the learning rate and 0.weight and 4 more, so that"
-    )
+    golden.message(message)
+    assert "after step 55 rank 1 differs" in message
+    assert "learning rate and 0.weight and 4 more" in message
     assert all(seen == answers["guard"][0] for seen in answers["guard"])
 
 
-def test_guard_finds_a_buffer_that_differs_but_leaves_local_statistics_alone(answers: dict[str, list[Any]]) -> None:
+def test_guard_finds_a_buffer_that_differs_but_leaves_local_statistics_alone(
+    golden: GoldenMessages, answers: dict[str, list[Any]]
+) -> None:
     for (said,) in answers["guard_of_buffers"]:
-        assert said.startswith("2 after step 7 rank 2 differs from the other ranks in mask, so that")
+        golden.message(said)
+        assert said.startswith("2 after step 7 rank 2 differs")
+        assert "in mask," in said
 
 
 @pytest.mark.parametrize("split", ["0", "1"])

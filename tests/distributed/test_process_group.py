@@ -12,6 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import Start, write_start
+from tests.messages import GoldenMessages
 
 pytestmark = pytest.mark.distributed
 
@@ -63,22 +64,23 @@ def test_all_ranks_meet_and_reduce(tmp_path: Path) -> None:
     assert run_ranks(tmp_path, range(3), world_size=3) == [(0, "3.0")] * 3
 
 
-def test_missing_ranks_are_named_with_their_host_on_every_rank(tmp_path: Path) -> None:
+def test_missing_ranks_are_named_with_their_host_on_every_rank(golden: GoldenMessages, tmp_path: Path) -> None:
     ended = run_ranks(tmp_path, [0, 2], world_size=4, timeout_s=8)
-    sentence = (
-        "missing_rank 2 of 4 ranks did not start within the rendezvous timeout of 8 s: rank 1 on n1, rank 3 on n1; "
-        "look at those hosts, or raise launch.rendezvous_timeout"
-    )
-    assert ended == [(71, sentence)] * 2
+    message = golden.message(ended[0][1])
+    assert ended == [(71, message)] * 2
+    assert message.startswith("missing_rank 2 of 4 ranks")
+    assert "timeout of 8 s" in message
+    assert "rank 1 on n1, rank 3 on n1" in message
+    assert "raise launch.rendezvous_timeout" in message
 
 
-def test_the_rank_with_another_version_is_named(tmp_path: Path) -> None:
+def test_the_rank_with_another_version_is_named(golden: GoldenMessages, tmp_path: Path) -> None:
     ended = run_ranks(tmp_path, range(3), world_size=3, versions={1: "2"})
-    sentence = (
-        "disagreement rank 1 on n1 has hpcddp 2, the other ranks have 1; "
-        "every host must see the same environment and the same run directory"
-    )
-    assert ended == [(70, sentence)] * 3
+    message = golden.message(ended[0][1])
+    assert ended == [(70, message)] * 3
+    assert message.startswith("disagreement rank 1 on n1 ")
+    assert "has hpcddp 2" in message
+    assert "other ranks have 1" in message
 
 
 def change_every_key(port: int) -> None:

@@ -152,10 +152,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         outcome = run_ranks(root / f"ranks-{world_size}", world_size, [*jobs, elastic(root, world_size)])
         stops = world_size in STOPS
         assert outcome.codes == [75 if stops else 0] * world_size, outcome.outputs
-        assert [error["message"] for error in outcome.errors.values()] == [
-            f"all ranks stopped after step {STOPS[world_size][1]} (warned), and the state is saved"
-            for _ in range(world_size * stops)
-        ]
+        messages = [error["message"] for error in outcome.errors.values()]
+        assert len(messages) == world_size * stops
+        for message in messages:
+            assert f"after step {STOPS[world_size][1]} (warned)" in message
+            assert "the state is saved" in message
     again = {"run": root / "stopped", "spec": job_document(**BITWISE), "attempt": 1}
     outcome = run_ranks(root / "again", 4, [again])
     assert outcome.codes == [0] * 4, outcome.outputs

@@ -26,6 +26,7 @@ from hpcddp.doctor.install.machine import (
 )
 from hpcddp.doctor.install.nodes import Answers, judge
 from hpcddp.doctor.install.probe import LOGIN_FILE
+from tests.messages import GoldenMessages
 
 TORCH = {"torch": "2.15.0", "cuda": "13.2", "gpus": 0, "nccl": "2.30.7"}
 
@@ -63,17 +64,12 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_no_torch", "slurm")
-def test_without_torch_a_training_needs_the_extra(tmp_path: Path) -> None:
-    assert found("torch", tmp_path) == [
-        (
-            "warning",
-            (
-                f"a training needs torch, which {sys.executable} does not have; run: {sys.executable} -m pip install "
-                "'hpcddp[train]'"
-            ),
-            "a plain command needs no torch here",
-        )
-    ]
+def test_without_torch_a_training_needs_the_extra(golden: GoldenMessages, tmp_path: Path) -> None:
+    ((verdict, message, remedy),) = found("torch", tmp_path)
+    assert (verdict, remedy) == ("warning", "a plain command needs no torch here")
+    golden.message(message, {sys.executable: "PYTHON"})
+    assert "a training needs torch" in message
+    assert f"run: {sys.executable} -m pip install 'hpcddp[train]'" in message
 
 
 @pytest.mark.parametrize(
@@ -84,22 +80,24 @@ def test_without_torch_a_training_needs_the_extra(tmp_path: Path) -> None:
         ("echo no document", "import torch failed: it said nothing"),
     ],
 )
-def test_a_torch_that_cannot_be_imported_is_an_error_with_its_last_line(body: str, reason: str, tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_an_error_with_its_last_line(
+    golden: GoldenMessages, body: str, reason: str, tmp_path: Path
+) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{body}\n")
     python.chmod(0o700)
     answer = ask_torch(str(python))
     assert answer == {"error": reason}
     (finding,) = torch_findings(answer)
-    assert str(finding) == (
-        f"error    torch        {reason}; install torch again as pytorch.org describes for this machine"
-    )
+    message = golden.message(finding)
+    assert message.startswith(f"error    torch        {reason}; ")
+    assert "install torch again" in message
 
 
-def test_an_interpreter_that_is_not_there_is_an_error() -> None:
-    assert ask_torch("/nonexistent/python") == {
-        "error": "/nonexistent/python cannot be started: No such file or directory"
-    }
+def test_an_interpreter_that_is_not_there_is_an_error(golden: GoldenMessages) -> None:
+    answer = ask_torch("/nonexistent/python")
+    assert answer.keys() == {"error"}
+    assert "/nonexistent/python cannot be started" in golden.message(answer["error"])
 
 
 @pytest.mark.parametrize(("version", "verdict"), [("2.8.1", "error"), ("2.9.0a0+nv25", "ok"), ("2.10.0", "ok")])
@@ -120,23 +118,24 @@ def test_a_torch_without_cuda_or_nccl_is_told() -> None:
 
 
 @pytest.mark.usefixtures("_no_torch")
-def test_slurm_is_missing_silent_old_or_well(tmp_path: Path, slurm: Callable[[str, str], None]) -> None:
-    assert found("slurm", tmp_path) == [
-        (
-            "warning",
-            "no Slurm here: sinfo was not found",
-            "run this on a login node; without Slurm, hpcddp submit --cluster local works",
-        )
-    ]
+def test_slurm_is_missing_silent_old_or_well(
+    golden: GoldenMessages, tmp_path: Path, slurm: Callable[[str, str], None]
+) -> None:
+    ((verdict, what, remedy),) = found("slurm", tmp_path)
+    assert (verdict, what) == ("warning", "no Slurm here: sinfo was not found")
+    assert "hpcddp submit --cluster local" in golden.message(remedy)
     slurm("sinfo", "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1")
-    assert found("slurm", tmp_path)[0][:2] == ("warning", "no Slurm here: Slurm's commands find no slurm.conf")
+    ((verdict, what, _),) = found("slurm", tmp_path)
+    assert (verdict, "find no slurm.conf" in golden.message(what)) == ("warning", True)
     slurm("sinfo", "echo slurm 23.11.10")
     slurm("scontrol", "exit 1")
     assert found("slurm", tmp_path)[0][:2] == ("error", "Slurm 23.11.10, whose controller does not answer")
     slurm("scontrol", "exit 0")
     assert found("slurm", tmp_path) == [("ok", "Slurm 23.11.10", None)]
     slurm("sinfo", "echo slurm-wlm 20.02.3")
-    assert found("slurm", tmp_path) == [("warning", "Slurm 20.02.3", "the tests of hpcddp run on 22.05 and later")]
+    ((verdict, what, remedy),) = found("slurm", tmp_path)
+    assert (verdict, what) == ("warning", "Slurm 20.02.3")
+    assert "22.05 and later" in golden.message(remedy)
 
 
 @pytest.mark.usefixtures("_no_torch", "slurm")
@@ -188,30 +187,36 @@ def test_sound_nodes_are_ok() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "sentence"),
+    ("changes", "name", "facts"),
     [
-        ({"python": "3.12.1"}, "versions", f"Python 3.11.7, hpcddp {__version__} and Python 3.12.1, hpcddp "),
-        ({"hpcddp": "9.0"}, "versions", f"Python 3.11.7, hpcddp {__version__} and Python 3.11.7, hpcddp 9.0, and "),
-        ({"login_file": False}, "run root", "n2 cannot see the file that this machine wrote into /runs"),
-        ({"refused": "Permission denied"}, "run root", "n2 cannot write in /runs: Permission denied"),
-        ({"seen": [LOGIN_FILE, "node-1"]}, "run root", "n2 cannot see the file that a node wrote into /runs"),
-        ({"login": [LOGIN_FILE]}, "run root", "this machine cannot see the file that a node wrote into /runs"),
-        ({"reached": None}, "network", "n2 does not reach a free port of n1 (10.0.0.1)"),
-        ({"clock": 160.0}, "clocks", "the clock of n2 is 60.0 s ahead of that of "),
-        ({"torch": {"error": "import torch failed: x"}}, "torch", "n2: import torch failed: x"),
+        ({"python": "3.12.1"}, "versions", ("Python 3.11.7, hpcddp ", "and Python 3.12.1, hpcddp ")),
+        ({"hpcddp": "9.0"}, "versions", (f"Python 3.11.7, hpcddp {__version__}", "and Python 3.11.7, hpcddp 9.0")),
+        ({"login_file": False}, "run root", ("n2 cannot see the file", "this machine wrote into /runs")),
+        ({"refused": "Permission denied"}, "run root", ("n2 cannot write in /runs: Permission denied",)),
+        ({"seen": [LOGIN_FILE, "node-1"]}, "run root", ("n2 cannot see the file", "a node wrote into /runs")),
+        ({"login": [LOGIN_FILE]}, "run root", ("this machine cannot see the file", "a node wrote into /runs")),
+        ({"reached": None}, "network", ("n2 does not reach", "n1 (10.0.0.1)")),
+        ({"clock": 160.0}, "clocks", ("the clock of n2 is 60.0 s ahead",)),
+        ({"torch": {"error": "import torch failed: x"}}, "torch", ("n2: import torch failed: x",)),
     ],
 )
-def test_what_keeps_runs_from_working_on_nodes_is_an_error(changes: dict[str, Any], name: str, sentence: str) -> None:
+def test_what_keeps_runs_from_working_on_nodes_is_an_error(
+    golden: GoldenMessages, changes: dict[str, Any], name: str, facts: tuple[str, ...]
+) -> None:
     errors = [finding for finding in judge(answers(**changes), Path("/runs")) if finding.verdict == "error"]
     assert [finding.name for finding in errors] == [name]
-    assert errors[0].found.startswith(sentence)
+    message = golden.message(errors[0].found, {__version__: "VERSION"})
+    for fact in facts:
+        assert fact in message
     assert errors[0].remedy
 
 
-def test_clocks_that_differ_a_little_are_a_warning() -> None:
+def test_clocks_that_differ_a_little_are_a_warning(golden: GoldenMessages) -> None:
     (clocks,) = (finding for finding in judge(answers(clock=95.0), Path("/runs")) if finding.name == "clocks")
     assert clocks.verdict == "warning"
-    assert clocks.found.endswith(" is 5.0 s ahead of that of n2")
+    golden.message(clocks.found)
+    assert "is 5.0 s ahead" in clocks.found
+    assert clocks.found.endswith(" n2")
 
 
 @pytest.mark.usefixtures("_no_torch", "slurm")

@@ -14,8 +14,9 @@ from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.events import read_events
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import ResumeError, StoppedError
-from tests.distributed.test_another_batch import name_batch
-from tests.distributed.training import evaluations, records, result, steps
+from tests.distributed.named_batches import name_batch
+from tests.distributed.training import evaluations, result, steps, without_times
+from tests.messages import GoldenMessages
 from tests.train.conftest import Training
 
 NewTraining = Callable[[str], Training]
@@ -33,37 +34,46 @@ def progress(training: Training, step: int) -> dict[str, Any]:
     return document
 
 
-def without_times(run: Training) -> list[dict[str, Any]]:
-    left_out = ("time", "samples_per_s", "eval_s")
-    return [{name: value for name, value in record.items() if name not in left_out} for record in records(run.run.path)]
-
-
 @pytest.mark.parametrize("named", [None, 64], ids=["nothing named", "another number named"])
-def test_a_batch_that_no_command_line_has_named_is_refused(training: Training, named: int | None) -> None:
+def test_a_batch_that_no_command_line_has_named_is_refused(
+    golden: GoldenMessages, training: Training, named: int | None
+) -> None:
     training.crash(steps=7, **SAVES)
     if named is not None:
         name_batch(training.run.path, named)
-    with pytest.raises(ResumeError, match=r"with batch\.global_batch_size 32, and now it is 48"):
+    with pytest.raises(ResumeError) as caught:
         training.train(attempt=1, **LARGER)
+    message = golden.message(caught.value)
+    assert "batch.global_batch_size 32" in message
+    assert "now it is 48" in message
+    assert "restore the old one" in message
 
 
-def test_other_differences_are_refused_with_a_named_batch_too(training: Training) -> None:
+def test_other_differences_are_refused_with_a_named_batch_too(golden: GoldenMessages, training: Training) -> None:
     training.crash(steps=7, **SAVES)
     name_batch(training.run.path, 48)
-    with pytest.raises(ResumeError, match=r"with train\.seed 0, and now it is 1"):
+    with pytest.raises(ResumeError) as caught:
         training.train(attempt=1, **LARGER, train__seed=1)
+    message = golden.message(caught.value)
+    assert "train.seed 0" in message
+    assert "now it is 1" in message
 
 
-def test_the_log_the_event_and_the_plan_say_what_has_changed(training: Training) -> None:
+def test_the_log_the_event_and_the_plan_say_what_has_changed(golden: GoldenMessages, training: Training) -> None:
     training.crash(steps=7, **SAVES)
     name_batch(training.run.path, 48)
     training.train(attempt=1, **LARGER)
-    said = "\n".join(training.said)
-    start = "batches of 48 samples from step 7 on (epoch 1, after 64 of its samples)"
-    assert f"3 epochs, 10 steps, 3 in an epoch of {start}; an epoch's last batch has 4 samples" in said
-    assert "going on after step 6 (epoch 1, 0 steps into it with this batch, 164 samples seen)" in said
+    (plan,) = (line for line in training.said if "epochs, " in line)
+    (start,) = (line for line in training.said if "going on" in line)
     (event,) = [event for event in read_events(training.run.events) if event.kind == "train" and event.attempt == 1]
-    assert event.reason == f"from a checkpoint, with {start}"
+    for text in (golden.message(plan), golden.message(event.reason)):
+        assert "batches of 48 samples from step 7" in text
+        assert "epoch 1, after 64 of its samples" in text
+    assert "3 epochs, 10 steps, 3 in" in plan
+    assert "last batch has 4 samples" in plan
+    golden.message(start)
+    assert "after step 6 (epoch 1, 0 steps" in start
+    assert "164 samples seen" in start
     assert json.loads(training.run.plan.read_text())["total_steps"] == 10
     assert [record["samples_seen"] for record in steps(training.run.path)][5:] == [164, 200, 248, 296, 300]
     assert [record["step"] for record in evaluations(training.run.path)] == [4, 7, 10]
@@ -80,7 +90,7 @@ def test_a_run_that_stops_again_goes_on_bit_for_bit(new_training: NewTraining, c
     # The crash may come before the first save with the new batch: then it begins at the old checkpoint once more.
     broken.crash(steps=crash, attempt=1, **LARGER)
     broken.train(attempt=2, **LARGER)
-    assert without_times(broken) == without_times(whole)
+    assert without_times(broken.run.path) == without_times(whole.run.path)
     assert result(broken.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
     assert progress(broken, 10)["batch_starts"] == progress(whole, 10)["batch_starts"]
 

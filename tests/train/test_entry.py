@@ -15,6 +15,7 @@ import pytest
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_decision
+from tests.messages import GoldenMessages
 from tests.submission.local_commands import ended, result
 from tests.waiting import wait_for_text
 
@@ -136,10 +137,11 @@ def test_an_exception_of_a_function_is_named_with_its_rank(directory: Path) -> N
     assert result(run)["reason"].endswith("failed first: ValueError: my own mistake")
 
 
-def test_what_json_cannot_hold_is_not_kept_and_the_log_says_so(directory: Path) -> None:
+def test_what_json_cannot_hold_is_not_kept_and_the_log_says_so(golden: GoldenMessages, directory: Path) -> None:
     run = ended(submit(directory, "odd"))
     assert (result(run)["status"], result(run)["returned"]) == ("finished", None)
-    assert "what the entrypoint returned is not kept in result.json" in run.attempt(0).rank_log(0).read_text()
+    _, _, warning = run.attempt(0).rank_log(0).read_text().partition("warning: ")
+    assert "not kept in result.json" in golden.message(warning.partition("\n")[0])
 
 
 def test_a_function_that_runs_nothing_when_it_is_called_is_refused(directory: Path) -> None:

@@ -20,7 +20,7 @@ from hpcddp.train.scoring.evaluate import Tally
 from tests.distributed.scoring_rank import METRICS, outputs_and_targets
 from tests.distributed.training import job_document, result, steps
 from tests.train.conftest import ONE_RANK, Training
-from tests.train.test_parts import after_steps
+from tests.train.scaled_steps import parameters_after_steps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,7 +87,7 @@ def test_deterministic_run_repeats_its_bits(nccl: torch.device, tmp_path: Any, o
 @pytest.mark.usefixtures("nan_in_new_memory")
 @pytest.mark.parametrize("gradients", [["inf", 2.0, 3.0], [2.0, "inf", 3.0], [None, "inf", 2.0]])
 def test_fused_sgd_leaves_out_steps_that_overflow(gradients: list[Any]) -> None:
-    found = [after_steps(gradients, nesterov=False, fused=fused, device="cuda") for fused in (False, True)]
+    found = [parameters_after_steps(gradients, nesterov=False, fused=fused, device="cuda") for fused in (False, True)]
     assert torch.equal(found[0], found[1])
 
 

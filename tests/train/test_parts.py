@@ -27,6 +27,8 @@ from hpcddp.train.model.models import place_model
 from hpcddp.train.model.replica import build_optimizer, set_learning_rate
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.randomness import keyed_seed
+from tests.messages import GoldenMessages
+from tests.train.scaled_steps import parameters_after_steps
 
 NAMES: tuple[Any, ...] = ("fp32", "tf32", "bf16", "fp16", "fp64")
 
@@ -102,10 +104,15 @@ def test_deterministic_sets_every_switch(monkeypatch: pytest.MonkeyPatch, *, det
     assert not torch.backends.cudnn.benchmark
 
 
-def test_workspace_that_does_not_repeat_results_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workspace_that_does_not_repeat_results_is_refused(
+    golden: GoldenMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
-    with pytest.raises(TrainingError, match="CUBLAS_WORKSPACE_CONFIG is :0:0, under which cuBLAS does not repeat its"):
+    with pytest.raises(TrainingError) as caught:
         set_up_backends(Precision("fp32", "cuda"), deterministic=True)
+    message = golden.message(caught.value)
+    assert "CUBLAS_WORKSPACE_CONFIG is :0:0" in message
+    assert "write :4096:8 or :16:8" in message
 
 
 def test_positions_are_the_same_from_wherever_one_begins() -> None:
@@ -176,11 +183,15 @@ def test_metrics_beyond_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path
     keep_until(tmp_path / "nothing", 0, None)
 
 
-def test_what_stands_in_the_place_of_the_metrics_is_one_sentence(tmp_path: Path) -> None:
+def test_what_stands_in_the_place_of_the_metrics_is_one_sentence(golden: GoldenMessages, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     os.mkfifo(path)
-    with pytest.raises(RecordError, match=r"metrics.jsonl cannot be read \(it is not a regular file\); move it away"):
+    with pytest.raises(RecordError) as caught:
         keep_until(path, 1, None)
+    message = golden.message(caught.value)
+    assert f"{path} cannot be read" in message
+    assert "not a regular file" in message
+    assert "move it away" in message
     assert not (tmp_path / "nothing").exists()
 
 
@@ -240,28 +251,8 @@ def test_optimizers_take_the_constants_of_the_job() -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("gradients", [["inf", 2.0, 3.0], ["inf", "inf", 2.0], [2.0, "inf", 3.0], [None, "inf", 2.0]])
 def test_fused_sgd_leaves_out_steps_that_overflow(gradients: list[Any], *, nesterov: bool) -> None:
-    found = [after_steps(gradients, nesterov=nesterov, fused=fused) for fused in (False, True)]
+    found = [parameters_after_steps(gradients, nesterov=nesterov, fused=fused) for fused in (False, True)]
     assert torch.equal(found[0], found[1])
-
-
-def after_steps(gradients: list[Any], *, nesterov: bool, fused: bool, device: str = "cpu") -> torch.Tensor:
-    """Return two parameters after steps under fp16's scaler; where the gradient is None one of them has none."""
-    model = nn.ParameterList(nn.Parameter(torch.tensor([value], device=device)) for value in (1.0, -2.0))
-    # Powers of two: nothing rounds.
-    constants = Optimizer(momentum=0.5, weight_decay=0.25, nesterov=nesterov)
-    # The fused kernel is there on the CPU too.
-    device_type = "cuda" if fused else "cpu"
-    optimizer = build_optimizer(constants, model, learning_rate=0.5, device_type=device_type)
-    assert optimizer.param_groups[0]["fused"] is (True if fused else None)
-    scaler = torch.amp.GradScaler(device, init_scale=1.0)
-    scaler.scale(torch.zeros((), device=device))
-    for gradient in gradients:
-        model[0].grad = torch.tensor([1.0 if gradient is None else float(gradient)], device=device)
-        model[1].grad = None if gradient is None else torch.tensor([float(gradient)], device=device)
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update(1.0)
-    return torch.cat([parameter.detach().cpu() for parameter in model])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import ResumeError, StoppedError
 from hpcddp.train.model import replica
 from tests.distributed.training import evaluations, records, result, steps
+from tests.messages import GoldenMessages
 from tests.run.checkpoints import correct_checksum, flip
 from tests.train.conftest import Training
 from tests.waiting import wait_until
@@ -109,7 +111,7 @@ def test_run_that_died_after_its_last_save_only_writes_its_result(training: Trai
     assert training.run.metrics.read_text() == lines
 
 
-def test_finished_run_is_not_touched(training: Training) -> None:
+def test_finished_run_is_not_touched(golden: GoldenMessages, training: Training) -> None:
     training.train(**SAVES)
     before = {path: path.stat().st_mtime_ns for path in training.run.path.rglob("*")}
     training.run.attempt(1).path.mkdir()
@@ -118,17 +120,18 @@ def test_finished_run_is_not_touched(training: Training) -> None:
     assert {path: after[path] for path in before if path != training.run.attempts} == {
         path: time for path, time in before.items() if path != training.run.attempts
     }
-    assert training.said[-1] == "run run has finished already; nothing to do"
+    assert "run run has finished already" in golden.message(training.said[-1])
 
 
-def test_stop_saves_and_loses_no_step(new_training: NewTraining) -> None:
+def test_stop_saves_and_loses_no_step(golden: GoldenMessages, new_training: NewTraining) -> None:
     whole, stopped = new_training("whole"), new_training("stopped")
     whole.train(**SAVES)
     calls = iter([0, 0, 0, 0, 5])
-    with pytest.raises(
-        StoppedError, match=r"all ranks stopped after step 6 \(interrupted\), and the state is saved"
-    ) as caught:
+    with pytest.raises(StoppedError) as caught:
         stopped.train(stop_reason=lambda: next(calls, 0), **SAVES)
+    message = golden.message(caught.value)
+    assert "after step 6 (interrupted)" in message
+    assert "the state is saved" in message
     assert (caught.value.step, caught.value.reason, caught.value.exit_code) == (6, StopReason.INTERRUPTED, 75)
     stop = read_events(stopped.run.events)[-1]
     assert (stop.kind, stop.step, stop.reason, stop.saved) == ("stop", 6, "interrupted", True)
@@ -203,14 +206,15 @@ def test_flipped_bit_in_the_progress_of_the_newest_checkpoint_is_noticed(
     assert without_times(broken) == without_times(whole)
 
 
-def test_run_without_a_valid_checkpoint_never_starts_anew(training: Training) -> None:
+def test_run_without_a_valid_checkpoint_never_starts_anew(golden: GoldenMessages, training: Training) -> None:
     training.crash(steps=7, **SAVES)
     for path in list_checkpoints(training.run.checkpoints):
         (path / "manifest.json").unlink()
-    with pytest.raises(
-        NoCheckpointError, match=r"checkpoints holds no valid checkpoint although the run has saved some"
-    ):
+    with pytest.raises(NoCheckpointError) as caught:
         training.train(attempt=1, **SAVES)
+    message = golden.message(caught.value)
+    assert f"{training.run.checkpoints} holds no valid checkpoint" in message
+    assert "restore a copy" in message
     assert any("step-000006 is skipped" in line and "manifest.json is missing" in line for line in training.said)
 
 
@@ -244,36 +248,54 @@ def test_run_that_never_saved_starts_anew(new_training: NewTraining) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "before", "after"),
     [
-        (
-            {"train__dataset_args": {"train": 101}},
-            "step-000006 was saved with the number of training samples 100, and now it is 101",
-        ),
-        ({"batch__global_batch_size": 33}, "with batch.global_batch_size 32, and now it is 33"),
-        ({"train__seed": 1}, "with train.seed 0, and now it is 1"),
-        ({"batch__tail": "drop"}, "with batch.tail keep, and now it is drop"),
-        ({"batch__order": "torch"}, "with batch.order keyed, and now it is torch"),
-        (
-            {"train__dataset_args": {"first": 1}},
-            "with the fingerprint of the training data [0-9a-f]{64}, and now it is [0-9a-f]{64}, so that",
-        ),
-        ({"train__model_args": {"hidden": 17}}, "step-000006 is of another model or optimizer than train.model"),
+        ({"train__dataset_args": {"train": 101}}, "the number of training samples 100", "101"),
+        ({"batch__global_batch_size": 33}, "batch.global_batch_size 32", "33"),
+        ({"train__seed": 1}, "train.seed 0", "1"),
+        ({"batch__tail": "drop"}, "batch.tail keep", "drop"),
+        ({"batch__order": "torch"}, "batch.order keyed", "torch"),
     ],
 )
-def test_resume_with_other_batches_is_refused(training: Training, changes: dict[str, Any], sentence: str) -> None:
+def test_resume_with_other_batches_is_refused(
+    golden: GoldenMessages, training: Training, changes: dict[str, Any], before: str, after: str
+) -> None:
     training.crash(steps=7, **SAVES)
-    with pytest.raises(ResumeError, match=sentence):
+    with pytest.raises(ResumeError) as caught:
         training.train(attempt=1, **{**SAVES, **changes})
+    message = golden.message(caught.value)
+    assert f"step-000006 was saved with {before}, " in message
+    assert f"now it is {after}," in message
+    assert "restore the old one" in message
 
 
-def test_attempt_that_is_no_longer_the_newest_writes_nothing(training: Training) -> None:
+def test_resume_with_other_data_is_refused(golden: GoldenMessages, training: Training) -> None:
+    training.crash(steps=7, **SAVES)
+    with pytest.raises(ResumeError) as caught:
+        training.train(attempt=1, **SAVES, train__dataset_args={"first": 1})
+    before, after = re.findall("[0-9a-f]{64}", str(caught.value))
+    assert before != after
+    message = golden.message(caught.value, {before: "FINGERPRINT", after: "OTHER FINGERPRINT"})
+    assert f"the fingerprint of the training data {before}" in message
+    assert f"now it is {after}," in message
+
+
+def test_resume_with_another_model_is_refused(training: Training) -> None:
+    training.crash(steps=7, **SAVES)
+    with pytest.raises(ResumeError, match=r"step-000006 is of another model .* train\.model"):
+        training.train(attempt=1, **SAVES, train__model_args={"hidden": 17})
+
+
+def test_attempt_that_is_no_longer_the_newest_writes_nothing(golden: GoldenMessages, training: Training) -> None:
     training.crash(steps=7, **SAVES)
     training.run.attempt(2).path.mkdir()
     before = set(training.run.path.rglob("*"))
-    with pytest.raises(FencedError, match="attempt 2 owns the run run, so attempt 1 must not write") as caught:
+    with pytest.raises(FencedError) as caught:
         training.train(attempt=1, **SAVES)
     assert caught.value.exit_code == 76
+    message = golden.message(caught.value)
+    assert "attempt 2 owns the run run" in message
+    assert "attempt 1 must not write" in message
     assert set(training.run.path.rglob("*")) - before == {training.run.attempt(1).path}
 
 

@@ -19,9 +19,8 @@ from hpcddp.stop.faults import InjectedError
 from hpcddp.train.checkpoint.staging import Staging
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.loop import state
-from tests.distributed.training import result
+from tests.distributed.training import result, without_times
 from tests.train.conftest import Training
-from tests.train.test_resume import without_times
 from tests.waiting import join_threads
 
 NewTraining = Callable[[str], Training]
@@ -85,7 +84,7 @@ def test_state_is_that_of_the_boundary_although_the_training_went_on(
     slow.train(attempt=1, **SAVES, **changes)
     assert any("going on after step 6" in line for line in slow.said)
     assert result(slow.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
-    assert without_times(slow) == without_times(whole)
+    assert without_times(slow.run.path) == without_times(whole.run.path)
 
 
 def test_without_a_copy_the_state_would_be_another(new_training: NewTraining, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +139,7 @@ def test_loader_workers_are_forked_while_a_checkpoint_is_written(new_training: N
     # Every evaluation forks workers; all of it goes on while something is written.
     faults.arm("sleep=0.05@save.file", rank=0, attempt=0)
     slow.train(**changes)
-    assert without_times(slow) == without_times(whole)
+    assert without_times(slow.run.path) == without_times(whole.run.path)
 
 
 def test_error_of_the_training_lets_a_quick_write_end(training: Training) -> None:

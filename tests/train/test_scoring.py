@@ -27,6 +27,7 @@ from hpcddp.train.scoring import (
 )
 from hpcddp.train.scoring.evaluate import Tally
 from tests.distributed.scoring_rank import METRICS, outputs_and_targets
+from tests.messages import GoldenMessages
 
 CPU = torch.device("cpu")
 
@@ -122,11 +123,12 @@ def test_area_under_the_curve_counts_a_tie_half() -> None:
     assert math.isnan(area([1.0, math.nan], [1, 0]))
 
 
-def test_area_under_the_curve_of_two_logits_is_refused() -> None:
-    with pytest.raises(
-        MetricError, match=r"given a tensor of shape \(3, 2\), and it needs one score for each sample; of"
-    ):
+def test_area_under_the_curve_of_two_logits_is_refused(golden: GoldenMessages) -> None:
+    with pytest.raises(MetricError) as caught:
         AreaUnderRocCurve().rows(torch.zeros(3, 2), torch.zeros(3))
+    message = golden.message(caught.value)
+    assert "a tensor of shape (3, 2)" in message
+    assert "give outputs[:, 1] - outputs[:, 0]" in message
 
 
 def logits_of(classes: Tensor) -> Tensor:
@@ -143,16 +145,19 @@ def test_mean_iou_sums_before_it_divides_and_leaves_out_what_never_occurs() -> N
     assert math.isnan(metric.from_sums(torch.zeros(6, dtype=torch.float64), 2))
 
 
-def test_mean_iou_refuses_labels_and_shapes_that_do_not_fit() -> None:
+def test_mean_iou_refuses_labels_and_shapes_that_do_not_fit(golden: GoldenMessages) -> None:
     metric = MeanIoU(3)
-    with pytest.raises(
-        MetricError, match=r"is given labels 0..3; give labels 0..2, and the label of pixels that do not"
-    ):
+    with pytest.raises(MetricError) as caught:
         metric.statistics(torch.zeros(1, 3, 2, 2), torch.tensor([[[0, 1], [2, 3]]]))
-    with pytest.raises(
-        MetricError, match=r"outputs of shape \(1, 2, 2, 2\) for labels of shape \(1, 2, 2\); give logits"
-    ):
+    message = golden.message(caught.value)
+    assert "given labels 0..3; give labels 0..2" in message
+    assert "ignore_index" in message
+    with pytest.raises(MetricError) as caught:
         metric.statistics(torch.zeros(1, 2, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long))
+    message = golden.message(caught.value)
+    assert "outputs of shape (1, 2, 2, 2)" in message
+    assert "labels of shape (1, 2, 2)" in message
+    assert "give logits" in message
 
 
 def test_share_is_the_batch_sampler_of_a_loader() -> None:
@@ -202,48 +207,58 @@ def results_of(sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("results", "metric", "sentence"),
+    ("results", "metric", "facts"),
     [
-        (results_of([3]), CrossEntropy(), "results of 1 batches, and the share of this rank has 2; give them all"),
-        (
-            results_of([3, 2, 3]),
-            CrossEntropy(),
-            "of more than the 2 batches of this rank's share; give each batch once",
-        ),
+        (results_of([3]), CrossEntropy(), ("results of 1 batches", "this rank has 2; give them all")),
+        (results_of([3, 2, 3]), CrossEntropy(), ("more than the 2 batches", "give each batch once")),
         (
             results_of([2, 3]),
             CrossEntropy(),
-            "the outputs of a batch of 3 samples are a tensor of shape (2, 2); give one for each sample",
+            ("the outputs of a batch of 3 samples", "shape (2, 2)", "give one for each"),
         ),
         (
             [(torch.zeros(3, 2), torch.zeros(4))],
             CrossEntropy(),
-            "the targets of a batch of 3 samples are a tensor of shape (4,); give one",
+            ("the targets of a batch of 3 samples", "shape (4,)", "give one for each"),
         ),
         (
             results_of([3, 2]),
             _BatchMean(),
-            "metric it returns a tensor of shape () for 3 samples; return one row for each sample, a tensor of shape (",
+            ("metric it returns", "shape () for 3 samples", "return one row for each sample", "shape (3, k)"),
         ),
     ],
+    ids=["too few", "too many", "outputs", "targets", "mean of a batch"],
 )
-def test_what_is_not_one_result_per_sample_is_refused(results: Any, metric: Metric, sentence: str) -> None:
+def test_what_is_not_one_result_per_sample_is_refused(
+    golden: GoldenMessages, results: Any, metric: Metric, facts: tuple[str, ...]
+) -> None:
     with pytest.raises(MetricError) as caught:
         evaluate(ValidationShare(5, 3), results, {"it": metric})
-    assert sentence in caught.value.message
+    message = golden.message(caught.value)
+    for fact in facts:
+        assert fact in message
 
 
-def test_complex_results_are_refused() -> None:
+def test_complex_results_are_refused(golden: GoldenMessages) -> None:
     results = [(torch.ones(3, 2, dtype=torch.complex64), torch.zeros(3))]
-    with pytest.raises(MetricError, match="metric it returns complex64 values, and they are summed in float64, which"):
+    with pytest.raises(MetricError) as caught:
         evaluate(ValidationShare(3, 3), results, {"it": _Outputs()})
+    message = golden.message(caught.value)
+    assert "metric it returns complex64 values" in message
+    assert "return real ones" in message
 
 
-def test_ranks_that_together_miss_samples_are_refused() -> None:
-    with pytest.raises(MetricError, match="3 samples were evaluated over all ranks, and there are 5; give every rank"):
+def test_ranks_that_together_miss_samples_are_refused(golden: GoldenMessages) -> None:
+    with pytest.raises(MetricError) as caught:
         evaluate(ValidationShare(5, 3, rank=0, ranks=2), results_of([3]), {"loss": CrossEntropy()})
+    message = golden.message(caught.value)
+    assert "3 samples were evaluated" in message
+    assert "there are 5" in message
+    assert "ValidationShare of the same samples" in message
 
 
-def test_share_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="samples >= 1 and batch_size >= 1, not 0 and 4"):
+def test_share_of_nothing_is_refused(golden: GoldenMessages) -> None:
+    with pytest.raises(ValueError) as caught:
         ValidationShare(0, 4)
+    assert "samples >= 1" in golden.message(caught.value)
+    assert "not 0 and 4" in str(caught.value)

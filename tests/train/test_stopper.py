@@ -14,6 +14,7 @@ import pytest
 import hpcddp
 from hpcddp.train.distributed import NoGroupError
 from hpcddp.train.stopper import Stopper, StopperError
+from tests.messages import GoldenMessages
 from tests.slurm.programs import program
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +101,7 @@ def test_it_is_part_of_the_public_api() -> None:
     assert hpcddp.Stopper is Stopper
 
 
-def test_it_is_refused_outside_the_main_thread() -> None:
+def test_it_is_refused_outside_the_main_thread(golden: GoldenMessages) -> None:
     errors: list[StopperError] = []
 
     def make() -> None:
@@ -112,10 +113,9 @@ def test_it_is_refused_outside_the_main_thread() -> None:
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
-    assert str(errors[0]) == (
-        "hpcddp.Stopper is made in another thread than the main one, which alone may set signal handlers; make it in "
-        "the main thread"
-    )
+    message = golden.message(errors[0])
+    assert "hpcddp.Stopper is made in another thread" in message
+    assert "make it in the main thread" in message
 
 
 def test_several_processes_without_a_group_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +19,8 @@ from hpcddp.stop.reasons import StopReason
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.stopper import RunStopper
-from tests.distributed.training import records, result
+from tests.distributed.training import records, result, without_times
+from tests.messages import GoldenMessages
 from tests.train.conftest import Training
 
 NewTraining = Callable[[str], Training]
@@ -48,11 +50,6 @@ def stop(training: Training, *, attempt: int = 0, **changes: Any) -> Decision:
     return decision
 
 
-def without_times(run: Training) -> list[dict[str, Any]]:
-    left_out = ("time", "samples_per_s", "eval_s")
-    return [{key: value for key, value in record.items() if key not in left_out} for record in records(run.run.path)]
-
-
 def kinds(training: Training) -> list[str]:
     return [event.kind for event in read_events(training.run.events)]
 
@@ -64,7 +61,7 @@ def test_a_stop_in_a_long_evaluation_is_heard_and_the_next_attempt_makes_it_up(n
     assert (decision.step, decision.saved, decision.reason) == (4, True, StopReason.TERMINATED)
     assert not [record for record in records(stopped.run.path) if "val_loss" in record]
     stopped.train(attempt=1, **LONG)
-    assert without_times(stopped) == without_times(whole)
+    assert without_times(stopped.run.path) == without_times(whole.run.path)
     assert result(stopped.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
 
 
@@ -82,7 +79,7 @@ def test_a_stop_in_the_long_last_evaluation_is_finished_by_the_next_attempt(new_
     whole.train(**once)
     assert stop(stopped, stop_reason=votes(0, 0, 0, 0, StopReason.TERMINATED), **once).step == 4
     stopped.train(attempt=1, **once)
-    assert without_times(stopped) == without_times(whole)
+    assert without_times(stopped.run.path) == without_times(whole.run.path)
 
 
 def test_a_stop_that_comes_while_the_last_step_finishes_ends_as_finished(training: Training) -> None:
@@ -91,12 +88,14 @@ def test_a_stop_that_comes_while_the_last_step_finishes_ends_as_finished(trainin
     assert read_decision(training.run.attempt(0)) is None
 
 
-def test_the_decision_and_the_event_say_why(training: Training) -> None:
+def test_the_decision_and_the_event_say_why(golden: GoldenMessages, training: Training) -> None:
     decision = stop(training, stop_reason=votes(StopReason.TERMINATED), cause=lambda: "preemption")
     assert (decision.step, decision.cause, decision.saved) == (2, "preemption", True)
     event = read_events(training.run.events)[-1]
     assert (event.kind, event.reason, event.cause, event.step) == ("stop", "terminated", "preemption", 2)
-    assert training.said[-1].startswith("all ranks stopped after step 2 (terminated, cause preemption), saved in ")
+    message = golden.message(re.sub(r"in [0-9.]+ s", "in N s", training.said[-1]))
+    assert "after step 2 (terminated, cause preemption)" in message
+    assert "saved in N s" in message
 
 
 def test_a_clock_that_nears_the_end_of_the_job_is_a_reason_too(training: Training) -> None:
@@ -109,10 +108,13 @@ def test_a_clock_that_is_far_from_the_end_is_none(training: Training) -> None:
     assert result(training.run.path)["status"] == "finished"
 
 
-def test_a_stop_whose_save_fails_says_so(training: Training) -> None:
+def test_a_stop_whose_save_fails_says_so(golden: GoldenMessages, training: Training) -> None:
     faults.arm("oserror=ENOSPC@save.file", rank=0, attempt=0)
-    with pytest.raises(StoppedError, match=r"all ranks stopped after step 2 \(warned\), and the state is not saved"):
+    with pytest.raises(StoppedError) as caught:
         training.train(stop_reason=votes(StopReason.WARNED))
+    message = golden.message(caught.value)
+    assert "after step 2 (warned)" in message
+    assert "the state is not saved" in message
     decision = read_decision(training.run.attempt(0))
     assert decision is not None
     assert not decision.saved

@@ -20,6 +20,7 @@ from hpcddp.train.errors import StoppedError
 from hpcddp.train.tracking import opening
 from hpcddp.train.tracking.protocol import AttemptEnding
 from tests.distributed.training import evaluations, job_document
+from tests.messages import GoldenMessages
 from tests.train.conftest import Training
 from tests.train.shown import (
     MLFLOW_OPENS_FILES,
@@ -176,11 +177,9 @@ def test_tracker_that_fails_costs_a_warning(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     training.train(**{**JOB, "trackers": {"use": [name], "tracking_uri": "http://127.0.0.1:1"}})
     (warning,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: "))
-    assert re.match(
-        rf"warning: {name} failed \(\w+: .*\); the training goes on, "
-        "(it is tried again at the end|what it misses is in metrics.jsonl, and the next attempt tries again)$",
-        warning,
-    )
+    # Whether the end or the next attempt tries again is a matter of time.
+    assert re.match(rf"warning: {name} failed \(\w+: .*\); the training goes on", warning)
+    assert warning.endswith(("tried again at the end", "the next attempt tries again"))
     assert training.run.result.exists()
 
 
@@ -193,37 +192,43 @@ def test_steps_that_a_failed_attempt_did_not_show_are_shown_by_the_next_one(trai
 
 
 def test_tracker_that_is_not_there_in_the_task_costs_a_warning(
-    training: Training, monkeypatch: pytest.MonkeyPatch
+    golden: GoldenMessages, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "is_installed", lambda _: False)
     training.train(**{**JOB, "trackers": {"use": ["wandb"]}})
-    assert (
-        "warning: wandb is not installed here, and the training goes on without; run: pip install wandb"
-        in training.said
-    )
+    (warning,) = (line for line in training.said if line.startswith("warning"))
+    golden.message(warning)
+    assert "wandb is not installed" in warning
+    assert "run: pip install wandb" in warning
 
 
 def test_tracker_that_hangs_holds_the_end_up_no_longer_than_agreed(
-    training: Training, monkeypatch: pytest.MonkeyPatch
+    golden: GoldenMessages, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "_COMMAND", ("sleep", "100"))
     monkeypatch.setattr(opening, "_WAIT_S", dict.fromkeys(AttemptEnding, 0.1))
     training.train(**JOB)
-    assert training.said[-1] == "warning: the trackers have not taken everything in time"
+    assert "trackers have not taken everything" in golden.message(training.said[-1])
 
 
-def test_trackers_that_cannot_be_started_cost_a_warning(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_that_cannot_be_started_cost_a_warning(
+    golden: GoldenMessages, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(opening, "_COMMAND", ("no-such-program",))
     training.train(**JOB)
     (warning,) = (line for line in training.said if line.startswith("warning"))
-    assert warning.startswith("warning: the trackers cannot be started ([Errno 2] ")
-    assert warning.endswith("; the training goes on without")
+    golden.message(warning)
+    assert "trackers cannot be started ([Errno 2] " in warning
+    assert "the training goes on without" in warning
 
 
-def test_trackers_that_die_hurt_nobody(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_that_die_hurt_nobody(
+    golden: GoldenMessages, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(opening, "_COMMAND", ("false",))
     training.train(**JOB)
-    assert training.said[-1] == "warning: the process of the trackers ended with exit code 1"
+    golden.message(training.said[-1])
+    assert "trackers ended with exit code 1" in training.said[-1]
     assert training.run.result.exists()
 
 

@@ -23,6 +23,7 @@ from hpcddp.stop import faults
 from hpcddp.stop.faults import InjectedError
 from hpcddp.train.checkpoint.writer import CheckpointWriter
 from hpcddp.train.errors import SaveError
+from tests.messages import GoldenMessages
 from tests.train.checkpoint_process import content
 
 PROGRAM = Path(__file__).with_name("checkpoint_process.py")
@@ -114,12 +115,18 @@ def stopped_at(run: RunDirectory, point: str, *steps: int) -> subprocess.Popen[s
 
 
 @pytest.mark.parametrize("point", ["save.begin", "save.file", "save.manifest", "save.rename"])
-def test_attempt_that_is_overtaken_in_the_middle_of_a_save_publishes_nothing(run: RunDirectory, point: str) -> None:
+def test_attempt_that_is_overtaken_in_the_middle_of_a_save_publishes_nothing(
+    golden: GoldenMessages, run: RunDirectory, point: str
+) -> None:
     old = stopped_at(run, point, 10, 20)
     run.attempt(1).path.mkdir()
     remove_unfinished(run.checkpoints, attempt=1)
     old.send_signal(signal.SIGCONT)
-    assert ended(old) == (76, "attempt 1 owns the run run, so attempt 0 must not write; it ends here\n")
+    code, message = ended(old)
+    assert code == 76
+    golden.message(message)
+    assert "attempt 1 owns the run run" in message
+    assert "attempt 0 must not write" in message
     assert steps_of(run) == [10]
     assert [event.step for event in read_events(run.events)] == [10]
     assert (run.checkpoints / "latest").read_text() == "step-000010\n"
@@ -191,7 +198,7 @@ def test_event_says_how_long_a_save_took(run: RunDirectory, writer: CheckpointWr
 
 
 def test_failed_save_is_told_when_the_caller_settles_and_keeps_what_was_there(
-    run: RunDirectory, writer: CheckpointWriter, said: list[str]
+    golden: GoldenMessages, run: RunDirectory, writer: CheckpointWriter, said: list[str]
 ) -> None:
     start(writer, 10)
     writer.wait()
@@ -201,17 +208,16 @@ def test_failed_save_is_told_when_the_caller_settles_and_keeps_what_was_there(
     assert said == []
     writer.settle()
     (warning,) = said
-    assert warning == (
-        "warning: saving after step 20 failed ([Errno 28] No space left on device); the training goes on, the "
-        "checkpoints before it are kept"
-    )
+    golden.message(warning)
+    assert "saving after step 20 failed ([Errno 28]" in warning
+    assert "checkpoints before it are kept" in warning
     assert steps_of(run) == [10]
     assert len(read_events(run.events)) == 1
 
 
 @pytest.mark.parametrize(("seconds", "saves"), [(10, 31), (400, 3)])
 def test_failures_end_the_training_after_three_of_them_and_five_minutes(
-    run: RunDirectory, said: list[str], seconds: float, saves: int
+    golden: GoldenMessages, run: RunDirectory, said: list[str], seconds: float, saves: int
 ) -> None:
     clock = [0.0]
     writer = CheckpointWriter(run, attempt=0, keep=2, now=time.time, monotonic=lambda: clock[0], print_line=said.append)
@@ -224,10 +230,10 @@ def test_failures_end_the_training_after_three_of_them_and_five_minutes(
             clock[0] += seconds
     with pytest.raises(SaveError) as caught:
         writer.settle()
-    assert caught.value.message == (
-        f"saving after step {saves * 10} failed ([Errno 30] Read-only file system), as all {saves} saves of the last "
-        f"{clock[0]:.0f} s did; make room or make {run.checkpoints} writable"
-    )
+    message = golden.message(caught.value)
+    assert f"saving after step {saves * 10} failed ([Errno 30]" in message
+    assert f"all {saves} saves of the last {clock[0]:.0f} s" in message
+    assert f"make {run.checkpoints} writable" in message
     assert caught.value.exit_code == 71
     assert len(said) == saves - 1
 
@@ -261,35 +267,34 @@ def test_fenced_attempt_is_told_so_in_the_thread_that_trains(run: RunDirectory, 
 
 
 @pytest.mark.parametrize(
-    ("point", "sentence"),
-    [
-        ("save.latest", "warning: {}/latest cannot be written ([Errno 5] Input/output error); the checkpoint is whole"),
-        (
-            "save.prune",
-            "warning: old checkpoints in {} cannot be removed ([Errno 5] Input/output error); the checkpoint is whole",
-        ),
-    ],
+    ("point", "failure"),
+    [("save.latest", "{}/latest cannot be written"), ("save.prune", "old checkpoints in {} cannot be removed")],
+    ids=["latest", "prune"],
 )
 def test_checkpoint_counts_even_if_what_comes_after_it_fails(
-    run: RunDirectory, writer: CheckpointWriter, said: list[str], point: str, sentence: str
+    golden: GoldenMessages, run: RunDirectory, writer: CheckpointWriter, said: list[str], point: str, failure: str
 ) -> None:
     faults.arm(f"oserror=EIO@{point}", rank=0, attempt=0)
     start(writer, 10)
     outcome = writer.wait()
     assert outcome is not None
     assert outcome.saved
-    assert said == [sentence.format(run.checkpoints)]
+    (warning,) = said
+    golden.message(warning)
+    assert f"warning: {failure.format(run.checkpoints)} ([Errno 5]" in warning
+    assert "the checkpoint is whole" in warning
 
 
 def test_event_log_that_cannot_be_written_is_a_warning(
-    run: RunDirectory, writer: CheckpointWriter, said: list[str]
+    golden: GoldenMessages, run: RunDirectory, writer: CheckpointWriter, said: list[str]
 ) -> None:
     run.events.mkdir()
     start(writer, 10)
     writer.wait()
-    assert said == [
-        f"warning: {run.events} cannot be written ([Errno 21] Is a directory: '{run.events}'); the checkpoint is whole"
-    ]
+    (warning,) = said
+    golden.message(warning)
+    assert f"warning: {run.events} cannot be written ([Errno 21]" in warning
+    assert "the checkpoint is whole" in warning
 
 
 def test_run_that_is_gone_is_not_made_again_in_its_place(run: RunDirectory, writer: CheckpointWriter) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcddp import LossError, accumulate_additive, accumulate_gathered
+from tests.messages import GoldenMessages
 
 
 def root_mean(total: Tensor, count: Tensor) -> Tensor:
@@ -91,8 +92,9 @@ def test_complex_outputs_get_the_gradient_of_one_process() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [accumulate_additive, accumulate_gathered])
-def test_no_micro_batches_are_refused(accumulate: type[object]) -> None:
-    with pytest.raises(
-        LossError, match="there are no micro-batches, and every rank must take part in every collective"
-    ):
+def test_no_micro_batches_are_refused(golden: GoldenMessages, accumulate: type[object]) -> None:
+    with pytest.raises(LossError) as caught:
         accumulate(root_mean, squares, [], model=nn.Linear(1, 1))  # type: ignore[call-arg]
+    message = golden.message(caught.value)
+    assert "no micro-batches" in message
+    assert "give an empty share" in message

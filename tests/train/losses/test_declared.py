@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from hpcddp import DeclaredLoss, LossError, Reduction, Share
 from hpcddp.batch.plan import plan_batch
+from tests.messages import GoldenMessages
 
 
 def squares(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -75,33 +76,32 @@ def test_an_empty_share_reaches_complex_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reduction", "returned", "words"),
+    ("reduction", "returned", "kind", "expected"),
     [
-        (
-            Reduction.MEAN,
-            torch.ones(3),
-            "declared mean and returns a tensor of shape (3,) for 3 samples, not a tensor of shape ()",
-        ),
-        (Reduction.PER_SAMPLE, torch.ones(()), "declared per_sample and returns a tensor of shape () for 3 samples"),
-        (Reduction.SUM, 1.5, "declared sum and returns a float for 3 samples"),
+        (Reduction.MEAN, torch.ones(3), "a tensor of shape (3,)", "a tensor of shape ()"),
+        (Reduction.PER_SAMPLE, torch.ones(()), "a tensor of shape ()", "a tensor of shape (3,)"),
+        (Reduction.SUM, 1.5, "a float", "a tensor of shape ()"),
     ],
 )
-def test_a_loss_that_is_not_what_it_is_declared_is_refused(reduction: Reduction, returned: Any, words: str) -> None:
+def test_a_loss_that_is_not_what_it_is_declared_is_refused(
+    golden: GoldenMessages, reduction: Reduction, returned: Any, kind: str, expected: str
+) -> None:
     declared = DeclaredLoss(function=lambda _outputs, _targets: returned, reduction=reduction)
     with pytest.raises(LossError) as caught:
         declared.of_share(None, None, Share(samples=3, global_samples=3, world_size=1))
-    assert words in caught.value.message
-    assert caught.value.message.endswith("return that, or declare it otherwise: mean, sum, per_sample, global")
+    message = golden.message(caught.value)
+    assert f"declared {reduction.value} and returns {kind} for 3 samples" in message
+    assert f"not {expected}; return that" in message
+    assert "mean, sum, per_sample, global" in message
 
 
 @pytest.mark.parametrize("reduction", ["Mean", "none", None])
-def test_a_reduction_that_there_is_not_is_refused(reduction: Any) -> None:
+def test_a_reduction_that_there_is_not_is_refused(golden: GoldenMessages, reduction: Any) -> None:
     with pytest.raises(LossError) as caught:
         DeclaredLoss(function=functional.mse_loss, reduction=reduction)
-    assert caught.value.message == (
-        f"the reduction of a DeclaredLoss is {reduction!r}, and there is no such one; write one of mean, sum, "
-        "per_sample, global"
-    )
+    message = golden.message(caught.value)
+    assert f"is {reduction!r}" in message
+    assert "write one of mean, sum, per_sample, global" in message
 
 
 @pytest.mark.parametrize("samples", [0, 3])
@@ -116,7 +116,10 @@ def test_a_loss_of_the_global_batch_is_left_as_its_helper_made_it(samples: int) 
     assert outputs.grad.tolist() == [1.0] * samples + [0.0] * (3 - samples)
 
 
-def test_an_empty_share_without_outputs_is_refused() -> None:
+def test_an_empty_share_without_outputs_is_refused(golden: GoldenMessages) -> None:
     declared = DeclaredLoss(function=functional.mse_loss)
-    with pytest.raises(LossError, match="the model returned a NoneType without a floating-point tensor for an empty"):
+    with pytest.raises(LossError) as caught:
         declared.of_share(None, None, Share(samples=0, global_samples=3, world_size=1))
+    message = golden.message(caught.value)
+    assert "returned a NoneType" in message
+    assert "empty share" in message
