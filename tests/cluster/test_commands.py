@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import sys
-import textwrap
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_ranks
+from tests.cluster.commands import script, start
 from tests.cluster.jobs import HPCDDP, result_of
 from tests.cluster.sandbox import Sandbox
 from tests.cluster.sandboxes import QUICK, sandbox_with
@@ -72,25 +71,10 @@ for step in range(100):
 """
 
 
-def start(sandbox: Sandbox, directory: Path, *words: str | Path, env: dict[str, str] | None = None) -> TrackedRun:
-    """Submit a command from ``directory``."""
-    environment = {"OMP_NUM_THREADS": "1", **(env or {})}
-    done = sandbox.run(*HPCDDP, "submit", "--json", *words, cwd=directory, env=environment)
-    document: dict[str, Any] = json.loads(done.stdout)
-    run = RunDirectory(Path(document["run_dir"]))
-    return TrackedRun(sandbox=sandbox, job=run.job_file, run=run, job_id=document["job_id"])
-
-
 def as_yaml(job: Any) -> str:
     """Write a job as JSON, with what YAML reads only where it is escaped (YAML 1.2.2, rule c-printable)."""
     text = json.dumps(job, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def script(directory: Path, text: str) -> Path:
-    path = directory / "program.py"
-    path.write_text(textwrap.dedent(text))
-    return path
 
 
 @pytest.mark.parametrize(

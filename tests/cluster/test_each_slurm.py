@@ -17,11 +17,11 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_ranks
 from hpcddp.run.sweep import read_sweep
+from tests.cluster.allocations import result_when_ended, salloc
+from tests.cluster.commands import script, start
 from tests.cluster.jobs import HPCDDP
 from tests.cluster.scenarios import ScenarioContext, after_scenario
 from tests.cluster.slurm_faults import without_slurmd
-from tests.cluster.test_commands import script, start
-from tests.cluster.test_here import result_when_ended, salloc
 from tests.cluster.tracked_run import TrackedRun
 from tests.waiting import wait_for_text
 

@@ -14,10 +14,9 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from tests.cluster.jobs import HPCDDP, result_of, write_job
 from tests.sandbox.leftovers import leftovers
-from tests.sandbox.test_lifecycle import Place, new_place
+from tests.sandbox.places import Place
 from tests.waiting import wait_until
 
-__all__ = ["new_place"]
 pytestmark = pytest.mark.slurm
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcddp" / "slurm-roots"
