@@ -18,7 +18,7 @@ from hpcddp.sandbox import cleanup, state
 from hpcddp.sandbox.state import Sandbox
 from tests.messages import GoldenMessages
 from tests.sandbox.leftovers import leftovers
-from tests.sandbox.places import AS_ORDINARY_USER, ORDINARY_USER, Place
+from tests.sandbox.places import AS_ORDINARY_USER, NOT_FOR_NOBODY, ORDINARY_USER, Place
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -71,6 +71,7 @@ def test_nothing_is_left_of_a_sandbox_that_was_ended_with_jobs_in_it(
     assert leftovers(sandbox) == []
 
 
+@NOT_FOR_NOBODY
 def test_an_ordinary_user_has_a_sandbox_on_this_host_with_gpus(
     new_place: Callable[..., Place], open_directory: Path
 ) -> None:
@@ -139,7 +140,10 @@ def test_an_interrupted_up_leaves_nothing_and_exits_130(place: Place) -> None:
     assert leftovers(sandbox) == []
 
 
-@pytest.mark.parametrize("hosts", ["namespaces", "shared"])
+@pytest.mark.parametrize(
+    "hosts",
+    ["namespaces", pytest.param("shared", marks=pytest.mark.fails_on_slurm(row="S", since="24.11"))],
+)
 def test_a_sandbox_whose_daemon_manager_was_killed_has_stopped_and_down_takes_it_away(
     place: Place, open_directory: Path, hosts: str
 ) -> None:
@@ -256,6 +260,7 @@ def test_json_names_the_configuration_the_nodes_and_the_partitions(place: Place)
         "partitions": ["low", "low0", "lowc", "high"],
         "hosts": "namespaces",
         "directory": str(place.directory),
+        "bin": None,
     }
     assert done.stderr == ""
 
