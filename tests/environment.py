@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -39,6 +40,7 @@ def isolate_session(config: pytest.Config) -> None:
     variables = _isolated(os.environ.copy(), directory)
     os.environ.clear()
     os.environ.update(variables)
+    time.tzset()
 
 
 def isolate_test(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +68,7 @@ def _isolated(environment: dict[str, str], directory: Path) -> dict[str, str]:
         # accelerate reads its settings from there.
         "HF_HOME": str(directory / "huggingface"),
         "LANG": "C.UTF-8",
+        "TZ": "UTC",
     }
 
 

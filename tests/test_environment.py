@@ -28,13 +28,14 @@ OUTSIDE = {
     "NO_COLOR": "1",
     "COLUMNS": "40",
     "LC_ALL": "C",
+    "LINES": "5",
     "PYTHONPATH": "/nonexistent",
     "GIT_DIR": "/nonexistent",
     "UV_PROJECT_ENVIRONMENT": "/nonexistent",
 }
 # Prints what a test, a fixture of the session and a program that each starts have in their environment.
 PROBE = """\
-import json, os, subprocess, sys
+import json, os, subprocess, sys, time
 import pytest
 from hpcddp.api import profiles_directory
 from hpcddp.run.index import index_directory
@@ -49,6 +50,7 @@ def seen_by_session():
     return {"process": dict(os.environ), "program": started()}
 
 def test_probe(seen_by_session):
+    assert time.localtime(0).tm_hour == 0
     seen = {"session": seen_by_session, "test": {"process": dict(os.environ), "program": started()}}
     assert not profiles_directory(os.environ).exists()
     assert not index_directory().exists()
@@ -74,9 +76,10 @@ def _run_probe(directory: Path, **variables: str) -> dict[str, dict[str, Variabl
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest",
         f"--rootdir={directory}", "-c", os.devnull, "--import-mode=importlib", "test_probe.py",
     ]  # fmt: skip
-    environment = {**os.environ, **OUTSIDE, "PYTEST_PROBE": str(answer), "PYTHONPATH": str(ROOT), **variables}
+    environment = {**os.environ, **OUTSIDE, "PYTHONPATH": str(ROOT), **variables}
+    environment |= {"PYTEST_PROBE": str(answer), "TZ": "Asia/Kolkata"}
     done = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     seen: dict[str, dict[str, Variables]] = json.loads(answer.read_text())
