@@ -10,6 +10,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from hpcddp.run import checkpoints
 from tests.cluster.comparison import RunComparison, report
 from tests.cluster.jobs import HPCDDP
@@ -186,6 +188,7 @@ def assert_cancelled_and_told(tracked: TrackedRun) -> None:
     assert (tracked.result["status"], tracked.result["exit_code"]) == ("cancelled", 130), tracked.result
 
 
+@pytest.mark.fails_on_slurm(row="L", since="25.05")
 @after_scenario(cancelled_and_preempted, own_slurm=True)
 def test_a_cancel_wins_before_in_and_after_a_preemption(scenario_result: list[TrackedRun]) -> None:
     for tracked in scenario_result:
