@@ -14,6 +14,9 @@ from tests.cluster.jobs import HPCDDP, write_job
 from tests.cluster.scenarios import EPOCHS, PREEMPTED_HOSTS, STEP_S, ScenarioContext, after_scenario
 from tests.cluster.tracked_run import TrackedRun
 
+# The runs that are cancelled in place of a requeue do not end as COMPLETED, for which all tests here wait.
+pytestmark = pytest.mark.fails_on_slurm(row="G", since="24.05", before="26.05.4")
+
 # low: ten seconds of grace; low0: none; lowc: twenty, and then cancelled instead of requeued.
 PARTITIONS = ("low", "low0", "lowc")
 HOSTS = PREEMPTED_HOSTS.split(",")
