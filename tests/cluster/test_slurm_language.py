@@ -56,7 +56,7 @@ def measured() -> Iterator[Any]:
         yield pytest.param(line, words, marks=marks)
 
 
-@pytest.mark.parametrize(("line", "words"), measured())
+@pytest.mark.parametrize(("line", "words"), [*measured()])
 def test_sbatch_takes_from_a_line_what_our_reader_takes(
     sandbox: Sandbox, tmp_path: Path, line: str, words: list[str] | None
 ) -> None:
