@@ -295,6 +295,7 @@ def test_a_command_whose_task_fails_is_run_again_as_often_as_max_failures_says(
     assert re.search(r"^rank 1 on n\d", tracked.result["reason"])
 
 
+@pytest.mark.fails_on_slurm(row="L", since="25.05")
 @pytest.mark.parametrize("lost", [without_slurmd, link_cut])
 def test_a_lost_node_is_no_failure_of_a_command_and_ends_it_when_no_progress_is_made(
     tmp_path: Path, lost: Callable[[Sandbox, str], AbstractContextManager[None]]
