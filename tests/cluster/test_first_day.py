@@ -56,7 +56,9 @@ def shell(first_day: Sandbox, directory: Path) -> Callable[[str], str]:
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m hpcddp "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    more = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(directory.parent)}
+    home = directory.parent
+    homes = {"HOME": str(home), "XDG_CONFIG_HOME": f"{home}/.config", "XDG_STATE_HOME": f"{home}/.local/state"}
+    more = {"PATH": path, "PYTHONPATH": str(ROOT), **homes}
 
     def run(line: str) -> str:
         done = first_day.run("bash", "-c", f"{line} 2>&1", cwd=directory, env=more, check=False, timeout=300)
