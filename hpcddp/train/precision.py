@@ -73,7 +73,9 @@ def set_up_backends(precision: Precision, *, deterministic: bool) -> None:
     _set_products(rounded=precision.name == "tf32")
     if deterministic and precision.device_type == "cuda":
         _check_cublas_workspace()
-    torch.use_deterministic_algorithms(deterministic)
+    # Only a change is made: the call loads torch's compiler.
+    if deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = precision.device_type == "cuda" and not deterministic
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,9 @@ def job_document(**changes: Any) -> dict[str, Any]:
     return document
 
 
-def run_ranks(folder: Path, world_size: int, jobs: Sequence[dict[str, Any]]) -> Outcome:
+def run_ranks(
+    folder: Path, world_size: int, jobs: Sequence[dict[str, Any]], *, main: Callable[[Path, int], int] = rank.main
+) -> Outcome:
     """Run jobs one after the other in the same ``world_size`` processes; each job has ``run`` and ``spec``."""
     folder.mkdir(parents=True, exist_ok=True)
     for job in jobs:
@@ -58,7 +60,7 @@ def run_ranks(folder: Path, world_size: int, jobs: Sequence[dict[str, Any]]) -> 
     plan = folder / "plan.json"
     store = folder / f"store-{len(list(folder.iterdir()))}"
     plan.write_text(json.dumps({"world_size": world_size, "store": str(store), "jobs": jobs}, default=str))
-    ended = run_forked(rank.main, [plan], world_size=world_size, logs=folder)
+    ended = run_forked(main, [plan], world_size=world_size, logs=folder)
     errors = {
         number: json.loads(path.read_text())
         for number in range(world_size)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp.jobfile.sections import Optimizer, Train
 from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.errors import ModelError, UserCodeError
+from hpcddp.train.model.compiler import leave_compiler_out
 from hpcddp.train.model.merging import OrderedStatistics, merged_buffers
 from hpcddp.train.model.noise import GradientNorms
 from hpcddp.train.model.normalisation import absent, keep_uncompiled, synchronised_batch_norms
@@ -263,6 +264,8 @@ def build_replica(
     if train.compile:
         keep_uncompiled(model)
         model.compile()
+    else:
+        leave_compiler_out()
     parallel = model if dist.get_world_size() == 1 else _in_ddp(model, device, unused_parameters=unused_parameters)
     replica = Replica(
         model=model,
