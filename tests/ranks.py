@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,55 @@ def run_forked(main: Callable[..., int], arguments: Sequence[Any], *, world_size
             process.kill()
             process.join()
     return Ended([process.exitcode or 0 for process in processes], [file.read_text() for file in files])
+
+
+class ForkedProcess:
+    """A process forked from one that has imported torch, with what its starter uses of ``subprocess.Popen``.
+
+    Args:
+        main: a function of a module; what it returns is the exit code.
+        arguments: its arguments.
+        environment: the whole environment.
+        directory: the working directory.
+        output: the file for its output and errors.
+    """
+
+    def __init__(
+        self,
+        main: Callable[..., int],
+        arguments: Sequence[Any],
+        *,
+        environment: Mapping[str, str],
+        directory: Path,
+        output: Path,
+    ) -> None:
+        self._process = _RANKS.Process(
+            target=_run_in_session, args=(main, arguments, output, dict(environment), directory)
+        )
+        self._process.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
+
+
+def _run_in_session(
+    main: Callable[..., int], arguments: Sequence[Any], output: Path, environment: dict[str, str], directory: Path
+) -> None:
+    os.setsid()
+    os.chdir(directory)
+    _run(main, arguments[:-1], arguments[-1], output, environment)
 
 
 def _run(

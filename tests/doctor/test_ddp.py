@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,15 @@ import typer
 
 from hpcddp.cli import boundary
 from hpcddp.cli.doctor import ddp
+from hpcddp.doctor.ddp import rank
 from hpcddp.doctor.ddp.compare import DdpDiagnosis, examine_job
 from hpcddp.doctor.ddp.findings import DdpFinding, failure
 from hpcddp.doctor.ddp.job import ProcessSettings, comparison_of, run_ranks
 from hpcddp.doctor.errors import ComparisonError
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.slurm.rank_env import RankEnv
 from tests.messages import GoldenMessages
+from tests.ranks import ForkedProcess
 
 ROOT = Path(__file__).parents[2]
 MODELS = "tests.doctor.ddp_models"
@@ -70,11 +73,31 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
+def start_forked(settings: ProcessSettings, folder: Path, env: RankEnv, port: int) -> ForkedProcess:
+    """Start a rank as ``hpcddp.doctor.ddp.job`` does, but for its interpreter, which has imported torch already."""
+    return ForkedProcess(
+        run_rank,
+        (folder, env.world_size, settings.steps, settings.directory, settings.timeout_s, env.rank),
+        environment={**settings.environment, **env.slurm_exports(), **env.exports("127.0.0.1", port)},
+        directory=settings.directory,
+        output=folder / f"rank-{env.rank}.log",
+    )
+
+
+def run_rank(folder: Path, world_size: int, steps: int, directory: Path, timeout_s: float, number: int) -> int:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    sys.path.insert(0, str(directory))
+    return rank.main(folder, number, world_size, steps, timeout_s)
+
+
 @pytest.fixture(scope="module")
 def diagnoses() -> Mapping[str, Future[DdpDiagnosis]]:
-    """Two at a time: most of a comparison is the start of its processes."""
-    with ThreadPoolExecutor(2) as pool:
-        return {name: pool.submit(diagnose, *case) for name, case in CASES.items()}
+    """Most of a comparison is the start of its processes: here they are forked. Other tests start them as users do."""
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr("hpcddp.doctor.ddp.job._start", start_forked)
+        futures = {name: pool.submit(diagnose, *case) for name, case in CASES.items()}
+        wait(futures.values())
+        return futures
 
 
 def kinds(diagnosis: DdpDiagnosis) -> dict[str, str]:
