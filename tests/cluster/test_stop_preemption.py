@@ -11,7 +11,7 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from tests.cluster.comparison import RunComparison
 from tests.cluster.jobs import HPCDDP, write_job
-from tests.cluster.scenarios import EPOCHS, PREEMPTED_HOSTS, STEP_S, ScenarioContext, after_scenario
+from tests.cluster.scenarios import EPOCHS, PREEMPTED_HOSTS, ScenarioContext, after_scenario
 from tests.cluster.tracked_run import TrackedRun
 
 # The runs that are cancelled in place of a requeue do not end as COMPLETED, for which all tests here wait.
@@ -19,21 +19,25 @@ pytestmark = pytest.mark.fails_on_slurm(row="G", since="24.05", before="26.05.4"
 
 # low: ten seconds of grace; low0: none; lowc: twenty, and then cancelled instead of requeued.
 PARTITIONS = ("low", "low0", "lowc")
+SLOW_STEP_S = 0.5
 HOSTS = PREEMPTED_HOSTS.split(",")
 
 
 def preempted(context: ScenarioContext) -> dict[str, tuple[TrackedRun, RunComparison]]:
     """One job of ``high`` preempts three runs at once, and one of two elements of a job array."""
     tracked_runs = {
-        # Slower than usual: on a busy machine the first one would have finished before the last one has begun.
-        partition: context.start(partition, on=PREEMPTED_HOSTS, partition=partition, seconds=3 * STEP_S)
+        # So slow that none finishes before the last one has begun, on any machine.
+        partition: context.start(partition, on=PREEMPTED_HOSTS, partition=partition, seconds=SLOW_STEP_S)
         for partition in PARTITIONS
     }
-    # After the others: it needs one host only, and would have ended before they are ready on a busy machine.
     elements = start_array(context)
     for tracked in (*tracked_runs.values(), elements[0]):
-        tracked.wait_for_steps(40)
-    context.preempt()
+        tracked.wait_for_steps(10)
+    preempting = context.preempt()
+    # It has the hosts when all have left them.
+    tracked_runs["low"].wait_until(lambda: context.sandbox.job(preempting)["JobState"] != "PENDING", "the preemption")
+    for directory in (*(context.directory / partition for partition in PARTITIONS), context.directory / "array"):
+        (directory / "fast").touch()
     comparisons = {
         partition: (tracked, context.compare(f"preemption on partition {partition}", tracked))
         for partition, tracked in tracked_runs.items()
@@ -50,7 +54,7 @@ def start_array(context: ScenarioContext) -> list[TrackedRun]:
     directory = context.directory / "array"
     directory.mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("traced_model.py"), directory)
-    train = {"model_args": {"seconds": STEP_S}}
+    train = {"model_args": {"seconds": SLOW_STEP_S}}
     job = write_job(directory, model="traced_model:build", nodes=1, epochs=EPOCHS, sections={"train": train})
     context.sandbox.run(*HPCDDP, "render", str(job), "-o", "job.sbatch", cwd=directory)
     array = context.sandbox.submit("--array=0-1", "--hold", "job.sbatch", cwd=directory)
