@@ -81,8 +81,14 @@ def as_yaml(job: Any) -> str:
     "words",
     [
         ("--global-batch-size", "64", "--", sys.executable, EXAMPLES / "torchrun_script.py"),
-        ("--", sys.executable, EXAMPLES / "lightning_script.py", "--nodes", "2", "--devices", "2"),
-        ("--", sys.executable, EXAMPLES / "accelerate_script.py"),
+        pytest.param(
+            ("--", sys.executable, EXAMPLES / "lightning_script.py", "--nodes", "2", "--devices", "2"),
+            marks=pytest.mark.long("test_lightning_resumes_without_a_change starts Lightning too"),
+        ),
+        pytest.param(
+            ("--", sys.executable, EXAMPLES / "accelerate_script.py"),
+            marks=pytest.mark.long("accelerate finds the same variables as torchrun's script"),
+        ),
     ],
     ids=["torchrun", "Lightning", "accelerate"],
 )
@@ -183,7 +189,9 @@ SAVES = """
 """
 
 
-@pytest.mark.parametrize("code", [0, 3, 75])
+@pytest.mark.parametrize(
+    "code", [0, *(pytest.param(code, marks=pytest.mark.long("the decision has a table of codes")) for code in (3, 75))]
+)
 def test_a_preempted_command_comes_back_whatever_its_exit_code(sandbox: Sandbox, tmp_path: Path, code: int) -> None:
     program = script(tmp_path, SAVES.replace("CODE", str(code)))
     on = ("--nodes", "2", "--nodelist", "n1,n2", "--partition", "low", "--time", "10")
@@ -271,8 +279,17 @@ def wait_for_work(tracked: TrackedRun, directory: Path, attempt: int) -> None:
     tracked.wait_until(lambda: all(up.exists() for up in ups), f"both programs of attempt {attempt}")
 
 
-@pytest.mark.parametrize("how", ["its program is killed", "it is killed", "it leaves"])
-@pytest.mark.parametrize("max_failures", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "max_failures"),
+    [
+        ("its program is killed", 1),
+        ("it leaves", 0),
+        *(
+            pytest.param(how, count, marks=pytest.mark.long("a way to end and a budget meet in no code"))
+            for how, count in [("its program is killed", 0), ("it is killed", 0), ("it is killed", 1), ("it leaves", 1)]
+        ),
+    ],
+)
 def test_a_command_whose_task_fails_is_run_again_as_often_as_max_failures_says(
     sandbox: Sandbox, tmp_path: Path, how: str, max_failures: int
 ) -> None:
@@ -296,7 +313,9 @@ def test_a_command_whose_task_fails_is_run_again_as_often_as_max_failures_says(
 
 
 @pytest.mark.fails_on_slurm(row="L", since="25.05")
-@pytest.mark.parametrize("lost", [without_slurmd, link_cut])
+@pytest.mark.parametrize(
+    "lost", [without_slurmd, pytest.param(link_cut, marks=pytest.mark.long("Slurm tells both in the same way"))]
+)
 def test_a_lost_node_is_no_failure_of_a_command_and_ends_it_when_no_progress_is_made(
     tmp_path: Path, lost: Callable[[Sandbox, str], AbstractContextManager[None]]
 ) -> None:

@@ -144,6 +144,7 @@ def test_a_run_that_is_cancelled_or_loses_its_allocation_is_saved_and_resumed(
         assert done.stderr.startswith("hpcddp: --cluster here: this shell is in no allocation")
         assert done.stderr.endswith("or give the job to the queue: --cluster slurm\n")
     with subtests.test("sbatch finishes it, with the parameters of a run without interruption"):
+        (tmp_path / "fast").touch()
         resumed = submit(sandbox, job, "--resume", str(run.path), "--cluster", "slurm")
         finished(sandbox, resumed["job_id"])
         assert result_of(run)["parameters_sha256"] == expected["parameters_sha256"]

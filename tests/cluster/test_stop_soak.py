@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from benchmarks.soak import Soak, place_of_soak
 
 
+@pytest.mark.long("a soak")
 def test_every_run_comes_out_well_after_a_minute_of_random_faults(tmp_path: Path) -> None:
     with place_of_soak(tmp_path / "disk") as context:
         ended = Soak(context=context, seconds=60, every=12, dice=random.Random(4)).run()

@@ -29,7 +29,9 @@ def running(*argv: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_what_carries_the_token_and_what_descends_from_it_belongs_to_the_sandbox() -> None:
     # The child has neither the token nor anything else in its environment.
-    parent = f"import subprocess; subprocess.run(['env', '-i', {sys.executable!r}, '-c', 'import time; time.sleep(60)'])"
+    parent = (
+        f"import subprocess; subprocess.run(['env', '-i', {sys.executable!r}, '-c', 'import time; time.sleep(60)'])"
+    )
     with running(sys.executable, "-c", parent, HPCDDP_SANDBOX=TOKEN) as process:
         while len(found := cleanup.members(TOKEN, CONF)) < 2:
             assert process.poll() is None

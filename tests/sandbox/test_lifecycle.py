@@ -61,7 +61,9 @@ def open_directory() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("hosts", ["namespaces", "shared"])
+@pytest.mark.parametrize(
+    "hosts", ["namespaces", pytest.param("shared", marks=pytest.mark.long("the processes are found in the same way"))]
+)
 def test_nothing_is_left_of_a_sandbox_that_was_ended_with_jobs_in_it(
     place: Place, open_directory: Path, hosts: str
 ) -> None:
@@ -117,8 +119,22 @@ def test_a_second_down_says_that_there_is_none(place: Place) -> None:
     assert place.state() == "none"
 
 
-@pytest.mark.parametrize("hosts", ["namespaces", "shared"])
-@pytest.mark.parametrize("file", ["sandbox.json", "daemon-manager.json", "daemons.json"])
+@pytest.mark.parametrize(
+    ("file", "hosts"),
+    [
+        ("sandbox.json", "shared"),
+        ("daemons.json", "namespaces"),
+        *(
+            pytest.param(file, hosts, marks=pytest.mark.long("other moments of the same start"))
+            for file, hosts in [
+                ("sandbox.json", "namespaces"),
+                ("daemon-manager.json", "namespaces"),
+                ("daemon-manager.json", "shared"),
+                ("daemons.json", "shared"),
+            ]
+        ),
+    ],
+)
 def test_an_up_that_is_killed_half_way_leaves_nothing(place: Place, hosts: str, file: str) -> None:
     with subprocess.Popen(place.command("up", "--nodes", "2", "--hosts", hosts), stdout=subprocess.DEVNULL) as process:
         while not (place.directory / file).exists():

@@ -49,7 +49,9 @@ class Shell:
         return done.stdout
 
 
-@pytest.fixture(params=["24.11", "testing"])
+@pytest.fixture(
+    params=["24.11", pytest.param("testing", marks=pytest.mark.long("test_each_slurm.py starts one with it too"))]
+)
 def root(request: pytest.FixtureRequest) -> Path:
     path = CACHE / str(request.param)
     if not (path / "slurm-version").exists():
