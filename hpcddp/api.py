@@ -327,7 +327,8 @@ class Run:
             return Run(resume(run, environment=environment, force=force).run.path)
 
         def change(spec: JobSpec) -> ResolvedJob:
-            return change_job(spec, file=str(run.job_file), options=options, profiles=profiles_directory(environment))
+            profiles = profiles_directory(environment)
+            return change_job(spec, file=str(run.job_file), options=options, profiles=profiles, environment=environment)
 
         request = replace(own_request(run, change, environment=environment), force=force)
         return Run(resume_with_job(run, request).run.path)
@@ -475,6 +476,7 @@ def defaults_of_process() -> DefaultSettings:
         project=find_project_file(directory, home=Path(home) if home else None),
         directory=directory,
         user_id=os.geteuid(),
+        environment=os.environ,
     )
 
 

@@ -157,7 +157,14 @@ class JobWords:
         texts = {path: (names[path], text) for path, text in self.options.items() if path != "run_root"}
         options = read_options(texts, self.command)
         profiles = profiles_directory(os.environ)
-        return change_job(spec, file=str(run.job_file), overrides=overrides or (), options=options, profiles=profiles)
+        return change_job(
+            spec,
+            file=str(run.job_file),
+            overrides=overrides or (),
+            options=options,
+            profiles=profiles,
+            environment=os.environ,
+        )
 
     @staticmethod
     def _refuse_training(spec: JobSpec, run: RunDirectory, overrides: Sequence[str]) -> None:

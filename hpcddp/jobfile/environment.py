@@ -73,7 +73,7 @@ def _mount(text: str) -> str:
 
 def _absolute_source(path: str) -> str:
     if not path.startswith("/"):
-        raise refusal("what is copied has an absolute path, in which nothing is expanded", "write it from the / on")
+        raise refusal("what is copied has an absolute path", "write it from the / on")
     return path
 
 
@@ -137,8 +137,8 @@ class Stage(Section):
         "`.tar.xz`, `.tar.zst`), which is unpacked. Every node must see it."
     )
     target: Annotated[Line, AfterValidator(_stage_target)] = Field(
-        description="Directory on each node that then holds the data: a path, which may begin with a variable of the "
-        "node, such as `$SLURM_TMPDIR/imagenet`. The tasks find it in `HPCDDP_STAGED`."
+        description="Directory on each node that then holds the data: a path, which may begin with a variable that is "
+        "expanded on the node, such as `$SLURM_TMPDIR/imagenet`. The tasks find it in `HPCDDP_STAGED`."
     )
 
     def directory(self, environment: Mapping[str, str]) -> str | None:
@@ -157,7 +157,11 @@ class Environment(Section):
     conda: Line | None = Field(
         None, description="Conda environment to activate: its name, or its directory (with a slash in it)."
     )
-    venv: Line | None = Field(None, description="Virtual environment to activate: its directory.")
+    venv: Line | None = Field(
+        None,
+        description="Virtual environment to activate: its directory. `$NAME` and `~` in it, and in `conda`, `uv`, "
+        "`python`, `container.image` and `stage.source`, are expanded when the job is submitted.",
+    )
     uv: Line | None = Field(
         None,
         description="uv project to run in: its directory. Its environment is used as `uv sync` has left it, so that "

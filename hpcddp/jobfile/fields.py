@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.resources import files
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -98,6 +98,11 @@ Text = Annotated[str, AfterValidator(_without(_NUL, "the environment of a proces
 """Text without NUL, as a shell or an argument list requires."""
 Line = Annotated[str, AfterValidator(_not_empty), AfterValidator(_without(_LINE_BREAKS, "one line of a script"))]
 """Text of one line, as an ``#SBATCH`` directive requires."""
+INTERACTIVE_JOB_NAMES: Final = frozenset({"bash", "interactive"})
+"""Lightning takes jobs of these names for interactive ones: it neither saves nor requeues them at a signal
+(``lightning.fabric.plugins.environments.slurm``)."""
+UNNAMED_JOB: Final = "command"
+"""The name of a job whose command has none."""
 Name = Annotated[
     str,
     matching(

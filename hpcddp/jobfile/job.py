@@ -35,7 +35,8 @@ class JobSpec(Section):
     name: Name = Field(description="Name of the job and of its directory under `run_root`.")
     run_root: Line = Field(
         "runs",
-        description="Directory of all runs, seen by every node. A relative one is below the directory of submission.",
+        description="Directory of all runs, seen by every node. A relative one is below the directory of submission. "
+        "`$NAME` and `~` are expanded when the job is submitted.",
     )
     profile: ProfileName | None = Field(
         None, description="Name of a cluster profile. null is `default`, if there is one."

@@ -75,6 +75,13 @@ class MergedValues:
         parent[path[-1]] = value
         self._set_owner(path, value, source)
 
+    def replace(self, path: Path, value: object) -> None:
+        """Replace the value of a key path, which there is, by another form of it; its source stays."""
+        parent: Any = self.value
+        for key in path[:-1]:
+            parent = parent[key]
+        parent[path[-1]] = value
+
     def drop(self, path: Path) -> None:
         """Remove the value of a key path, if there is one."""
         parent: Any = self.value

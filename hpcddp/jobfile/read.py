@@ -5,18 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path as FilePath
 from pathlib import PurePath
 from typing import Any, Final
 
 from hpcddp.jobfile.cluster import ClusterFacts
-from hpcddp.jobfile.document import MOST_VALUES, Document, DocumentError, Path, dotted, read_document, read_text
-from hpcddp.jobfile.fields import PROFILE_PATTERN
+from hpcddp.jobfile.document import (
+    MOST_VALUES,
+    Document,
+    DocumentError,
+    Path,
+    dotted,
+    path_of,
+    read_document,
+    read_text,
+)
+from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, PROFILE_PATTERN, UNNAMED_JOB
 from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.merge import COMMAND_LINE, DEFAULT, JOB_FILE, MergedValues, Source
 from hpcddp.jobfile.overrides import Override, read_override
+from hpcddp.jobfile.paths import expand_paths
 from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.jobfile.profiles import Profile, Settings, SettingsError, read_profile, read_project
 from hpcddp.jobfile.validation import check_values
@@ -50,12 +60,14 @@ class DefaultSettings:
         project: the project's ``hpcddp.toml``; None where there is none.
         directory: the directory of submission.
         user_id: the user who submits.
+        environment: the variables that paths may hold.
     """
 
     profiles: FilePath | None = None
     project: FilePath | None = None
     directory: FilePath = FilePath()
     user_id: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 NO_DEFAULTS = DefaultSettings()
@@ -104,7 +116,7 @@ def load_job(
         _name_after_command(merged, sets)
     wrong = [fault.path for fault in file.faults]
     wrong += [tuple(problem.key.split(".")) for problem in problems if problem.key]
-    return _resolve(merged, source, sets, problems, wrong, profile)
+    return _resolve(merged, source, sets, problems, wrong, profile, environment=defaults.environment)
 
 
 _OPTIMIZER: Final = ("train", "optimizer", "name")
@@ -117,6 +129,7 @@ def change_job(
     overrides: Sequence[str] = (),
     options: Sequence[Override | Problem] = (),
     profiles: FilePath | None = None,
+    environment: Mapping[str, str],
 ) -> ResolvedJob:
     """Return a resolved job with the changes of the command line; default settings are not merged into it again.
 
@@ -126,6 +139,7 @@ def change_job(
         overrides: ``key.path=value`` each; the last of two for one key counts.
         options: values of other command-line options; ``overrides`` have precedence over them.
         profiles: the directory of cluster profiles, for the facts about the cluster; None where there is none.
+        environment: the variables that paths in the changes may hold.
 
     Raises:
         JobFileError: with every problem of the changes.
@@ -142,7 +156,7 @@ def change_job(
     # The job has all its values: without the profile only the checks against the cluster's facts are left out.
     with suppress(SettingsError):
         profile = read_profile(spec.profile, profiles)
-    return _resolve(merged, source, sets, problems, wrong, profile)
+    return _resolve(merged, source, sets, problems, wrong, profile, environment=environment)
 
 
 def _read_command_line(
@@ -160,6 +174,8 @@ def _resolve(
     problems: Sequence[Problem],
     wrong: Sequence[Path],
     profile: Profile | None,
+    *,
+    environment: Mapping[str, str],
 ) -> ResolvedJob:
     """Assign the values of the command line, and check the job.
 
@@ -169,6 +185,9 @@ def _resolve(
     for override in sets:
         merged.assign(override.path, override.value, override.source)
         wrong = [fault for fault in wrong if fault[: len(override.path)] != override.path]
+    unset = list(expand_paths(merged, environment, source))
+    problems = [*problems, *unset]
+    wrong = [*wrong, *(path_of(problem.key) for problem in unset)]
     spec, found = check_values(merged, source, wrong)
     if problems or found or spec is None:
         raise JobFileError.of([*problems, *found])
@@ -235,6 +254,7 @@ def _name_after_command(merged: MergedValues, sets: Sequence[Override]) -> None:
 
 
 _SCRIPT = re.compile(r".+\.(?:py|sh|bash|pl|R|jl)", re.ASCII)
+_SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 # The option of a shell whose argument is a command line: -c, -lc, -euc.
 _SHELL_COMMAND = re.compile("-[a-z]*c", re.ASCII)
 _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
@@ -242,12 +262,25 @@ _LONGEST = 64
 
 
 def name_of_command(command: Sequence[str]) -> str:
-    """Return a name for a job: that of its script, of its module after ``-m``, or else of its program."""
+    """Return a name for a job: that of its script, of its module after ``-m``, or else of its program.
+
+    It is never that of a shell, nor one of ``INTERACTIVE_JOB_NAMES``.
+    """
     words = [word for given in _with_shell_text(command) for word in given]
     module = next((word for flag, word in pairwise(words) if flag == "-m"), None)
     script = next((PurePath(word).stem for word in words if _SCRIPT.fullmatch(word)), None)
-    name = _FOREIGN.sub("-", script or module or PurePath(command[0]).name).lstrip("._-")
-    return name[:_LONGEST] or "command"
+    name = _FOREIGN.sub("-", script or module or _program_name(command)).lstrip("._-")[:_LONGEST]
+    return UNNAMED_JOB if not name or name in INTERACTIVE_JOB_NAMES else name
+
+
+def _program_name(command: Sequence[str]) -> str:
+    """Return the name of a program; of a shell, that of its script, if it is given one."""
+    program, *arguments = command
+    if PurePath(program).name not in _SHELLS:
+        return PurePath(program).name
+    operand = next((word for word in arguments if not word.startswith(("-", "+"))), "")
+    is_text = any(_SHELL_COMMAND.fullmatch(word) for word in arguments)
+    return "" if is_text else PurePath(operand).stem
 
 
 def _with_shell_text(command: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -279,5 +312,7 @@ def shared_run_root(defaults: DefaultSettings) -> str | None:
         _merge_defaults(merged, {}, no_job_file, (), defaults)
     except SettingsError as error:
         raise JobFileError.of(error.problems) from None
+    if problems := list(expand_paths(merged, defaults.environment, no_job_file)):
+        raise JobFileError.of(problems)
     found = merged.value.get("run_root")
     return found if isinstance(found, str) and found else None

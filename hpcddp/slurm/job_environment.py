@@ -3,14 +3,69 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
-_DROPPED_PREFIXES = ("SBATCH_", "SLURM_", "SLURMD_", "SUBMITIT_", "TORCHELASTIC_", "HPCDDP_")
-_KEPT = frozenset({"SLURM_CONF"})
-_UMASK = "HPCDDP_UMASK"
+FOREIGN_PREFIXES: Final = ("SBATCH_", "SUBMITIT_", "TORCHELASTIC_", "HPCDDP_")
+"""Variables with these prefixes belong to an outer job; Slurm sets none of them for a new one."""
+_DROPPED_PREFIXES: Final = (*FOREIGN_PREFIXES, "SLURM_", "SLURMD_")
+_KEPT: Final = frozenset({"SLURM_CONF"})
+_UMASK: Final = "HPCDDP_UMASK"
+
+# What srun reads as options (srun(1), INPUT ENVIRONMENT VARIABLES; src/srun/opt.c of Slurm 22.05 to 26.05), and what
+# Slurm exports with them. Not here is what every job has of its own: its id, name, nodes, tasks and CPUS_PER_TASK.
+_STEP_OPTIONS: Final = tuple(
+    f"SLURM_{name}"
+    for name in """
+    ACCOUNT ACCTG_FREQ BCAST BCAST_EXCLUDE BURST_BUFFER CLUSTER_CONSTRAINT COMPRESS CONSOLIDATE_SEGMENTS CONSTRAINT
+    CORE_SPEC CPUS_PER_GPU CPU_BIND CPU_BIND_LIST CPU_BIND_TYPE CPU_BIND_VERBOSE CPU_FREQ_REQ DELAY_BOOT DEPENDENCY
+    DISABLE_STATUS DISTRIBUTION DIST_PLANESIZE EPILOG EXACT EXCLUSIVE EXPORT_ENV EXTERNAL_LAUNCHER GPUS GPUS_PER_NODE
+    GPUS_PER_SOCKET GPUS_PER_TASK GPU_BIND GPU_FREQ GRES GRES_FLAGS HINT KILL_BAD_EXIT LABELIO MEM_BIND MEM_BIND_LIST
+    MEM_BIND_PREFER MEM_BIND_SORT MEM_BIND_TYPE MEM_BIND_VERBOSE MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE MPI_TYPE
+    NCORES_PER_SOCKET NETWORK NO_KILL NSOCKETS_PER_NODE NTASKS_PER_CORE NTASKS_PER_GPU NTASKS_PER_SOCKET
+    NTASKS_PER_TRES OOM_KILL_STEP OPEN_MODE OVERCOMMIT OVERLAP PARTITION POWER PROFILE PROLOG QOS REMOTE_CWD
+    REQ_SWITCH RESERVATION RESV_PORTS SEND_LIBS SIGNAL SPREAD_JOB SPREAD_SEGMENTS SRUN_MULTI STDERRMODE STDINMODE
+    STDOUTMODE TASK_EPILOG TASK_PROLOG THREADS THREADS_PER_CORE THREAD_SPEC TIMELIMIT TRES_BIND TRES_PER_TASK
+    UNBUFFEREDIO USE_MIN_NODES WAIT WAIT4SWITCH WCKEY WORKING_DIR
+    """.split()  # noqa: SIM905  ninety names
+)
+# sbatch and slurmd export some of them for the job itself, if it was submitted with this flag.
+_SET_BY_FLAG: Final = MappingProxyType(
+    {
+        "acctg-freq": ("SLURM_ACCTG_FREQ",),
+        "cpu-freq": ("SLURM_CPU_FREQ_REQ",),
+        "cpus-per-gpu": ("SLURM_CPUS_PER_GPU",),
+        "distribution": ("SLURM_DISTRIBUTION", "SLURM_DIST_PLANESIZE"),
+        "export": ("SLURM_EXPORT_ENV",),
+        "gpu-freq": ("SLURM_GPU_FREQ",),
+        "hint": ("SLURM_HINT",),
+        "mem": ("SLURM_MEM_PER_NODE",),
+        "mem-bind": tuple(name for name in _STEP_OPTIONS if name.startswith("SLURM_MEM_BIND")),
+        "mem-per-cpu": ("SLURM_MEM_PER_CPU",),
+        "mem-per-gpu": ("SLURM_MEM_PER_GPU",),
+        "network": ("SLURM_NETWORK",),
+        "ntasks-per-core": ("SLURM_NTASKS_PER_CORE",),
+        "ntasks-per-socket": ("SLURM_NTASKS_PER_SOCKET",),
+        "overcommit": ("SLURM_OVERCOMMIT",),
+        "profile": ("SLURM_PROFILE",),
+        "threads-per-core": ("SLURM_THREADS_PER_CORE",),
+        "wckey": ("SLURM_WCKEY",),
+    }
+)
+
+
+def foreign_step_options(flags: Iterable[str]) -> list[str]:
+    """Return the variables that a job script must unset before srun, because they can only be those of an outer job.
+
+    Args:
+        flags: the flags of the job's own directives, without dashes.
+    """
+    own = {name for flag in flags for name in _SET_BY_FLAG.get(flag, ())}
+    return [name for name in _STEP_OPTIONS if name not in own]
 
 
 def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

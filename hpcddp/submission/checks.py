@@ -321,6 +321,29 @@ def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
         )
 
 
+# A variable or a home directory at the beginning of a value, or behind an equals sign or a colon.
+_UNEXPANDED = re.compile(r"(?:^|[=:])(?:\$\{?[A-Za-z_]|~/)", re.ASCII)
+# The word behind it is a program, in which a dollar sign has a meaning.
+_PROGRAM_TEXT = re.compile("-[a-z]*c", re.ASCII)
+
+
+def unexpanded_values(request: SubmitRequest) -> Iterator[str]:
+    """Yield a sentence about values that look as if a shell would expand them: the program gets them as they are."""
+    spec = request.job.spec
+    held = [f"environment.env.{name}" for name, value in spec.environment.env.items() if _UNEXPANDED.search(value)]
+    words = spec.command or ()
+    held += [
+        f"the word {word!r} of command"
+        for before, word in pairwise(("", *words))
+        if _UNEXPANDED.search(word) and not _PROGRAM_TEXT.fullmatch(before)
+    ]
+    if held:
+        yield (
+            f"{' and '.join(held)} {'holds' if len(held) == 1 else 'hold'} $NAME or ~/, which is not expanded: the "
+            "program gets it as it is; write the whole path, or export the variable in environment.setup"
+        )
+
+
 # The fields that the batch plan and the data depend on, and one below them that changes neither.
 _PLANNED = ("batch", "learning_rate", "train", "entrypoint", "command")
 _UNPLANNED = frozenset({"train.seed"})

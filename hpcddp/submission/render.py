@@ -27,6 +27,7 @@ from hpcddp.jobfile.rules import data_mount_of
 from hpcddp.jobfile.sweep import SweepTable
 from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive, directives_for, quote_value, refuse_unwritable
+from hpcddp.slurm.job_environment import FOREIGN_PREFIXES, foreign_step_options
 from hpcddp.submission.request import SubmitRequest
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -76,6 +77,8 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         "run_id": run_id,
         "run_root": spec.run_root,
         "launcher": request.cluster,
+        "foreign_prefixes": FOREIGN_PREFIXES,
+        "foreign_variables": foreign_step_options(directive.flag for directive in directives),
         "directives": directives,
         "nodes": spec.resources.nodes,
         "tasks": spec.tasks,

@@ -27,7 +27,12 @@ from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
 from hpcddp.site.rules import check_site
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environment
-from hpcddp.submission.checks import check_submittable, check_sweep_submittable, unfilled_placeholders
+from hpcddp.submission.checks import (
+    check_submittable,
+    check_sweep_submittable,
+    unexpanded_values,
+    unfilled_placeholders,
+)
 from hpcddp.submission.render import render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
 from hpcddp.submission.source import record_source
@@ -131,7 +136,8 @@ def prepare(request: SubmitRequest) -> PreparedJob:
     # On this machine each element has a script of its own; they differ in their values.
     local = table is not None and request.cluster == "local"
     script = render_script(element_request(request, table, 0) if local and table is not None else request).text
-    return PreparedJob(request=request, script=script, notes=(*notes, *unfilled_placeholders(request)))
+    notes = (*notes, *unfilled_placeholders(request), *unexpanded_values(request))
+    return PreparedJob(request=request, script=script, notes=notes)
 
 
 def element_request(request: SubmitRequest, table: SweepTable, index: int) -> SubmitRequest:

@@ -63,6 +63,7 @@ def main() -> int:
         show_stacks_on_request()
         PROCESS_STATE.cause = handle_signals(attempt, environment).answer
         faults.arm(environment.get(faults.VARIABLE), rank=env.rank, attempt=attempt.number)
+        from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, UNNAMED_JOB
         from hpcddp.jobfile.write import parse_resolved
 
         text = attempt.run.job_file.read_text(encoding="utf-8")
@@ -70,6 +71,8 @@ def main() -> int:
         if spec.command is not None:
             LISTENER.meaning, PROCESS_STATE.saves_alone = "it is passed on to the program", True
         environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(spec)))
+        if environment.get("SLURM_JOB_NAME") in INTERACTIVE_JOB_NAMES:
+            environment["SLURM_JOB_NAME"] = UNNAMED_JOB
         if spec.environment.stage is not None:
             environment["HPCDDP_STAGED"] = spec.environment.stage.directory(environment) or ""
         # The user's own modules are in the directory of submission; -P keeps it from coming first.

@@ -43,6 +43,7 @@ WORKS = """
 PREEMPTED_FOR_EVER = pytest.mark.fails_on_slurm(row="G", since="24.05", before="26.05.4")
 # The notices of slurmstepd, which say why a job ends, look different.
 OTHER_NOTICE = pytest.mark.fails_on_slurm(row="L", since="25.05")
+PRINTS_JOB_NAME = "import os; print('called', os.environ['SLURM_JOB_NAME'])"
 # Longer than a requeued job waits here before it starts again.
 _SECOND_LIFE_S = 10
 
@@ -78,7 +79,7 @@ def causes(tracked: TrackedRun) -> list[str | None]:
 
 
 def finished(context: ScenarioContext) -> TrackedRun:
-    tracked = start_program(context, "run", *ON_TWO, text="print('here')")
+    tracked = start_program(context, "run", "--name", "bash", *ON_TWO, text=PRINTS_JOB_NAME)
     wait_for_result(tracked)
     return tracked
 
@@ -159,18 +160,18 @@ def waited(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun, str]:
     return first, second, reason
 
 
-def ran_here(context: ScenarioContext) -> tuple[dict[str, Any], list[str]]:
-    """A run in the allocation of a shell: its result and the hosts of its ranks."""
+def ran_here(context: ScenarioContext) -> tuple[dict[str, Any], list[str], str]:
+    """A run in the allocation of a shell: its result, the hosts of its ranks and the output of its program."""
     directory = directory_of(context, "here")
-    options = ("--nodes=2", "--ntasks-per-node=2", "--time=5", "--nodelist=n3,n4")
+    options = ("--job-name=interactive", "--nodes=2", "--ntasks-per-node=2", "--time=5", "--nodelist=n3,n4")
     with salloc(context.sandbox, directory, *options) as shell:
         words = ("--nodes", "2", "--tasks-per-node", "2", "--time", "2min", "--cluster", "here")
-        document = shell.submit(*words, "--run-root", directory / "runs", "--", sys.executable, "-c", "print('here')")
+        document = shell.submit(*words, "--run-root", directory / "runs", "--", sys.executable, "-c", PRINTS_JOB_NAME)
         run = RunDirectory(Path(document["run_dir"]))
         result = result_when_ended(run)
         ranks = read_ranks(run.attempt(0))
     assert ranks is not None
-    return result, [rank.host for rank in ranks]
+    return result, [rank.host for rank in ranks], run.attempt(0).rank_log(0).read_text()
 
 
 @after_scenario(finished)
@@ -247,7 +248,20 @@ def test_a_run_waits_for_another_one(scenario_result: tuple[TrackedRun, TrackedR
 
 
 @after_scenario(ran_here)
-def test_a_run_in_an_allocation_has_its_hosts(scenario_result: tuple[dict[str, Any], list[str]]) -> None:
-    result, hosts = scenario_result
+def test_a_run_in_an_allocation_has_its_hosts(scenario_result: tuple[dict[str, Any], list[str], str]) -> None:
+    result, hosts, _ = scenario_result
     assert result["status"] == "finished"
     assert hosts == ["n3", "n3", "n4", "n4"]
+
+
+@after_scenario(finished)
+def test_a_program_is_not_called_as_lightning_calls_interactive_jobs(scenario_result: TrackedRun) -> None:
+    assert "called command" in scenario_result.attempt.rank_log(0).read_text()
+
+
+@after_scenario(ran_here)
+def test_a_program_in_an_interactive_allocation_is_not_called_so(
+    scenario_result: tuple[dict[str, Any], list[str], str],
+) -> None:
+    # Some versions of srun name the step after its program.
+    assert scenario_result[2] in {"called command\n", "called sh\n"}

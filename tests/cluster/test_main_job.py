@@ -48,16 +48,29 @@ def test_four_hosts_with_two_tasks_each_train_and_the_script_is_the_rendered_one
     assert [path for path in run.path.rglob("*") if path.stat().st_mode & 0o077] == []
 
 
+# Of the job in whose shell sbatch is called. srun takes most of them for options.
+FOREIGN = {
+    "SLURM_CPU_BIND": "mask_cpu:0x1",
+    "SLURM_DISTRIBUTION": "cyclic",
+    "SLURM_EXPORT_ENV": "NONE",
+    "SLURM_GPUS_PER_TASK": "1",
+    "SLURM_GPU_BIND": "single:1",
+    "SLURM_MEM_PER_CPU": "50",
+    "SLURM_NTASKS_PER_CORE": "1",
+    "TORCHELASTIC_RUN_ID": "outer",
+}
+
+
 def test_the_script_without_a_run_id_runs_by_hand_from_any_directory_and_gives_the_same_parameters(
     sandbox: Sandbox, directory: Path
 ) -> None:
-    job = write_job(directory)
+    job = write_job(directory, sections={"resources": {"mem": "100M"}})
     reference = submit(sandbox, job)
     script = directory / "elsewhere" / "job.sbatch"
     script.parent.mkdir()
     (script.parent / "small.py").write_text(SMALL_MODEL)
     sandbox.run(*HPCDDP, "render", str(job), "-o", str(script), cwd=directory)
-    job_id = sandbox.run("sbatch", "--parsable", str(script), cwd=script.parent).stdout.strip()
+    job_id = sandbox.submit(script, cwd=script.parent, env=FOREIGN)
     finished(sandbox, job_id)
     finished(sandbox, reference["job_id"])
     (by_hand,) = (script.parent / "runs" / "digits").iterdir()

@@ -9,7 +9,7 @@ import pytest
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
-from hpcddp.submission.checks import check_submittable, unfilled_placeholders
+from hpcddp.submission.checks import check_submittable, unexpanded_values, unfilled_placeholders
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import prepare
 from tests.messages import GoldenMessages
@@ -131,3 +131,25 @@ def test_placeholders_that_a_sweep_fills_are_not_told() -> None:
     (Path.cwd() / "runs" / "a" / "r1").mkdir(parents=True)
     # The command of an element that is resumed.
     assert not list(unfilled_placeholders(request_of(spec)))
+
+
+def unexpanded_notes(*command: str, **variables: str) -> list[str]:
+    spec = JobSpec.model_validate({"name": "a", "command": list(command), "environment": {"env": variables}})
+    return list(unexpanded_values(request_of(spec)))
+
+
+@pytest.mark.parametrize("word", ["$SCRATCH/data", "--data=${SCRATCH}/data", "~/data", "a:~/b"])
+def test_a_word_that_a_shell_would_expand_is_told(golden: GoldenMessages, word: str) -> None:
+    (note,) = unexpanded_notes("python", "train.py", word)
+    assert golden.message(note).startswith(f"the word {word!r} of command holds")
+
+
+def test_a_variable_whose_value_a_shell_would_expand_is_told_without_the_value(golden: GoldenMessages) -> None:
+    (note,) = unexpanded_notes("true", HF_HOME="$SCRATCH/hf", DATA="~/data", PLAIN="a$b ~")
+    assert golden.message(note).startswith("environment.env.HF_HOME and environment.env.DATA hold")
+    assert "SCRATCH" not in note
+
+
+@pytest.mark.parametrize("words", [("bash", "-c", "$HOME/x"), ("bash", "-lc", "~/x"), ("true", "a~/b", "5$", "$1")])
+def test_what_a_shell_or_nobody_expands_is_not_told(words: tuple[str, ...]) -> None:
+    assert unexpanded_notes(*words) == []

@@ -98,7 +98,7 @@ def changing(run: RunDirectory, slurm: FakeSlurm, *overrides: str, command: list
         from hpcddp.jobfile.overrides import read_options
 
         options = read_options({}, command)
-        return change_job(spec, file=str(run.job_file), overrides=overrides, options=options)
+        return change_job(spec, file=str(run.job_file), overrides=overrides, options=options, environment={})
 
     return own_request(run, change, environment=slurm.environment())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ def _synthetic(arguments: dict[str, Any]) -> tuple[SyntheticImages, SyntheticIma
 def _data_dir(train: Train) -> Path:
     if train.data_dir is None:
         raise DataError(f"train.data_dir is null, and dataset {train.dataset} is read from files; write their folder")
-    path = Path(train.data_dir)
+    # Below environment.stage.target, which may begin with a variable of the node.
+    path = Path(os.path.expandvars(train.data_dir))
     if not path.is_dir():
         found = "is not a folder" if path.exists() else "does not exist on this host"
         raise DataError(f"train.data_dir is {path}, which {found}; write a folder that every node sees")
