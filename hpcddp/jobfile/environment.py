@@ -168,7 +168,9 @@ class Environment(Section):
         "the nodes need neither uv nor a network.",
     )
     setup: Annotated[tuple[Text, ...], Field(strict=False)] = Field(
-        (), description="Shell lines that run once, before srun."
+        (),
+        description="Shell lines that run once, before srun. A command in them that fails ends the job, before a task "
+        "starts; append `|| true` to one that may fail.",
     )
     env: Mapping[VariableName, Text] = Field(
         default_factory=dict,

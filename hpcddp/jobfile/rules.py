@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -409,6 +410,21 @@ def image_is_found(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "environment.container.image", sentence
 
 
+# With a redirection alone, exec changes the descriptors of the shell.
+_EXEC: Final = re.compile(r"^[ \t]*exec[ \t]+(?![0-9]*[<>&]|\{)\S", re.MULTILINE)
+
+
+def setup_returns(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Reject a line that replaces the script by another program, so that no task would start."""
+    for index, lines in enumerate(spec.environment.setup):
+        if found := _EXEC.search(lines):
+            line = lines[found.start() :].partition("\n")[0].strip()
+            yield (
+                f"environment.setup[{index}]",
+                f"has {line!r}, which replaces the script, so that no task starts; remove it",
+            )
+
+
 def variable_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Reject variables that a script cannot set."""
     environment = spec.environment
@@ -451,6 +467,7 @@ RULES = (
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
     Rule(("environment.env", "environment.pass_env"), variable_names),
+    Rule(("environment.setup",), setup_returns),
     Rule(("environment",), one_environment),
     Rule(("environment", "run_root"), paths_are_usable),
     Rule(("environment.container", "run_root"), container_shows_the_run),

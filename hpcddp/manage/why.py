@@ -27,6 +27,7 @@ from hpcddp.run.result import Result, resume_command
 from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import element_id
 from hpcddp.slurm.commands import QueuedJob
+from hpcddp.slurm.job import JOB_STATES, JobState
 from hpcddp.stop.reasons import ExitCode
 
 _WAITS: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})
@@ -239,7 +240,10 @@ def _gone(status: RunStatus) -> Answer:
     files, job = status.files, status.job
     run = status.run
     known = files.job.job_id if files.job else None
-    if job is not None:
+    if files.attempt is None and job is not None and JOB_STATES.get(job.state) is JobState.COMPLETED:
+        # An exit in environment.setup would have failed.
+        why = "environment.setup has replaced the script, as exec does, so that no task was started"
+    elif job is not None:
         why = f"Slurm says that job {job.job_id} is {job.state}, and the run has left no result"
     elif files.job is not None and files.job.local:
         why = f"its process {known} has ended, and it has left no result: it was killed, or this machine was restarted"
@@ -350,6 +354,8 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
             if following is not None and (following.kind, following.attempt) == ("requeue", event.attempt):
                 continue
             yield f"{moment}  attempt {event.attempt} stopped{step}: {event.reason}{error}"
+        elif event.kind == "warning" and (event.reason or "").startswith("environment.setup"):
+            yield f"{moment}  {event.reason}"
         elif event.kind in {"failure", "finish"}:
             ended = "failed" if event.kind == "failure" else "finished"
             yield f"{moment}  attempt {event.attempt} {ended}{step}{error}"

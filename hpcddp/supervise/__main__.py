@@ -29,6 +29,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     begin_parser.add_argument("--name", required=True)
     begin_parser.add_argument("--run-id")
     begin_parser.add_argument("--element", type=int)
+    begin_parser.add_argument("--warning", action="append", default=[])
     stage_parser = commands_of.add_parser("stage")
     stage_parser.add_argument("--source", required=True)
     stage_parser.add_argument("--target", required=True)
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             job_text=sys.stdin.read(),
             environment=environment,
             element=options.element,
+            warnings=options.warning,
         )
     except HpcddpError as error:
         write_message(error.message)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final, get_args
 
-from hpcddp.errors import HpcddpError, UserError, write_message
+from hpcddp.errors import HpcddpError, UserError, printable, write_message
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.polling import wait_until
@@ -85,6 +85,7 @@ def begin(
     job_text: str,
     environment: Mapping[str, str],
     element: int | None = None,
+    warnings: Sequence[str] = (),
 ) -> str:
     """Claim the run directory for one more attempt; wait for space if the disk is full.
 
@@ -95,6 +96,7 @@ def begin(
         job_text: the resolved job file.
         environment: the batch script's environment.
         element: which element of a sweep it is, whose id and job these are; None is a run of its own.
+        warnings: what the script has noticed before; it goes into the event log.
 
     Returns:
         The attempt's directory, or an empty text if the run has finished already and nothing is left to do.
@@ -139,7 +141,10 @@ def begin(
             _record_requeue_and_check_budgets(run, previous, start, spec)
         # A result is written when a run has ended for good; this one is being continued.
         run.result.unlink(missing_ok=True)
-        return str(_create_attempt(run, start).path)
+        attempt = _create_attempt(run, start)
+        for warning in warnings:
+            append_event(run.events, kind="warning", time=start.time, attempt=attempt.number, reason=printable(warning))
+        return str(attempt.path)
 
     return _when_there_is_space(run, claim)
 

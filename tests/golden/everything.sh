@@ -39,13 +39,17 @@ trap hpcddp_interrupted=yes HUP INT TERM USR1 USR2
 # --- Environment ------------------------------------------------------------------------------------------------------
 
 # An exit in the lines below, even exit 0, must not look like a finished job.
-hpcddp_not_ready() {
+hpcddp_on_exit() {
   local code=$?
-  [[ -v hpcddp_ready ]] && exit "$code"
-  echo "hpcddp: a module, an activation or environment.setup ended the script with exit code $code; no task was started" >&2
-  exit $((code == 0 ? 70 : code))
+  if [[ ! -v hpcddp_ready ]]; then
+    echo "hpcddp: a module, an activation or environment.setup ended the script with exit code $code; no task was started" >&2
+    ((code)) || code=70
+  fi
+  # The trap that environment.setup has set, in a shell of its own: it does not change the exit code.
+  (eval "${hpcddp_exit_trap-}")
+  exit "$code"
 }
-trap hpcddp_not_ready EXIT
+trap hpcddp_on_exit EXIT
 
 # hpcddp_missing PROBLEM REMEDY: prints an error message and exits with 2.
 hpcddp_missing() {
@@ -67,16 +71,57 @@ module load cuda/12.4 || hpcddp_missing 'environment.modules names cuda/12.4, wh
 module load 'gcc 13' || hpcddp_missing 'environment.modules names gcc 13, which cannot be loaded' \
   'correct the name (module avail lists the modules)'
 
+# A command of environment.setup that fails ends the script, but not one in a function, or in a file that is sourced.
+hpcddp_setup_error() {
+  local code=$1 command=$2 number=$3 depth=$4 line
+  ((depth == hpcddp_depth && BASH_SUBSHELL == 0)) || return 0
+  read -r line < <(tail -n "+$number" "${BASH_SOURCE[-1]}")
+  if [[ $command == @(source|.)[[:blank:]]* ]] && hpcddp_is_there "${command#*[[:blank:]]}"; then
+    # Such files often end with a test that is false.
+    echo "hpcddp: warning: environment.setup: $line ended with exit code $code" >&2
+    hpcddp_warnings+=("--warning=environment.setup: $line ended with exit code $code")
+    return 0
+  fi
+  hpcddp_ready=no
+  echo "hpcddp: environment.setup: $line ended with exit code $code, so that no task was started;" \
+    "append || true to it if it may fail" >&2
+  exit 70
+}
+# hpcddp_is_there WORDS: whether source finds the first of them. What a second evaluation could change counts as there.
+hpcddp_is_there() {
+  [[ $1 == *['`(']* ]] || (eval "set -- $1" && [[ -e $1 || $(type -P -- "$1") ]]) 2>/dev/null
+}
+# In place of trap for environment.setup, whose traps do not replace those of this script; that for EXIT runs last.
+hpcddp_trap() {
+  local words
+  # shellcheck disable=SC2064
+  builtin trap "$@" || return
+  ((BASH_SUBSHELL == 0)) || return 0
+  eval "words=($(builtin trap -p EXIT))"
+  [[ ${words[2]-} == hpcddp_on_exit ]] || hpcddp_exit_trap=${words[2]-}
+  builtin trap hpcddp_on_exit EXIT
+  builtin trap 'hpcddp_setup_error "$?" "$BASH_COMMAND" "$LINENO" "${#BASH_SOURCE[@]}"' ERR
+}
+hpcddp_depth=${#BASH_SOURCE[@]} hpcddp_directory=$PWD hpcddp_options=$(shopt -po; shopt -p)
+hpcddp_exit_trap='' hpcddp_warnings=()
+# By eval, or shellcheck takes every trap of this script for the function.
+eval 'trap() { hpcddp_trap "$@"; }'
+hpcddp_trap hpcddp_on_exit EXIT
+
 # environment.setup, unchanged from the job file.
-hpcddp_directory=$PWD
 source /opt/site/env.sh
 if [[ -n $TMPDIR ]]; then
   export CACHE=$TMPDIR/cache
 fi
-# The lines above may have changed the directory and the shell options. The rest of the script uses paths relative to the
-# directory of submission, and checks exit codes itself.
+
+# The lines above may have changed the directory, the options and the traps of the shell. The rest of the script uses
+# paths relative to the directory of submission, and checks exit codes itself.
+{ eval "$hpcddp_options"; } 2>/dev/null
+unset -f trap
+IFS=$' \t\n'
 cd "$hpcddp_directory" || exit
-set +eux
+trap - DEBUG ERR RETURN
+trap hpcddp_interrupted=yes HUP INT TERM USR1 USR2
 hpcddp_ready=yes
 
 # environment.env
@@ -106,7 +151,8 @@ hpcddp_python='/opt/my envs/py/bin/python'
 # run has already finished.
 HPCDDP_ATTEMPT_DIR=$(
   trap '' HUP INT TERM USR1 USR2
-  "$hpcddp_python" -P -m hpcddp.supervise begin --run-root='run root/50%' --name=everything.1_x-y --run-id=r1 <<'HPCDDP_JOB'
+  "$hpcddp_python" -P -m hpcddp.supervise begin --run-root='run root/50%' --name=everything.1_x-y --run-id=r1 \
+    "${hpcddp_warnings[@]}" <<'HPCDDP_JOB'
 name: everything.1_x-y
 run_root: "run root/50%"
 profile: null

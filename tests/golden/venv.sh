@@ -22,13 +22,15 @@ trap hpcddp_interrupted=yes HUP INT TERM USR1 USR2
 # --- Environment ------------------------------------------------------------------------------------------------------
 
 # An exit in the lines below, even exit 0, must not look like a finished job.
-hpcddp_not_ready() {
+hpcddp_on_exit() {
   local code=$?
-  [[ -v hpcddp_ready ]] && exit "$code"
-  echo "hpcddp: a module, an activation or environment.setup ended the script with exit code $code; no task was started" >&2
-  exit $((code == 0 ? 70 : code))
+  if [[ ! -v hpcddp_ready ]]; then
+    echo "hpcddp: a module, an activation or environment.setup ended the script with exit code $code; no task was started" >&2
+    ((code)) || code=70
+  fi
+  exit "$code"
 }
-trap hpcddp_not_ready EXIT
+trap hpcddp_on_exit EXIT
 
 # hpcddp_missing PROBLEM REMEDY: prints an error message and exits with 2.
 hpcddp_missing() {

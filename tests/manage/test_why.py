@@ -182,6 +182,20 @@ def test_a_stop_that_is_a_requeue_is_one_line(made: FakeRun) -> None:
     ]
 
 
+def test_lines_of_the_setup_that_failed_are_in_the_history(made: FakeRun) -> None:
+    made.submitted().started().event("warning", at=51, reason="environment.setup: source a.sh ended with exit code 1")
+    made.event("warning", at=52, reason="a checkpoint was not written").ended("finished", steps=400)
+    assert [line.split("  ", 1)[1] for line in why(made).history] == [
+        "attempt 0 began on n1",
+        "environment.setup: source a.sh ended with exit code 1",
+    ]
+
+
+def test_a_script_that_setup_has_replaced_is_told(made: FakeRun) -> None:
+    answer = why(made.submitted(), queued(state="COMPLETED"))
+    assert answer.why == "environment.setup has replaced the script, as exec does, so that no task was started"
+
+
 def test_a_long_history_is_cut(made: FakeRun) -> None:
     made.submitted()
     for attempt in range(5):

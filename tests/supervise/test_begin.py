@@ -50,6 +50,13 @@ def another_process() -> dict[str, str]:
     return {"HPCDDP_LOCAL_JOB_ID": "999999"}
 
 
+def test_what_the_script_has_noticed_is_in_the_event_log(tmp_path: Path) -> None:
+    said = "environment.setup: source a.sh ended with exit code 1"
+    begin(run_root=str(tmp_path), name="demo", run_id="r1", job_text=JOB, environment=LOCAL, warnings=[said])
+    events = read_events(tmp_path / "demo" / "r1" / "events.jsonl")
+    assert [(event.kind, event.reason) for event in events[1:]] == [("warning", said)]
+
+
 def test_the_first_attempt_creates_a_private_run(tmp_path: Path) -> None:
     attempt = begun(tmp_path)
     assert attempt.path == tmp_path / "demo" / "r1" / "attempts" / "0"
