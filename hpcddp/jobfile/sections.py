@@ -262,7 +262,7 @@ class Checkpoint(Section):
     )
 
 
-CommandSignal = Literal["USR1", "USR2", "INT", "HUP"]
+CommandSignal = Literal["USR1", "USR2", "INT", "HUP", "TERM"]
 
 
 class Requeue(Section):
@@ -279,7 +279,7 @@ class Requeue(Section):
     command_signal: CommandSignal | None = Field(
         None,
         description="Signal after which the program of a `command` saves: it gets it when the time limit is near, and "
-        "before SIGTERM. null is SIGUSR2, or SIGUSR1 for a program that listens only to that, as Lightning does.",
+        "before SIGTERM. null is SIGUSR2, or for a program that does not handle it SIGUSR1, or else SIGTERM.",
     )
     max_preemptions: int | None = Field(
         None, ge=0, description="Largest number of requeues after a preemption; null has no limit."

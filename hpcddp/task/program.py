@@ -68,8 +68,8 @@ _SIGNAL_POLL_S: Final = 0.02
 _HALT_EVERY_S: Final = 0.005
 # A program that ends later than that after SIGUSR1 has done something else at the signal, such as print its state.
 _LONGEST_SAVE_S: Final = 60.0
-# A program without a handler for the warning gets SIGTERM half of the signal lead before the end of the job, within
-# these limits. The last seconds are for the requeue.
+# A program that handles no signal is ended by SIGTERM half of the signal lead before the end of the job, within these
+# limits. The last seconds are for the requeue.
 _LONGEST_NOTICE_S: Final = 60.0
 _SHORTEST_NOTICE_S: Final = 5.0
 _NOTICE_FRACTION: Final = 0.1
@@ -132,6 +132,7 @@ def run_program(
             environment,
             end=end,
             notice_s=_notice_s(spec, deadline),
+            lead_s=None if spec.signal_lead is None else spec.signal_lead.total_seconds(),
             save_signal=spec.requeue.command_signal,
             is_launcher=spec.launcher_command is not None,
             ask_cause=PROCESS_STATE.cause if env.rank == 0 and not spec.launcher_command else None,
@@ -306,7 +307,8 @@ class Program:
         environment: its whole environment.
         end: the end of the job.
         notice_s: how long before the end it gets SIGTERM, in seconds; SIGKILL comes after half of it, or later.
-        save_signal: the signal after which it saves; None = SIGUSR2, or SIGUSR1 if it handles only that.
+        lead_s: the same for a program that saves at SIGTERM; None = ``notice_s``.
+        save_signal: the signal after which it saves; None = SIGUSR2, or SIGUSR1 or SIGTERM if it handles only that.
         is_launcher: whether it has started the ranks, which get the signals to save in its place.
         ask_cause: asks Slurm why the job ends. The program is halted meanwhile if SIGTERM makes it save: a program that
             then requeues its job, as Lightning does, makes Slurm clear PreemptTime. None does not halt it.
@@ -327,6 +329,7 @@ class Program:
         *,
         end: EndTime,
         notice_s: float,
+        lead_s: float | None = None,
         save_signal: CommandSignal | None = None,
         is_launcher: bool = False,
         ask_cause: Callable[[], object] | None = None,
@@ -335,10 +338,12 @@ class Program:
         self.notice: StopNotice | None = None
         self.sigterm_forwarded = self._killed = self._ends_by_itself = False
         self._asked_to_save_at = -math.inf
-        self._end, self._notice_s = end, notice_s
+        self._end, self._notice_s, self._lead_s = end, notice_s, notice_s if lead_s is None else lead_s
+        self._is_launcher = is_launcher
         self._ask_cause, self._on_poll = ask_cause, on_poll
         self._save_signal = None if save_signal is None else signal.Signals[f"SIG{save_signal}"]
-        to_save = {*_SAVE_SIGNALS, self._save_signal or signal.SIGUSR2}
+        # A launcher passes SIGTERM on by itself.
+        to_save = {*_SAVE_SIGNALS, self._save_signal or signal.SIGUSR2} - {signal.SIGTERM}
         self._for_ranks = frozenset(to_save if is_launcher else ())
         self._handled: frozenset[int] = frozenset()
         self._process = _start(command, environment)
@@ -362,13 +367,15 @@ class Program:
                 return code
 
     def _check_end_time(self) -> None:
-        left_s = self._end.left_s(time.time(), lead_s=self._notice_s)
+        left_s = self._end.left_s(time.time(), lead_s=max(self._notice_s, self._lead_s))
         if left_s <= min(_REQUEUE_S, self._notice_s / 2):
             # Once: a process in uninterruptible sleep ends later.
             if not self._killed:
                 self._killed = True
                 _print("the time limit is reached, and the program still runs: SIGKILL")
                 self._send(signal.SIGKILL)
+        elif self._warning == signal.SIGTERM and left_s <= self._lead_s:
+            self._save_at_sigterm("deadline")
         elif not self._ends_by_itself and left_s <= self._notice_s:
             warned = LISTENER.first(signal.SIGUSR2) is not None and self.notice is None
             why = f", and the program does not handle {self._warning.name}" if warned else ""
@@ -431,12 +438,29 @@ class Program:
                 return
         elif signum == self._warning and signum != signal.SIGUSR2 and signum in handled_now:
             self._asked_to_save_at = time.monotonic()
+        elif signum == signal.SIGUSR2 and self._warning == signal.SIGTERM:
+            self._save_at_sigterm("warned")
+            return
         elif signum == signal.SIGUSR2 and self._warning in self._handled:
             self.notice = self.notice or "warned"
             # A program that saves after another signal may go on.
             self._ends_by_itself = self._warning == signal.SIGUSR2
             signum = self._warning
         self._deliver(signum)
+
+    def _save_at_sigterm(self, notice: StopNotice) -> None:
+        """Send SIGTERM once, before Slurm does, to a program that saves at it."""
+        if self.sigterm_forwarded:
+            return
+        self.notice, self.sigterm_forwarded, self._ends_by_itself = self.notice or notice, True, True
+        _print("the time limit is near: SIGTERM, for the program to save")
+        if not self._is_launcher:
+            self._deliver(signal.SIGTERM)
+            return
+        # torchrun would kill its ranks 30 s later.
+        for pid in list(_handlers_below(self._process.pid, signal.SIGTERM)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
     def _deliver(self, signum: signal.Signals) -> None:
         # If the program handled this signal before and no longer does, Python is exiting. Slurm has sent it the signal
@@ -473,13 +497,23 @@ class Program:
         """The signal that tells the program to save."""
         if self._save_signal is not None:
             return self._save_signal
-        only_usr1 = signal.SIGUSR1 in self._handled and signal.SIGUSR2 not in self._handled
-        return signal.SIGUSR1 if only_usr1 else signal.SIGUSR2
+        if signal.SIGUSR2 in self._handled:
+            return signal.SIGUSR2
+        if signal.SIGUSR1 in self._handled:
+            return signal.SIGUSR1
+        return signal.SIGTERM if self._handles_sigterm else signal.SIGUSR2
+
+    @property
+    def _handles_sigterm(self) -> bool:
+        """Whether the program has a handler for SIGTERM; of a launcher, which always has one, whether a rank has."""
+        if self._is_launcher:
+            return any(_handlers_below(self._process.pid, signal.SIGTERM))
+        return signal.SIGTERM in self._handled
 
     @property
     def _saves_before_sigterm(self) -> bool:
         """Whether SIGTERM alone does not make the program save."""
-        return self._save_signal is not None or self._warning == signal.SIGUSR1
+        return self._warning != signal.SIGTERM and (self._save_signal is not None or self._warning == signal.SIGUSR1)
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -119,7 +119,7 @@ for name in sys.argv[1:]:
 print("ready", flush=True)
 time.sleep(%s)
 '''
-signals, handled, saves, launcher = (words.split() for words in sys.argv[1:])
+signals, handled, saves, launcher, lead = (words.split() for words in sys.argv[1:])
 begins = "import subprocess, sys; subprocess.call([sys.executable, *sys.argv[1:]])"
 end = EndTime(KnownEnd(end_time=time.time() + 3.0, time=0.0))
 environment = dict(os.environ)
@@ -127,7 +127,7 @@ read_end, write_end = os.pipe()
 os.dup2(write_end, 1)
 running = program.Program(
     [sys.executable, *(["-c", begins] if launcher else []), "-c", body % 2, *handled], environment, end=end,
-    notice_s=0.5, save_signal=saves[0] if saves else None, is_launcher=bool(launcher),
+    notice_s=0.5, lead_s=float(lead[0]), save_signal=saves[0] if saves else None, is_launcher=bool(launcher),
 )
 with open(read_end) as said:
     assert said.readline() == "ready\\n"
@@ -157,12 +157,36 @@ os._exit(0)
         ("USR2", "USR1 USR2", "", "a launcher", "0 warned SIGUSR2"),
         ("USR2", "HUP", "HUP", "a launcher", "0 warned SIGHUP"),
         ("USR2", "", "", "a launcher", "0 None"),
+        ("USR2", "TERM", "", "", "0 warned SIGTERM"),
+        ("USR2", "TERM", "TERM", "", "0 warned SIGTERM"),
+        ("USR2", "USR1 TERM", "TERM", "", "0 warned SIGTERM"),
+        ("USR2 USR2", "TERM", "", "", "0 warned SIGTERM"),
+        ("TERM", "TERM", "TERM", "", "0 terminated SIGTERM"),
+        ("USR2", "TERM", "", "a launcher", "0 warned SIGTERM"),
     ],
 )
 def test_a_program_gets_the_signal_after_which_it_saves(
     signals: str, handled: str, saves: str, launcher: str, got: str
 ) -> None:
-    done = run_script(LISTENS, signals, handled, saves, launcher)
+    done = run_script(LISTENS, signals, handled, saves, launcher, "0.5")
+    assert done.stderr.splitlines()[-1] == got, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("handled", "saves", "got"),
+    [
+        ("TERM", "", "0 deadline SIGTERM"),
+        ("USR1 TERM", "TERM", "0 deadline SIGTERM"),
+        ("USR1 TERM", "", "0 None"),
+        ("USR2 TERM", "", "0 None"),
+        ("", "", "0 None"),
+    ],
+)
+def test_only_a_program_that_saves_at_sigterm_gets_it_a_lead_before_the_end(
+    handled: str, saves: str, got: str
+) -> None:
+    # The program would end by itself a second before the end, and half a second before others get SIGTERM.
+    done = run_script(LISTENS, "", handled, saves, "", "2.5")
     assert done.stderr.splitlines()[-1] == got, done.stderr
 
 
