@@ -169,7 +169,7 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     """
     from hpcddp.errors import nearest
     from hpcddp.jobfile.messages import field_named
-    from hpcddp.jobfile.resources import FLAG_PATTERN, FLAGS_WITHOUT_VALUE, why_no_flag
+    from hpcddp.jobfile.resources import FLAG_PATTERN, why_no_flag
 
     of_job = "--set" in names
     meant = _OTHER_OPTIONS.get(option, option)
@@ -177,8 +177,8 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     if field is not None:
         own = f"--{field.rpartition('.')[2].replace('_', '-')}"
         meant = _OTHER_OPTIONS.get(own, own)
-    if of_job and option.removeprefix("--") in FLAGS_WITHOUT_VALUE and option in arguments:
-        return f"; it is an option of sbatch: write --set resources.sbatch.{option.removeprefix('--')}=true"
+    if of_job and (known := _instead_of_sbatch(option, arguments)) is not None:
+        return known
     near = meant if meant in names else nearest(option, names)
     if of_job and near != meant and (why := why_no_flag(option)) is not None:
         return f": {why}"
@@ -191,6 +191,32 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
         given = f"resources.sbatch.{option.removeprefix('--')}={_value_of(option, arguments)}"
         return f"; if it is an option of sbatch, write --set {given}"
     return ""
+
+
+def _instead_of_sbatch(option: str, arguments: Sequence[str]) -> str | None:
+    """Return what to write in place of an option of sbatch that is more than another name."""
+    from hpcddp.jobfile.resources import FLAGS_WITHOUT_VALUE
+
+    if option.removeprefix("--") in FLAGS_WITHOUT_VALUE and option in arguments:
+        return f"; it is an option of sbatch: write --set resources.sbatch.{option.removeprefix('--')}=true"
+    if option in {"--gpus", "-G"}:
+        return ", which for sbatch counts the GPUs of all nodes; write those of one node: --gpus-per-node"
+    if option == "--gres":
+        return f"; write {_instead_of_gres(_value_of(option, arguments))}"
+    return None
+
+
+def _instead_of_gres(value: str) -> str:
+    """Return what to write in place of ``--gres=VALUE``; the value is quoted for a shell."""
+    options = []
+    for resource in value.strip("'").split(","):
+        name, *kind, count = resource.split(":") if ":" in resource else (resource, "1")
+        if name == "gpu":
+            options.append(f"--gpus-per-node {count}" + "".join(f" --gpu-type {word}" for word in kind))
+        else:
+            given = f"resources.gres.{':'.join([name, *kind])}={count}"
+            options.append(f"--set {shlex.quote(given)}")
+    return " ".join(options)
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str:

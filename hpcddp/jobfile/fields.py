@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import ROUND_CEILING, Decimal
 from importlib.resources import files
 from typing import Annotated, Any, Final, Literal
 
@@ -37,7 +38,11 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 PROFILE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 VARIABLE_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
 GPU_TYPE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
-MEMORY_PATTERN = r"0|[1-9][0-9]{0,9}[KMGT]"
+MEMORY_PATTERN = r"0|[1-9][0-9]{0,12}[KMGT]"
+_UNITS = "KMGT"
+# 64G, 64GB and 64GiB are the same for Slurm.
+_SIZE = r"((?=[0-9.]*[1-9])[0-9]{1,9}(?:\.[0-9]{1,3})?)([KMGTkmgt])(?:[iI]?[bB])?"
+GRES_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*(?::[A-Za-z0-9][A-Za-z0-9_.-]*)?"
 
 
 class Section(BaseModel):
@@ -129,8 +134,21 @@ VariableName = Annotated[
     ),
     Field(json_schema_extra={"pattern": f"^{VARIABLE_PATTERN}$"}),
 ]
+
+
+def _no_count(text: str) -> str:
+    kind, _, count = text.rpartition(":")
+    if count.isdecimal() and (kind := kind.removeprefix("gpu:")):
+        raise refusal(
+            "a GPU type has no count",
+            f"write gpu_type {kind}, and the count in gpus_per_node, here {count}",
+        )
+    return text
+
+
 GpuType = Annotated[
     str,
+    AfterValidator(_no_count),
     matching(
         GPU_TYPE_PATTERN,
         why="a GPU type is ASCII letters, digits, '_', '.' and '-'",
@@ -200,17 +218,72 @@ def _memory(value: object) -> object:
         raise refusal(
             "Slurm would read a number without a unit as megabytes", f"write {value}G for gigabytes or {value}M"
         )
-    return value.upper() if isinstance(value, str) else value
+    if not isinstance(value, str) or (size := re.fullmatch(_SIZE, value, re.ASCII)) is None:
+        return value
+    amount, unit = Decimal(size[1]), size[2].upper()
+    # Slurm reads whole numbers only; 1 T is 1024 G (sbatch(1), --mem).
+    while amount != amount.to_integral_value() and unit != _UNITS[0]:
+        amount, unit = amount * 1024, _UNITS[_UNITS.index(unit) - 1]
+    return f"{amount.to_integral_value(ROUND_CEILING):f}{unit}"
 
+
+def _exclusive(value: object) -> bool | str:
+    if not isinstance(value, bool) and value not in EXCLUSIVE:
+        why = "a string in YAML 1.2" if value in {"yes", "no", "on", "off"} else "no way to share nodes"
+        raise refusal(f"it is {why}", f"write true, false, {', '.join(EXCLUSIVE)}")
+    return value if isinstance(value, bool) else str(value)
+
+
+EXCLUSIVE = ("user", "mcs", "topo")
+"""Whose jobs may share the nodes of a job (sbatch(1), --exclusive)."""
+Exclusive = Annotated[
+    bool | str,
+    PlainValidator(_exclusive),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": list(EXCLUSIVE)}]}),
+]
+
+
+def _gres_name(name: str) -> str:
+    if name.partition(":")[0] == "gpu":
+        raise refusal("GPUs have fields of their own", "write gpus_per_node and gpu_type in place of it")
+    return name
+
+
+GresName = Annotated[
+    str,
+    matching(
+        GRES_PATTERN,
+        why="a generic resource is a name, or NAME:TYPE",
+        instead="write the name as sinfo -o %G shows it, for example nvme",
+    ),
+    AfterValidator(_gres_name),
+    Field(json_schema_extra={"pattern": f"^{GRES_PATTERN}$"}),
+]
+
+
+def _gres_count(value: object) -> str:
+    text = str(value).upper() if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    if re.fullmatch("[1-9][0-9]{0,17}[KMGTP]?", text, re.ASCII) is None:
+        raise refusal("it is no count of a generic resource", "write for example 1, or 100G")
+    return text
+
+
+GresCount = Annotated[
+    str,
+    PlainValidator(_gres_count),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[1-9][0-9]*[KMGTPkmgtp]?$"}]}
+    ),
+]
 
 Memory = Annotated[
     str,
-    matching(MEMORY_PATTERN, why="a memory size is an integer with K, M, G or T", instead="write for example 64G"),
+    matching(MEMORY_PATTERN, why="a memory size is a number with K, M, G or T", instead="write for example 64G"),
     BeforeValidator(_memory),
     WithJsonSchema(
         {
             "unit": "K, M, G or T",
-            "anyOf": [{"const": 0}, {"type": "string", "pattern": "^(0|[1-9][0-9]{0,9}[KMGTkmgt])$"}],
+            "anyOf": [{"const": 0}, {"type": "string", "pattern": f"^(0|{_SIZE})$"}],
         }
     ),
 ]

@@ -10,30 +10,47 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
 
 from hpcddp.errors import nearest
-from hpcddp.jobfile.fields import GpuType, Line, Memory, Section, TimeLimitField, refusal
+from hpcddp.jobfile.fields import (
+    Exclusive,
+    GpuType,
+    GresCount,
+    GresName,
+    Line,
+    Memory,
+    Section,
+    TimeLimitField,
+    refusal,
+)
 
 FLAG_PATTERN = r"[a-z][a-z0-9-]*"
-_RUN_DIRECTORY = "hpcddp writes the job's output into the run directory"
+_LOG = "hpcddp reads the log of the job, and chooses where it is: in the run directory, or beside a script for sbatch"
 _GPUS = "it has its own field; write resources.gpus_per_node"
+_GRES = "it has its own fields; write resources.gpus_per_node and gpu_type for GPUs, and resources.gres for others"
+_SRUN = "srun starts the tasks, and reads it from a variable; write environment.env.{}"
 _TASKS = "it has its own field; write resources.nodes and resources.tasks_per_node"
 # Long flags (man sbatch), each with the reason and what to write instead.
 REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
     {
+        "accel-bind": _SRUN.format("SLURM_GPU_BIND, such as closest"),
         "account": "it has its own field; write resources.account",
         "array": "one job file is one job; write a sweep for several: hpcddp submit --sweep KEY=VALUES",
         "chdir": "relative paths mean the directory of submission; remove it and submit from there",
         "constraint": "it has its own field; write resources.constraint",
+        "cpu-bind": _SRUN.format("SLURM_CPU_BIND, such as cores"),
+        "cpus-per-gpu": "a GPU has one rank, and the CPUs of a rank have a field; write resources.cpus_per_task",
         "cpus-per-task": "it has its own field; write resources.cpus_per_task",
-        "error": f"{_RUN_DIRECTORY}; set run_root",
+        "distribution": "torch expects the ranks of a node one after the other, which the script asks for; remove it",
+        "error": f"{_LOG}; set run_root",
         "exclude": "it has its own field; write resources.exclude",
         "exclusive": "it has its own field; write resources.exclusive",
         "export": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
         "export-file": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
+        "gpu-bind": _SRUN.format("SLURM_GPU_BIND, such as closest"),
         "gpus": _GPUS,
         "gpus-per-node": _GPUS,
         "gpus-per-socket": _GPUS,
         "gpus-per-task": _GPUS,
-        "gres": _GPUS,
+        "gres": _GRES,
         "help": "sbatch would submit nothing; remove it",
         "job-name": "it has its own field; write name",
         "licenses": "it has its own field; write resources.licenses",
@@ -41,6 +58,7 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
         "mem-per-cpu": "it has its own field; write resources.mem_per_cpu",
         "mem-per-gpu": "it has its own field; write resources.mem_per_gpu",
         "no-requeue": "it follows from requeue.causes; write causes: [] there",
+        "mpi": _SRUN.format("SLURM_MPI_TYPE, such as pmix"),
         "nodefile": "it has its own field; write resources.nodelist",
         "nodelist": "it has its own field; write resources.nodelist",
         "nodes": "it has its own field; write resources.nodes",
@@ -48,7 +66,7 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
         "ntasks-per-gpu": _TASKS,
         "ntasks-per-node": "it has its own field; write resources.tasks_per_node",
         "open-mode": "a requeue must not truncate the log; remove it",
-        "output": f"{_RUN_DIRECTORY}; set run_root",
+        "output": f"{_LOG}; set run_root",
         "parsable": "hpcddp reads sbatch's answer itself; remove it",
         "partition": "it has its own field; write resources.partition",
         "qos": "it has its own field; write resources.qos",
@@ -196,6 +214,12 @@ class Resources(Section):
         json_schema_extra={"unit": "GPUs"},
     )
     gpu_type: GpuType | None = Field(None, description="Kind of GPU: `a100` becomes `--gres=gpu:a100:N`.")
+    gres: Mapping[GresName, GresCount] = Field(
+        default_factory=dict,
+        description="Other generic resources of each node, by name: `{nvme: 100G, lscratch: 200}`. `NAME:TYPE` is a "
+        "kind of one.",
+        json_schema_extra={"additionalProperties": False},
+    )
     tasks_per_node: int | None = Field(
         None,
         ge=1,
@@ -209,7 +233,8 @@ class Resources(Section):
     )
     mem: Memory | None = Field(
         None,
-        description="Memory of each node: a number with K, M, G or T; 0 is all of it. null writes no directive.",
+        description="Memory of each node: a number with K, M, G or T, such as `64G` or `1.5T`; 0 is all of it. null "
+        "writes no directive.",
     )
     mem_per_cpu: Memory | None = Field(None, description="Memory for each CPU, in place of `mem`.")
     mem_per_gpu: Memory | None = Field(None, description="Memory for each GPU, in place of `mem`.")
@@ -225,7 +250,11 @@ class Resources(Section):
     reservation: Line | None = Field(None, description="Reservation to run in.")
     nodelist: Line | None = Field(None, description="Nodes that the job must get.")
     exclude: Line | None = Field(None, description="Nodes that the job must not get.")
-    exclusive: bool = Field(default=False, description="Whether the job shares its nodes with no other job.")
+    exclusive: Exclusive = Field(
+        default=False,
+        description="Whether the job shares its nodes with no other job; `user` and `mcs` share them with the jobs of "
+        "the same user or MCS label, `topo` takes the whole topology block.",
+    )
     licenses: Line | None = Field(None, description="Licenses that the job holds while it runs.")
     mail_type: MailTypes | None = Field(
         None, description="When Slurm sends mail: `END,FAIL`, or other types of `man sbatch`, with commas."

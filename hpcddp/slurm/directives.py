@@ -158,10 +158,17 @@ def _size(spec: JobSpec) -> Iterator[Directive]:
     resources = spec.resources
     yield Directive("nodes", str(resources.nodes), "resources.nodes")
     yield Directive("ntasks-per-node", str(spec.tasks_per_node), "resources.tasks_per_node")
+    if gres := list(_gres(spec)):
+        yield Directive("gres", ",".join(gres), "resources.gres")
+    yield Directive("cpus-per-task", str(spec.cpus_per_task), "resources.cpus_per_task")
+
+
+def _gres(spec: JobSpec) -> Iterator[str]:
+    resources = spec.resources
     if spec.uses_gpus:
         kind = f":{resources.gpu_type}" if resources.gpu_type else ""
-        yield Directive("gres", f"gpu{kind}:{resources.gpus_per_node}", "resources.gpu_type")
-    yield Directive("cpus-per-task", str(spec.cpus_per_task), "resources.cpus_per_task")
+        yield f"gpu{kind}:{resources.gpus_per_node}"
+    yield from (f"{name}:{count}" for name, count in resources.gres.items())
 
 
 def _given(resources: Resources, flags: dict[str, str]) -> Iterator[Directive]:
@@ -177,7 +184,8 @@ def _limit(resources: Resources) -> Iterator[Directive]:
 
 def _sharing(resources: Resources) -> Iterator[Directive]:
     if resources.exclusive:
-        yield Directive("exclusive", None, "resources.exclusive")
+        value = None if resources.exclusive is True else str(resources.exclusive)
+        yield Directive("exclusive", value, "resources.exclusive")
     yield from _given(resources, {"licenses": "licenses"})
 
 

@@ -34,7 +34,7 @@ def rendered(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 def test_every_field_of_resources_has_an_option() -> None:
     options = {field.path for field in FIELDS}
-    assert {f"resources.{name}" for name in Resources.model_fields} - options == {"resources.sbatch"}
+    assert {f"resources.{name}" for name in Resources.model_fields} - options == {"resources.sbatch", "resources.gres"}
     assert all(find_key(tuple(path.split("."))) for path in options)
 
 
@@ -281,3 +281,20 @@ def test_a_job_file_is_no_program_whatever_its_mode_and_name(
         assert boundary.run(app, ["render", *words]) == 2
         message = golden.message(capsys.readouterr().err)
         assert "no option --lr; write --set learning_rate.base=1," in message
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        (("--gres", "gpu:a100:4"), "write --gpus-per-node 4 --gpu-type a100"),
+        (("--gres=gpu:2",), "write --gpus-per-node 2"),
+        (("--gres", "gpu:v100:4,nvme:100"), "write --gpus-per-node 4 --gpu-type v100 --set resources.gres.nvme=100"),
+        (("--gres", "lscratch:50"), "write --set resources.gres.lscratch=50"),
+        (("--gpus", "8"), "counts the GPUs of all nodes; write those of one node: --gpus-per-node"),
+    ],
+)
+def test_gpu_options_of_sbatch_are_answered_with_the_options_that_mean_the_same(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], way_out: str, golden: GoldenMessages
+) -> None:
+    assert boundary.run(app, ["render", *words, "--", "true"]) == 2
+    assert way_out in golden.message(capsys.readouterr().err)

@@ -118,6 +118,7 @@ resources:
   nodes: 2
   gpus_per_node: 4
   gpu_type: null
+  gres: {}
   tasks_per_node: null
   cpus_per_task: 1
   mem: null

@@ -44,6 +44,7 @@ resources:
   nodes: 1
   gpus_per_node: 4
   gpu_type: null
+  gres: {}
   tasks_per_node: null
   cpus_per_task: 4
   mem: "32G"

@@ -160,6 +160,7 @@ resources:
   nodes: 3
   gpus_per_node: 2
   gpu_type: a100
+  gres: {}
   tasks_per_node: null
   cpus_per_task: 8
   mem: null

@@ -50,6 +50,7 @@ resources:
   nodes: 2
   gpus_per_node: 8
   gpu_type: null
+  gres: {}
   tasks_per_node: null
   cpus_per_task: 8
   mem: "0"

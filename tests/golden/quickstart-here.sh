@@ -63,6 +63,7 @@ resources:
   nodes: 1
   gpus_per_node: 0
   gpu_type: null
+  gres: {}
   tasks_per_node: 2
   cpus_per_task: 1
   mem: null

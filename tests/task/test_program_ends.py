@@ -182,9 +182,7 @@ def test_a_program_gets_the_signal_after_which_it_saves(
         ("", "", "0 None"),
     ],
 )
-def test_only_a_program_that_saves_at_sigterm_gets_it_a_lead_before_the_end(
-    handled: str, saves: str, got: str
-) -> None:
+def test_only_a_program_that_saves_at_sigterm_gets_it_a_lead_before_the_end(handled: str, saves: str, got: str) -> None:
     # The program would end by itself a second before the end, and half a second before others get SIGTERM.
     done = run_script(LISTENS, "", handled, saves, "", "2.5")
     assert done.stderr.splitlines()[-1] == got, done.stderr

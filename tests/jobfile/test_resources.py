@@ -1,0 +1,85 @@
+"""What a job may ask Slurm for, and how it is written for sbatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.problems import JobFileError
+from hpcddp.jobfile.read import load_job
+from hpcddp.slurm.directives import directives_for
+from tests.messages import GoldenMessages
+
+
+def job(resources: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "a", "command": ["true"], "resources": resources}
+
+
+def directives(**resources: Any) -> dict[str, str | None]:
+    spec: JobSpec = load_job(job(resources)).spec
+    return {directive.flag: directive.value for directive in directives_for(spec, run_id="r")}
+
+
+@pytest.mark.parametrize(
+    ("resources", "gres"),
+    [
+        ({"gres": {"nvme": 100}}, "nvme:100"),
+        ({"gres": {"gmem": "40g"}}, "gmem:40G"),
+        ({"gpus_per_node": 4, "gpu_type": "v100", "gres": {"nvme": 100}}, "gpu:v100:4,nvme:100"),
+        ({"gpus_per_node": 1, "gres": {"lscratch": 200, "nic:fast": 2}}, "gpu:1,lscratch:200,nic:fast:2"),
+    ],
+)
+def test_other_generic_resources_are_requested_beside_the_gpus(resources: dict[str, Any], gres: str) -> None:
+    assert directives(**resources)["gres"] == gres
+
+
+@pytest.mark.parametrize(
+    ("written", "sbatch"),
+    [("500GB", "500G"), ("64GiB", "64G"), ("1.5T", "1536G"), ("0.5g", "512M"), ("1.25TB", "1280G"), ("2000m", "2000M")],
+)
+def test_memory_is_written_as_slurm_reads_it(written: str, sbatch: str) -> None:
+    assert directives(mem=written)["mem"] == sbatch
+
+
+@pytest.mark.parametrize(
+    ("written", "value"), [(True, None), ("user", "user"), ("mcs", "mcs"), ("topo", "topo"), (False, "")]
+)
+def test_nodes_are_shared_with_those_who_are_named(written: object, value: str | None) -> None:
+    assert directives(exclusive=written).get("exclusive", "") == value
+
+
+@pytest.mark.parametrize(
+    ("resources", "way_out"),
+    [
+        ({"gres": {"gpu": 2}}, "write gpus_per_node and gpu_type"),
+        ({"gres": {"gpu:a100": 2}}, "write gpus_per_node and gpu_type"),
+        ({"gres": {"nvme": 0}}, "write for example 1, or 100G"),
+        ({"gres": {"a b": 1}}, "for example nvme"),
+        ({"gpus_per_node": 2, "gpu_type": "a100:2"}, "write gpu_type a100, and the count in gpus_per_node"),
+        ({"gpus_per_node": 2, "gpu_type": "gpu:a100:4"}, "write gpu_type a100"),
+        ({"exclusive": "users"}, "user, mcs, topo"),
+        ({"mem": "0G"}, "write for example 64G"),
+        ({"mem": "1.5"}, "write for example 64G"),
+        ({"mem": "12B"}, "write for example 64G"),
+        ({"sbatch": {"gres": "nvme:1"}}, "resources.gres for others"),
+        ({"sbatch": {"cpus-per-gpu": 4}}, "write resources.cpus_per_task"),
+        ({"sbatch": {"gpu-bind": "single:1"}}, "write environment.env.SLURM_GPU_BIND"),
+        ({"sbatch": {"cpu-bind": "none"}}, "write environment.env.SLURM_CPU_BIND"),
+        ({"sbatch": {"accel-bind": "g"}}, "write environment.env.SLURM_GPU_BIND"),
+        ({"sbatch": {"output": "x"}}, "set run_root"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_field(
+    resources: dict[str, Any], way_out: str, golden: GoldenMessages
+) -> None:
+    with pytest.raises(JobFileError) as refused:
+        load_job(job(resources))
+    assert way_out in golden.message(refused.value)
+
+
+def test_what_srun_reads_from_a_variable_may_be_set_there() -> None:
+    environment = {"env": {"SLURM_CPU_BIND": "cores", "SLURM_GPU_BIND": "closest"}}
+    spec = load_job({**job({}), "environment": environment}).spec
+    assert spec.environment.env["SLURM_CPU_BIND"] == "cores"
