@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hpcddp.train.data import parts
 from hpcddp.train.data.opening import load_digits
 
 SLOW_S = 0.02
@@ -123,6 +124,8 @@ def recorded_digits(split: str, record: str) -> FewDigits:
     """Return 203 digits; every rank adds the indices of those that it trains on to ``RECORD/rank-N``."""
     if split == "val":
         return FewDigits(split, 50, first=0, poison=None)
+    # A joint read of several batches that takes long, as on a busy machine, is dropped, and each is read again.
+    parts._LONGEST_READ_S = 60.0  # type: ignore[misc]
     Path(record).mkdir(parents=True, exist_ok=True)
     return RecordedDigits(split, 203, record=Path(record) / f"rank-{dist.get_rank()}")
 

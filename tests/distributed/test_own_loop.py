@@ -81,7 +81,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 @pytest.mark.parametrize(
     ("ranks", "told", "number"),
-    [(1, 0, signal.SIGTERM), (1, 0, signal.SIGINT), (2, 1, signal.SIGUSR2)],
+    [
+        pytest.param(1, 0, signal.SIGTERM, marks=pytest.mark.long("two ranks stop in the same way")),
+        pytest.param(1, 0, signal.SIGINT, marks=pytest.mark.long("two ranks stop in the same way")),
+        (2, 1, signal.SIGUSR2),
+    ],
     ids=["one process, TERM", "one process, Ctrl-C", "two ranks, USR2 to the second"],
 )
 def test_example_stops_with_all_its_ranks_and_loses_no_step(

@@ -101,6 +101,7 @@ def test_torchrun_that_uses_the_address_of_the_run_alone_fails_the_run(directory
     assert_facts(golden.message(reason_of(failed)), ADVICE)
 
 
+@pytest.mark.long("torchrun in a script is found in the same way")
 def test_accelerate_in_a_script_fails_the_run_where_it_starts_a_world(directory: Path, golden: GoldenMessages) -> None:
     failed = run(directory, "accelerate launch --multi_gpu --num_processes 2 --main_process_port 0 train.py")
     assert_facts(golden.message(reason_of(failed)), "bash run.sh has started accelerate launch")
@@ -130,6 +131,7 @@ def test_torchrun_in_a_script_that_knows_of_the_other_tasks_is_one_world(directo
     assert said.count("world of 2") == 2
 
 
+@pytest.mark.long("torchrun, above, meets by the same variables")
 def test_accelerate_with_one_process_for_each_task_is_one_world(directory: Path) -> None:
     said = finishes(directory, "accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no train.py")
     assert said.count("world of 2") == 2
@@ -140,6 +142,7 @@ def test_one_rank_may_start_a_world_of_its_own(directory: Path) -> None:
     assert (said.count("world of 1"), said.count("world of 2")) == (1, 2)
 
 
+@pytest.mark.long("test_one_rank_may_start_a_world_of_its_own is half of it")
 def test_ranks_that_have_met_may_start_worlds_of_their_own(directory: Path) -> None:
     said = finishes(directory, "python train.py 6 && torchrun --standalone train.py 6")
     assert (said.count("world of 2"), said.count("world of 1")) == (2, 2)

@@ -85,7 +85,10 @@ def no_warning(text: str) -> None:
 
 
 # The save of step 10 is the first, that of 20 has one before it, that of 40 also removes one.
-@pytest.mark.parametrize("step", [10, 20, 40])
+@pytest.mark.parametrize(
+    "step",
+    [20, *(pytest.param(step, marks=pytest.mark.long("the saves before it are alike")) for step in (10, 40))],
+)
 @pytest.mark.parametrize("point", faults.SAVE_POINTS)
 def test_process_killed_at_any_point_of_a_save_leaves_a_valid_newest_checkpoint(
     run: RunDirectory, point: str, step: int
