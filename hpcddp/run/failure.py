@@ -13,6 +13,7 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import TAIL_BYTES, exists, read_tail
 from hpcddp.run.job_records import known_hosts, member_word, read_exits
 from hpcddp.run.record import Record, RecordError, create_record, read_record
+from hpcddp.run.uneven import find_uneven
 from hpcddp.stop.reasons import Cause
 
 _LONGEST_HEADLINE = 300
@@ -147,7 +148,18 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         return f"{_places(attempt, silent)} ended without an error message{_step_of(records)}: {_how(attempt, silent)}"
     if (why := container_error(attempt)) is not None:
         return f"the containers did not start: pyxis: {why}"
-    return _without_a_cause(attempt)
+    return _uneven_sentence(attempt, records) or _without_a_cause(attempt)
+
+
+def _uneven_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
+    uneven = find_uneven(attempt, records)
+    if uneven is None:
+        return None
+    ended = _places(attempt, uneven.ended) if uneven.ended else "another rank"
+    return (
+        f"{ended} ended with exit code 0 while {uneven.waited.place} was still in {uneven.place}: the ranks ran "
+        "different numbers of steps"
+    )
 
 
 def _without_a_cause(attempt: AttemptDirectory) -> str:

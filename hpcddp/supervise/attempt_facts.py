@@ -19,6 +19,7 @@ from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Decision, ProgramEnd, read_decision, read_program_end, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
+from hpcddp.run.uneven import find_uneven
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, slurm_job_id
@@ -189,6 +190,11 @@ class AttemptFacts:
         return self.failures[0] if self.failures and not self.failures[0].secondary else None
 
     @property
+    def ran_unevenly(self) -> bool:
+        """Whether some ranks of a command ended well, and others failed because they had lost them."""
+        return self.cause is Cause.CRASH and find_uneven(self.attempt, self.failures) is not None
+
+    @property
     def signalled(self) -> bool:
         """Whether a task of this attempt has seen a signal."""
         return any(event.kind == "signal" and event.attempt == self.attempt.number for event in self.events)
@@ -349,7 +355,7 @@ class AttemptFacts:
         first = self.first_failure
         return EndFacts(
             cause=self.cause,
-            error_code=first.exit_code if first else None,
+            error_code=first.exit_code if first else ExitCode.USER_CODE if self.ran_unevenly else None,
             on_slurm=self.job_id is not None,
             in_allocation=allocation_of(self.environment) is not None,
             requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, NoReturn
@@ -148,7 +149,8 @@ def run_program(
         )
         _exit_with_failure(record, attempt, on_end)
     # A rank that lost this one as its peer may have written its record first: only a first cause counts.
-    other_first = any(known.rank != env.rank and not known.secondary for known in read_failures(attempt))
+    first = [known for known in read_failures(attempt) if known.rank != env.rank and not known.secondary]
+    other_first = bool(first)
     exit_ = ProgramExit(
         rank=env.rank,
         host=PROCESS_STATE.host,
@@ -167,6 +169,9 @@ def run_program(
         sigterm_forwarded=program.sigterm_forwarded,
         master_port=port,
     )
+    if failure is not None and failure.traceback and failure.message in {known.message for known in first}:
+        # The same mistake on several ranks; SIGTERM came because one of them was the first.
+        failure = replace(failure, secondary=False, exit_code=first[0].exit_code)
     try:
         write_exit(attempt, exit_)
     except OSError as error:

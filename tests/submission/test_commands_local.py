@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -268,6 +269,40 @@ def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path)
     assert result(run)["reason"].endswith("failed first: ValueError: my own mistake")
     assert "failed as a consequence" in run.batch_log.read_text()
     assert " failed: ValueError: my own mistake" in run.attempt(0).rank_log(1).read_text()
+
+
+def test_the_same_mistake_on_two_ranks_is_no_consequence_of_one(tmp_path: Path) -> None:
+    fails = program(
+        tmp_path,
+        """
+        import os, signal, time
+        # It is told to end, because the other one has failed, before it makes the mistake itself.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(2 * int(os.environ["RANK"]))
+        raise ValueError("no such file")
+        """,
+    )
+    run = ended(submit(tmp_path, "--tasks-per-node", "2", *fails))
+    log = run.batch_log.read_text()
+    assert "failed as a consequence" not in log
+    assert "the same on rank 1" in log
+
+
+def test_ranks_that_run_different_numbers_of_steps_are_told(tmp_path: Path) -> None:
+    uneven = program(
+        tmp_path,
+        """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        for step in range(6 - int(os.environ["RANK"])):
+            dist.all_reduce(torch.ones(1))
+        """,
+    )
+    run = ended(submit(tmp_path, "--tasks-per-node", "2", "--set", "requeue.max_failures=3", *uneven))
+    assert result(run)["exit_code"] == 70
+    reason = result(run)["reason"]
+    assert re.match(r"rank 1 on \S+ ended with exit code 0 while rank 0 on \S+ was still in all_reduce \(", reason)
+    assert "different numbers of steps" in reason
 
 
 def test_a_program_that_is_not_there_is_refused_at_once(tmp_path: Path, golden: GoldenMessages) -> None:

@@ -1,0 +1,84 @@
+"""Ranks of a command that ran different numbers of steps: some have ended well while others still waited for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Final
+
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.files import TAIL_BYTES, read_tail
+from hpcddp.run.job_records import member_word, read_exits, read_ranks
+from hpcddp.run.record import RecordError
+
+if TYPE_CHECKING:
+    from hpcddp.run.failure import FailureRecord
+
+# A frame of a traceback (traceback.StackSummary.format).
+_FRAME: Final = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+# Functions of torch's decorators, which stand around its own.
+_DECORATORS: Final = frozenset({"wrapper", "inner", "_fn", "decorate_context"})
+_LIBRARIES: Final = ("site-packages", "dist-packages", "<frozen ", "/lib/python3")
+# torchrun names each rank that failed; this stands for none (torch/distributed/elastic/multiprocessing/errors).
+_NO_OTHER: Final = "<NO_OTHER_FAILURES>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenRanks:
+    """The ranks that ended with exit code 0, and one that lost them.
+
+    Args:
+        ended: their numbers; empty where a launcher has started them and does not say which they are.
+        waited: the record of the rank that lost them.
+    """
+
+    ended: Sequence[int]
+    waited: FailureRecord
+
+    @property
+    def place(self) -> str:
+        """Where the rank waited: ``backward (train.py:54)``."""
+        frames = list(_frames(self.waited.traceback))
+        own = next((frame for frame in reversed(frames) if not _is_library(frame["file"])), None)
+        if own is None:
+            return "a collective"
+        called = frames[frames.index(own) + 1 :]
+        named = (frame["function"] for frame in called if frame["function"] not in _DECORATORS)
+        function = next(named, own["function"])
+        return f"{function} ({PurePath(own['file']).name}:{own['line']})"
+
+
+def find_uneven(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> UnevenRanks | None:
+    """Return which ranks of an attempt left the others behind; None if any rank has another cause, or none did.
+
+    Args:
+        attempt: an attempt whose tasks have ended.
+        records: its failures, as ``read_failures`` returns them.
+    """
+    lost = [record for record in records if record.secondary and record.traceback.startswith("Traceback ")]
+    if not lost or not all(record.secondary for record in records):
+        return None
+    try:
+        exits, ranks = read_exits(attempt), read_ranks(attempt)
+    except RecordError:
+        return None
+    waited = min(lost, key=lambda record: record.time)
+    if member_word(attempt) == "task":
+        # On one host the connection ends with the process of the peer alone.
+        is_alone = ranks is not None and len(ranks) == 1
+        says_none = _NO_OTHER in read_tail(attempt.rank_log(waited.rank), TAIL_BYTES)
+        return UnevenRanks(ended=(), waited=waited) if is_alone and says_none else None
+    ended = [exit_.rank for exit_ in exits if exit_.code == 0 and exit_.notice is None]
+    known = {*(exit_.rank for exit_ in exits), *(record.rank for record in records)}
+    is_complete = ranks is not None and len(known) == len(ranks)
+    return UnevenRanks(ended=sorted(ended), waited=waited) if ended and is_complete else None
+
+
+def _frames(traceback: str) -> Iterator[re.Match[str]]:
+    yield from _FRAME.finditer(traceback)
+
+
+def _is_library(file: str) -> bool:
+    return any(part in file for part in _LIBRARIES)

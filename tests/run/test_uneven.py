@@ -1,0 +1,93 @@
+"""Ranks that run different numbers of steps are told apart from ranks that are lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.failure import FailureRecord, failure_sentence, read_failures, write_failure
+from hpcddp.run.job_records import ProgramExit, Rank, write_exit, write_ranks
+from tests.messages import GoldenMessages
+
+LOST = """Traceback (most recent call last):
+  File "/home/me/train.py", line 54, in <module>
+    loss.backward()
+  File "/venv/lib/python3.11/site-packages/torch/_tensor.py", line 623, in backward
+    torch.autograd.backward(
+RuntimeError: Connection closed by peer [10.0.0.2]:14257"""
+IN_ALL_REDUCE = """Traceback (most recent call last):
+  File "/home/me/early.py", line 5, in main
+    dist.all_reduce(x)
+  File "/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper
+    return func(*args, **kwargs)
+  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3000, in all_reduce
+    work.wait()
+RuntimeError: Connection reset by peer"""
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDirectory:
+    attempt = RunDirectory(tmp_path).attempt(0)
+    attempt.path.mkdir(parents=True)
+    write_ranks(attempt, [Rank(host=f"n{rank + 1}") for rank in range(3)])
+    return attempt
+
+
+def failed(attempt: AttemptDirectory, rank: int, traceback: str = LOST, *, secondary: bool = True) -> None:
+    record = FailureRecord(
+        rank=rank,
+        host=f"n{rank + 1}",
+        time=100.0 + rank,
+        kind="RuntimeError",
+        message=traceback.splitlines()[-1],
+        traceback=traceback,
+        exit_code=71 if secondary else 70,
+        secondary=secondary,
+    )
+    write_failure(attempt, record)
+    ended(attempt, rank, code=1)
+
+
+def ended(attempt: AttemptDirectory, rank: int, *, code: int = 0, told: bool = False) -> None:
+    exit_ = ProgramExit(rank=rank, host=f"n{rank + 1}", time=90.0, code=code, notice="terminated" if told else None)
+    write_exit(attempt, exit_)
+
+
+def sentence(attempt: AttemptDirectory) -> str:
+    return failure_sentence(attempt, read_failures(attempt))
+
+
+def test_ranks_that_ended_well_and_left_another_one_behind_are_named(
+    attempt: AttemptDirectory, golden: GoldenMessages
+) -> None:
+    failed(attempt, 0)
+    ended(attempt, 1)
+    ended(attempt, 2)
+    said = golden.message(sentence(attempt))
+    assert said.startswith("ranks 1 on n2, 2 on n3 ended with exit code 0 while rank 0 on n1 was still in backward")
+    assert "(train.py:54)" in said
+    assert "different numbers of steps" in said
+
+
+def test_the_function_of_torch_is_named_and_not_its_decorator(attempt: AttemptDirectory) -> None:
+    ended(attempt, 0)
+    failed(attempt, 1, IN_ALL_REDUCE)
+    failed(attempt, 2, IN_ALL_REDUCE)
+    assert "rank 1 on n2 was still in all_reduce (early.py:5)" in sentence(attempt)
+
+
+@pytest.mark.parametrize("other", ["killed", "told to stop", "an own error", "no record", "lost a peer too"])
+def test_any_other_cause_comes_first(attempt: AttemptDirectory, other: str) -> None:
+    failed(attempt, 0)
+    if other == "an own error":
+        failed(attempt, 1, "Traceback (most recent call last):\nValueError: mine", secondary=False)
+    elif other == "killed":
+        failed(attempt, 1, "killed", secondary=False)
+    elif other == "lost a peer too":
+        failed(attempt, 1)
+    elif other == "told to stop":
+        ended(attempt, 1, told=True)
+    ended(attempt, 2, told=other in {"told to stop", "lost a peer too"})
+    assert "different numbers of steps" not in sentence(attempt)
