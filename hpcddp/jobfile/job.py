@@ -16,7 +16,7 @@ from hpcddp.errors import UserError
 from hpcddp.jobfile.document import Path
 from hpcddp.jobfile.environment import Environment
 from hpcddp.jobfile.fields import FunctionReference, Line, Name, ProfileName, Section, SweepField, Text
-from hpcddp.jobfile.launchers import LauncherCommand, LauncherName, launcher_command_of
+from hpcddp.jobfile.launchers import OWN, LauncherCommand, LauncherName, is_deepspeed, launcher_command_of, own_launcher
 from hpcddp.jobfile.resources import Resources
 from hpcddp.jobfile.sections import (
     Batch,
@@ -57,7 +57,8 @@ class JobSpec(Section):
     launcher: LauncherName | None = Field(
         None,
         description="The launcher that `command` begins with: one task on each node starts it, and it starts the ranks "
-        "of the node. null is the one that the command shows if the job has more than one rank, else none.",
+        "of the node. null is the one that the command shows if the job has more than one rank, else none. `own` is a "
+        "program that starts the ranks of its node by itself.",
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When a checkpoint is written.")
     requeue: Requeue = Field(default_factory=Requeue, description="When the job is requeued.")
@@ -100,6 +101,8 @@ class JobSpec(Section):
 
     @property
     def _launcher_in_command(self) -> LauncherCommand | None:
+        if self.command and (self.launcher == OWN or (self.launcher is None and is_deepspeed(self.command))):
+            return own_launcher(self.command)
         launch = None if self.command is None else launcher_command_of(self.command)
         if launch is None or launch.states is not None:
             return None
@@ -110,6 +113,9 @@ class JobSpec(Section):
     @property
     def ranks_per_node(self) -> int:
         """Ranks on each node: as given, else one for each GPU, else as the command's launcher states, else one."""
+        if self.launcher == OWN and self.uses_gpus:
+            # tasks_per_node may count the one task.
+            return self.resources.gpus_per_node
         given = self.resources.tasks_per_node or self.resources.gpus_per_node
         launch = None if given else self._launcher_in_command
         return given or (launch and launch.ranks_on_each(self.resources.nodes)) or 1

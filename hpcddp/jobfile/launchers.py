@@ -19,7 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, NoReturn
 
-LauncherName = Literal["torchrun", "accelerate"]
+LauncherName = Literal["torchrun", "accelerate", "own"]
+OWN: Final = "own"
+"""The launcher of a program that starts the ranks of its node by itself: it gets no options."""
 
 PYTHON: Final = re.compile(r"python[0-9.]*", re.ASCII)
 # python(1): the options that take a separate argument.
@@ -219,6 +221,16 @@ class _Parser(ArgumentParser):
         raise ValueError(message)
 
 
+def is_deepspeed(command: tuple[str, ...]) -> bool:
+    """Return whether a command is DeepSpeed's launcher, which starts a rank for each GPU of its node."""
+    return Path(command[0]).name in {"deepspeed", "deepspeed.pt"}
+
+
+def own_launcher(command: tuple[str, ...]) -> LauncherCommand:
+    """Return the launcher that a command is which starts the ranks of its node by itself."""
+    return LauncherCommand(launcher=OWN, words=command, arguments=(), node_option="", rank_option="")
+
+
 @cache
 def launcher_command_of(command: tuple[str, ...]) -> LauncherCommand | None:
     """Return the launcher that a command begins with, also behind ``env`` or ``uv run``; None if there is none.
@@ -408,7 +420,7 @@ def _default_configurations(environment: Mapping[str, str]) -> list[Path]:
 
 
 _FILLED_IN: Final[Mapping[LauncherName, Callable[[LauncherCommand, World], tuple[str, ...]]]] = MappingProxyType(
-    {"torchrun": _torchrun_options, "accelerate": _accelerate_options}
+    {"torchrun": _torchrun_options, "accelerate": _accelerate_options, "own": lambda _, __: ()}
 )
 
 

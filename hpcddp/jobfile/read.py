@@ -204,12 +204,23 @@ def _read_file(path: FilePath) -> Document:
     text = read_text(path)
     if isinstance(text, Problem):
         raise JobFileError.of([text])
+    if text.startswith("#!"):
+        first = text.partition("\n")[0]
+        raise JobFileError.of([Problem(file=str(path), line=1, sentence=_script_sentence(path, first))])
     try:
         return read_document(text, most_values=MOST_VALUES)
     except DocumentError as error:
         raise JobFileError.of(
             [Problem(file=str(path), line=error.line, key=dotted(error.path), sentence=error.sentence)]
         ) from None
+
+
+def _script_sentence(path: FilePath, first_line: str) -> str:
+    program = "python" if "python" in first_line else "bash"
+    return (
+        f"is {first_line!r}, so that this is a script and no job file; to run it in a job, write -- {program} {path} "
+        "(lines with #SBATCH are ignored then); to give it to Slurm as it is, write sbatch"
+    )
 
 
 def _of_fault(fault: DocumentError, source: Source) -> Problem:

@@ -18,7 +18,7 @@ from hpcddp.jobfile.batch_rules import (
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.launchers import launcher_command_of
+from hpcddp.jobfile.launchers import OWN, launcher_command_of
 from hpcddp.jobfile.sections import Requeue
 from hpcddp.jobfile.units import format_duration
 
@@ -77,7 +77,9 @@ def one_kind_of_work(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def launcher_fits(spec: JobSpec) -> Iterator[Finding]:
     """Reject a launcher that the command does not begin with, and a command that contradicts the job."""
-    if spec.launcher is not None:
+    if spec.launcher == OWN and spec.command is None:
+        yield "launcher", "is own, and the job has no command; write one, or leave launcher out"
+    elif spec.launcher not in {None, OWN}:
         found = launcher_command_of(spec.command or ())
         if found is None or found.launcher != spec.launcher:
             begin = "torchrun" if spec.launcher == "torchrun" else "accelerate, launch"
@@ -111,11 +113,14 @@ def batch_is_stated(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def _one_task_per_gpu(spec: JobSpec) -> Iterator[Finding]:
     tasks, gpus = spec.resources.tasks_per_node, spec.resources.gpus_per_node
-    if tasks is not None and gpus and tasks != gpus:
-        yield (
-            "resources.tasks_per_node",
-            f"is {tasks}, and resources.gpus_per_node is {gpus}: one task is one GPU; write {gpus}, or leave it out",
-        )
+    # A program that starts the ranks itself is one task, however it counts.
+    if tasks is None or not gpus or tasks == gpus or (spec.launcher == OWN and tasks == 1):
+        return
+    own = " (launcher: own, if the program starts the ranks of its node itself)" if spec.command is not None else ""
+    yield (
+        "resources.tasks_per_node",
+        f"is {tasks}, and resources.gpus_per_node is {gpus}: one task is one GPU; write {gpus}, or leave it out{own}",
+    )
 
 
 def _gpu_fields_need_gpus(spec: JobSpec) -> Iterator[Finding]:
@@ -452,7 +457,7 @@ RULES = (
     Rule(("batch.global_batch_size", *_RANKS), batch_reaches_every_rank),
     Rule(("batch", *_RANKS), fixed_micro_batch_divides),
     Rule(("batch.unit", "batch.group"), groups_are_named),
-    Rule(("resources.tasks_per_node", "resources.gpus_per_node"), _one_task_per_gpu),
+    Rule(("launcher", "resources.tasks_per_node", "resources.gpus_per_node"), _one_task_per_gpu),
     Rule(("resources.gpu_type", "resources.mem_per_gpu", *_DEVICE), _gpu_fields_need_gpus),
     Rule(_MEMORY, _one_memory),
     Rule(("resources.mail_type", "resources.mail_user", "resources.sbatch"), _mail_is_stated_once),

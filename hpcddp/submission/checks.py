@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from netrc import NetrcParseError, netrc
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from hpcddp.batch.job import short_epoch
@@ -30,6 +31,7 @@ from hpcddp.submission.allocation_checks import allocation_obstacles
 from hpcddp.submission.environment_checks import container_obstacles, environment_obstacles, runs_in_this_python
 from hpcddp.submission.function_checks import function_obstacles, meant_module
 from hpcddp.submission.request import Check, Obstacle, SubmissionError, SubmitRequest
+from hpcddp.submission.shell_commands import shell_obstacles
 
 # python(1): the options with -m, which has the module behind it or in the next word.
 _MODULE = re.compile("-[bBdEiIOPqsSuvx]*m(.*)", re.ASCII)
@@ -41,6 +43,7 @@ def command_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str])
         return
     yield from _program(spec, environment)
     yield from _srun(spec)
+    yield from _empty_values(spec)
     yield from _launcher(spec, environment)
     yield from _script(spec, environment)
 
@@ -66,12 +69,33 @@ def _program(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle
 def _srun(spec: JobSpec) -> Iterator[Obstacle]:
     """Yield srun as the command of a task: it would wait for the CPUs of this task until the time limit."""
     words = spec.command or ()
-    name = Path(words[0]).name if words else ""
+    # Assignments and env may stand before it.
+    program = next(dropwhile(lambda word: word == "env" or re.fullmatch(r"\w+=.*", word), words), "")
+    name = Path(program).name
     # With this option, srun shares the CPUs of the task (srun(1)).
     if name in {"srun", "salloc"} and "--overlap" not in words:
         yield Obstacle(
             sentence=f"command is {shlex.join(words)}, and hpcddp starts the tasks with srun itself; leave {name} and "
             "its options out, and write --nodes and --tasks-per-node before --",
+            can_force=False,
+        )
+
+
+# Of torchrun, accelerate and scripts that take the same; a variable of a task is empty where the job is submitted.
+_RANK_OPTIONS: Final = re.compile("--(?:node|machine)[-_]rank|--nnodes|--num[-_](?:machines|nodes)", re.ASCII)
+
+
+def _empty_values(spec: JobSpec) -> Iterator[Obstacle]:
+    """Yield an option for a rank or a number of nodes whose value the shell has expanded to nothing."""
+    words = spec.command or ()
+    for word, following in pairwise((*words, "")):
+        option, equals, value = word.partition("=")
+        if not _RANK_OPTIONS.fullmatch(option) or value or (not equals and following and following[0] != "-"):
+            continue
+        yield Obstacle(
+            sentence=f"command is {shlex.join(words)}, and {option} has no value: a variable such as $SLURM_NODEID is "
+            "empty here, and set in the tasks only; let a shell in the task read it: -- bash -c 'COMMAND', in single "
+            "quotes",
             can_force=False,
         )
 
@@ -251,7 +275,7 @@ def _has_wandb_key(variables: Mapping[str, str]) -> bool:
     return False
 
 
-CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, function_obstacles, _missing_data)
+CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, shell_obstacles, function_obstacles, _missing_data)
 """The checks whose result may differ between the elements of a sweep, which share one environment."""
 CHECKS: tuple[Check, ...] = (
     allocation_obstacles,
@@ -262,6 +286,7 @@ CHECKS: tuple[Check, ...] = (
     environment_obstacles,
     container_obstacles,
     command_obstacles,
+    shell_obstacles,
     function_obstacles,
     _tracker_obstacles,
     _missing_data,

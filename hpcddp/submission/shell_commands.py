@@ -1,0 +1,170 @@
+"""What the shell text of a command calls, as far as it can be read: ``bash -c TEXT``, and scripts that are here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import dropwhile, groupby, pairwise
+from pathlib import Path
+from typing import Final
+
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.launchers import Launcher, launcher_of
+from hpcddp.submission.request import Obstacle
+
+_SHELLS: Final = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
+_TEXT_OPTION: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*", re.ASCII)
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.ASCII | re.DOTALL)
+_BEFORE_A_COMMAND: Final = frozenset({"env", "exec", "nohup", "time"})
+# What follows one of these may never run, or not on every rank.
+_CONDITIONS: Final = frozenset(
+    {"if", "case", "for", "while", "until", "select", "[", "[[", "test", "||", "&&", "function", "exit", "return"}
+)
+_SHEBANG: Final = re.compile(rf"#!.*\b(?:{'|'.join(_SHELLS)})\b")
+_DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*\S)", re.MULTILINE)
+_LARGEST_SCRIPT: Final = 1 << 18
+_SHOWN: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellText:
+    """The text that a shell runs.
+
+    Args:
+        name: what to call it in a sentence.
+        text: the text.
+        file: the script; None for the text of ``-c``.
+    """
+
+    name: str
+    text: str
+    file: str | None = None
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The simple commands, word by word, without assignments before them; none if the text cannot be read."""
+        lexer = shlex.shlex(self.text.replace("\\\n", " ").replace("\n", " ;\n"), posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        try:
+            tokens = list(lexer)
+        except ValueError:
+            return []
+        groups = (list(group) for ends, group in groupby(tokens, _ends_a_command) if not ends)
+        return [command for group in groups if (command := _without_prefix(group))]
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether each command is certainly run: the text has no branch, function or here-document."""
+        words = {word for command in self.commands for word in command}
+        return not words & _CONDITIONS and not re.search(r"<<|\(\)|\|\||&&", self.text)
+
+
+def shell_text_of(command: Sequence[str]) -> ShellText | None:
+    """Return the text that a command gives to a shell; None if it gives none, or one that is not here."""
+    words = _without_prefix(command)
+    if not words:
+        return None
+    if Path(words[0]).name not in _SHELLS:
+        text = _read(words[0])
+        return ShellText(name=words[0], text=text, file=words[0]) if _SHEBANG.match(text) else None
+    text = next((after for before, after in pairwise(words) if _TEXT_OPTION.fullmatch(before)), "")
+    if text:
+        return ShellText(name=f"the text of {words[0]} -c", text=text)
+    file = next((word for word in words[1:] if not word.startswith(("-", "+"))), None)
+    return None if file is None else ShellText(name=file, text=_read(file), file=file)
+
+
+def shell_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield what in the shell text of a command cannot work in a task: srun, sbatch, a launcher for each task."""
+    if spec.command is None or spec.environment.container is not None:
+        return
+    yield from _sbatch(spec)
+    text = shell_text_of(spec.command)
+    if text is None:
+        return
+    for command in text.commands:
+        name = Path(command[0]).name
+        if name in {"srun", "salloc"} and "--overlap" not in command:
+            yield _nested_step(text, command)
+        elif name == "sbatch":
+            yield _submits(f"{text.name} calls {shlex.join(command[:3])}", spec, certain=text.is_certain)
+        elif spec.tasks_per_node > 1 and (launcher := _launcher_of_a_node(command, environment)):
+            yield _each_task_launches(text, launcher, spec)
+    if ignored := _DIRECTIVE.findall(text.text):
+        more = f" and {len(ignored) - _SHOWN} more" if len(ignored) > _SHOWN else ""
+        yield Obstacle(
+            sentence=f"{text.name} has #SBATCH lines, which are ignored here: {' '.join(ignored[:_SHOWN])}{more}; "
+            "give what is needed of them to hpcddp, before --",
+            certain=False,
+        )
+
+
+def _sbatch(spec: JobSpec) -> Iterator[Obstacle]:
+    words = _without_prefix(spec.command or ())
+    if words and Path(words[0]).name == "sbatch":
+        script = next((word for word in words[1:] if not word.startswith("-")), "SCRIPT")
+        yield _submits(f"command is {shlex.join(words)}", spec, script=script)
+
+
+def _submits(what: str, spec: JobSpec, *, script: str = "SCRIPT", certain: bool = True) -> Obstacle:
+    tasks = "the task" if spec.tasks == 1 else f"each of the {spec.tasks} tasks"
+    return Obstacle(
+        sentence=f"{what}, so that {tasks} would submit another job, and this one would end at once; give the script "
+        f"to sbatch yourself, or run it in this job: -- bash {script}",
+        certain=certain,
+        can_force=False,
+    )
+
+
+def _nested_step(text: ShellText, command: Sequence[str]) -> Obstacle:
+    # The options of srun and their values.
+    program = list(dropwhile(lambda word: word.startswith("-") or word[0].isdigit(), command[1:])) or ["PROGRAM"]
+    return Obstacle(
+        sentence=f"{text.name} calls {shlex.join(command[:3])}, and hpcddp starts the tasks with srun itself: a step "
+        "in a task waits for the CPUs of the task until the time limit; write --nodes and --tasks-per-node, then "
+        f"-- {' '.join(program)}, or add --overlap to srun",
+        certain=text.is_certain,
+        can_force=False,
+    )
+
+
+def _each_task_launches(text: ShellText, launcher: Launcher, spec: JobSpec) -> Obstacle:
+    return Obstacle(
+        sentence=f"{text.name} starts {launcher.name} for the ranks of a node, and each of the {spec.ranks_per_node} "
+        "tasks of a node would start it; add --set launcher=own, with which one task on each node runs the command",
+        certain=text.is_certain,
+        can_force=False,
+    )
+
+
+def _launcher_of_a_node(command: Sequence[str], environment: Mapping[str, str]) -> Launcher | None:
+    """Return the launcher that a command is, if it starts several ranks on its node."""
+    launcher = launcher_of(command, environment)
+    if launcher is None or launcher.options is None:
+        return None
+    ranks = launcher.options.ranks
+    one_by_default = launcher.options.launcher == "torchrun"
+    return None if ranks == "1" or (ranks is None and one_by_default) else launcher
+
+
+def _without_prefix(words: Sequence[str]) -> list[str]:
+    """Return a command without what stands before its program: ``exec``, ``env A=1 B=2``, assignments."""
+    rest = list(words)
+    while rest and (rest[0] in _BEFORE_A_COMMAND or _ASSIGNMENT.fullmatch(rest[0])):
+        rest = rest[1:]
+    return rest
+
+
+def _ends_a_command(token: str) -> bool:
+    return not token.strip("();<>|&")
+
+
+def _read(file: str) -> str:
+    try:
+        path = Path(file)
+        return path.read_text(encoding="utf-8", errors="replace") if path.stat().st_size <= _LARGEST_SCRIPT else ""
+    except OSError:
+        return ""
