@@ -325,20 +325,6 @@ class ArcFace(nn.Module):
         return functional.cross_entropy(8 * cosine, targets)
 
 
-class Centred(nn.Module):
-    """Keeps a running centre, which is copied before every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.zeros(()))
-
-    centre: Tensor
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        self.centre += outputs.detach().mean()
-        return functional.mse_loss(outputs - self.centre, targets)
-
-
 class NeedsArguments:
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight

@@ -92,7 +92,6 @@ def test_a_sum_is_sum_and_as_many_times_too_small_as_there_are_ranks(world_size:
         ("rmse", "additive_loss"),
         ("correlation", "additive_loss"),
         ("barlow", "gather_with_grad"),
-        ("Centred", "additive_loss"),
         ("infonce", "gather_with_grad"),
         ("clip_pair", "gather_with_grad"),
         ("uniformity", "gather_with_grad"),

@@ -9,7 +9,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hpcddp.doctor.errors import DoctorError, NoLossError, UnusableError
 from hpcddp.doctor.loss.batches import Batch, map_tree, tensors_in
 from hpcddp.train.buffers import as_real
+from hpcddp.train.losses.state import changed_names, kept_state
 from hpcddp.train.user_code import describe
 
 _SEED = 20_140_612
@@ -57,13 +58,18 @@ class Loss:
     name: str
     function: Callable[..., Any]
 
-    def evaluate(self, batch: Batch, *, seed: int = _SEED) -> Evaluation:
+    def evaluate(self, batch: Batch, *, seed: int = _SEED, copied: bool = True) -> Evaluation:
         """Call the loss on copies of a batch and differentiate it.
+
+        Args:
+            batch: the batch.
+            seed: seeds torch's generator.
+            copied: whether a copy of a module is called, so that the module stays as it is.
 
         Raises:
             UnusableError: the loss raises, or does not return a scalar with a gradient.
         """
-        function = copy.deepcopy(self.function) if isinstance(self.function, nn.Module) else self.function
+        function = copy.deepcopy(self.function) if copied and isinstance(self.function, nn.Module) else self.function
         arguments, leaves = _copies(batch)
         before = _versions(arguments)
         loss = self._call(function, arguments, seed)
@@ -77,6 +83,21 @@ class Loss:
             dtype=loss.dtype,
             changed=changed,
         )
+
+    def changed_state(self, batch: Batch) -> list[str]:
+        """Return the names of what a call of the loss changes in itself."""
+        loss = self._copy()
+        before = kept_state(loss.function)
+        loss.evaluate(batch, copied=False)
+        return changed_names(before, kept_state(loss.function))
+
+    def evaluate_in_turn(self, batches: Sequence[Batch]) -> list[Evaluation]:
+        """Call one copy of the loss on several batches, one after the other."""
+        loss = self._copy()
+        return [loss.evaluate(batch, copied=False) for batch in batches]
+
+    def _copy(self) -> Loss:
+        return replace(self, function=copy.deepcopy(self.function))
 
     def _call(self, function: Callable[..., Any], arguments: Sequence[Any], seed: int) -> Tensor:
         default = torch.get_default_dtype()

@@ -79,6 +79,7 @@ class Judgement:
         ddp: the result of plain DDP at the user's world size.
         changes_arguments: whether the loss changes its arguments in place.
         bad_share: samples of a share on which the loss is not finite; None if it is finite on all.
+        kept: what the loss keeps from call to call without an influence on its value.
     """
 
     verdict: Verdict
@@ -87,6 +88,7 @@ class Judgement:
     dtype: torch.dtype
     changes_arguments: bool
     bad_share: int | None
+    kept: tuple[str, ...] = ()
 
 
 def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgement:
@@ -102,6 +104,7 @@ def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgem
         UnusableError: the loss fails on a part, draws random numbers, or keeps state.
     """
     whole = loss.evaluate(batch)
+    kept = _kept_state(loss, batch)
     _refuse_noise(loss, batch, whole)
     tolerance = tolerance_of(whole.dtype)
     order = _order_deviation(loss, batch, whole, seed)
@@ -123,6 +126,7 @@ def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgem
         dtype=whole.dtype,
         changes_arguments=whole.changed,
         bad_share=bad,
+        kept=kept,
     )
 
 
@@ -175,6 +179,27 @@ def _refuse_noise(loss: Loss, batch: Batch, first: Evaluation) -> None:
                 f"{loss.name} {reason}: it gives {first.value:.6g} and {again.value:.6g} for the same batch, and no "
                 "split can be compared with that; name a version without noise and state (dropout probability 0)"
             )
+
+
+def _kept_state(loss: Loss, batch: Batch) -> tuple[str, ...]:
+    """Return what the loss keeps from call to call without an influence on its value.
+
+    Raises:
+        NoisyLossError: its value depends on what it keeps.
+    """
+    kept = loss.changed_state(batch)
+    if not kept:
+        return ()
+    part = batch.part(torch.arange(batch.samples // 2))
+    first, _, again = loss.evaluate_in_turn([batch, part, batch])
+    if deviation(first, again).worst <= tolerance_of(first.dtype):
+        return tuple(kept)
+    raise NoisyLossError(
+        f"{loss.name} keeps {', '.join(kept)} from call to call, and its value depends on that: it gives "
+        f"{first.value:.6g}, and after another batch {again.value:.6g} for the same samples. Each rank would keep its "
+        "own, and no checkpoint holds it; write a loss that keeps nothing, or a training of your own (entrypoint) that "
+        "saves it and makes it equal on all ranks"
+    )
 
 
 def _order_deviation(loss: Loss, batch: Batch, whole: Evaluation, seed: int) -> Deviation:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.errors import ModelError, UserCodeError
 from hpcddp.train.losses import DeclaredLoss, Reduction
+from hpcddp.train.losses.state import refuse_state
 from hpcddp.train.user_code import as_user_error, load_function
 
 ModelOutputs: TypeAlias = Tensor | Sequence[Tensor | None]
@@ -21,6 +22,9 @@ ModelOutputs: TypeAlias = Tensor | Sequence[Tensor | None]
 # By the type that the model returns. Inception v3: torchvision's and TensorFlow's value; GoogLeNet: Szegedy et al. 2015
 # (arXiv 1409.4842), section 5.
 _AUXILIARY_WEIGHTS: Final = {"InceptionOutputs": 0.4, "GoogLeNetOutputs": 0.3}
+
+
+_LEAST_TO_TRY: Final = 2
 
 
 def choose_loss(train: Train, device: torch.device) -> DeclaredLoss:
@@ -45,13 +49,23 @@ def choose_loss(train: Train, device: torch.device) -> DeclaredLoss:
     reduction = Reduction(train.loss_reduction)
     if reduction is not Reduction.GLOBAL:
         # A global loss calls collectives, whose failures are not those of the loss.
-        function = partial(_blamed, train.loss, function)
+        function = _OwnLoss(train.loss, function)
     return DeclaredLoss(function=function, reduction=reduction)
 
 
-def _blamed(name: str, function: Callable[[Any, Tensor], Tensor], outputs: object, labels: Tensor) -> Tensor:
-    with as_user_error(f"train.loss is {name}, which failed on a micro-batch of {len(labels)} samples"):
-        return function(outputs, labels)
+class _OwnLoss:
+    """The user's loss: its errors are named, and its first call shows whether it depends on the calls before."""
+
+    def __init__(self, name: str, function: Callable[[Any, Tensor], Tensor]) -> None:
+        self._name, self._function = name, function
+        self._is_tried = False
+
+    def __call__(self, outputs: object, labels: Tensor) -> Tensor:
+        with as_user_error(f"train.loss is {self._name}, which failed on a micro-batch of {len(labels)} samples"):
+            if not self._is_tried and len(labels) >= _LEAST_TO_TRY:
+                self._is_tried = True
+                refuse_state(self._name, self._function, outputs, labels)
+            return self._function(outputs, labels)
 
 
 def mean_loss(outputs: ModelOutputs, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
