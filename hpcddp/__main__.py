@@ -1,5 +1,22 @@
-"""``python -m hpcddp``."""
+"""The command ``hpcddp``, also as ``python -m hpcddp``."""
 
-from hpcddp.cli.main import main
+from __future__ import annotations
 
-main()
+import sys
+
+# What a shell returns for a program that SIGINT has ended (bash(1), EXIT STATUS).
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Load the command line, run it, and exit with its code."""
+    try:
+        # It takes long enough for Ctrl-C.
+        from hpcddp.cli.main import main as run
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    run()
+
+
+if __name__ == "__main__":
+    main()

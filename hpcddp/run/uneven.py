@@ -6,15 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import TAIL_BYTES, read_tail
 from hpcddp.run.job_records import member_word, read_exits, read_ranks
 from hpcddp.run.record import RecordError
-
-if TYPE_CHECKING:
-    from hpcddp.run.failure import FailureRecord
 
 # A frame of a traceback (traceback.StackSummary.format).
 _FRAME: Final = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
@@ -23,6 +20,30 @@ _DECORATORS: Final = frozenset({"wrapper", "inner", "_fn", "decorate_context"})
 _LIBRARIES: Final = ("site-packages", "dist-packages", "<frozen ", "/lib/python3")
 # torchrun names each rank that failed; this stands for none (torch/distributed/elastic/multiprocessing/errors).
 _NO_OTHER: Final = "<NO_OTHER_FAILURES>"
+
+
+class Failed(Protocol):
+    """What is read of the record of a rank that failed."""
+
+    @property
+    def rank(self) -> int:
+        """The rank."""
+
+    @property
+    def time(self) -> float:
+        """Seconds since the epoch."""
+
+    @property
+    def traceback(self) -> str:
+        """The whole traceback."""
+
+    @property
+    def secondary(self) -> bool:
+        """Whether it only failed because another one had gone."""
+
+    @property
+    def place(self) -> str:
+        """Which rank it is, and where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +56,7 @@ class UnevenRanks:
     """
 
     ended: Sequence[int]
-    waited: FailureRecord
+    waited: Failed
 
     @property
     def place(self) -> str:
@@ -50,7 +71,7 @@ class UnevenRanks:
         return f"{function} ({PurePath(own['file']).name}:{own['line']})"
 
 
-def find_uneven(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> UnevenRanks | None:
+def find_uneven(attempt: AttemptDirectory, records: Sequence[Failed]) -> UnevenRanks | None:
     """Return which ranks of an attempt left the others behind; None if any rank has another cause, or none did.
 
     Args:

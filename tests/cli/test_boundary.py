@@ -56,7 +56,7 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
-        (("submit", "--gpus", "2"), ("no option --gpus;", "did you mean --gpus-per-node?")),
+        (("submit", "--gpus", "2"), ("no option --gpus,", "of all nodes", "--gpus-per-node")),
         (("submit", "--job-name=x"), ("no option --job-name;", "did you mean --name?")),
         (("submit", "--xyz", "x.yaml"), ("no option --xyz; if", "write --set resources.sbatch.xyz=VALUE")),
         (("submit", "--nice=100", "x.yaml"), ("no option --nice; if", "write --set resources.sbatch.nice=100")),
@@ -75,7 +75,7 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
         (("submit", "-n", "4"), ("no option -n;", "did you mean --tasks-per-node?")),
         (("submit", "-d", "afterok:7"), ("no option -d;", "did you mean --after?")),
         (("submit", "--gpus-per-task=1"), ("no option --gpus-per-task;", "did you mean --gpus-per-node?")),
-        (("submit", "-o", "out.log"), ("no option -o:", "into the run directory; set run_root")),
+        (("submit", "-o", "out.log"), ("no option -o:", "in the run directory", "set run_root")),
         (("submit", "-a", "0-3"), ("no option -a:", "write a sweep", "hpcddp submit --sweep KEY=VALUES")),
         (("submit", "--wrap=true"), ("no option --wrap:", "in the job file, or after --\n")),
         (("submit", "--signal=USR1@120"), ("no option --signal:", "write requeue.signal_lead")),
@@ -267,3 +267,15 @@ def test_a_command_of_another_name_is_answered_with_the_one_that_does_it(
 ) -> None:
     assert boundary.run(app, [word, "x"]) == 2
     assert capsys.readouterr().err == f"hpcddp: there is no command {word}; write hpcddp {meant}\n"
+
+
+def test_an_interrupt_while_the_command_line_is_loaded_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "status"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "")

@@ -33,7 +33,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """Return an environment with an ``hpcddp`` that cannot load what is slow."""
     program = tmp_path / "bin" / "hpcddp"
     program.parent.mkdir()
-    run = UNINSTALL.format(names=SLOW - {"asyncio"}) + "from hpcddp.cli import main; main()"
+    run = UNINSTALL.format(names=SLOW - {"asyncio"}) + "from hpcddp.__main__ import main; main()"
     (tmp_path / "bin" / "run.py").write_text(run)
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/bin/run.py" "$@"\n')
     program.chmod(0o755)

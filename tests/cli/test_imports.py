@@ -35,7 +35,7 @@ def test_importing_the_command_line_loads_nothing_slow() -> None:
     ids=lambda words: words[0],
 )
 def test_commands_that_only_look_work_where_the_slow_libraries_are_not_installed(words: list[str]) -> None:
-    run = UNINSTALL.format(names=SLOW - {"asyncio"}) + "from hpcddp.cli import main; main()"
+    run = UNINSTALL.format(names=SLOW - {"asyncio"}) + "from hpcddp.__main__ import main; main()"
     done = run_python(run, *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
@@ -50,7 +50,7 @@ def test_commands_that_only_look_load_nothing_slow(words: list[str]) -> None:
     run = (
         "import atexit, sys\n"
         "atexit.register(lambda: print(*sorted({n.partition('.')[0] for n in sys.modules}), file=sys.stderr))\n"
-        "from hpcddp.cli import main; main()"
+        "from hpcddp.__main__ import main; main()"
     )
     done = run_python(run, *words)
     assert done.returncode == 0
@@ -64,7 +64,7 @@ def test_the_list_of_commands_loads_no_models_and_builds_no_command(words: list[
         "build, built = typer.main.get_command_from_info, []\n"
         "typer.main.get_command_from_info = lambda info, **more: built.append(info.callback) or build(info, **more)\n"
         "atexit.register(lambda: print(built, 'pydantic' in sys.modules, file=sys.stderr))\n"
-        "from hpcddp.cli import main; main()"
+        "from hpcddp.__main__ import main; main()"
     )
     done = run_python(run, *words)
     assert (done.returncode, done.stderr) == (0, "[] False\n")
