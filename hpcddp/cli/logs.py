@@ -102,10 +102,13 @@ def _print_logs(
     as_json: bool,
     raw: bool,
 ) -> None:
-    from hpcddp.manage.logs import chosen_attempt, merged, sources
+    from hpcddp.manage.logs import chosen_attempt, last_of, merged, sources
 
     attempt = chosen_attempt(run, number)
-    found = _last(merged(sources(attempt, ranks=ranks, batch=batch)), lines)
+    logs = sources(attempt, ranks=ranks, batch=batch)
+    if lines is not None:
+        logs = [last_of(log, lines) for log in logs]
+    found = _last(merged(logs), lines)
     if as_json:
         _print_document(attempt, found)
         return
@@ -175,7 +178,7 @@ def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int 
         if newest is not None and newest != number:
             number = newest
             attempt = run.attempt(newest)
-            follower, printer = LogFollower(attempt, ranks=ranks, batch=batch), _Printer(attempt, raw=raw)
+            follower, printer = LogFollower(attempt, ranks=ranks, batch=batch, last=lines), _Printer(attempt, raw=raw)
             printer.print(_last(follower.new_lines(time.time(), ended=not alive), lines))
         elif number is not None:
             printer.print(follower.new_lines(time.time(), ended=not alive))

@@ -8,14 +8,21 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, read_failures
-from hpcddp.run.files import GrowingFile, NotRegularError, lines_from, read_tail, why_unreadable
+from hpcddp.run.files import (
+    GrowingFile,
+    NotRegularError,
+    begin_of_last_lines,
+    lines_from,
+    read_tail,
+    why_unreadable,
+)
 from hpcddp.run.job_records import known_hosts, member_word, read_start
 from hpcddp.run.log_timestamps import Times, read_times
 from hpcddp.run.record import RecordError
@@ -172,6 +179,13 @@ def merged(logs: Sequence[LogSource]) -> Iterator[LogLine]:
     return heapq.merge(*map(lines_of, logs), key=lambda line: line.time)
 
 
+def last_of(log: LogSource, count: int) -> LogSource:
+    """Return the part of a log that holds its last ``count`` lines; the whole may be many gigabytes."""
+    with suppress(OSError):
+        return replace(log, begin=begin_of_last_lines(log.path, count, begin=log.begin, end=log.end))
+    return log
+
+
 def lines_of(source: LogSource) -> Iterator[LogLine]:
     """Yield the lines of one log, a last one without its end too; of one that cannot be read, a line that says so."""
     end = sys.maxsize if source.end is None else source.end
@@ -203,10 +217,13 @@ class LogFollower:
         attempt: the attempt.
         ranks: only those of these ranks; empty = of all.
         batch: whether the batch script's log is followed too.
+        last: how many lines of each log are of interest at first; None = all.
     """
 
-    def __init__(self, attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool = False) -> None:
-        self._attempt, self._ranks, self._batch = attempt, ranks, batch
+    def __init__(
+        self, attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool = False, last: int | None = None
+    ) -> None:
+        self._attempt, self._ranks, self._batch, self._last = attempt, ranks, batch, last
         self._files: dict[Path, GrowingFile] = {}
 
     def new_lines(self, now: float, *, ended: bool = False) -> Iterator[LogLine]:
@@ -221,6 +238,8 @@ class LogFollower:
         is_first = not self._files
         logs = sources(self._attempt, batch=self._batch)
         logs = [log for log in logs if not self._ranks or log.rank is None or log.rank in self._ranks]
+        if is_first and self._last is not None:
+            logs = [last_of(log, self._last) for log in logs]
         added = [self._added(log, None if is_first else now, ended=ended) for log in logs]
         return heapq.merge(*added, key=lambda line: line.time)
 

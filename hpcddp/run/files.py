@@ -277,8 +277,37 @@ def read_tail(path: Path, size: int) -> str:
         return ""
 
 
+def begin_of_last_lines(path: Path, count: int, *, begin: int = 0, end: int | None = None) -> int:
+    """Return the offset at which the last lines of a file begin; the file is read backwards from there.
+
+    Args:
+        path: a regular file.
+        count: how many lines; a last one without its end is one too.
+        begin: the least offset.
+        end: the offset behind the last byte that counts; None = the end of the file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open_regular(path, follow_links=True) as (stream, size):
+        stop = size if end is None else min(end, size)
+        # The line break that ends the last line begins no line.
+        position, missing = max(begin, stop - 1), count
+        while position > begin and missing:
+            first = max(begin, position - _BLOCK_BYTES)
+            stream.seek(first)
+            block = stream.read(position - first)
+            while missing and (found := block.rfind(b"\n")) >= 0:
+                missing -= 1
+                position, block = first + found, block[:found]
+            if missing:
+                position = first
+        return position + 1 if count and not missing else begin if count else stop
+
+
 LONGEST_LINE: Final = 64 * 1024
 """Bytes; a longer line is read in parts, so that no log takes more memory."""
+_BLOCK_BYTES: Final = 256 * 1024
 _PART_BYTES: Final = 16 * 1024
 
 

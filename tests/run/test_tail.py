@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hpcddp.run.files import begin_of_last_lines
 from hpcddp.run.metrics import read_metrics
 from hpcddp.run.record import RecordError
 from tests.run.damage import link
@@ -49,3 +53,27 @@ def test_a_log_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="cannot be read") as caught:
         read_metrics(path, 1000)
     assert caught.value.path == path
+
+
+@given(text=st.text("ab\n\r", max_size=40), count=st.integers(0, 6), begin=st.integers(0, 8), end=st.integers(0, 45))
+def test_the_last_lines_begin_where_a_read_of_the_whole_file_says(
+    text: str, count: int, begin: int, end: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "log"
+    path.write_bytes(text.encode())
+    whole = text.encode()[:end][begin:]
+    lines = re.findall(rb"[^\n]*\n|[^\n]+\Z", whole)
+    wanted = b"".join(lines[len(lines) - min(count, len(lines)) :])
+    found = begin_of_last_lines(path, count, begin=begin, end=end)
+    assert text.encode()[:end][found:] == wanted
+
+
+def test_the_last_lines_of_a_large_file_are_found_from_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as stream:
+        # Three gigabytes of nothing: a read from the beginning would take minutes.
+        stream.truncate(3 << 30)
+        stream.seek(0, 2)
+        stream.write(b"\nlast but one\nlast\n")
+    begin = begin_of_last_lines(path, 2)
+    assert path.stat().st_size - begin == len(b"last but one\nlast\n")
