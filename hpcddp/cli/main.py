@@ -21,7 +21,7 @@ app = typer.Typer(
 
     Example: hpcddp submit job.yaml --follow
 
-    Example: hpcddp submit --nodes 2 --gpus-per-node 4 --time 2h -- python train.py
+    Example: hpcddp submit --nodes 2 --gpus-per-node 4 --cpus-per-task 8 -- python train.py
     """,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

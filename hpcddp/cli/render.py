@@ -59,7 +59,7 @@ def render(
 
     Example: hpcddp render job.yaml -o job.sh && sbatch job.sh
 
-    Example: hpcddp render --nodes 2 --gpus-per-node 4 -- python train.py --lr 0.1
+    Example: hpcddp render --nodes 2 --gpus-per-node 4 --cpus-per-task 8 -- python train.py
     """
     from hpcddp.submission.render import render_script
 

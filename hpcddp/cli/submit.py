@@ -107,7 +107,7 @@ def submit(  # noqa: PLR0913  each is an option
 
     Example: hpcddp submit job.yaml --set learning_rate.base=0.2 --follow
 
-    Example: hpcddp submit --nodes 2 --gpus-per-node 4 --time 2h -- python train.py
+    Example: hpcddp submit --nodes 2 --gpus-per-node 4 --cpus-per-task 8 -- python train.py
 
     Example: hpcddp submit --sweep lr=0.1,0.2 --max-parallel 2 -- python train.py --lr {lr}
 

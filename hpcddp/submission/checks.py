@@ -23,6 +23,8 @@ from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
+from hpcddp.jobfile.merge import DEFAULT
+from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder, placeholders_of
 from hpcddp.jobfile.units import format_duration
 from hpcddp.packages import is_installed
@@ -367,6 +369,40 @@ def unexpanded_values(request: SubmitRequest) -> Iterator[str]:
             f"{' and '.join(held)} {'holds' if len(held) == 1 else 'hold'} $NAME or ~/, which is not expanded: the "
             "program gets it as it is; write the whole path, or export the variable in environment.setup"
         )
+
+
+_CPUS: Final = "resources.cpus_per_task"
+_SOME_CPUS: Final = 8
+
+
+def cpus_for_gpus(request: SubmitRequest) -> Iterator[str]:
+    """Yield a sentence about GPUs whose ranks have a single CPU, because the job does not say how many they need."""
+    spec = request.job.spec
+    if request.cluster == "local" or not spec.uses_gpus or request.job.origins.get(_CPUS) != DEFAULT:
+        return
+    known = _cpus_of_a_gpu(request.job)
+    if known == 1:
+        return
+    way = (
+        f"add --cpus-per-task {known}, which is what the nodes have for each GPU"
+        if known
+        else f"add --cpus-per-task {_SOME_CPUS}, or the CPUs of a node divided by its GPUs (sinfo -o '%P %c %G')"
+    )
+    yield f"{_CPUS} is not given, so that each GPU has 1 CPU for the training and its data loader; {way}"
+
+
+def _cpus_of_a_gpu(job: ResolvedJob) -> int | None:
+    """Return how many CPUs the nodes of the job's partitions have for each GPU; None if that is not known."""
+    if job.cluster is None:
+        return None
+    named = (job.spec.resources.partition or "").split(",")
+    partitions = [
+        partition
+        for name, partition in job.cluster.partitions.items()
+        if name in named or (named == [""] and partition.default)
+    ]
+    kinds = [kind for partition in partitions for kind in partition.kinds if kind.gpus]
+    return min((kind.cpus // kind.gpus for kind in kinds), default=None)
 
 
 # The fields that the batch plan and the data depend on, and one below them that changes neither.

@@ -30,6 +30,7 @@ from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environme
 from hpcddp.submission.checks import (
     check_submittable,
     check_sweep_submittable,
+    cpus_for_gpus,
     unexpanded_values,
     unfilled_placeholders,
 )
@@ -136,7 +137,7 @@ def prepare(request: SubmitRequest) -> PreparedJob:
     # On this machine each element has a script of its own; they differ in their values.
     local = table is not None and request.cluster == "local"
     script = render_script(element_request(request, table, 0) if local and table is not None else request).text
-    notes = (*notes, *unfilled_placeholders(request), *unexpanded_values(request))
+    notes = (*notes, *unfilled_placeholders(request), *unexpanded_values(request), *cpus_for_gpus(request))
     return PreparedJob(request=request, script=script, notes=notes)
 
 

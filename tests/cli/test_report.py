@@ -70,14 +70,14 @@ def test_json_prints_the_numbers(capsys: pytest.CaptureFixture[str], root: Path)
 
 def test_json_needs_neither_matplotlib_nor_numpy(root: Path) -> None:
     names = {"matplotlib", "numpy", "torch", "submitit"}
-    run = UNINSTALL.format(names=names) + "from hpcddp.cli import main; main()"
+    run = UNINSTALL.format(names=names) + "from hpcddp.__main__ import main; main()"
     done = run_python(run, "report", "run-1", "--json", "--run-root", str(root))
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["runs"][0]["step"] == 60
 
 
 def test_without_matplotlib_one_sentence_says_how_to_install_it(root: Path, golden: GoldenMessages) -> None:
-    run = UNINSTALL.format(names={"matplotlib"}) + "from hpcddp.cli import main; main()"
+    run = UNINSTALL.format(names={"matplotlib"}) + "from hpcddp.__main__ import main; main()"
     done = run_python(run, "report", "run-1", "--run-root", str(root))
     assert done.returncode == 2
     golden.message(done.stderr, {sys.executable: "PYTHON"})
