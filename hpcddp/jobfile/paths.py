@@ -29,7 +29,7 @@ _HOME: Final = re.compile("~(?=/|$)")
 
 
 def expand_paths(merged: MergedValues, environment: Mapping[str, str], fallback: Source) -> Iterator[Problem]:
-    """Expand the paths in place, and yield a problem for each variable that is not set.
+    """Expand the paths in place, and yield a problem for each variable that is not set, and what only a shell expands.
 
     Args:
         merged: the values of the job.
@@ -42,13 +42,21 @@ def expand_paths(merged: MergedValues, environment: Mapping[str, str], fallback:
         if text is None or (path == ("train", "data_dir") and target is not None and text.startswith(target)):
             continue
         meant = _HOME.sub("$HOME", text, count=1) if text.startswith("~") else text
-        unset = [name for name in _names(meant) if not environment.get(name)]
-        if unset:
+        sentence = _why_unusable(text, meant, environment)
+        if sentence is not None:
             source = merged.owner(path) or fallback
-            sentence = f"is {text!r}, and {unset[0]} is not set here; export it, or write the whole path"
             yield Problem(file=source.file, line=source.line_of(path), key=dotted(path), sentence=sentence)
         elif meant != text or "$" in text:
             merged.replace(path, _VARIABLE.sub(lambda found: environment[found[1] or found[2]], meant))
+
+
+def _why_unusable(text: str, meant: str, environment: Mapping[str, str]) -> str | None:
+    unset = [name for name in _names(meant) if not environment.get(name)]
+    if unset:
+        return f"is {text!r}, and {unset[0]} is not set here; export it, or write the whole path"
+    if "$" in _VARIABLE.sub("", meant) or meant.startswith("~"):
+        return f"is {text!r}, and hpcddp expands only $NAME, ${{NAME}} and ~/ in it; write the whole path"
+    return None
 
 
 def _value(merged: MergedValues, path: Path) -> str | None:

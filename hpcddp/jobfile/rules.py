@@ -362,21 +362,13 @@ def one_environment(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "environment.python", sentence
 
 
-_IN_PATH: Final = frozenset(f"environment.{name}" for name in ACTIVATED)
-
-
 def paths_are_usable(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Reject paths with what only a shell would expand, and paths that PATH cannot contain."""
-    environment, container = spec.environment, spec.environment.container
-    paths = {f"environment.{name}": getattr(environment, name) for name in ACTIVATED}
-    paths["run_root"] = spec.run_root
-    if container is not None:
-        paths["environment.container.image"] = container.image_file
-    for key, path in paths.items():
-        if path is not None and (path.startswith("~") or "$" in path):
-            yield key, f"is {path!r}, and hpcddp expands only $NAME, ${{NAME}} and ~/ in it; write the whole path"
-        elif path is not None and ":" in path and key in _IN_PATH:
-            yield key, f"is {path!r}, and a directory in PATH cannot contain a colon; choose another directory"
+    """Reject paths that PATH cannot contain."""
+    for name in ACTIVATED:
+        path = getattr(spec.environment, name)
+        if path is not None and ":" in path:
+            sentence = f"is {path!r}, and a directory in PATH cannot contain a colon; choose another directory"
+            yield f"environment.{name}", sentence
 
 
 def container_shows_the_run(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -474,7 +466,7 @@ RULES = (
     Rule(("environment.env", "environment.pass_env"), variable_names),
     Rule(("environment.setup",), setup_returns),
     Rule(("environment",), one_environment),
-    Rule(("environment", "run_root"), paths_are_usable),
+    Rule(("environment",), paths_are_usable),
     Rule(("environment.container", "run_root"), container_shows_the_run),
     Rule(("environment.container.image",), image_is_found),
     Rule(("checkpoint.best", "command", "train"), _best_metric_is_known),
