@@ -66,6 +66,60 @@ class Batch:
         )
         return replace(self, arguments=arguments, samples=len(rows))
 
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The outputs that have gradients."""
+        found: list[Tensor] = []
+
+        def collect(output: Tensor) -> Tensor:
+            found.append(output)
+            return output
+
+        self.with_outputs(collect)
+        return found
+
+    def with_outputs(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with other outputs; ``change`` gets those that have gradients, one by one."""
+
+        def changed(leaf: object) -> object:
+            if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+                return change(leaf)
+            return leaf
+
+        outputs = (map_tree(argument, changed) for argument in self.arguments[: self.differentiable])
+        return replace(self, arguments=(*outputs, *self.arguments[self.differentiable :]))
+
+    def scaled(self, factors: Tensor) -> Batch:
+        """Return the batch with the outputs of each sample times a factor ``[n]``."""
+
+        def scale(output: Tensor) -> Tensor:
+            if not self._counts_samples(output, self.dimension):
+                return output
+            shape = [1] * output.dim()
+            shape[self.dimension] = self.samples
+            return output * factors.to(output.real.dtype).view(shape)
+
+        return self.with_outputs(scale)
+
+    def near_targets(self, factors: Tensor) -> Batch | None:
+        """Return the batch with outputs that fit their targets, but for a deviation times a factor ``[n]``.
+
+        None where the outputs are neither of the shape of the targets nor scores of classes.
+        """
+        if len(self.arguments) != _PAIR or self.dimension or not isinstance(target := self.arguments[1], Tensor):
+            return None
+        output = self.arguments[0]
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return None
+        if target.is_floating_point() and target.shape == output.shape:
+            shape = (self.samples, *[1] * (output.dim() - 1))
+            return self.with_outputs(lambda given: target + factors.view(shape).to(given) * (given - target))
+        if target.dtype == torch.int64 and output.dim() == _PAIR and target.shape == output.shape[:1]:
+            strength = (1 / factors).to(output)[:, None]
+            one_hot = functional.one_hot(target.clamp(min=0), output.shape[1]).to(output)
+            return self.with_outputs(lambda given: given + strength * one_hot)
+        return None
+
     def _counts_samples(self, tensor: Tensor, dimension: int) -> bool:
         return tensor.dim() > dimension and tensor.shape[dimension] == self.samples
 

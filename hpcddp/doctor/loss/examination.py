@@ -23,7 +23,15 @@ from hpcddp.doctor.loss.call import (
     parameters_needed,
 )
 from hpcddp.doctor.loss.repairs import Repair, repair_for
-from hpcddp.doctor.loss.verdict import Deviation, Judgement, Verdict, is_constant, judge, tolerance_of
+from hpcddp.doctor.loss.verdict import (
+    Deviation,
+    Judgement,
+    Verdict,
+    is_constant,
+    judge,
+    judged_splits,
+    tolerance_of,
+)
 
 _LEAST_RANKS: Final = 2
 
@@ -98,7 +106,9 @@ def _examine(
         loss=name,
         finding=finding,
         world_size=world_size,
-        repair=repair_for(loss, batch, judgement.verdict),
+        repair=repair_for(
+            loss, batch, judgement.verdict, splits=judged_splits(batch.samples, world_size, finding.worst)
+        ),
         notes=(*notes, *_notes(finding, batch, world_size)),
     )
 
@@ -183,6 +193,8 @@ def _notes(finding: Finding, batch: Batch, world_size: int) -> Iterator[str]:
 # Words of torch's errors about tensors of different dtypes.
 _FORMAT_WORDS: Final = ("dtype", "scalar type", "Double")
 _SEEDS: Final = (0, 1, 2)
+# Powers of ten, of the smallest and the largest factor.
+_SCALES: Final = (-2.0, 1.0)
 # Common labels of samples to ignore, besides the number of classes. torch's default is tried last, since every cross
 # entropy accepts it.
 _IGNORED: Final = (255, 254, 250, -1)
@@ -274,6 +286,8 @@ class _Trial:
         )
         verdict = finding.judgement.verdict
         if verdict is Verdict.MEAN:
+            if (scaled := self._with_other_scales(self.accepted[0][0])) is not None:
+                return scaled, []
             labelled = next((kind for kind, _ in self.accepted if kind.labels is not None), None)
             return (finding, []) if labelled is None else self._with_other_labels(labelled, finding)
         differing = [(kind.name, f.judgement.verdict) for kind, f in self.accepted if f.judgement.verdict != verdict]
@@ -281,6 +295,22 @@ class _Trial:
             f"On {name} it is {other}: give batches like your own with --data to be sure." for name, other in differing
         ]
         return finding, notes[:1]
+
+    def _with_other_scales(self, kind: Kind) -> Finding | None:
+        """Return the finding on samples of very different sizes, if it is another one: a loss may have a threshold.
+
+        The samples are ordered by size, so that the shares differ.
+        """
+        factors = torch.logspace(*_SCALES, self._samples, dtype=torch.float64)
+        drawn = [kind.batch(self._samples, _SEEDS[0])]
+        near = [batch for one in drawn if (batch := one.near_targets(factors)) is not None]
+        for how, batches in (("of very different sizes", [one.scaled(factors) for one in drawn]), ("near them", near)):
+            found = self._judge(batches, f"{kind.name}, {how}") if batches else None
+            if found is None or found.judgement.bad_share is not None:
+                continue
+            if found.judgement.verdict is not Verdict.MEAN:
+                return found
+        return None
 
     def _with_other_labels(self, kind: Kind, finding: Finding) -> tuple[Finding, list[str]]:
         """Return the finding that decides if some classes have weights, or some labels are ignored."""

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import torch
 
 from hpcddp.doctor.errors import UnusableError
-from hpcddp.doctor.loss.batches import Batch, even_split
+from hpcddp.doctor.loss.batches import Batch, Split, even_split
 from hpcddp.doctor.loss.call import Loss
-from hpcddp.doctor.loss.verdict import Verdict, tolerance_of
+from hpcddp.doctor.loss.verdict import Verdict, combine, flat_gradient, tolerance_of
+from hpcddp.train.buffers import as_real
 
 _TRIALS: Final = 3
+_PARTS: Final = 3
+_COARSE_TOLERANCE: Final = 0.1
+# A central difference in double precision.
+_STEP: Final = 1e-5
+_DERIVATIVE_TOLERANCE: Final = 1e-4
+# Samples that are moved, places at which each is looked at, and how much longer than the others a step is that jumps.
+_MOVING: Final = 6
+_PLACES: Final = 41
+_JUMP: Final = 4.0
 # Larger than the tolerance of the verdict: quotients of differences are compared, and an error only changes the advice.
 _TOLERANCE: Final = 1e-5
 # Functions of sums hardly change when every sample is repeated (only by a smoothing constant).
@@ -44,8 +56,15 @@ class Repair:
     loss_reduction: str = "global"
 
 
-def repair_for(loss: Loss, batch: Batch, verdict: Verdict) -> Repair | None:
-    """Return the repair of a loss with this verdict on the batch; None if the loss is exact."""
+def repair_for(loss: Loss, batch: Batch, verdict: Verdict, *, splits: Sequence[Split]) -> Repair | None:
+    """Return the repair of a loss with this verdict on the batch; None if the loss is exact.
+
+    Args:
+        loss: the loss.
+        batch: the batch on which it is not exact.
+        verdict: the verdict on it.
+        splits: the splits that were judged; a repair has the loss and the gradient of the whole batch on each.
+    """
     call = loss.name.rpartition(":")[2].rpartition(".")[2]
     if verdict is Verdict.MEAN:
         return None
@@ -56,7 +75,7 @@ def repair_for(loss: Loss, batch: Batch, verdict: Verdict) -> Repair | None:
             call, batch, "it depends on the order of the samples, and a gather restores the order of the global batch"
         )
     try:
-        return _for_whole_batches(loss, batch, call)
+        return _for_whole_batches(loss, batch, call, splits)
     except UnusableError:
         # The loss may fail on parts that are smaller than those of the verdict.
         return _gather(call, batch, "on gathered samples it computes the loss of the whole global batch")
@@ -74,9 +93,9 @@ def _for_sum(call: str) -> Repair:
     )
 
 
-def _for_whole_batches(loss: Loss, batch: Batch, call: str) -> Repair:
-    kind = _mean_kind(loss, batch)
-    if kind == "weighted":
+def _for_whole_batches(loss: Loss, batch: Batch, call: str, splits: Sequence[Split]) -> Repair:
+    kind = _mean_kind(loss, batch, splits)
+    if kind == "weighted" and all(_is_weighted_mean(loss, batch, split) for split in splits):
         return Repair(
             helper="weighted_mean",
             why="it is a sum over samples divided by a sum of weights, which differs between shares",
@@ -90,19 +109,19 @@ def _for_whole_batches(loss: Loss, batch: Batch, call: str) -> Repair:
             "it is one sum over samples divided by another",
             "lambda above, below: above / below, above, below",
         )
-    elif _is_root_mean(loss, batch):
+    elif all(_is_root_mean(loss, batch, split) for split in splits):
         why, arguments = (
             "it is the root of a mean, and a mean of roots is another number",
             ("lambda s, n: (s / n).sqrt(), squares, count"),
         )
     elif _changes_when_doubled(loss, batch):
         return _gather(call, batch, "it compares samples with each other, also samples of different ranks")
-    elif not _is_function_of_few_sums(loss, batch):
+    elif not (_is_function_of_few_sums(loss, batch) and _has_true_gradient(loss, batch) and _is_smooth(loss, batch)):
         return _gather(
             call,
             batch,
-            "on gathered samples it computes the loss of the global batch, and it is no function of few sums (one of "
-            "many, such as a covariance matrix, can use additive_loss)",
+            "on gathered samples it computes the loss of the global batch, and it is no smooth function of few sums "
+            "(one of many, such as a covariance matrix, can use additive_loss)",
         )
     else:
         why, arguments = "it is a function f of few sums over samples", "f, *sums"
@@ -135,7 +154,7 @@ def _gathered(name: str, argument: object, dimension: int) -> str:
     return f"gather_with_grad({name})" if isinstance(argument, torch.Tensor) else name
 
 
-def _mean_kind(loss: Loss, batch: Batch) -> str | None:
+def _mean_kind(loss: Loss, batch: Batch, splits: Sequence[Split]) -> str | None:
     """Return ``weighted``, ``ratio`` or None.
 
     With f(AB) = (w_A f(A) + w_B f(B)) / (w_A + w_B), three parts give three quotients of weights from values alone,
@@ -144,16 +163,26 @@ def _mean_kind(loss: Loss, batch: Batch) -> str | None:
     """
     constant = True
     for trial in range(_TRIALS):
-        a, b, c = even_split(batch.samples, 3, seed=trial).rows
+        a, b, c = even_split(batch.samples, _PARTS, seed=trial).rows
+        first = _Pair(loss, batch, a, b)
+        if not _is_consistent([first, _Pair(loss, batch, b, c), _Pair(loss, batch, a, c)], _TOLERANCE):
+            return None
+        constant = constant and first.weights_are_constant()
+    for a, b, c in (split.rows[:_PARTS] for split in splits if len(split.rows) >= _PARTS):
+        # Small parts, whose quotients are less exact.
         pairs = [_Pair(loss, batch, *rows) for rows in ((a, b), (b, c), (a, c))]
-        ab, bc, ac = (pair.quotient for pair in pairs)
-        if ab is None or bc is None or ac is None:
+        if not _is_consistent(pairs, _COARSE_TOLERANCE):
             return None
-        product = ab * bc
-        if abs(product - ac) > _TOLERANCE * max(abs(product), abs(ac)):
-            return None
-        constant = constant and pairs[0].weights_are_constant()
     return "weighted" if constant else "ratio"
+
+
+def _is_consistent(pairs: Sequence[_Pair], tolerance: float) -> bool:
+    """Return whether the quotient of the weights of a and c, the last of the pairs, is the product of the other two."""
+    ab, bc, ac = pairs
+    if ab.quotient is None or bc.quotient is None or ac.quotient is None:
+        return False
+    product = ab.quotient * bc.quotient
+    return abs(product - ac.quotient) <= tolerance * max(abs(product), abs(ac.quotient))
 
 
 class _Pair:
@@ -179,12 +208,85 @@ class _Pair:
         return bool((joined - factor * alone).norm() <= _TOLERANCE * joined.norm())
 
 
-def _is_root_mean(loss: Loss, batch: Batch) -> bool:
-    """Return whether the square of the loss is the mean over the samples."""
+def _is_weighted_mean(loss: Loss, batch: Batch, split: Split) -> bool:
+    """Return whether the loss is a mean of the losses of the shares, with weights that do not depend on the outputs.
+
+    The gradient of the whole batch on the rows of a share is then the weight times the gradient of the share.
+    """
+    evaluated = loss.evaluate(batch)
+    whole, tolerance = flat_gradient(evaluated), max(_TOLERANCE, tolerance_of(evaluated.dtype))
+    parts = [loss.evaluate(batch.part(rows)) for rows in split.rows]
+    weights = []
+    for number in range(len(parts)):
+        alone = flat_gradient(combine(parts, split, [float(number == other) for other in range(len(parts))]))
+        length = float(alone @ alone)
+        weights.append(float(alone @ whole) / length if length else 0.0)
+    mean = combine(parts, split, weights)
+    value, total = evaluated.value, sum(weights)
+    near = abs(mean.value - value) <= tolerance * abs(value) and abs(total - 1) <= tolerance
+    return near and bool((flat_gradient(mean) - whole).norm() <= tolerance * whole.norm())
+
+
+def _is_root_mean(loss: Loss, batch: Batch, split: Split) -> bool:
+    """Return whether the square of the loss is the mean over the samples, and its gradient that of the mean."""
     whole = loss.evaluate(batch)
-    rows = even_split(batch.samples, 3, seed=0).rows
-    mean = sum(len(part) * loss.evaluate(batch.part(part)).value ** 2 for part in rows) / batch.samples
-    return abs(whole.value**2 - mean) <= _TOLERANCE * abs(mean)
+    parts = [loss.evaluate(batch.part(rows)) for rows in split.rows]
+    # Half of the gradient of the square.
+    halves = combine(
+        parts, split, [size / batch.samples * part.value for size, part in zip(split.sizes, parts, strict=True)]
+    )
+    half = whole.value * flat_gradient(whole)
+    near = abs(whole.value**2 - halves.value) <= _TOLERANCE * abs(halves.value)
+    return near and bool((flat_gradient(halves) - half).norm() <= _TOLERANCE * half.norm())
+
+
+def _has_true_gradient(loss: Loss, batch: Batch) -> bool:
+    """Return whether the gradient of the loss is the derivative of its value, with nothing detached.
+
+    A helper differentiates all that it is given.
+    """
+    # Other directions than those of the batch itself, along which many losses do not change.
+    g = torch.Generator().manual_seed(7)
+    whole = loss.evaluate(batch)
+    tolerance = max(_DERIVATIVE_TOLERANCE, tolerance_of(whole.dtype))
+    for _ in range(_TRIALS):
+        directions = [torch.randn(output.shape, generator=g, dtype=output.dtype) for output in batch.outputs]
+        above, below = (_value_beside(loss, batch, directions, step) for step in (_STEP, -_STEP))
+        found = (above - below) / (2 * _STEP)
+        pairs = zip(whole.gradients, directions, strict=True)
+        right = sum(float((gradient * batch.rows_first(as_real(direction))).sum()) for gradient, direction in pairs)
+        if abs(found - right) > tolerance * float(flat_gradient(whole).norm()):
+            return False
+    return True
+
+
+def _value_beside(loss: Loss, batch: Batch, directions: Sequence[torch.Tensor], step: float) -> float:
+    """Return the loss of a batch whose outputs have moved by a step in their directions."""
+    places = iter(directions)
+    return loss.evaluate(batch.with_outputs(lambda output: output + step * next(places))).value
+
+
+def _is_smooth(loss: Loss, batch: Batch) -> bool:
+    """Return whether the gradients of some samples change without a jump while another sample moves.
+
+    Where a loss takes the largest sample, or compares, they jump when another sample is taken.
+    """
+    one, other = even_split(batch.samples, 2, seed=0).rows
+    moves = [(one, moving) for moving in other[:_MOVING]] + [(other, moving) for moving in one[:_MOVING]]
+    return not any(_jumps(loss, batch, fixed, moving) for fixed, moving in moves)
+
+
+def _jumps(loss: Loss, batch: Batch, fixed: torch.Tensor, moving: torch.Tensor) -> bool:
+    rows = []
+    for factor in torch.logspace(-1, 1, _PLACES, dtype=torch.float64):
+        factors = torch.ones(batch.samples, dtype=torch.float64)
+        factors[moving] = factor
+        found = loss.evaluate(batch.scaled(factors))
+        if not found.finite:
+            return False
+        rows.append(torch.cat([part[fixed].reshape(-1) for part in found.gradients if part.dim()]))
+    steps = torch.stack([(after - before).norm() for before, after in pairwise(rows)])
+    return float(steps.max()) > _JUMP * float(steps.quantile(0.9)) + _TOLERANCE * float(rows[0].norm())
 
 
 def _is_function_of_few_sums(loss: Loss, batch: Batch) -> bool:

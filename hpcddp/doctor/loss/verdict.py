@@ -111,14 +111,14 @@ def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgem
     deviations, sums, bad = {"order": order}, Deviation(), None
     even = even_split(batch.samples, world_size)
     parts = _evaluate_parts(loss, batch, even)
-    ddp = _compare_ddp(whole, _combine(parts, even, [1 / world_size] * world_size))
-    for split in (even, *random_splits(batch.samples, world_size, seed)):
-        parts = parts if split is even else _evaluate_parts(loss, batch, split)
+    ddp = _compare_ddp(whole, combine(parts, even, [1 / world_size] * world_size))
+    for split in judged_splits(batch.samples, world_size, seed):
+        parts = parts if split.name == even.name else _evaluate_parts(loss, batch, split)
         bad = bad or next((size for size, part in zip(split.sizes, parts, strict=True) if not part.finite), None)
         weights = [size / batch.samples for size in split.sizes]
-        mean = deviation(whole, _combine(parts, split, weights))
+        mean = deviation(whole, combine(parts, split, weights))
         deviations[split.name] = deviations.get(split.name, Deviation()).joined(mean)
-        sums = sums.joined(deviation(whole, _combine(parts, split, [1.0] * len(parts))))
+        sums = sums.joined(deviation(whole, combine(parts, split, [1.0] * len(parts))))
     return Judgement(
         verdict=_verdict(order, deviations.values(), sums, tolerance),
         deviations=deviations,
@@ -128,6 +128,11 @@ def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgem
         bad_share=bad,
         kept=kept,
     )
+
+
+def judged_splits(samples: int, world_size: int, seed: int) -> list[Split]:
+    """Return the splits on which a loss is judged: the even one first."""
+    return [even_split(samples, world_size), *random_splits(samples, world_size, seed)]
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
@@ -205,7 +210,7 @@ def _kept_state(loss: Loss, batch: Batch) -> tuple[str, ...]:
 def _order_deviation(loss: Loss, batch: Batch, whole: Evaluation, seed: int) -> Deviation:
     """Return the deviation of the loss when the samples are permuted."""
     split = even_split(batch.samples, 1, seed=seed)
-    return deviation(whole, _combine([loss.evaluate(batch.part(split.rows[0]))], split, [1.0]))
+    return deviation(whole, combine([loss.evaluate(batch.part(split.rows[0]))], split, [1.0]))
 
 
 def _evaluate_parts(loss: Loss, batch: Batch, split: Split) -> list[Evaluation]:
@@ -221,7 +226,7 @@ def _evaluate_parts(loss: Loss, batch: Batch, split: Split) -> list[Evaluation]:
     return parts
 
 
-def _combine(parts: Sequence[Evaluation], split: Split, weights: Sequence[float]) -> Evaluation:
+def combine(parts: Sequence[Evaluation], split: Split, weights: Sequence[float]) -> Evaluation:
     """Return the weighted sum of the shares' losses as one evaluation of the whole batch."""
     finite = all(part.finite for part in parts)
     value = math.fsum(w * part.value for w, part in zip(weights, parts, strict=True)) if finite else math.nan
