@@ -94,19 +94,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if subject and config.getoption("--skip-unchanged") and not _has_changed(subject.args):
             reason = f"{', '.join(subject.args)} did not change since the parent commit; scripts/test --long runs it"
             item.add_marker(pytest.mark.skip(reason))
-        if _shares_a_fixture(item):
-            # For --dist=loadgroup: one process runs them all, and makes the fixture once.
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
         failure = expected_failure(item.iter_markers("fails_on_slurm"), slurm_version() or "0")
         if failure is not None:
             item.add_marker(failure)
-
-
-def _shares_a_fixture(item: pytest.Item) -> bool:
-    """Return whether a test takes a fixture that other tests of its module take too."""
-    used = getattr(item, "_fixtureinfo", None)
-    definitions = () if used is None else used.name2fixturedefs.values()
-    return any(definition.scope in ("module", "class") for found in definitions for definition in found)
 
 
 @cache
