@@ -135,8 +135,8 @@ def _each_task_launches(text: ShellText, launcher: Launcher, spec: JobSpec) -> O
     return Obstacle(
         sentence=f"{text.name} starts {launcher.name} for the ranks of a node, and each of the {spec.ranks_per_node} "
         "tasks of a node would start it; add --set launcher=own, with which one task on each node runs the command",
-        certain=text.is_certain,
-        can_force=False,
+        # The launchers may know of each other; if they do not, the run fails and names them.
+        certain=False,
     )
 
 
