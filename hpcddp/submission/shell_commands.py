@@ -13,6 +13,7 @@ from typing import Final
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import Launcher, launcher_of
+from hpcddp.run.files import open_regular
 from hpcddp.submission.request import Obstacle
 
 _SHELLS: Final = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
@@ -68,7 +69,8 @@ def shell_text_of(command: Sequence[str]) -> ShellText | None:
     if not words:
         return None
     if Path(words[0]).name not in _SHELLS:
-        text = _read(words[0])
+        # A name without a slash is looked up in PATH.
+        text = _read(words[0]) if "/" in words[0] else ""
         return ShellText(name=words[0], text=text, file=words[0]) if _SHEBANG.match(text) else None
     text = next((after for before, after in pairwise(words) if _TEXT_OPTION.fullmatch(before)), "")
     if text:
@@ -163,8 +165,9 @@ def _ends_a_command(token: str) -> bool:
 
 
 def _read(file: str) -> str:
+    """Return the text of a script; empty if it is missing, large, or no regular file that may be trusted."""
     try:
-        path = Path(file)
-        return path.read_text(encoding="utf-8", errors="replace") if path.stat().st_size <= _LARGEST_SCRIPT else ""
-    except OSError:
+        with open_regular(Path(file), follow_links=True) as (stream, size):
+            return stream.read().decode("utf-8", errors="replace") if size <= _LARGEST_SCRIPT else ""
+    except (OSError, ValueError):
         return ""

@@ -21,6 +21,6 @@ def runner(tmp_path: Path) -> Iterator[ScriptRunner]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand in a directory beside ``bin``, the first place where programs are looked for."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
     return tmp_path

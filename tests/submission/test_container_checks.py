@@ -51,6 +51,6 @@ def test_files_that_a_container_needs_are_looked_for(
     assert warnings_of(here, {"container": container}) == [mount]
     (here / "a,b").mkdir()
     monkeypatch.chdir(here / "a,b")
-    (error,) = errors_of(here, {"container": container | {"image": str(here / "work" / "i.sif")}})
+    (error,) = errors_of(here, {"container": container | {"image": str(here / "project" / "i.sif")}})
     assert f"'{here}/a,b', which holds a comma" in golden.message(error)
     assert error.endswith("; submit from another directory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,10 @@ def test_deepspeed_is_recognised() -> None:
     document = {"name": "a", "command": ["deepspeed", "train.py"], "resources": {"gpus_per_node": 4}}
     spec = load_job(document).spec
     assert (spec.tasks_per_node, spec.ranks_per_node) == (1, 4)
+
+
+def test_a_script_that_is_a_pipe_or_large_is_not_read() -> None:
+    os.mkfifo("pipe.sh")
+    Path("large.sh").write_text("#!/bin/bash\nsrun x\n" + "# comment\n" * 50_000)
+    assert notes("bash", "pipe.sh") == ()
+    assert notes("bash", "large.sh") == ()

@@ -37,7 +37,7 @@ def test_every_task_on_this_machine_runs_in_the_environment(here: Path, field: s
         Path("my project/pyproject.toml").write_text(
             '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.11"\n'
         )
-    environment = virtual(here / "work" / place)
+    environment = virtual(here / "project" / place)
     Path("job.yaml").write_text(JOB.replace("ENVIRONMENT", f"{field}: {place.removesuffix('/.venv')}"))
     variables = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     done = subprocess.run(
@@ -61,7 +61,7 @@ def test_every_task_on_this_machine_runs_in_the_environment(here: Path, field: s
 def test_uv_run_among_the_tasks_leaves_the_environment_as_it_is(here: Path) -> None:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert uv is not None, "uv is one of the tools of the group dev"
-    project = here / "work"
+    project = here / "project"
     (project / "pyproject.toml").write_text(f'{PROJECT}dependencies = ["not-there-at-all"]\n')
     environment = virtual(project / ".venv")
     command = f"[{uv}, run, --offline, python, -c, 'import sys; print(sys.prefix, flush=True)']"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hpcddp.doctor.errors import DoctorError, NoLossError, UnusableError
 from hpcddp.doctor.loss.batches import Batch, map_tree, tensors_in
 from hpcddp.train.buffers import as_real
-from hpcddp.train.losses.state import changed_names, kept_state
+from hpcddp.train.losses.state import changed_names, copy_of, kept_state
 from hpcddp.train.user_code import describe
 
 _SEED = 20_140_612
@@ -97,7 +97,7 @@ class Loss:
         return [loss.evaluate(batch, copied=False) for batch in batches]
 
     def _copy(self) -> Loss:
-        return replace(self, function=copy.deepcopy(self.function))
+        return replace(self, function=copy_of(self.function))
 
     def _call(self, function: Callable[..., Any], arguments: Sequence[Any], seed: int) -> Tensor:
         default = torch.get_default_dtype()

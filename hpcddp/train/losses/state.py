@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hpcddp.train.errors import UserCodeError
 
-_TOLERANCE = 1e-6
+_TOLERANCE: Final = 1e-6
+_PLAIN: Final = (str, bytes, int, float, complex, set, frozenset, type(None))
+_SEQUENCES: Final = (list, tuple, deque)
+# Objects may hold each other.
+_DEEPEST: Final = 6
 
 
 def kept_state(loss: object) -> dict[str, object]:
@@ -46,22 +52,42 @@ def refuse_state(name: str, loss: Callable[[Any, Any], Tensor], outputs: object,
     Raises:
         UserCodeError: it depends on what it keeps.
     """
-    probe = copy.deepcopy(loss)
-    before, half = kept_state(probe), len(labels) // 2
-    whole, part = _rows(outputs, len(labels)), _rows(outputs, half)
+    probe = copy_of(loss)
+    if probe is loss:
+        # A function, or what cannot be copied: a call could change what it keeps elsewhere.
+        return
+    try:
+        changed = _influential(probe, outputs, labels)
+    except Exception:  # noqa: BLE001  a loss may need the graph of its outputs; its first real call shows other errors
+        return
+    if changed:
+        raise UserCodeError(
+            f"train.loss is {name}, which keeps {', '.join(changed)} from call to call, and its value depends on that: "
+            "each rank would keep its own, and no checkpoint holds it; write a loss that keeps nothing, or a training "
+            "of your own (entrypoint) that saves it and makes it equal on all ranks"
+        )
+
+
+def copy_of(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of a loss; the loss itself if it is a function or holds what cannot be copied."""
+    try:
+        return copy.deepcopy(loss)
+    except Exception:  # noqa: BLE001  it may hold a lock or a file
+        return loss
+
+
+def _influential(probe: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> list[str]:
+    """Return what the calls of a loss change in it, if its value depends on that."""
+    half = len(labels) // 2
+    before = kept_state(probe)
+    whole = _rows(outputs, len(labels))
     first = _value(probe, whole, labels)
     changed = changed_names(before, kept_state(probe))
     if not changed:
-        return
-    _value(probe, part, labels[:half])
+        return []
+    _value(probe, _rows(outputs, half), labels[:half])
     again = _value(probe, whole, labels)
-    if torch.allclose(first, again, rtol=_TOLERANCE, atol=0, equal_nan=True):
-        return
-    raise UserCodeError(
-        f"train.loss is {name}, which keeps {', '.join(changed)} from call to call, and its value depends on that: "
-        "each rank would keep its own, and no checkpoint holds it; write a loss that keeps nothing, or a training of "
-        "your own (entrypoint) that saves it and makes it equal on all ranks"
-    )
+    return [] if torch.allclose(first, again, rtol=_TOLERANCE, atol=0, equal_nan=True) else changed
 
 
 def _value(loss: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> Tensor:
@@ -96,19 +122,25 @@ def _kept(loss: object) -> Iterator[tuple[str, object]]:
         yield from sorted(vars(loss).items())
 
 
-def _same(one: object, other: object) -> bool:
+def _same(one: object, other: object, depth: int = _DEEPEST) -> bool:
+    """Return whether two values are equal; what is nested deeper, or cannot be compared, counts as equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         # NaN is what it was.
         return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, str | bytes | int | float | complex | set | frozenset | None):
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.tobytes() == other.tobytes()
+    if isinstance(one, _PLAIN):
         return one == other or (one != one and other != other)  # noqa: PLR0124
-    try:
-        ones, others = list(one), list(other)  # type: ignore[call-overload]
-    except TypeError:
-        kept = getattr(one, "__dict__", None)
-        return kept is None or _same(kept, getattr(other, "__dict__", None))
-    return len(ones) == len(others) and all(map(_same, ones, others))
+    return depth == 0 or _same_parts(one, other, depth - 1)
+
+
+def _same_parts(one: object, other: object, depth: int) -> bool:
+    """Return whether two values of one type have equal parts."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key], depth) for key in one)
+    if isinstance(one, _SEQUENCES) and isinstance(other, _SEQUENCES):
+        return len(one) == len(other) and all(_same(*pair, depth) for pair in zip(one, other, strict=True))
+    kept = getattr(one, "__dict__", None)
+    return kept is None or _same(kept, getattr(other, "__dict__", None), depth)

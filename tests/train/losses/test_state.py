@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from hpcddp.doctor.errors import DoctorError
 from hpcddp.doctor.loss.examination import examine
 from hpcddp.doctor.loss.verdict import Verdict
 from hpcddp.train.errors import UserCodeError
-from hpcddp.train.losses.state import refuse_state
+from hpcddp.train.losses.state import changed_names, refuse_state
 from tests.distributed.training import job_document, run_ranks
 from tests.messages import GoldenMessages
 from tests.train.losses import stateful
@@ -63,3 +65,43 @@ def test_a_training_with_such_a_loss_ends_at_its_first_step(tmp_path: Path) -> N
     outcome = run_ranks(tmp_path / "ranks", 2, [{"run": tmp_path / "run", "spec": spec}])
     assert outcome.codes == [70, 70]
     assert all("keeps centre from call to call" in error["message"] for error in outcome.errors.values())
+
+
+class Locked(torch.nn.Module):
+    """Cannot be copied, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.calls = 0
+
+    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.nn.functional.cross_entropy(outputs, labels)
+
+
+class NeedsGraph(torch.nn.Module):
+    """Differentiates its outputs, so that it cannot be called without a graph."""
+
+    def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(outputs, labels)
+        (gradient,) = torch.autograd.grad(loss, outputs, create_graph=True)
+        return loss + gradient.square().sum()
+
+
+def test_a_loss_that_cannot_be_tried_is_called_as_it_is() -> None:
+    calls = []
+
+    def counted(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        calls.append(len(labels))
+        return torch.nn.functional.cross_entropy(outputs, labels)
+
+    locked = Locked()
+    for loss in (locked, NeedsGraph(), counted):
+        refuse_state("a:b", loss, *batch())
+    assert (locked.calls, calls) == (0, [])
+
+
+@pytest.mark.parametrize("value", [itertools.count(), object(), threading.Lock(), {"deep": [[[[[[[[1]]]]]]]]}])
+def test_what_has_no_end_or_cannot_be_compared_counts_as_equal(value: object) -> None:
+    assert changed_names({"a": value}, {"a": value}) == []
