@@ -408,7 +408,7 @@ def print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) ->
         echo(json.dumps({**submission.as_json(), **document}, indent=2))
         return
     if result is None:
-        echo("the job ended without a result: it was cancelled, killed or never started")
+        echo(f"the job ended without a result; why: hpcddp why {submission.run.run_id}")
     elif outcome.status == "finished":
         echo(f"finished: {', '.join(_facts(result))}")
         echo(f"result {submission.run.result}")

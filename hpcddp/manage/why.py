@@ -240,7 +240,10 @@ def _gone(status: RunStatus) -> Answer:
     files, job = status.files, status.job
     run = status.run
     known = files.job.job_id if files.job else None
-    if files.attempt is None and job is not None and JOB_STATES.get(job.state) is JobState.COMPLETED:
+    said = None if files.attempt is not None else _reason_of_script(status)
+    if said is not None:
+        why = f"its script ended before an attempt began: {said}"
+    elif files.attempt is None and job is not None and JOB_STATES.get(job.state) is JobState.COMPLETED:
         # An exit in environment.setup would have failed.
         why = "environment.setup has replaced the script, as exec does, so that no task was started"
     elif job is not None:
@@ -316,6 +319,17 @@ def _collective_sentence(group: str, found: Mapping[int, Sequence[Collective]], 
 
 def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+
+
+# What the script says when a line of environment.setup, a module or an activation ends it.
+_SETUP_ENDED: Final = ("hpcddp: environment.setup: ", "hpcddp: a module, an activation or environment.setup ")
+
+
+def _reason_of_script(status: RunStatus) -> str | None:
+    """Return what the script has said last itself; a trap of environment.setup may print after it."""
+    lines = read_tail(status.run.batch_log, _TAIL_BYTES).splitlines()
+    own = [line for line in lines if line.startswith(_SETUP_ENDED)]
+    return own[-1].removeprefix("hpcddp: ") if own else None
 
 
 def _last_line(status: RunStatus) -> Iterator[str]:

@@ -191,6 +191,15 @@ def test_lines_of_the_setup_that_failed_are_in_the_history(made: FakeRun) -> Non
     ]
 
 
+@pytest.mark.parametrize("cluster", ["slurm", "local"])
+def test_a_line_of_the_setup_that_ended_the_script_is_why(made: FakeRun, cluster: str) -> None:
+    said = "environment.setup: source a.sh ended with exit code 1, so that no task was started"
+    made.submitted(cluster=cluster)
+    made.run.batch_log.write_text(f"start\nhpcddp: {said}\ncleaned\n")
+    found = why(made, *([queued(state="FAILED")] if cluster == "slurm" else []))
+    assert found.why == f"its script ended before an attempt began: {said}"
+
+
 def test_a_script_that_setup_has_replaced_is_told(made: FakeRun) -> None:
     answer = why(made.submitted(), queued(state="COMPLETED"))
     assert answer.why == "environment.setup has replaced the script, as exec does, so that no task was started"
