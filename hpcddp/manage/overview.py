@@ -356,10 +356,10 @@ def _with_tokens(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
 
 
 def remarks_on(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield a sentence for each record that cannot be read, and for each program that starts over."""
+    """Yield what users should know besides the states, a sentence each."""
     for line in lines:
         for run in [line] if isinstance(line, RunStatus) else line.elements:
-            yield from map(one_line, run.files.remarks)
+            yield from map(one_line, run.remarks)
 
 
 def _plain(text: str, _: State) -> str:
@@ -441,7 +441,7 @@ def details(status: RunStatus, *, paint: Paint) -> list[str]:
         "directory": one_line(str(status.run.path)),
     }
     lines = [f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING]
-    return [*lines, *map(one_line, [*status.metric_sentences(), *files.remarks])]
+    return [*lines, *map(one_line, [*status.metric_sentences(), *status.remarks])]
 
 
 def _short(run_id: str) -> str:

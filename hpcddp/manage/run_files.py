@@ -135,7 +135,7 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
         result=result,
         events=events,
         total_steps=None if plan is None else plan.total_steps,
-        progress=progress_of(metrics, since=began, written=_written(run.metrics) if metrics else 0.0),
+        progress=progress_of(metrics, since=began, written=time_written(run.metrics) if metrics else 0.0),
         met=ranks is not None or ranks_damage is not None,
         damaged=damaged,
         is_job_known=not of_job,
@@ -263,7 +263,7 @@ class RunProgress:
         return max(0.0, (total_steps - self.step) / self.steps_per_s - (now - self.time))
 
 
-def _written(path: Path) -> float:
+def time_written(path: Path) -> float:
     """Return when a file was written last, in seconds since the epoch; 0 without one."""
     try:
         return path.stat().st_mtime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
-from hpcddp.manage.run_files import Job, RunFiles, read_run_files
+from hpcddp.manage.format import duration_text
+from hpcddp.manage.run_files import Job, RunFiles, read_run_files, time_written
 from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import known_hosts
@@ -118,6 +120,8 @@ def state_of_result(status: str, cause: str | None) -> State:
 
 
 _METRICS_SHOWN: Final = 6
+# A run whose ranks have written nothing for that long is told so; many programs print once in an epoch only.
+_SILENT_AFTER_S: Final = 30.0
 # What Slurm takes for the end of a job without a limit is a year away (slurm.h, YEAR_SECONDS).
 _UNLIMITED_S: Final = 360 * 24 * 3600.0
 Ask = Callable[[], Sequence[QueuedJob]]
@@ -200,6 +204,27 @@ class RunStatus:
         return [f"{name}: {summary.sentence}" for name, summary in islice(self.metrics.items(), _METRICS_SHOWN)]
 
     @property
+    def silent_s(self) -> float | None:
+        """For how long a run that has nodes has no output, metrics or progress, in seconds; None if less than 30."""
+        files, start = self.files, self.files.start
+        if self.state not in {State.STARTING, State.RUNNING} or files.attempt is None or start is None:
+            return None
+        attempt = self.run.attempt(files.attempt)
+        paths = (self.run.metrics, self.run.progress, *attempt.rank_logs().values())
+        silent_s = self.now - max(start.time, *map(time_written, paths))
+        return silent_s if silent_s >= _SILENT_AFTER_S else None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What its user should know besides its state, a sentence each."""
+        silent_s = self.silent_s
+        if silent_s is None:
+            return self.files.remarks
+        command = shlex.join(["hpcddp", "stacks", self.run.run_id])
+        silence = f"run {self.run.run_id}: no output for {duration_text(silent_s)} on any rank; see {command}"
+        return (*self.files.remarks, silence)
+
+    @property
     def hosts(self) -> Sequence[str] | None:
         """The hosts of the newest attempt; None before its ranks have met."""
         if self.files.attempt is None:
@@ -240,6 +265,7 @@ class RunStatus:
             "hosts": self.hosts,
             "used_s": self.used_s,
             "limit_s": self.limit_s,
+            "silent_s": self.silent_s,
             "result": None if files.result is None else files.result.as_json(),
             **({"changes": list(map(str, files.changes))} if files.changes else {}),
             **({"damaged": list(files.damaged)} if files.damaged else {}),

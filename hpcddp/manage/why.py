@@ -85,7 +85,7 @@ class Answer:
             "run_id": self.status.run.run_id,
             "state": str(self.status.state),
             "why": self.why,
-            "facts": [*self.facts, *self.status.files.remarks],
+            "facts": [*self.facts, *self.status.remarks],
             "history": list(self.history),
             "advice": self.advice,
             "next": self.command,
@@ -95,7 +95,7 @@ class Answer:
         """Yield what a person reads."""
         yield f"{self.status.run.run_id} ({self.status.run.path.parent.name}): {self.why}"
         yield from (f"  {fact}" for fact in self.facts)
-        yield from (f"  {remark}" for remark in self.status.files.remarks)
+        yield from (f"  {remark}" for remark in self.status.remarks)
         yield from (f"  {line}" for line in self.history)
         if self.advice is not None:
             yield self.advice
@@ -178,7 +178,8 @@ def _runs(status: RunStatus, called: str) -> Answer:
         + (f" on {where}" if where else "")
         + (f", as {'process' if job.local else 'job'} {job.job_id}" if job else "")
     )
-    command = shlex.join(["hpcddp", "logs", called, "--follow"])
+    silent = status.silent_s is not None
+    command = shlex.join(["hpcddp", "stacks", called] if silent else ["hpcddp", "logs", called, "--follow"])
     return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status), command=command)
 
 

@@ -134,14 +134,18 @@ def _memory_file(pid: int) -> Path | None:
     return None
 
 
+def find_py_spy(path: str) -> str | None:
+    """Return py-spy in the directories of a ``PATH``, or else beside this interpreter; None without one."""
+    return shutil.which("py-spy", path=f"{path}:{Path(sys.executable).parent}")
+
+
 def _py_spy(pid: int) -> list[str]:
-    places = f"{environment_of(pid).get('PATH', os.defpath)}:{Path(sys.executable).parent}"
-    program = shutil.which("py-spy", path=places)
+    program = find_py_spy(environment_of(pid).get("PATH", os.defpath))
     if program is None:
         return ["the stacks of your own program need py-spy, which this node does not have; run: pip install py-spy"]
     try:
         done = subprocess.run(
-            [program, "dump", "--pid", str(pid)],
+            [program, "dump", "--full-filenames", "--pid", str(pid)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

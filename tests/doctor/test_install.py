@@ -227,11 +227,11 @@ def test_an_error_exits_1_and_json_is_one_document(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert boundary.run(app, ["doctor", "install"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines] == ["python", "torch", "slurm", "run", "file"]
+    assert [line.split()[1] for line in lines] == ["python", "torch", "slurm", "py-spy", "run", "file"]
     assert boundary.run(app, ["doctor", "install", "--json", "--run-root", "/proc/runs"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is False
-    assert [finding["verdict"] for finding in document["findings"]] == ["ok", "warning", "warning", "error"]
+    assert [finding["verdict"] for finding in document["findings"]] == ["ok", "warning", "warning", "ok", "error"]
 
 
 @pytest.mark.usefixtures("_no_torch", "slurm")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcddp.manage.overview import SweepStatus, overview
+from hpcddp.manage.overview import SweepStatus, details, overview
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.manage.why import Answer, explain, explain_sweep, waiting
@@ -15,6 +16,7 @@ from hpcddp.run.collectives import write_trace
 from hpcddp.run.job_records import reserve_exit
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
+from tests.facts import assert_facts
 from tests.manage.runs import NOON, FakeRun, make, queued
 from tests.messages import GoldenMessages
 from tests.run.traces import entry, trace
@@ -317,3 +319,40 @@ def test_a_hang_outside_of_collectives_names_none(made: FakeRun) -> None:
     made.submitted().started().ended("failed", reason="a hang", exit_code=124, attempts=1)
     traced(made, 0, entry(1))
     assert why(made).facts == ("no step is saved",)
+
+
+def test_a_run_in_which_nothing_moves_leads_to_its_stacks(made: FakeRun, golden: GoldenMessages) -> None:
+    made.submitted().started().event("train").log(0, "epoch 0\n").log(1, "epoch 0\n").steps(1, 3)
+    attempt = made.attempt()
+    paths = [attempt.rank_log(0), attempt.rank_log(1), made.run.metrics]
+
+    def written(*moments: float) -> Answer:
+        for path, moment in zip(paths, moments, strict=True):
+            os.utime(path, (NOON + moment, NOON + moment))
+        return explain(look(made, queued()))
+
+    for moments in ((80, 20, 20), (20, 71, 20), (20, 20, 99)):
+        moving = written(*moments)
+        assert moving.command == "hpcddp logs run-1 --follow"
+        assert not any("no output" in line for line in moving.lines())
+    hangs = written(20, 60, 50)
+    assert hangs.command == "hpcddp stacks run-1"
+    (sentence,) = (line for line in hangs.lines() if "no output" in line)
+    assert_facts(golden.message(sentence), "40s on any rank", "hpcddp stacks run-1")
+    assert hangs.status.as_json()["silent_s"] == 40
+    assert any("no output for 40s" in line for line in details(hangs.status, paint=lambda text, _: text))
+
+
+def test_progress_of_a_silent_program_is_a_sign_of_life(made: FakeRun) -> None:
+    made.submitted().started().event("train").log(0, "")
+    os.utime(made.attempt().rank_log(0), (NOON + 10, NOON + 10))
+    assert look(made, queued()).silent_s == 90
+    made.run.progress.touch()
+    assert look(made, queued()).silent_s is None
+
+
+@pytest.mark.parametrize("slurm_state", ["SUSPENDED", "COMPLETING", "PENDING"])
+def test_a_run_that_does_not_compute_is_not_said_to_be_silent(made: FakeRun, slurm_state: str) -> None:
+    made.submitted().started().event("train").log(0, "")
+    os.utime(made.attempt().rank_log(0), (NOON + 10, NOON + 10))
+    assert look(made, queued(state=slurm_state)).silent_s is None

@@ -94,16 +94,20 @@ def test_a_task_that_is_stopped_holds_nothing_up(
         assert_facts(golden.message(line), "does not answer within 0.3 s", "it may be stopped")
 
 
-def test_the_program_of_a_command_is_read_by_py_spy(tmp_path: Path, golden: GoldenMessages) -> None:
+def test_the_program_of_a_command_is_read_by_py_spy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
     with task(tmp_path, STARTING, path=str(tmp_path)):
-        (found,) = seen(tmp_path, programs=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(stacks, "find_py_spy", lambda _: None)
+            (found,) = seen(tmp_path, programs=True)
         (line,) = found.lines
         assert_facts(golden.message(line), "need py-spy", "run: pip install py-spy")
         py_spy = tmp_path / "py-spy"
         py_spy.write_text('#!/bin/sh\necho "$@"\n')
         py_spy.chmod(0o755)
         (found,) = seen(tmp_path, programs=True)
-        assert found.lines == (f"dump --pid {found.pid}",)
+        assert found.lines == (f"dump --full-filenames --pid {found.pid}",)
         py_spy.write_text("#!/bin/sh\necho Permission denied >&2\nexit 1\n")
         (found,) = seen(tmp_path, programs=True)
         (line,) = found.lines

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from hpcddp.packages import is_installed, missing_packages
 from hpcddp.run.files import write_bytes
 from hpcddp.slurm import commands
+from hpcddp.task.stacks import find_py_spy
 from hpcddp.version import __version__
 
 Verdict = Literal["ok", "warning", "error"]
@@ -91,6 +92,7 @@ def examine_machine(run_root: Path, environment: Mapping[str, str]) -> Iterator[
     else:
         yield from torch_findings(ask_torch(sys.executable))
     yield _slurm(environment)
+    yield _py_spy(environment)
     yield from _run_root(run_root)
 
 
@@ -204,6 +206,15 @@ def _slurm(environment: Mapping[str, str]) -> Finding:
         found=f"Slurm {version}",
         remedy="the tests of hpcddp run on 22.05 and later" if old else None,
     )
+
+
+def _py_spy(environment: Mapping[str, str]) -> Finding:
+    """Return whether ``hpcddp stacks`` can read the program of a command, which nothing else needs."""
+    program = find_py_spy(environment.get("PATH", os.defpath))
+    if program is None:
+        remedy = "hpcddp stacks needs it for the program of a command: pip install py-spy"
+        return Finding(name="py-spy", verdict="ok", found="no py-spy here", remedy=remedy)
+    return Finding(name="py-spy", verdict="ok", found=program)
 
 
 def _run_root(run_root: Path) -> Iterator[Finding]:
