@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hpcddp.submission.submit import Submission
 
 _LINE_EVERY_S = 10.0
+_LONGEST_LINE: Final = 400
 _JOB_LINES: dict[JobPhase, str] = {
     "pending": "waiting for Slurm to start the job",
     "running": "the job is running",
@@ -93,9 +94,15 @@ def _output(submission: Submission) -> Output | None:
     follower = OutputFollower(run, first_attempt=submission.first_attempt)
 
     def lines(*, ended: bool) -> list[str]:
-        return [line.text for line in follower.new_lines(time.time(), ended=ended)]
+        return [_shortened(line.text) for line in follower.new_lines(time.time(), ended=ended)]
 
     return lines
+
+
+def _shortened(line: str) -> str:
+    """Return a line that does not fill the screen, as faulthandler's list of modules does; ``logs`` prints it whole."""
+    size = len(line)
+    return line if size <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... ({size:,} characters; hpcddp logs has them)"
 
 
 def _stopper(submission: Submission) -> Callable[[], bool]:

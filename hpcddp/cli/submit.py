@@ -417,7 +417,8 @@ def print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) ->
         echo(f"failed with exit code {outcome.exit_code}: {result.reason}")
     else:
         saved = f"; step {result.saved_step} is saved" if result.saved_step else ""
-        echo(f"{outcome.status}: {result.reason}{saved}")
+        said = str(result.reason).startswith(outcome.status)
+        echo(outcome.status + ("" if said else f": {result.reason}") + saved)
     if result is not None and result.resume:
         command, later = remedy(submission.run, result, short_argument(submission.run))
         echo(f"to go on: {command}" if later is None else f"the error: {command}")

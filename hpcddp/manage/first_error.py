@@ -26,6 +26,7 @@ from hpcddp.task.rendezvous import PeerFailedError
 
 _LAST_LINES: Final = 20
 _LONGEST_TEXT: Final = 60
+_FRAME: Final = '  File "'
 _CRASHES: Final = frozenset({"crash", "node_failure"})
 
 
@@ -115,15 +116,16 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
         [named[0].rank] if named else first_ended_without_record(attempt) or [record.rank for record in records[:1]]
     )
     place = next((record for record in records if record.rank in firsts), None)
-    traceback = place.traceback.rstrip().splitlines() if place else []
+    recorded = place.traceback.rstrip().splitlines() if place else []
     return FirstError(
         attempt=attempt,
         sentence=failure_sentence(attempt, records),
         ranks=tuple(firsts),
         host=place.host if place else _host(attempt, firsts),
         step=next((record.step for record in [*named, *records] if record.step is not None), None),
-        text=tuple(traceback or (_last_lines(attempt.rank_log(firsts[0])) if firsts else [])),
-        is_traceback=bool(traceback),
+        text=tuple(recorded or (_last_lines(attempt.rank_log(firsts[0])) if firsts else [])),
+        # The record of a program that was killed has the end of its log.
+        is_traceback=any(line.startswith(_FRAME) for line in recorded),
         others=(*_others(attempt, named[1:]), *damaged_failures(attempt)),
         secondary=_secondary(attempt, records, {*firsts, *(record.rank for record in named)}),
     )
@@ -175,7 +177,6 @@ def _short(record: FailureRecord) -> str:
     return next((loss for loss in PEER_LOSS if loss in message), record.headline)
 
 
-_FRAME: Final = '  File "'
 _INNER: Final = ("/hpcddp/", "/submitit/", "/torch/", "<frozen runpy>")
 
 

@@ -350,8 +350,9 @@ def state_of(files: RunFiles, answers: Answers) -> State:
     """
     if files.result is not None:
         return state_of_result(files.result.status, files.cause)
+    if files.is_result_damaged and any(event.kind == "finish" for event in files.events[-1:]):
+        return State.FINISHED
     state = _state_of_job(files, answers)
-    # It has left a result that cannot be read.
     return State.UNKNOWN if state is State.LOST and files.is_result_damaged else state
 
 

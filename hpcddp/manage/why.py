@@ -124,7 +124,7 @@ def _explained(status: RunStatus, priority: str | None, called: str, *, unanswer
     if status.state in _WAITS or status.state.has_nodes:
         return _runs(status, called)
     if status.files.is_result_damaged:
-        finished = any(event.kind == "finish" for event in status.files.events[-1:])
+        finished = status.state is State.FINISHED
         how = "its event log says that it has finished" if finished else "its outcome is unknown"
         why = f"it has ended, and {how}: its result cannot be read"
         return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status))

@@ -383,7 +383,8 @@ class Program:
             self._save_at_sigterm("deadline")
         elif not self._ends_by_itself and left_s <= self._notice_s:
             warned = LISTENER.first(signal.SIGUSR2) is not None and self.notice is None
-            why = f", and the program does not handle {self._warning.name}" if warned else ""
+            deaf = warned and self._warning not in self._handled_now()
+            why = f", and the program does not handle {self._warning.name}" if deaf else ""
             _print(f"the time limit is near{why}: SIGTERM")
             self.notice = self.notice or "deadline"
             self._send(signal.SIGTERM)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-from hpcddp.cli.follow import PlainDisplay, follow_run
+from hpcddp.cli.follow import PlainDisplay, _shortened, follow_run
 from hpcddp.manage import follow as watch
 from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
@@ -141,3 +141,11 @@ def test_a_terminal_shows_a_spinner_with_the_reason_until_the_first_step() -> No
     # Several frames of the spinner were drawn, and none after the first step.
     assert text.count("jobs of higher priority come first") > 1
     assert "the ranks start" not in text[step:]
+
+
+def test_a_line_that_would_fill_the_screen_is_shortened(tmp_path: Path) -> None:
+    shown = _shortened("Extension modules: " + "numpy._core, " * 300)
+    assert shown.startswith("Extension modules: numpy")
+    assert len(shown) < 500
+    assert shown.endswith("(3,919 characters; hpcddp logs has them)")
+    assert _shortened("loss 0.1 " * 40) == "loss 0.1 " * 40

@@ -276,7 +276,9 @@ def test_a_run_whose_result_is_damaged_has_ended_and_is_not_lost(scenario: Scena
     assert status.state is State.UNKNOWN
     assert "its outcome is unknown" in golden.message(explain(status).why)
     append_event(scenario.attempt.run.events, kind="finish", time=1.0, attempt=0)
-    answer = explain(look(scenario, ()))
+    status = look(scenario, ())
+    assert status.state is State.FINISHED
+    answer = explain(status)
     assert "event log says that it has finished" in golden.message(answer.why)
     assert f"{scenario.attempt.run.result} is damaged" in "\n".join(answer.lines())
 

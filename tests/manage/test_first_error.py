@@ -166,3 +166,11 @@ def test_ranks_that_failed_alike_share_a_line(made: FakeRun) -> None:
         "also ranks 1-6: ModuleNotFoundError: No module named 'nothing'",
         "also rank 7 on n2: ValueError: another bug",
     ]
+
+
+def test_the_end_of_a_killed_programs_log_is_called_that(made: FakeRun) -> None:
+    made.submitted().failed(1, kind="killed", message="it was killed by SIGKILL", traceback="UserWarning: x")
+    error = first_error(made.attempt())
+    assert not error.is_traceback
+    assert "the last lines of rank 1:" in list(error.lines())
+    assert "last_lines" in error.as_json()

@@ -76,7 +76,17 @@ if sys.argv[1] == "warned":
     while LISTENER.first(signal.SIGUSR2) is None:
         time.sleep(0.01)
 end = EndTime(KnownEnd(end_time=time.time() + float(sys.argv[2]), time=0.0))
-running = program.Program(["sleep", "60"], dict(os.environ), end=end, notice_s=1000.0)
+# A program that handles SIGUSR1 a moment after the warning.
+body = "import signal, time; signal.signal(10, print); print('ready', flush=True); time.sleep(60)"
+handles = [sys.executable, "-c", body] if sys.argv[3] else ["sleep", "60"]
+read_end, write_end = os.pipe()
+stdout = os.dup(1)
+os.dup2(write_end, 1)
+running = program.Program(handles, dict(os.environ), end=end, notice_s=1000.0)
+os.dup2(stdout, 1)
+if sys.argv[3]:
+    running._handled = frozenset({signal.SIGUSR1})
+    os.read(read_end, 100)
 running._process.send_signal = lambda signum: print(signum.name)
 for _ in range(2):
     running._check_end_time()
@@ -87,18 +97,19 @@ os._exit(0)
 
 
 @pytest.mark.parametrize(
-    ("signalled", "left_s", "facts", "sent"),
+    ("signalled", "left_s", "handles", "facts", "sent"),
     [
-        ("no", "100", ("is near: SIGTERM",), "SIGTERM"),
-        ("warned", "100", ("is near", "does not handle SIGUSR2: SIGTERM"), "SIGUSR2\nSIGTERM"),
-        ("no", "-1", ("is reached", "the program still runs: SIGKILL"), "SIGKILL"),
+        ("no", "100", "", ("is near: SIGTERM",), "SIGTERM"),
+        ("warned", "100", "", ("is near", "does not handle SIGUSR2: SIGTERM"), "SIGUSR2\nSIGTERM"),
+        ("warned", "100", "USR1", ("is near: SIGTERM",), "SIGUSR1\nSIGTERM"),
+        ("no", "-1", "", ("is reached", "the program still runs: SIGKILL"), "SIGKILL"),
     ],
-    ids=["near", "near, after a warning", "reached"],
+    ids=["near", "near, after a warning", "near, handled after a warning", "reached"],
 )
 def test_a_program_gets_each_signal_of_the_end_of_the_job_once_and_its_log_says_why(
-    signalled: str, left_s: str, facts: tuple[str, ...], sent: str, golden: GoldenMessages
+    signalled: str, left_s: str, handles: str, facts: tuple[str, ...], sent: str, golden: GoldenMessages
 ) -> None:
-    done = run_script(CHECKS, signalled, left_s)
+    done = run_script(CHECKS, signalled, left_s, handles)
     assert_facts(golden.message(line_from(done.stderr, "the time limit")), *facts)
     assert done.stdout.strip().removeprefix("SIGUSR2\n") == sent.removeprefix("SIGUSR2\n")
 
