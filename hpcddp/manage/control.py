@@ -87,6 +87,11 @@ def cancel(status: RunStatus, *, end: End) -> str:
         else:
             kept = "it had not saved a step. To start it again"
         return f"run {run.run_id} is cancelled (job {job.job_id}); {kept}: {resume_command(run)}"
+    if status.state is State.SUSPENDED:
+        return (
+            f"run {run.run_id} is being cancelled (job {job.job_id}): it is suspended, so Slurm kills it without a "
+            f"signal, and what was not saved before is lost. To resume later: {resume_command(run)}"
+        )
     saves = (
         "its program receives SIGTERM, and saves if"
         if _is_command(run)
@@ -175,13 +180,14 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
             _conclude(element.run, element)
     # Elements that have not begun have no directory of their own.
     _append_stop_event(sweep.directory, 0, _NEVER_RAN, now=now)
-    on_nodes = sum(element.state.has_nodes for element in alive)
+    suspended = sum(element.state is State.SUSPENDED for element in alive)
+    on_nodes = sum(element.state.has_nodes for element in alive) - suspended
+    killed = f"; Slurm kills the {suspended} suspended without a signal" if suspended else ""
     elements, verb = ("1 element", "is") if len(alive) == 1 else (f"{len(alive)} elements", "are")
     in_time = "" if local else " if that fits into the seconds that Slurm gives it"
-    return (
-        f"{elements} of sweep {sweep.sweep_id} {verb} being cancelled, {on_nodes} running; what runs is saved{in_time}"
-        + (f"; {signalled}" if signalled else "")
-    )
+    left = f"; {signalled}" if signalled else ""
+    what = f"what runs is saved{in_time}{killed}{left}"
+    return f"{elements} of sweep {sweep.sweep_id} {verb} being cancelled, {on_nodes} running; {what}"
 
 
 def _jobs(alive: Sequence[RunStatus]) -> list[str]:

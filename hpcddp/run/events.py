@@ -18,6 +18,7 @@ EventKind = Literal[
     "train",
     "signal",
     "cancel",
+    "cause",
     "stop",
     "save",
     "requeue",
@@ -40,7 +41,7 @@ class Event(Record):
         attempt: the attempt that it happened in.
         step: the optimizer step, where there is one.
         reason: why, in a few words.
-        cause: why an attempt ended, a ``Cause``'s word; None for other events.
+        cause: why an attempt ends or has ended, a ``Cause``'s word; None for other events.
         host: where an attempt starts, or a signal arrives.
         by: who has requeued the job: ``user``, ``slurm`` or ``hpcddp``.
         saved: whether the ranks that stopped have saved their state; None where no rank says so.

@@ -140,15 +140,20 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         first = named[0]
         return f"{first.place} failed first{first.when}: {first.label}{first.headline}"
     silent = ranks_without_record(attempt)
+    if (why := _launch_error(attempt)) is not None:
+        return why
     if records and records[0].waiting:
         return _hang_sentence(attempt, records[0], silent)
     if not_started := {why for rank in silent if (why := never_started(attempt, rank)) is not None}:
         return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(not_started))}"
     if silent := first_ended_without_record(attempt):
         return f"{_places(attempt, silent)} ended without an error message{_step_of(records)}: {_how(attempt, silent)}"
-    if (why := container_error(attempt)) is not None:
-        return f"the containers did not start: pyxis: {why}"
-    return _uneven_sentence(attempt, records) or _without_a_cause(attempt)
+    return _container_sentence(attempt) or _uneven_sentence(attempt, records) or _without_a_cause(attempt)
+
+
+def _container_sentence(attempt: AttemptDirectory) -> str | None:
+    why = container_error(attempt)
+    return None if why is None else f"the containers did not start: pyxis: {why}"
 
 
 def _uneven_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
@@ -236,6 +241,10 @@ def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]
 
 # srun: error: n2: task 1: Killed      srun: error: n[1-2]: tasks 0-1,3: Exited with exit code 3   (srun 22.05.8)
 _SRUN: Final = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[0-9,-]+): (?P<how>.+)", re.ASCII)
+# srun: error: Task launch for StepId=7.0 failed on node n2: Job credential expired   (22.05 to 26.05)
+_LAUNCH: Final = re.compile(
+    r"^srun: error: Task launch for \S+ failed on node (?P<node>\S+): (?P<why>.+)", re.MULTILINE
+)
 # srun kills the tasks at once when it gets TERM or HUP itself. It says the same behind the first task that failed.
 _SRUN_SIGNALLED: Final = re.compile(r"^srun: (?:forcing job termination|Force Terminated )", re.MULTILINE)
 _PYXIS: Final = re.compile(r"error: pyxis: (?P<why>.+)")
@@ -305,6 +314,12 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
     if hint is not None and _SRUN_SIGNALLED.search(before_any_task_ended):
         hint = "by srun, which a signal to the whole job has ended, as scancel --full sends it"
     return f"{how} ({hint})" if hint else how
+
+
+def _launch_error(attempt: AttemptDirectory) -> str | None:
+    """Return what srun says of a node on which it could not start the tasks, after which it kills the others."""
+    found = _LAUNCH.search(_since_start(attempt))
+    return None if found is None else f"srun could not start the tasks on {found['node']}: {found['why'].strip()}"
 
 
 def container_error(attempt: AttemptDirectory) -> str | None:

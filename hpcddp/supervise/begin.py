@@ -329,8 +329,8 @@ def _cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event], *, tas
     # A program can requeue its job itself, after which Slurm no longer shows the preemption.
     if read_program_end(attempt, tasks=tasks).preempted:
         return Cause.PREEMPTION
-    stops = [event for event in events if event.kind == "stop" and event.attempt == attempt.number]
-    cause = stops[-1].known_cause if stops and stops[-1].cause else Cause.REQUEUED
+    shown = [event.known_cause for event in events if event.attempt == attempt.number and event.cause]
+    cause = shown[-1] if shown else Cause.REQUEUED
     return cause_in_log(attempt) or cause if cause is Cause.REQUEUED else cause
 
 

@@ -377,6 +377,7 @@ class Program:
             # Once: a process in uninterruptible sleep ends later.
             if not self._killed:
                 self._killed = True
+                self.notice = self.notice or "deadline"
                 _print("the time limit is reached, and the program still runs: SIGKILL")
                 self._send(signal.SIGKILL)
         elif self._warning == signal.SIGTERM and left_s <= self._lead_s:

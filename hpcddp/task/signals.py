@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, NoReturn
 
 from hpcddp.run.directory import AttemptDirectory
@@ -36,10 +37,11 @@ class CauseQuery:
 
     Args:
         ask: asks Slurm; its argument says whether the signal was the one that comes before the time limit.
+        on_answer: called with an answer that shows a cause.
     """
 
-    def __init__(self, ask: Callable[[bool], Cause]) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[[bool], Cause], on_answer: Callable[[Cause], object] = lambda _: None) -> None:
+        self._ask, self._on_answer = ask, on_answer
         self._asked = False
         self._answered = threading.Event()
         self._answer: Cause | None = None
@@ -51,6 +53,8 @@ class CauseQuery:
         if self._answer is None or answer is not Cause.UNKNOWN:
             self._answer = answer
         self._answered.set()
+        if answer is not Cause.UNKNOWN:
+            self._on_answer(answer)
 
     def answer(self) -> Cause | None:
         """Return the cause, or None if there is no answer within two seconds; ask if no signal has."""
@@ -84,7 +88,9 @@ def handle_signals(attempt: AttemptDirectory, environment: Mapping[str, str]) ->
     Returns:
         The query for the cause. A signal starts it on rank 0; on other ranks only a call of ``answer`` does.
     """
-    query = CauseQuery(lambda warned: ask_cause(attempt, environment, warned=warned))
+    query = CauseQuery(
+        lambda warned: ask_cause(attempt, environment, warned=warned), lambda cause: _record_cause(attempt, cause)
+    )
     LISTENER.add_callback(lambda received: _record_signal(attempt, received))
     if PROCESS_STATE.rank == 0:
         LISTENER.add_callback(lambda received: query.ask(warned=received.signum == signal.SIGUSR2))
@@ -107,6 +113,14 @@ def _record_signal(attempt: AttemptDirectory, received: ReceivedSignal) -> None:
         )
     except OSError as error:
         sys.stderr.write(f"hpcddp: {attempt.run.events} cannot be written ({error})\n")
+
+
+def _record_cause(attempt: AttemptDirectory, cause: Cause) -> None:
+    """Record why the job ends: Slurm may kill all tasks and the script before they write it with their end."""
+    if PROCESS_STATE.rank != 0:
+        return
+    with suppress(OSError):
+        append_event(attempt.run.events, kind="cause", time=time.time(), attempt=attempt.number, cause=str(cause))
 
 
 def _end_after_peer_failure(attempt: AttemptDirectory, received: ReceivedSignal, query: CauseQuery) -> None:

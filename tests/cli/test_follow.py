@@ -143,7 +143,7 @@ def test_a_terminal_shows_a_spinner_with_the_reason_until_the_first_step() -> No
     assert "the ranks start" not in text[step:]
 
 
-def test_a_line_that_would_fill_the_screen_is_shortened(tmp_path: Path) -> None:
+def test_a_line_that_would_fill_the_screen_is_shortened() -> None:
     shown = _shortened("Extension modules: " + "numpy._core, " * 300)
     assert shown.startswith("Extension modules: numpy")
     assert len(shown) < 500

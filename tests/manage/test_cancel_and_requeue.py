@@ -294,3 +294,16 @@ def test_the_stop_of_a_waiting_run_is_an_event(tmp_path: Path) -> None:
     cancel(look(made, queued(state="PENDING")), end=Slurm().end)
     (event,) = read_events(made.run.events)
     assert (event.kind, event.cause) == ("stop", "cancelled")
+
+
+@pytest.mark.parametrize("job", [TRAINING, PROGRAM])
+def test_a_suspended_run_is_not_promised_a_save(tmp_path: Path, job: str, golden: GoldenMessages) -> None:
+    made = make(tmp_path).submitted().started().event("train")
+    (tmp_path / "job.yaml").write_text(job)
+    made.run.job_file.write_text(dump_job(load_job(tmp_path / "job.yaml").spec, environment_values=False))
+    slurm = Slurm()
+    sentence = golden.message(cancel(look(made, queued(state="SUSPENDED")), end=slurm.end))
+    assert slurm.calls == ["end ['7']"]
+    assert "Slurm kills it without a signal" in sentence
+    assert "it is saved" not in sentence
+    assert "saves if" not in sentence

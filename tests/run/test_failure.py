@@ -3,7 +3,14 @@
 from pathlib import Path
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.failure import FailureRecord, describe_failure, failure_sentence, read_failures, write_failure
+from hpcddp.run.failure import (
+    FailureRecord,
+    beginning,
+    describe_failure,
+    failure_sentence,
+    read_failures,
+    write_failure,
+)
 from hpcddp.run.job_records import Rank, write_ranks
 from tests.messages import GoldenMessages
 
@@ -126,3 +133,22 @@ def test_other_errors_of_other_ranks_are_told_too(tmp_path: Path) -> None:
     write_failure(attempt, record(0, time=1.0))
     write_failure(attempt, record(1, time=2.0, message="another"))
     assert "also rank 1 on n1: ValueError: another" in describe_failure(attempt, read_failures(attempt))
+
+
+def test_a_launch_that_srun_refuses_is_told_and_not_the_tasks_that_it_then_kills(
+    tmp_path: Path, golden: GoldenMessages
+) -> None:
+    attempt = attempt_in(tmp_path)
+    attempt.rank_log(0).touch()
+    attempt.run.batch_log.write_text(
+        beginning(attempt)
+        + "srun: error: Task launch for StepId=7.0 failed on node n2: Job credential expired\n"
+        + "srun: error: Application launch failed: Job credential expired\n"
+        + "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+        + "srun: error: n1: task 0: Killed\n"
+    )
+    sentence = golden.message(failure_sentence(attempt, read_failures(attempt)))
+    assert sentence.endswith(" on n2: Job credential expired")
+    assert "memory" not in sentence
+    write_failure(attempt, record(0, time=1.0))
+    assert failure_sentence(attempt, read_failures(attempt)).startswith("rank 0 on n0 failed first")

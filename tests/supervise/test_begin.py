@@ -227,6 +227,20 @@ def test_a_program_that_requeued_its_job_after_a_preemption_was_preempted(tmp_pa
     assert requeue.cause == "preemption"
 
 
+@pytest.mark.parametrize(
+    ("shown", "counted"), [("preemption", "preemption"), ("time_limit", "time_limit"), ("requeued", "requeued")]
+)
+def test_a_requeue_of_a_script_that_was_killed_has_the_cause_that_rank_0_was_shown(
+    tmp_path: Path, shown: str, counted: str
+) -> None:
+    environment = {"SLURM_JOB_ID": "12", "PATH": ""}
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
+    append_event(attempt.run.events, kind="cause", time=0.0, attempt=0, cause=shown)
+    begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    (requeue,) = [event for event in read_events(attempt.run.events) if event.kind == "requeue"]
+    assert requeue.cause == counted
+
+
 def test_a_requeue_that_is_written_down_already_is_not_written_twice(tmp_path: Path) -> None:
     environment = {"SLURM_JOB_ID": "12", "PATH": ""}
     attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))

@@ -211,3 +211,26 @@ def test_a_stop_does_not_wait_for_a_controller_that_does_not_answer(monkeypatch:
 
     assert CauseQuery(ask).answer() is None
     answers.set()
+
+
+@pytest.mark.parametrize(
+    ("rank", "shown", "recorded"), [("0", "preemption", ["preemption"]), ("0", "unknown", []), ("1", "preemption", [])]
+)
+def test_the_cause_that_slurm_shows_rank_0_is_recorded_at_once(
+    attempt: AttemptDirectory, rank: str, shown: str, recorded: list[str]
+) -> None:
+    environment = {**os.environ, "RANK": rank, "SLURM_PROCID": rank}
+    words = [sys.executable, "-c", TASK, str(attempt.path), shown, "a program"]
+    with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            process.send_signal(signal.SIGTERM)
+
+            def kinds() -> list[str]:
+                return [event.kind for event in read_events(attempt.run.events)]
+
+            wait_until(lambda: "signal" in kinds() and kinds().count("cause") == len(recorded), "the events", 60)
+        finally:
+            process.kill()
+    assert [event.cause for event in read_events(attempt.run.events) if event.kind == "cause"] == recorded
